@@ -1,0 +1,124 @@
+"""Every window in which a crash could hurt, by name.
+
+A place in the code that touches the world calls `reach` right before and
+right after.  In production that costs one global read.  The crash kit raises
+there, the simulation stops and wakes drivers there, and a process started
+with ``SEMEL_CRASH_AT=commit_2pc:postgres:after`` kills itself there with
+SIGKILL.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final
+
+ENVIRONMENT_VARIABLE: Final = "SEMEL_CRASH_AT"
+
+
+class CrashPoint(StrEnum):
+    """A window; where it belongs to one sink, the sink's name stands inside it."""
+
+    ACQUIRE_AFTER = "acquire:after"
+    FENCE_BEFORE = "fence:before"
+    FENCE_AFTER = "fence:after"
+    RECOVER_COMMIT_BEFORE = "recover_commit:before"
+    RECOVER_COMMIT_AFTER = "recover_commit:after"
+    RECOVER_ABORT_BEFORE = "recover_abort:before"
+    RECOVER_ABORT_AFTER = "recover_abort:after"
+    RECOVER_FINISH_BEFORE = "recover_finish:before"
+    RECOVER_FINISH_AFTER = "recover_finish:after"
+    SWEEP_BEFORE = "sweep:before"
+    SWEEP_AFTER = "sweep:after"
+
+    BEGIN_TXN_BEFORE = "begin_txn:before"
+    BEGIN_TXN_AFTER = "begin_txn:after"
+    FLUSH_BEFORE = "flush:before"
+    STAGE_BEFORE = "stage:before"
+    STAGE_WRITTEN = "stage:written"
+    STAGE_AFTER = "stage:after"
+    FLUSH_AFTER = "flush:after"
+    COMMIT_OFFSETS_BEFORE = "commit_offsets:before"
+    COMMIT_OFFSETS_AFTER = "commit_offsets:after"
+    PRE_COMMIT_2PC_BEFORE = "pre_commit_2pc:before"
+    PRE_COMMIT_2PC_AFTER = "pre_commit_2pc:after"
+    TOKENS_BEFORE = "tokens:before"
+    TOKENS_AFTER = "tokens:after"
+    COMMIT_TXN_BEFORE = "commit_txn:before"
+    COMMIT_TXN_AFTER = "commit_txn:after"
+    COMMIT_2PC_BEFORE = "commit_2pc:before"
+    COMMIT_2PC_AFTER = "commit_2pc:after"
+    STORE_COMMIT_BEFORE = "store_commit:before"
+    STORE_COMMIT_AFTER = "store_commit:after"
+    ABORT_TXN_BEFORE = "abort_txn:before"
+    ABORT_TXN_AFTER = "abort_txn:after"
+    ABORT_2PC_BEFORE = "abort_2pc:before"
+    ABORT_2PC_AFTER = "abort_2pc:after"
+
+    FILES_PREPARE_MOVED = "files_prepare_moved:after"
+    FILES_PREPARE_SEALED = "files_prepare_sealed:after"
+    FILES_COMMIT_RENAMED = "files_commit_renamed:after"
+    POSTGRES_STAGE_COPIED = "postgres_stage_copied:after"
+    POSTGRES_TASK_PREPARED = "postgres_task_prepared:after"
+    POSTGRES_PREPARE_RAN = "postgres_prepare_ran:after"
+    POSTGRES_COMMIT_SENT = "postgres_commit_sent:after"
+    POSTGRES_PROOF_WRITTEN = "postgres_proof_written:after"
+    POSTGRES_COMMIT_PREPARED_ONE = "postgres_commit_prepared_one:after"
+
+    SPARK_BATCH_BEFORE = "spark_batch:before"
+    SPARK_BATCH_AFTER = "spark_batch:after"
+
+    @property
+    def step(self) -> str:
+        """The part before the last colon: what was being done."""
+        return self.value.rpartition(":")[0]
+
+    @property
+    def side(self) -> str:
+        """``before``, ``after``, or another word for a window inside the step."""
+        return self.value.rpartition(":")[2]
+
+    def at(self, sink: str | None) -> str:
+        """Name the window, with its *sink* if it has one, as ``SEMEL_CRASH_AT`` spells it."""
+        return f"{self.step}:{sink}:{self.side}" if sink else self.value
+
+
+Hook = Callable[[CrashPoint, str | None], None]
+
+
+def install(hook: Hook | None) -> Hook | None:
+    """Call *hook* at every window from now on; return the hook that was there before."""
+    global _hook
+    before, _hook = _hook, hook
+    return before
+
+
+def reach(point: CrashPoint, sink: str | None = None) -> None:
+    """Say that the program is at *point*; returns unless a hook decides otherwise."""
+    if _hook is not None:
+        _hook(point, sink)
+
+
+def killer(spec: str) -> Hook:
+    """Make a hook that ends this process with SIGKILL at *spec*.
+
+    ``step:side``, ``step:sink:side``; ``#3`` behind it waits for the third time.
+    """
+    where, _, count = spec.partition("#")
+    left = int(count or 1)
+
+    def hook(point: CrashPoint, sink: str | None) -> None:
+        nonlocal left
+        if where in (point.value, point.at(sink)):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
+_hook: Hook | None = (
+    killer(os.environ[ENVIRONMENT_VARIABLE]) if os.environ.get(ENVIRONMENT_VARIABLE) else None
+)

@@ -1,0 +1,139 @@
+"""Everything that can go wrong, grouped by what the caller must do next.
+
+    SemelError
+    ├── Retryable      nothing happened; try again later
+    ├── Permanent      it will never work; this input or this set-up must change
+    ├── InDoubt        it may have happened; look it up before doing anything
+    ├── Fenced         a newer owner exists; stop now and write nothing more
+    ├── NeedsOperator  two records contradict each other; stop and call a human
+    └── Misuse         the program is wrong; no input can make this call valid
+
+Catch a group, never a leaf: the group is the promise, leaves come and go.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SemelError(Exception):
+    """The root of every error that semel raises on purpose."""
+
+
+class Retryable(SemelError):
+    """Nothing happened; the same call may succeed later."""
+
+
+class Permanent(SemelError):
+    """It will never work as it stands: a missing table, a wrong type, a full quota."""
+
+
+class InDoubt(SemelError):
+    """A commit was sent and no answer came back.
+
+    Neither retry nor abort: the other side may already have committed.  Look
+    it up first.
+    """
+
+
+class Fenced(SemelError):
+    """A newer owner of the scope exists; this process must stop and write nothing more."""
+
+
+class NeedsOperator(SemelError):
+    """Two durable records contradict each other; semel stops and touches neither."""
+
+
+class Misuse(SemelError):
+    """The program or its settings are wrong; no input can make this call valid."""
+
+
+class LeaseHeld(Retryable):
+    """Another live process owns the scope."""
+
+    def __init__(self, scope: str, owner: str, seconds_left: float) -> None:
+        super().__init__(scope, owner, seconds_left)
+        self.scope = scope
+        self.owner = owner
+        self.seconds_left = seconds_left
+
+    def __str__(self) -> str:
+        return (
+            f"scope {self.scope} is owned by {self.owner}, whose lease ends in "
+            f"{self.seconds_left:.1f} s; wait for it, stop that process, or take over "
+            f"explicitly (takeover=Takeover.FORCE, or semel … --takeover)"
+        )
+
+
+class LeaseLost(Fenced):
+    """The epoch in the ledger is newer than this process's own."""
+
+    def __init__(self, scope: str, epoch: int, current: int) -> None:
+        super().__init__(scope, epoch, current)
+        self.scope = scope
+        self.epoch = epoch
+        self.current = current
+
+    def __str__(self) -> str:
+        return (
+            f"scope {self.scope}: this process holds epoch {self.epoch}, the ledger is at "
+            f"{self.current}; it was fenced, changes nothing more and must stop"
+        )
+
+
+class LedgerUnavailable(Retryable):
+    """The ledger cannot be read or written now; no decision was taken."""
+
+    def __init__(self, ledger: str, reason: str) -> None:
+        super().__init__(ledger, reason)
+        self.ledger = ledger
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"ledger {self.ledger}: {self.reason}; no decision was taken and nothing is lost"
+
+
+class LedgerUnusable(Permanent):
+    """The ledger is corrupt, read-only, full, of a newer version, or not a ledger."""
+
+    def __init__(self, ledger: str, reason: str) -> None:
+        super().__init__(ledger, reason)
+        self.ledger = ledger
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"ledger {self.ledger}: {self.reason}"
+
+
+class MissingExtra(Misuse):
+    """A part of semel was used whose third-party package is not installed."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        super().__init__(module, extra)
+        self.module = module
+        self.extra = extra
+
+    def __str__(self) -> str:
+        return f"{self.module} is not installed; install it with: pip install 'semel[{self.extra}]'"
+
+
+def reason_of(error: BaseException) -> str:
+    """Say what an exception means in one line, for reasons and logs."""
+    text = " ".join(str(error).split())
+    if isinstance(error, SemelError):
+        return text or type(error).__name__
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def require(module: str, extra: str) -> Any:
+    """Import *module*, or say which extra brings it.
+
+    Raises:
+        MissingExtra: the package is not installed.
+    """
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingExtra(module.partition(".")[0], extra) from error

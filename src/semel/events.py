@@ -1,0 +1,172 @@
+"""What happens, as values that logs, metrics and progress displays subscribe to.
+
+An event carries the glossary's nouns as fields.  Emitting one writes a
+structured log line and calls every subscriber; a subscriber that fails is
+logged and never disturbs the work.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+
+log = logging.getLogger("semel")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in one scope."""
+
+    scope: str
+
+    @property
+    def sentence(self) -> str:
+        """The log line's words, derived from the class name."""
+        name = type(self).__name__
+        return "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone(Event):
+    """One step of a cycle ended well."""
+
+    cycle: str
+    step: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed(Event):
+    """One step of a cycle, or of its abort path, failed."""
+
+    cycle: str
+    step: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CycleEnded(Event):
+    """A cycle has its outcome: ``succeeded``, ``aborted``, ``fatal`` or ``replayed``."""
+
+    cycle: str
+    outcome: str
+    reason: str = ""
+    seconds: float = 0.0
+    step_seconds: Mapping[str, float] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRetried(Event):
+    """A commit was refused for now and is tried again in place."""
+
+    cycle: str
+    sink: str
+    attempt_number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSlow(Event):
+    """Committing takes a meaningful part of the interval between cycles."""
+
+    cycle: str
+    commit_seconds: float
+    interval_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTaken(Event):
+    """This process owns the scope from now on."""
+
+    epoch: int
+    owner: str
+    from_owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded(Event):
+    """This process no longer owns the scope: ``released`` or ``lost``."""
+
+    epoch: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class CycleRecovered(Event):
+    """Recovery settled one prepared transaction of one sink."""
+
+    cycle: str
+    sink: str
+    decision: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeavingsSwept(Event):
+    """Things that a losing attempt left behind were removed."""
+
+    sink: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRestarted(Event):
+    """The supervisor starts the query again after a retryable failure."""
+
+    restart_number: int
+    wait_seconds: float
+    reason: str
+
+
+Subscriber = Callable[[Event], None]
+
+_WARNINGS = (StepFailed, SinkRetried, CommitSlow, QueryRestarted)
+
+
+class Events:
+    """A list of subscribers, called in order, from whichever thread emits."""
+
+    def __init__(self) -> None:
+        self._subscribers: list[Subscriber] = []
+        self._lock = threading.Lock()
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Call *subscriber* with every event from now on; return how to stop that."""
+        with self._lock:
+            self._subscribers.append(subscriber)
+
+        def unsubscribe() -> None:
+            with self._lock:
+                if subscriber in self._subscribers:
+                    self._subscribers.remove(subscriber)
+
+        return unsubscribe
+
+    def emit(self, event: Event) -> None:
+        """Log the event and pass it on."""
+        level = logging.INFO
+        if isinstance(event, _WARNINGS):
+            level = logging.WARNING
+        elif isinstance(event, CycleEnded) and event.outcome == "fatal":
+            level = logging.ERROR
+        if log.isEnabledFor(level):
+            nouns = {f.name: getattr(event, f.name) for f in fields(event)}
+            log.log(level, event.sentence, extra=nouns)
+        with self._lock:
+            subscribers = tuple(self._subscribers)
+        for subscriber in subscribers:
+            try:
+                subscriber(event)
+            except Exception:  # a broken display must not stop the pipeline
+                log.exception("event subscriber failed", extra={"event": type(event).__name__})
+
+    def __reduce__(self) -> tuple[type[Events], tuple[()]]:
+        """Subscribers belong to the process that added them: a copy starts without any."""
+        return (Events, ())
+
+
+EVENTS = Events()
+"""The process's own list, used wherever no other is given."""

@@ -1,0 +1,85 @@
+"""Who owns a scope, and until when.
+
+A lease makes a second owner wait; the epoch makes a first owner that lost it
+harmless.  Only the epoch is a fence: a stopped process may believe in its
+lease for as long as it sleeps.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class Takeover(StrEnum):
+    """What a start does when another owner's lease is still live."""
+
+    WAIT = "wait"
+    """Wait until the lease ends, or its owner is known to be gone."""
+
+    FORCE = "force"
+    """Take the scope now; the old owner is fenced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """One start of one process, recognisable on its own host after its death."""
+
+    host: str
+    boot: str
+    pid: int
+    started: str
+    instance: str
+
+    @classmethod
+    def here(cls) -> Owner:
+        """Describe this process; every call is another instance."""
+        return cls(
+            host=socket.gethostname(),
+            boot=_boot_id(),
+            pid=os.getpid(),
+            started=_started(os.getpid()),
+            instance=uuid.uuid4().hex,
+        )
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Owner:
+        """Read what `to_json` wrote."""
+        return cls(**fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the owner as plain values."""
+        return asdict(self)
+
+    def is_gone(self) -> bool:
+        """Tell whether this owner surely no longer runs; False when it cannot be known."""
+        if self.host != socket.gethostname() or not self.boot:
+            return False
+        if self.boot != _boot_id():
+            return True
+        return _started(self.pid) != self.started
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """The kernel's start time of *pid* ("" when there is none): a pid alone is used again."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    state, *rest = stat.rpartition(")")[2].split()
+    return "" if state in "ZX" else rest[18]

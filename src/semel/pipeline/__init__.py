@@ -1,0 +1,1 @@
+"""One batch at a time: source → cycle → sinks → ledger, under one decision."""

@@ -1,0 +1,292 @@
+"""The durable record of cycles, decisions, source positions and the lease.
+
+The contract is executable: `semel.testing.contracts.LedgerContract`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from semel.lease import Owner, Takeover
+from semel.pipeline.positions import Position, Positions
+from semel.pipeline.sink import Token
+from semel.pipeline.source import BatchRange
+from semel.pipeline.states import CycleState, Decision
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """This process's ownership of a scope; the epoch is what fences."""
+
+    scope: Scope
+    owner: Owner
+    epoch: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeRecord:
+    """What the ledger knows of a scope."""
+
+    scope: Scope
+    epoch: int
+    owner: Owner | None
+    """None when the scope was released."""
+
+    lease_left_seconds: float
+    mark: SinkTxnId | None
+    """The highest finished cycle; never pruned."""
+
+    generation: int
+    """The checkpoint generation in use; 0 before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One checkpoint of a scope.  A new checkpoint starts at batch 0 again."""
+
+    number: int
+    checkpoint: str
+    """Spark's own id of the checkpoint."""
+
+    first_batch: int
+    """Batches below it were not semel's."""
+
+    opened_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """What the ledger knows of one attempt at a cycle."""
+
+    txn: SinkTxnId
+    epoch: int
+    state: CycleState
+    range: BatchRange | None
+    tokens: Mapping[str, Token]
+    rows: Mapping[str, int]
+    reason: str
+    """Why it was aborted."""
+
+    planned_at: float
+    decided_at: float | None
+    finished_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Something an operator did, with who and why."""
+
+    scope: Scope
+    at: float
+    who: str
+    act: str
+    why: str
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Ledger(Protocol):
+    """Every method is one transaction: it happened whole, or it raises.
+
+    Raises, everywhere:
+        LedgerUnavailable: nothing was written; try again later.
+        LedgerUnusable: nothing was written, and waiting will not help.
+        InDoubt: only from `decide_commit` and `decide_abort`: the answer was lost.
+    """
+
+    @property
+    def ledger_id(self) -> str:
+        """A random id given when the ledger was made; part of every scope."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """Where the ledger is, without secrets, as an operator would name it."""
+        ...
+
+    def acquire(
+        self, scope: Scope, owner: Owner, seconds: float, takeover: Takeover = Takeover.WAIT
+    ) -> Lease:
+        """Become the owner of *scope* and bump its epoch.
+
+        Repeating it with the same owner bumps the epoch again.
+
+        Raises:
+            LeaseHeld: another owner's lease is live and the owner is not known to be gone.
+        """
+        ...
+
+    def renew(self, lease: Lease) -> None:
+        """Prolong the lease by its length from now, on the ledger's clock.
+
+        Raises:
+            LeaseLost: a newer epoch exists.
+        """
+        ...
+
+    def release(self, lease: Lease) -> None:
+        """Let the next owner start at once; nothing happens if the lease is no longer ours."""
+        ...
+
+    def scope_record(self, scope: Scope) -> ScopeRecord | None:
+        """Return what is known of *scope*; None if it never had an owner."""
+        ...
+
+    def scopes(self) -> list[Scope]:
+        """List every scope that ever had an owner."""
+        ...
+
+    def generations(self, scope: Scope) -> list[Generation]:
+        """List the checkpoints of *scope*, oldest first."""
+        ...
+
+    def open_generation(
+        self,
+        lease: Lease,
+        checkpoint: str,
+        first_batch: int = 0,
+        positions: Mapping[tuple[str, str], Position] | None = None,
+    ) -> Generation:
+        """Return the generation of *checkpoint*, making it the next one if it is new.
+
+        *positions*, if given and the generation is new, replace the scope's positions in
+        the same transaction: an operator's `adopt`.
+
+        Raises:
+            LeaseLost: a newer epoch exists.
+        """
+        ...
+
+    def plan(self, lease: Lease, txn: SinkTxnId) -> None:
+        """Record a new attempt as PLANNED; repeating it changes nothing.
+
+        Raises:
+            LeaseLost: a newer epoch exists.
+            NeedsOperator: the cycle has a COMMIT, or lies at or below the mark.
+        """
+        ...
+
+    def set_range(self, lease: Lease, txn: SinkTxnId, batch: BatchRange) -> None:
+        """Keep what the batch read with the undecided attempt.
+
+        Raises:
+            LeaseLost: a newer epoch exists.
+        """
+        ...
+
+    def set_prepared(
+        self,
+        lease: Lease,
+        txn: SinkTxnId,
+        tokens: Mapping[str, Token],
+        rows: Mapping[str, int],
+    ) -> None:
+        """Keep every sink's token and move PLANNED to PREPARED; repeatable with the same tokens.
+
+        Raises:
+            LeaseLost: a newer epoch exists.
+            NeedsOperator: the attempt is already decided.
+        """
+        ...
+
+    def decide_commit(self, lease: Lease, txn: SinkTxnId) -> None:
+        """Decide COMMIT and advance the positions to the range's end, by compare-and-set.
+
+        Checks in the same transaction: the epoch is ours, the attempt is PREPARED and
+        undecided, the cycle has no COMMIT, and the range starts where the positions end.
+        Returns only when the decision is durable; again for the same attempt is fine.
+
+        Raises:
+            LeaseLost: a newer epoch exists; surely not committed.
+            NeedsOperator: another check failed; surely not committed.
+            LedgerUnavailable: surely not committed.
+            InDoubt: it may be committed, or may yet be.
+        """
+        ...
+
+    def decide_abort(self, txn: SinkTxnId, reason: str = "") -> Decision:
+        """Decide ABORT unless the attempt is decided; return the decision that stands.
+
+        Uses a new connection: the one that sent a COMMIT without an answer proves nothing.
+        Needs no lease: it can only settle this attempt.  An attempt that the ledger does
+        not know is recorded as ABORTED, so that a late `plan` cannot revive it.
+        """
+        ...
+
+    def finish(self, lease: Lease, txn: SinkTxnId) -> None:
+        """Move COMMITTED to FINISHED and raise the mark; repeatable.
+
+        Raises:
+            LeaseLost: a newer epoch exists.
+            NeedsOperator: the attempt is not committed.
+        """
+        ...
+
+    def attempt(self, txn: SinkTxnId) -> AttemptRecord | None:
+        """Return one attempt; None if unknown or pruned."""
+        ...
+
+    def attempts(self, cycle: CycleId) -> list[AttemptRecord]:
+        """List a cycle's attempts, oldest first."""
+        ...
+
+    def committed(self, cycle: CycleId) -> AttemptRecord | None:
+        """Return the cycle's committed attempt, if it has one that is not pruned."""
+        ...
+
+    def open_attempts(self, scope: Scope) -> list[AttemptRecord]:
+        """List what is PLANNED, PREPARED or COMMITTED, in the order of cycles."""
+        ...
+
+    def positions(self, scope: Scope, batch: BatchRange | None = None) -> Positions:
+        """Return the positions; of file sources, which paths of *batch* are committed.
+
+        With None: every end, and every committed path.
+        """
+        ...
+
+    def history(self, scope: Scope, limit: int = 50) -> list[AttemptRecord]:
+        """List the newest attempts, newest first."""
+        ...
+
+    def prune(self, scope: Scope, keep: int) -> int:
+        """Forget finished and aborted attempts below the mark but the newest *keep* cycles'.
+
+        Positions, committed paths, generations, acts and the mark stay.  Returns how many went.
+        """
+        ...
+
+    def record_act(self, scope: Scope, who: str, act: str, why: str, detail: Any = None) -> None:
+        """Keep what an operator did."""
+        ...
+
+    def acts(self, scope: Scope) -> list[Act]:
+        """List what operators did, newest first."""
+        ...
+
+    def close(self) -> None:
+        """Give back connections; the ledger can be used again afterwards."""
+        ...
+
+
+def is_loser(ledger: Ledger, scope: Scope) -> Callable[[SinkTxnId], bool]:
+    """Tell losing attempts: ABORT was won, or a cycle at or below the mark took another.
+
+    An attempt of this scope above the mark that the ledger does not know is not a loser:
+    it is left as it is.
+    """
+    record = ledger.scope_record(scope)
+    mark = record.mark if record else None
+
+    def verdict(txn: SinkTxnId) -> bool:
+        if txn.scope != scope:
+            return False
+        known = ledger.attempt(txn)
+        if known is not None:
+            return known.state is CycleState.ABORTED
+        return mark is not None and txn.cycle <= mark.cycle and txn != mark
+
+    return verdict

@@ -1,0 +1,280 @@
+"""The contract of a sink that takes part in one decision with others.
+
+    stage (tasks) ──▶ prepare ──▶ commit
+                         └──────▶ abort
+
+Everything staged and prepared is keyed by cycle *and* attempt; the proof of
+a commit is keyed by the cycle and names the attempt, so that two attempts of
+one cycle can never both become visible.  Prepared means promised: whatever
+can make a commit fail is found in `prepare`, before the decision.
+
+The contract is executable: `semel.testing.contracts.SinkContract`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+
+Token: TypeAlias = Mapping[str, Any]
+"""Everything another process needs to commit or abort, as JSON; never a secret."""
+
+Batch: TypeAlias = Any
+"""A `pyarrow.RecordBatch`; in-memory sinks also take plain sequences of rows."""
+
+Schema: TypeAlias = Any
+"""A `pyarrow.Schema`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOK:
+    """Done, or done before; after `prepare` with the token to keep."""
+
+    token: Token | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRetryable:
+    """Not done now; the same call may succeed later."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SinkFatal:
+    """An invariant is broken, or it can never be done; an operator must look."""
+
+    reason: str
+
+
+SinkOutcome: TypeAlias = SinkOK | SinkRetryable | SinkFatal
+
+
+class Found(StrEnum):
+    """What a sink knows about one attempt."""
+
+    HELD = "held"
+    """Prepared and out of sight; it can still be committed or aborted."""
+
+    VISIBLE = "visible"
+    """Committed, and proved to be this attempt's."""
+
+    GONE = "gone"
+    """Neither prepared nor committed by this attempt."""
+
+    UNREACHABLE = "unreachable"
+    """The sink did not answer; nothing may be concluded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A sink's answer to `look_up`, with what it was concluded from."""
+
+    found: Found
+    evidence: str = ""
+    since: float | None = None
+    """When the thing found was made, in seconds since 1970, where the sink knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """A row count and an order-independent hash: equal for equal multisets of rows."""
+
+    rows: int = 0
+    hash: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.rows + other.rows, (self.hash + other.hash) % 2**64)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one staging task wrote; only those of winning task attempts reach `prepare`."""
+
+    task: str
+    """Unique for every attempt of every task: a retried task has another."""
+
+    tally: Tally = Tally()
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever the sink needs to find the staged rows again, as JSON."""
+
+    def to_json(self) -> str:
+        """Write the receipt as one line."""
+        return json.dumps([self.task, self.tally.rows, self.tally.hash, self.detail])
+
+    @classmethod
+    def from_json(cls, text: str) -> Receipt:
+        """Read what `to_json` wrote."""
+        task, rows, row_hash, detail = json.loads(text)
+        return cls(task, Tally(rows, row_hash), detail)
+
+
+def tally_of(receipts: Sequence[Receipt]) -> Tally:
+    """Add up what all tasks wrote."""
+    return sum((receipt.tally for receipt in receipts), Tally())
+
+
+def digest_of(receipts: Sequence[Receipt]) -> str:
+    """Identify a set of receipts, whatever their order."""
+    lines = sorted(receipt.to_json() for receipt in receipts)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+class StagingWriter(Protocol):
+    """Where one task attempt writes its rows for one sink; used by one thread."""
+
+    def write(self, batch: Batch) -> None:
+        """Store the rows out of sight."""
+        ...
+
+    def finish(self) -> Receipt:
+        """Make what was written durable, and describe it.
+
+        A task without rows gets a receipt, too.
+        """
+        ...
+
+    def discard(self) -> None:
+        """Drop what was written, as far as possible; called after a failure, never raises."""
+        ...
+
+
+class Stager(Protocol):
+    """The executor's side of a sink for one transaction; pickled into every task."""
+
+    def open(self, task: str) -> StagingWriter:
+        """Start to stage for one task attempt; *task* is unique for it.
+
+        Tasks outlive their driver: this may be called after the transaction was aborted.
+        """
+        ...
+
+
+class TwoPhaseSink(Protocol):
+    """Every method may be repeated after a crash, by another process.
+
+    A method reports what the outside world did as a `SinkOutcome`; an
+    exception means the answer is unknown, which is never OK.
+    """
+
+    @property
+    def name(self) -> str:
+        """The sink's name in tokens, reasons and crash points; unique in a pipeline."""
+        ...
+
+    @property
+    def rows(self) -> Any:
+        """Which rows of a batch go here: a Spark column, its SQL text, or None for all."""
+        ...
+
+    def check(self, schema: Schema | None) -> None:
+        """Find out before the first batch whether rows of *schema* can be written.
+
+        None asks only for what does not depend on the rows (reachable, permitted).
+
+        Raises:
+            Permanent: they can't; the message names the way out.
+            Retryable: the sink does not answer.
+        """
+        ...
+
+    def fence(self, scope: Scope, epoch: int) -> None:
+        """Refuse owners of *scope* older than *epoch* from now on, and be *epoch*'s sink.
+
+        Called before recovery reads anything.
+
+        Raises:
+            Fenced: the sink has seen a newer epoch.
+            Retryable: the sink does not answer.
+        """
+        ...
+
+    def stager(self, txn: SinkTxnId) -> Stager:
+        """Return the executor's side for *txn*."""
+        ...
+
+    def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
+        """Hold exactly the rows of *receipts*, invisible, and promise that `commit` can succeed.
+
+        The same receipts again change nothing; others are fatal.
+        """
+        ...
+
+    def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        """Make the prepared rows visible; OK only with evidence, never by absence.
+
+        Lost, aborted, never prepared, or another attempt committed: fatal.
+        """
+        ...
+
+    def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
+        """Drop this attempt's things and no other's.  Fatal, deleting nothing, if committed."""
+        ...
+
+    def look_up(self, txn: SinkTxnId, token: Token | None) -> Finding:
+        """Say what is known of this attempt; changes nothing and never raises."""
+        ...
+
+    def recover(self, scope: Scope) -> list[SinkTxnId]:
+        """List exactly this scope's prepared, unfinished transactions.
+
+        Raises:
+            Retryable: the sink does not answer.
+        """
+        ...
+
+    def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
+        """Remove whatever attempts for which *is_loser* have left behind; return them.
+
+        Includes what their late tasks staged after the abort.  Never touches other attempts.
+        """
+        ...
+
+    def mark(self, scope: Scope) -> SinkTxnId | None:
+        """Return the highest committed cycle of *scope* with its attempt; never pruned."""
+        ...
+
+    def close(self) -> None:
+        """Give back connections; the sink can be used again afterwards."""
+        ...
+
+
+@runtime_checkable
+class CountsVisibleRows(Protocol):
+    """A sink whose visible rows can be attributed to cycles, so that they can be verified."""
+
+    def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
+        """Count and hash the rows of *cycle* that readers see now; None if it cannot tell."""
+        ...
+
+
+@runtime_checkable
+class DescribesGuarantee(Protocol):
+    """A sink that can say what it promises, for the lint."""
+
+    def guarantee(self) -> Guarantee:
+        """State the guarantee of this sink as it is configured."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """What is done exactly once, where, and under which failures."""
+
+    effect: str
+    """What happens once: ``rows in table entries``."""
+
+    readers_see: str
+    """What a reader may see while a cycle commits."""
+
+    not_covered: tuple[str, ...] = ()
+    """Failures and uses outside the scope."""
+
+    weakened_by: tuple[str, ...] = ()
+    """Settings in force that make it weaker than it could be, each with the way out."""

@@ -1,0 +1,99 @@
+"""What a batch read: per source, the range between two durable positions.
+
+A source is known by its place in the query, as Spark knows it.  Offsets are
+the next record to read, as Kafka counts them: a span holds ``start <= offset < end``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class SourceKind(StrEnum):
+    """How a source's progress is recorded."""
+
+    OFFSETS = "offsets"
+    """Partitions with offsets that outlive the checkpoint (Kafka)."""
+
+    FILES = "files"
+    """A list of paths."""
+
+    EPHEMERAL = "ephemeral"
+    """Positions that mean nothing without their checkpoint (rate, sockets)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One partition's part of a batch."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRange:
+    """What one batch read from one source."""
+
+    source: str
+    kind: SourceKind
+    spans: Mapping[str, Span] = field(default_factory=dict)
+    """By partition; Kafka's are called ``topic/partition``."""
+
+    paths: tuple[str, ...] = ()
+    """The files of this batch, for a file source."""
+
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    """Kafka's id of each topic: a topic made again under its name has another."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the range as plain values, in one canonical order."""
+        return {
+            "source": self.source,
+            "kind": self.kind.value,
+            "spans": {name: [s.start, s.end] for name, s in sorted(self.spans.items())},
+            "paths": sorted(self.paths),
+            "topic_ids": dict(sorted(self.topic_ids.items())),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> SourceRange:
+        """Read what `to_json` wrote."""
+        return cls(
+            source=fields["source"],
+            kind=SourceKind(fields["kind"]),
+            spans={name: Span(*ends) for name, ends in fields["spans"].items()},
+            paths=tuple(fields["paths"]),
+            topic_ids=dict(fields["topic_ids"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRange:
+    """What one batch read from all its sources."""
+
+    sources: tuple[SourceRange, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Identify the range: two batches with one id and two digests are a collision."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """Write the range as canonical JSON."""
+        return json.dumps([s.to_json() for s in self.sources], separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> BatchRange:
+        """Read what `to_json` wrote."""
+        return cls(tuple(SourceRange.from_json(fields) for fields in json.loads(text)))
+
+    @classmethod
+    def of_offsets(cls, spans: Mapping[str, tuple[int, int]], source: str = "0") -> BatchRange:
+        """Make the range of a single source with offsets, from (start, end) by partition."""
+        named = {name: Span(start, end) for name, (start, end) in spans.items()}
+        return cls((SourceRange(source, SourceKind.OFFSETS, named),))

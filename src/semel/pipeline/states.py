@@ -1,0 +1,60 @@
+"""The life of one attempt at a cycle.
+
+    PLANNED ──▶ PREPARED ──▶ COMMITTED ──▶ FINISHED
+       │            │
+       └────────────┴──────▶ ABORTED
+
+COMMITTED is the commit point, and the only one.  Left of it an attempt can
+always be given up; right of it it can only be carried through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+
+class CycleState(StrEnum):
+    """Where an attempt stands, as the ledger keeps it."""
+
+    PLANNED = "planned"
+    """The attempt is in the ledger.  Tasks may be staging for it."""
+
+    PREPARED = "prepared"
+    """Every sink holds the batch out of sight and has promised it can commit."""
+
+    COMMITTED = "committed"
+    """The decision is COMMIT, together with the new source positions."""
+
+    FINISHED = "finished"
+    """Every sink has made the batch visible."""
+
+    ABORTED = "aborted"
+    """The decision is ABORT; whatever the attempt left behind may be removed."""
+
+    @property
+    def is_decided(self) -> bool:
+        """Tell whether the write-once decision has been taken."""
+        return self in (CycleState.COMMITTED, CycleState.FINISHED, CycleState.ABORTED)
+
+    @property
+    def is_committed(self) -> bool:
+        """Tell whether the decision is COMMIT."""
+        return self in (CycleState.COMMITTED, CycleState.FINISHED)
+
+
+class Decision(StrEnum):
+    """The write-once answer for one attempt; a cycle has at most one COMMIT, ever."""
+
+    COMMIT = "commit"
+    ABORT = "abort"
+
+
+ARROWS: Final[Mapping[CycleState, frozenset[CycleState]]] = {
+    CycleState.PLANNED: frozenset({CycleState.PREPARED, CycleState.ABORTED}),
+    CycleState.PREPARED: frozenset({CycleState.COMMITTED, CycleState.ABORTED}),
+    CycleState.COMMITTED: frozenset({CycleState.FINISHED}),
+    CycleState.FINISHED: frozenset(),
+    CycleState.ABORTED: frozenset(),
+}

@@ -1,0 +1,138 @@
+"""The names of things: scope, cycle, transaction.
+
+    Scope (ledger, app, query)  ──▶  CycleId (generation, batch)  ──▶  SinkTxnId (attempt)
+
+A cycle's id is stable across restarts; the attempt keeps two stagings of one
+cycle apart.  Names in other systems carry the fixed-length `slug`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from dataclasses import dataclass
+from functools import total_ordering
+from typing import Final
+
+from semel.errors import Misuse
+
+NAME: Final = re.compile(r"[a-z0-9_-]{1,40}")
+
+
+def checked_name(what: str, name: str) -> str:
+    """Return *name* if it may stand for an app, a query or a sink.
+
+    Raises:
+        Misuse: it has other characters, or is too long.
+    """
+    if not NAME.fullmatch(name):
+        raise Misuse(
+            f"{what} {name!r} is not a valid name; use 1 to 40 of: lower-case letters, digits, _ -"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a lease, an epoch, open cycles, marks and recovery belong to."""
+
+    ledger: str
+    app: str
+    query: str
+
+    def __post_init__(self) -> None:
+        checked_name("app", self.app)
+        checked_name("query", self.query)
+
+    @property
+    def slug(self) -> str:
+        """Twenty hex digits that stand for the scope in other systems."""
+        return _slug(self.ledger, self.app, self.query)
+
+    def __str__(self) -> str:
+        return f"{self.app}/{self.query}"
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class CycleId:
+    """One batch of one checkpoint generation; ordered within its scope."""
+
+    scope: Scope
+    generation: int
+    batch: int
+
+    @property
+    def slug(self) -> str:
+        """Twenty hex digits that stand for the cycle in other systems."""
+        return _slug(self.scope.slug, str(self.generation), str(self.batch))
+
+    @property
+    def label(self) -> str:
+        """The place within the scope, readable and parseable: ``g1.b42``."""
+        return f"g{self.generation}.b{self.batch}"
+
+    @classmethod
+    def parse(cls, scope: Scope, label: str) -> CycleId:
+        """Read what `label` wrote.
+
+        Raises:
+            ValueError: it is not such a label.
+        """
+        match = re.fullmatch(r"g(\d+)\.b(\d+)", label)
+        if match is None:
+            raise ValueError(f"{label!r} is not a cycle's label")
+        return cls(scope, int(match[1]), int(match[2]))
+
+    def attempt(self, attempt: str | None = None) -> SinkTxnId:
+        """Name a staging of this cycle: a new one, unless *attempt* is given."""
+        return SinkTxnId(self, attempt or uuid.uuid4().hex)
+
+    def __lt__(self, other: CycleId) -> bool:
+        return (self.generation, self.batch) < (other.generation, other.batch)
+
+    def __str__(self) -> str:
+        return f"{self.scope}/{self.label}"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkTxnId:
+    """One attempt at one cycle: what is staged, prepared and recovered."""
+
+    cycle: CycleId
+    attempt: str
+
+    @property
+    def scope(self) -> Scope:
+        """The scope of the cycle."""
+        return self.cycle.scope
+
+    @property
+    def slug(self) -> str:
+        """Thirty-two hex digits that stand for the transaction in other systems."""
+        return f"{self.cycle.slug}{_slug(self.attempt)[:12]}"
+
+    @property
+    def label(self) -> str:
+        """The place within the scope, readable and parseable: ``g1.b42.<attempt>``."""
+        return f"{self.cycle.label}.{self.attempt}"
+
+    @classmethod
+    def parse(cls, scope: Scope, label: str) -> SinkTxnId:
+        """Read what `label` wrote.
+
+        Raises:
+            ValueError: it is not such a label.
+        """
+        cycle, _, attempt = label.rpartition(".")
+        if not re.fullmatch(r"[0-9a-z_-]{1,64}", attempt):
+            raise ValueError(f"{label!r} is not a transaction's label")
+        return cls(CycleId.parse(scope, cycle), attempt)
+
+    def __str__(self) -> str:
+        return f"{self.cycle}.{self.attempt[:8]}"
+
+
+def _slug(*parts: str) -> str:
+    return hashlib.sha256("\x00".join(parts).encode()).hexdigest()[:20]
