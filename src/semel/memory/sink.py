@@ -1,0 +1,257 @@
+"""A sink in memory: the reference implementation of the contract.
+
+It stages, holds and shows rows in a `MemoryStore` that several sink objects
+may share, as several processes would share a database.  A stager that finds
+itself in another process than the store lets the rows travel in its receipt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from semel.errors import Fenced
+from semel.memory.rows import from_plain, rows_of, tally_rows, to_plain
+from semel.memory.store import Held, MemoryStore, Shown, find_store
+from semel.pipeline.sink import (
+    Batch,
+    Finding,
+    Found,
+    Guarantee,
+    Receipt,
+    Schema,
+    SinkFatal,
+    SinkOK,
+    SinkOutcome,
+    Tally,
+    Token,
+    digest_of,
+    tally_of,
+)
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
+
+
+class MemorySink:
+    """Rows in this process's memory, once each.
+
+    *store* lets a second object work on the same rows, as another process would.
+    """
+
+    def __init__(
+        self, name: str = "memory", rows: Any = None, *, store: MemoryStore | None = None
+    ) -> None:
+        self.name = checked_name("sink", name)
+        self.rows = rows
+        self.store = store or MemoryStore()
+        self._epochs: dict[Scope, int] = {}
+
+    def __repr__(self) -> str:
+        return f"MemorySink({self.name!r})"
+
+    @property
+    def visible(self) -> list[Any]:
+        """The rows that readers see, in the order of the commits."""
+        with self.store.lock:
+            return [row for shown in self.store.visible.values() for row in shown.held.rows]
+
+    @property
+    def visible_by_cycle(self) -> Mapping[CycleId, list[Any]]:
+        """The rows that readers see, by the cycle that brought them."""
+        with self.store.lock:
+            return {cycle: list(shown.held.rows) for cycle, shown in self.store.visible.items()}
+
+    def check(self, schema: Schema | None) -> None:
+        """Take rows of every schema."""
+
+    def fence(self, scope: Scope, epoch: int) -> None:
+        """Refuse older owners of *scope*, and be *epoch*'s sink."""
+        with self.store.lock:
+            newest = self.store.epochs.get(scope, 0)
+            if epoch < newest:
+                raise Fenced(_fenced_reason(self.name, scope, epoch, newest))
+            self.store.epochs[scope] = epoch
+            self._epochs[scope] = epoch
+
+    def stager(self, txn: SinkTxnId) -> MemoryStager:
+        """Return the executor's side for *txn*."""
+        return MemoryStager(self.store.uid, txn)
+
+    def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
+        """Hold exactly the rows of *receipts*."""
+        digest = digest_of(receipts)
+        with self.store.lock:
+            newest = self.store.epochs.get(txn.scope, 0)
+            mine = self._epochs.get(txn.scope, 0)
+            if mine < newest:
+                return SinkFatal(_fenced_reason(self.name, txn.scope, mine, newest))
+            shown = self.store.visible.get(txn.cycle)
+            known = shown.held if shown and shown.txn == txn else self.store.prepared.get(txn)
+            if known is not None:
+                if known.digest != digest:
+                    return SinkFatal(f"{txn} was prepared before, with other rows")
+                return SinkOK(_token(txn, known))
+            if shown is not None:
+                return SinkFatal(f"{txn.cycle} was committed by another attempt, {shown.txn}")
+            mark = self.store.marks.get(txn.scope)
+            if mark is not None and txn.cycle <= mark.cycle:
+                return SinkFatal(f"{txn} is at or below the mark, {mark}: it belongs to a loser")
+            return self._hold(txn, receipts, digest)
+
+    def _hold(self, txn: SinkTxnId, receipts: Sequence[Receipt], digest: str) -> SinkOutcome:
+        staged = self.store.staged.get(txn, {})
+        rows: list[Any] = []
+        for receipt in receipts:
+            part = (
+                from_plain(receipt.detail["rows"])
+                if "rows" in receipt.detail
+                else staged.get(receipt.task)
+            )
+            if part is None or tally_rows(part) != receipt.tally:
+                return SinkFatal(f"{txn}: what task {receipt.task} staged is gone or changed")
+            rows += part
+        held = Held(digest, tuple(rows), tally_of(receipts), self.store.clock.now())
+        self.store.prepared[txn] = held
+        return SinkOK(_token(txn, held))
+
+    def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        """Move the held rows to the visible ones."""
+        with self.store.lock:
+            shown = self.store.visible.get(txn.cycle)
+            if shown is not None and shown.txn != txn:
+                return SinkFatal(f"{txn.cycle} was committed by another attempt, {shown.txn}")
+            held = shown.held if shown else self.store.prepared.get(txn)
+            if held is None:
+                return SinkFatal(f"{txn} is not held here: never prepared, aborted, or lost")
+            if dict(token) != _token(txn, held):
+                return SinkFatal(f"{txn} is held with other rows than its token says")
+            if shown is None:
+                self.store.visible[txn.cycle] = Shown(txn, held, self.store.clock.now())
+            self.store.prepared.pop(txn, None)
+            self.store.staged.pop(txn, None)
+            mark = self.store.marks.get(txn.scope)
+            if mark is None or mark.cycle < txn.cycle:
+                self.store.marks[txn.scope] = txn
+            return SinkOK()
+
+    def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
+        """Drop what this attempt staged and prepared."""
+        with self.store.lock:
+            shown = self.store.visible.get(txn.cycle)
+            if shown is not None and shown.txn == txn:
+                return SinkFatal(f"{txn} is committed and cannot be aborted; nothing was deleted")
+            self.store.prepared.pop(txn, None)
+            self.store.staged.pop(txn, None)
+            return SinkOK()
+
+    def look_up(self, txn: SinkTxnId, token: Token | None) -> Finding:
+        """Say where this attempt's rows are."""
+        with self.store.lock:
+            shown = self.store.visible.get(txn.cycle)
+            if shown is not None and shown.txn == txn:
+                rows = shown.held.tally.rows
+                return Finding(Found.VISIBLE, f"{rows} rows are visible", shown.since)
+            held = self.store.prepared.get(txn)
+            if held is not None:
+                return Finding(Found.HELD, f"{held.tally.rows} rows are held", held.since)
+            if shown is not None:
+                return Finding(Found.GONE, f"{shown.txn} committed the cycle", shown.since)
+            staged = len(self.store.staged.get(txn, {}))
+            return Finding(Found.GONE, f"not held; {staged} tasks have staged for it")
+
+    def recover(self, scope: Scope) -> list[SinkTxnId]:
+        """List this scope's held transactions."""
+        with self.store.lock:
+            held = [txn for txn in self.store.prepared if txn.scope == scope]
+        return sorted(held, key=lambda txn: (txn.cycle, txn.attempt))
+
+    def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
+        """Drop what losers left, and what late tasks staged for a finished attempt."""
+        with self.store.lock:
+            shown = {shown.txn for shown in self.store.visible.values()}
+            kept = {*self.store.staged, *self.store.prepared}
+            swept = [txn for txn in kept if txn.scope == scope and (txn in shown or is_loser(txn))]
+            for txn in swept:
+                self.store.staged.pop(txn, None)
+                self.store.prepared.pop(txn, None)
+        return sorted(swept, key=lambda txn: (txn.cycle, txn.attempt))
+
+    def mark(self, scope: Scope) -> SinkTxnId | None:
+        """Return the highest committed cycle of *scope*."""
+        with self.store.lock:
+            return self.store.marks.get(scope)
+
+    def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
+        """Count and hash the rows of *cycle* that readers see now."""
+        return tally_rows(self.visible_by_cycle.get(cycle, []))
+
+    def guarantee(self) -> Guarantee:
+        """State what is done once."""
+        return Guarantee(
+            effect="rows in this process's memory, once each while it lives",
+            readers_see="whole batches or nothing",
+            not_covered=("the end of the process: nothing is durable",),
+        )
+
+    def close(self) -> None:
+        """Do nothing: there are no connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStager:
+    """The executor's side: in the store's own process, or in any other."""
+
+    store_uid: str
+    txn: SinkTxnId
+
+    def open(self, task: str) -> MemoryWriter:
+        """Start to stage for one task attempt."""
+        return MemoryWriter(find_store(self.store_uid), self.txn, task)
+
+
+class MemoryWriter:
+    """The rows of one task attempt, staged in the store or carried to the receipt."""
+
+    def __init__(self, store: MemoryStore | None, txn: SinkTxnId, task: str) -> None:
+        self._store = store
+        self._txn = txn
+        self._task = task
+        self._rows: list[Any] = []
+        self._keep([])
+
+    def write(self, batch: Batch) -> None:
+        """Stage the rows of *batch*."""
+        self._keep(rows_of(batch))
+
+    def _keep(self, rows: list[Any]) -> None:
+        self._rows += rows
+        if self._store is not None:
+            with self._store.lock:
+                # A task does not know whether its transaction is still alive.
+                self._store.staged.setdefault(self._txn, {})[self._task] = self._rows
+
+    def finish(self) -> Receipt:
+        """Describe what was written; without a store at hand, bring it along."""
+        self._keep([])
+        detail = {} if self._store is not None else {"rows": to_plain(self._rows)}
+        return Receipt(self._task, tally_rows(self._rows), detail)
+
+    def discard(self) -> None:
+        """Drop what was written."""
+        if self._store is not None:
+            with self._store.lock:
+                tasks = self._store.staged.get(self._txn, {})
+                tasks.pop(self._task, None)
+                if not tasks:
+                    self._store.staged.pop(self._txn, None)
+
+
+def _token(txn: SinkTxnId, held: Held) -> dict[str, Any]:
+    return {"attempt": txn.attempt, "digest": held.digest, "rows": held.tally.rows}
+
+
+def _fenced_reason(sink: str, scope: Scope, mine: int, newest: int) -> str:
+    return (
+        f"sink {sink}: scope {scope} belongs to epoch {newest}, this process holds {mine}; "
+        f"it was fenced and must stop"
+    )
