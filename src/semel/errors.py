@@ -75,6 +75,8 @@ class LeaseLost(Fenced):
         self.current = current
 
     def __str__(self) -> str:
+        if self.epoch == self.current:
+            return f"scope {self.scope}: the lease of epoch {self.epoch} was released, or restored"
         return (
             f"scope {self.scope}: this process holds epoch {self.epoch}, the ledger is at "
             f"{self.current}; it was fenced, changes nothing more and must stop"

@@ -123,7 +123,7 @@ class Ledger(Protocol):
         """Prolong the lease by its length from now, on the ledger's clock.
 
         Raises:
-            LeaseLost: a newer epoch exists.
+            LeaseLost: a newer epoch exists, or it was released.
         """
         ...
 
@@ -165,15 +165,17 @@ class Ledger(Protocol):
 
         Raises:
             LeaseLost: a newer epoch exists.
-            NeedsOperator: the cycle has a COMMIT, or lies at or below the mark.
+            NeedsOperator: the cycle has a COMMIT, lies at or below the mark or outside the
+                generation in use; or the attempt is aborted.
         """
         ...
 
     def set_range(self, lease: Lease, txn: SinkTxnId, batch: BatchRange) -> None:
-        """Keep what the batch read with the undecided attempt.
+        """Keep what the batch read with the undecided attempt; repeatable with the same range.
 
         Raises:
             LeaseLost: a newer epoch exists.
+            NeedsOperator: the attempt is unknown, decided, or has another range.
         """
         ...
 
@@ -213,11 +215,16 @@ class Ledger(Protocol):
         Uses a new connection: the one that sent a COMMIT without an answer proves nothing.
         Needs no lease: it can only settle this attempt.  An attempt that the ledger does
         not know is recorded as ABORTED, so that a late `plan` cannot revive it.
+
+        Raises:
+            NeedsOperator: the cycle's attempts are pruned, so the decision is not known.
         """
         ...
 
     def finish(self, lease: Lease, txn: SinkTxnId) -> None:
         """Move COMMITTED to FINISHED and raise the mark; repeatable.
+
+        The mark never passes a cycle that is committed and unfinished.
 
         Raises:
             LeaseLost: a newer epoch exists.

@@ -1,0 +1,334 @@
+"""The ledger of one process: gone with it, and the reference for every other."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+from semel.clock import SYSTEM_CLOCK, Clock
+from semel.errors import Misuse
+from semel.lease import Owner, Takeover
+from semel.pipeline import rules
+from semel.pipeline.ledger import Act, AttemptRecord, Generation, Lease, ScopeRecord
+from semel.pipeline.positions import Position, Positions
+from semel.pipeline.sink import Token
+from semel.pipeline.source import BatchRange, SourceKind
+from semel.pipeline.states import CycleState, Decision
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+
+
+@dataclass(slots=True)
+class _Held:
+    """Everything the ledger holds for one scope."""
+
+    epoch: int = 0
+    owner: Owner | None = None
+    lease_until: float = 0.0
+    mark: SinkTxnId | None = None
+    pruned: CycleId | None = None
+    generation: int = 0
+    generations: list[Generation] = field(default_factory=list)
+    attempts: dict[SinkTxnId, AttemptRecord] = field(default_factory=dict)
+    ends: dict[tuple[str, str], tuple[Position, int]] = field(default_factory=dict)
+    """With the generation that wrote each."""
+
+    paths: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    acts: list[Act] = field(default_factory=list)
+
+
+class MemoryLedger:
+    """A `semel.pipeline.ledger.Ledger` for tests and trials; may be shared by threads."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK, ledger_id: str | None = None) -> None:
+        self._clock = clock
+        self._ledger_id = ledger_id or str(uuid.uuid4())
+        self._lock = threading.RLock()
+        self._scopes: defaultdict[Scope, _Held] = defaultdict(_Held)
+
+    def __reduce__(self) -> NoReturn:
+        raise Misuse(
+            "a MemoryLedger lives in one process and cannot be sent to another; "
+            "use sqlite:///… or postgresql://…"
+        )
+
+    def __repr__(self) -> str:
+        return f"MemoryLedger(ledger_id={self._ledger_id!r})"
+
+    @property
+    def ledger_id(self) -> str:
+        """A random id given when the ledger was made; part of every scope."""
+        return self._ledger_id
+
+    @property
+    def url(self) -> str:
+        """Where the ledger is, as an operator would name it."""
+        return "memory:"
+
+    def acquire(
+        self, scope: Scope, owner: Owner, seconds: float, takeover: Takeover = Takeover.WAIT
+    ) -> Lease:
+        """Become the owner of *scope* and bump its epoch."""
+        with self._lock:
+            held = self._of(scope)
+            left = held.lease_until - self._clock.monotonic()
+            rules.check_takeover(scope, held.owner, left, owner, takeover)
+            held.epoch += 1
+            held.owner = owner
+            held.lease_until = self._clock.monotonic() + seconds
+            return Lease(scope, owner, held.epoch, seconds)
+
+    def renew(self, lease: Lease) -> None:
+        """Prolong the lease by its length from now."""
+        with self._lock:
+            held = self._fenced(lease)
+            held.lease_until = self._clock.monotonic() + lease.seconds
+
+    def release(self, lease: Lease) -> None:
+        """Let the next owner start at once; nothing happens if the lease is no longer ours."""
+        with self._lock:
+            held = self._of(lease.scope)
+            if (held.epoch, held.owner) == (lease.epoch, lease.owner):
+                held.owner = None
+                held.lease_until = 0.0
+
+    def scope_record(self, scope: Scope) -> ScopeRecord | None:
+        """Return what is known of *scope*; None if it never had an owner."""
+        with self._lock:
+            held = self._read(scope)
+            if held.epoch == 0:
+                return None
+            left = held.lease_until - self._clock.monotonic() if held.owner else 0.0
+            return ScopeRecord(
+                scope, held.epoch, held.owner, max(0.0, left), held.mark, held.generation
+            )
+
+    def scopes(self) -> list[Scope]:
+        """List every scope that ever had an owner, by name."""
+        with self._lock:
+            owned = [scope for scope, held in self._scopes.items() if held.epoch]
+            return sorted(owned, key=lambda scope: (scope.app, scope.query))
+
+    def generations(self, scope: Scope) -> list[Generation]:
+        """List the checkpoints of *scope*, oldest first."""
+        with self._lock:
+            return list(self._read(scope).generations)
+
+    def open_generation(
+        self,
+        lease: Lease,
+        checkpoint: str,
+        first_batch: int = 0,
+        positions: Mapping[tuple[str, str], Position] | None = None,
+    ) -> Generation:
+        """Return the generation of *checkpoint*, making it the next one if it is new."""
+        with self._lock:
+            held = self._fenced(lease)
+            for known in held.generations:
+                if known.checkpoint == checkpoint:
+                    held.generation = known.number
+                    return known
+            number = len(held.generations) + 1
+            opened = Generation(number, checkpoint, first_batch, self._clock.now())
+            held.generations.append(opened)
+            held.generation = number
+            if positions is not None:
+                held.ends = {where: (position, number) for where, position in positions.items()}
+            return opened
+
+    def plan(self, lease: Lease, txn: SinkTxnId) -> None:
+        """Record a new attempt as PLANNED; repeating it changes nothing."""
+        with self._lock:
+            held = self._fenced(lease, txn)
+            known = held.attempts.get(txn)
+            rules.check_plan(txn, known, _winner(held, txn.cycle), held.mark, held.generation)
+            if known is None:
+                held.attempts[txn] = self._new(txn, lease.epoch, CycleState.PLANNED)
+
+    def set_range(self, lease: Lease, txn: SinkTxnId, batch: BatchRange) -> None:
+        """Keep what the batch read with the undecided attempt."""
+        with self._lock:
+            held = self._fenced(lease, txn)
+            rules.check_range(txn, held.attempts.get(txn), batch)
+            kept = BatchRange.from_json(batch.to_json())
+            held.attempts[txn] = replace(held.attempts[txn], range=kept)
+
+    def set_prepared(
+        self,
+        lease: Lease,
+        txn: SinkTxnId,
+        tokens: Mapping[str, Token],
+        rows: Mapping[str, int],
+    ) -> None:
+        """Keep every sink's token and move PLANNED to PREPARED; repeatable with the same tokens."""
+        with self._lock:
+            held = self._fenced(lease, txn)
+            kept, counts = rules.as_json("a token", tokens), dict(rows)
+            rules.check_prepared(txn, held.attempts.get(txn), kept, counts)
+            held.attempts[txn] = replace(
+                held.attempts[txn], state=CycleState.PREPARED, tokens=kept, rows=counts
+            )
+
+    def decide_commit(self, lease: Lease, txn: SinkTxnId) -> None:
+        """Decide COMMIT and advance the positions to the range's end, by compare-and-set."""
+        with self._lock:
+            known = self._of(txn.scope).attempts.get(txn)
+            if known is not None and known.state.is_committed:
+                return
+            held = self._fenced(lease, txn)
+            batch = (known and known.range) or BatchRange()
+            ends = rules.comparable(held.ends, batch, txn.cycle.generation)
+            standing = Positions(ends, _committed_paths(held, batch))
+            batch = rules.check_commit(txn, known, _winner(held, txn.cycle), standing)
+            for where, position in rules.next_positions(ends, batch).items():
+                held.ends[where] = (position, txn.cycle.generation)
+            for source in batch.sources:
+                if source.kind is SourceKind.FILES:
+                    held.paths[source.source].update(source.paths)
+            held.attempts[txn] = replace(
+                held.attempts[txn], state=CycleState.COMMITTED, decided_at=self._clock.now()
+            )
+
+    def decide_abort(self, txn: SinkTxnId, reason: str = "") -> Decision:
+        """Decide ABORT unless the attempt is decided; return the decision that stands."""
+        with self._lock:
+            held = self._of(txn.scope)
+            known = held.attempts.get(txn)
+            if known is None:
+                rules.check_unpruned(txn, held.pruned)
+                known = self._new(txn, 0, CycleState.PLANNED)
+            if known.state.is_committed:
+                return Decision.COMMIT
+            if not known.state.is_decided:
+                held.attempts[txn] = replace(
+                    known, state=CycleState.ABORTED, reason=reason, decided_at=self._clock.now()
+                )
+            return Decision.ABORT
+
+    def finish(self, lease: Lease, txn: SinkTxnId) -> None:
+        """Move COMMITTED to FINISHED and raise the mark; repeatable."""
+        with self._lock:
+            held = self._fenced(lease, txn)
+            known = held.attempts.get(txn)
+            rules.check_finish(txn, known)
+            if known is not None and known.state is CycleState.COMMITTED:
+                held.attempts[txn] = replace(
+                    known, state=CycleState.FINISHED, finished_at=self._clock.now()
+                )
+                held.mark = _raised(held)
+
+    def attempt(self, txn: SinkTxnId) -> AttemptRecord | None:
+        """Return one attempt; None if unknown or pruned."""
+        with self._lock:
+            return self._read(txn.scope).attempts.get(txn)
+
+    def attempts(self, cycle: CycleId) -> list[AttemptRecord]:
+        """List a cycle's attempts, oldest first."""
+        with self._lock:
+            known = self._read(cycle.scope).attempts.values()
+            return [record for record in known if record.txn.cycle == cycle]
+
+    def committed(self, cycle: CycleId) -> AttemptRecord | None:
+        """Return the cycle's committed attempt, if it has one that is not pruned."""
+        with self._lock:
+            held = self._read(cycle.scope)
+            winner = _winner(held, cycle)
+            return held.attempts[winner] if winner else None
+
+    def open_attempts(self, scope: Scope) -> list[AttemptRecord]:
+        """List what is PLANNED, PREPARED or COMMITTED, in the order of cycles."""
+        over = (CycleState.FINISHED, CycleState.ABORTED)
+        with self._lock:
+            known = self._read(scope).attempts.values()
+            still_open = [record for record in known if record.state not in over]
+            return sorted(still_open, key=lambda record: record.txn.cycle)
+
+    def positions(self, scope: Scope, batch: BatchRange | None = None) -> Positions:
+        """Return the positions; of file sources, which paths of *batch* are committed."""
+        with self._lock:
+            held = self._read(scope)
+            return Positions(
+                {where: position for where, (position, _) in held.ends.items()},
+                _committed_paths(held, batch),
+            )
+
+    def history(self, scope: Scope, limit: int = 50) -> list[AttemptRecord]:
+        """List the newest attempts, newest first."""
+        with self._lock:
+            return list(reversed(self._read(scope).attempts.values()))[:limit]
+
+    def prune(self, scope: Scope, keep: int) -> int:
+        """Forget finished and aborted attempts below the mark but the newest *keep* cycles'."""
+        rules.check_keep(keep)
+        with self._lock:
+            held = self._of(scope)
+            if held.mark is None:
+                return 0
+            top = held.mark.cycle
+            newest = sorted({txn.cycle for txn in held.attempts if txn.cycle <= top}, reverse=True)
+            over = (CycleState.FINISHED, CycleState.ABORTED)
+            cycles = set(newest[max(keep, 1) :])
+            gone = [
+                txn
+                for txn, record in held.attempts.items()
+                if txn.cycle in cycles and record.state in over
+            ]
+            for txn in gone:
+                del held.attempts[txn]
+                held.pruned = max(held.pruned or txn.cycle, txn.cycle)
+            return len(gone)
+
+    def record_act(self, scope: Scope, who: str, act: str, why: str, detail: Any = None) -> None:
+        """Keep what an operator did."""
+        kept = rules.as_json("the detail of an act", detail or {})
+        with self._lock:
+            self._of(scope).acts.append(Act(scope, self._clock.now(), who, act, why, kept))
+
+    def acts(self, scope: Scope) -> list[Act]:
+        """List what operators did, newest first."""
+        with self._lock:
+            return self._read(scope).acts[::-1]
+
+    def close(self) -> None:
+        """Do nothing: there are no connections."""
+
+    def _read(self, scope: Scope) -> _Held:
+        return self._scopes.get(scope) or _Held()
+
+    def _of(self, scope: Scope) -> _Held:
+        rules.check_scope(self._ledger_id, scope)
+        return self._scopes[scope]
+
+    def _fenced(self, lease: Lease, txn: SinkTxnId | None = None) -> _Held:
+        """Return the scope's things if *lease* is the one in force."""
+        held = self._of(lease.scope)
+        rules.check_lease(lease, held.epoch, held.owner, txn)
+        return held
+
+    def _new(self, txn: SinkTxnId, epoch: int, state: CycleState) -> AttemptRecord:
+        return AttemptRecord(txn, epoch, state, None, {}, {}, "", self._clock.now(), None, None)
+
+
+def _winner(held: _Held, cycle: CycleId) -> SinkTxnId | None:
+    for txn, record in held.attempts.items():
+        if txn.cycle == cycle and record.state.is_committed:
+            return txn
+    return None
+
+
+def _raised(held: _Held) -> SinkTxnId | None:
+    """The highest finished cycle below which nothing is committed and unfinished."""
+    stuck = [t.cycle for t, r in held.attempts.items() if r.state is CycleState.COMMITTED]
+    done = [t for t, r in held.attempts.items() if r.state is CycleState.FINISHED]
+    below = [txn for txn in done if not stuck or txn.cycle < min(stuck)]
+    return max(below, key=lambda txn: txn.cycle, default=held.mark)
+
+
+def _committed_paths(held: _Held, batch: BatchRange | None) -> dict[str, set[str]]:
+    if batch is None:
+        return {source: set(paths) for source, paths in held.paths.items()}
+    files = [source for source in batch.sources if source.kind is SourceKind.FILES]
+    return {s.source: held.paths.get(s.source, set()) & set(s.paths) for s in files}

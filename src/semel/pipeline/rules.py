@@ -1,0 +1,217 @@
+"""What the ledger refuses, as pure functions: every ledger asks these inside its transaction.
+
+Each returns when the step may be written, and raises otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from semel.errors import LeaseHeld, LeaseLost, Misuse, NeedsOperator
+from semel.lease import Owner, Takeover
+from semel.pipeline.ledger import AttemptRecord, Lease
+from semel.pipeline.positions import Position, Positions, discontinuities
+from semel.pipeline.sink import Token
+from semel.pipeline.source import BatchRange, SourceKind
+from semel.pipeline.states import ARROWS, CycleState
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+
+
+def check_scope(ledger_id: str, scope: Scope) -> None:
+    """Refuse a scope of another ledger: its work must never be taken for ours.
+
+    Raises:
+        Misuse: the scope names another ledger.
+    """
+    if scope.ledger != ledger_id:
+        raise Misuse(
+            f"scope {scope} belongs to ledger {scope.ledger!r}, and this is ledger {ledger_id!r}"
+        )
+
+
+def check_takeover(
+    scope: Scope, holder: Owner | None, left_seconds: float, owner: Owner, takeover: Takeover
+) -> None:
+    """Refuse to take a live lease from an owner that may still run.
+
+    Raises:
+        LeaseHeld: the holder may still run.
+    """
+    if holder is None or holder == owner or takeover is Takeover.FORCE or left_seconds <= 0:
+        return
+    if not holder.is_gone():
+        raise LeaseHeld(str(scope), str(holder), left_seconds)
+
+
+def check_lease(
+    lease: Lease, epoch: int, owner: Owner | None, txn: SinkTxnId | None = None
+) -> None:
+    """Refuse a lease that is not the one in force, or not for *txn*'s scope.
+
+    The owner counts beside the epoch: a ledger restored from a backup hands out
+    the same numbers again.
+
+    Raises:
+        LeaseLost: another owner, another epoch, or released.
+        Misuse: the lease is for another scope.
+    """
+    if txn is not None and txn.scope != lease.scope:
+        raise Misuse(f"{txn}: the lease is for scope {lease.scope}")
+    if lease.epoch != epoch or lease.owner != owner:
+        raise LeaseLost(str(lease.scope), lease.epoch, epoch)
+
+
+def check_plan(
+    txn: SinkTxnId,
+    known: AttemptRecord | None,
+    committed: SinkTxnId | None,
+    mark: SinkTxnId | None,
+    generation: int,
+) -> None:
+    """Refuse a new staging of a cycle that is over, and of an attempt that was given up.
+
+    Raises:
+        NeedsOperator: the reason.
+    """
+    if committed is not None:
+        raise NeedsOperator(f"{txn}: the cycle is committed already, by {committed}")
+    if mark is not None and txn.cycle <= mark.cycle:
+        raise NeedsOperator(f"{txn}: the scope has finished {mark.cycle.label} already")
+    if generation and txn.cycle.generation != generation:
+        raise NeedsOperator(f"{txn}: the checkpoint generation in use is {generation}")
+    if known is not None and known.state is CycleState.ABORTED:
+        raise NeedsOperator(f"{txn}: the attempt is aborted and cannot be planned again")
+
+
+def check_range(txn: SinkTxnId, known: AttemptRecord | None, batch: BatchRange) -> None:
+    """Refuse a range for a decided attempt, and a second, different range.
+
+    Raises:
+        NeedsOperator: the reason.
+    """
+    record = _undecided(txn, known)
+    if record.range is not None and record.range.digest != batch.digest:
+        raise NeedsOperator(f"{txn}: the attempt has another range already")
+
+
+def check_prepared(
+    txn: SinkTxnId,
+    known: AttemptRecord | None,
+    tokens: Mapping[str, Token],
+    rows: Mapping[str, int],
+) -> None:
+    """Refuse tokens for a decided attempt, and a second, different set of tokens.
+
+    Raises:
+        NeedsOperator: the reason.
+    """
+    record = _undecided(txn, known)
+    if record.state is CycleState.PREPARED and (record.tokens, record.rows) != (tokens, rows):
+        raise NeedsOperator(f"{txn}: the attempt is prepared already, with other tokens")
+
+
+def check_commit(
+    txn: SinkTxnId,
+    known: AttemptRecord | None,
+    committed: SinkTxnId | None,
+    positions: Positions,
+) -> BatchRange:
+    """Return the range whose ends the positions take, unless COMMIT must not be decided.
+
+    Raises:
+        NeedsOperator: the reason.
+    """
+    record = _undecided(txn, known)
+    if CycleState.COMMITTED not in ARROWS[record.state]:
+        raise NeedsOperator(f"{txn}: the attempt is {record.state}, not prepared")
+    if committed is not None:
+        raise NeedsOperator(f"{txn}: the cycle is committed already, by {committed}")
+    if record.range is None:
+        raise NeedsOperator(f"{txn}: the ledger does not know what the batch read")
+    if found := discontinuities(positions, record.range):
+        raise NeedsOperator(f"{txn}: {'; '.join(found)}")
+    return record.range
+
+
+def check_finish(txn: SinkTxnId, known: AttemptRecord | None) -> None:
+    """Refuse to finish what is not committed.
+
+    Raises:
+        NeedsOperator: the reason.
+    """
+    if known is None:
+        raise NeedsOperator(f"{txn}: the ledger does not know the attempt")
+    if not known.state.is_committed:
+        raise NeedsOperator(f"{txn}: the attempt is {known.state}, not committed")
+
+
+def check_unpruned(txn: SinkTxnId, pruned: CycleId | None) -> None:
+    """Refuse to judge an unknown attempt of a cycle whose attempts may have been forgotten.
+
+    It may have been the committed one, and ABORT would be a lie.
+
+    Raises:
+        NeedsOperator: the reason.
+    """
+    if pruned is not None and txn.cycle <= pruned:
+        raise NeedsOperator(f"{txn}: the cycle is finished and its attempts are pruned")
+
+
+def check_keep(keep: int) -> None:
+    """Refuse a negative number of cycles to keep.
+
+    Raises:
+        Misuse: it is negative.
+    """
+    if keep < 0:
+        raise Misuse(f"keep must be 0 or more cycles, not {keep}")
+
+
+def comparable(
+    ends: Mapping[tuple[str, str], tuple[Position, int]], batch: BatchRange, generation: int
+) -> dict[tuple[str, str], Position]:
+    """Leave out ends, each with its generation, that *batch* need not start at.
+
+    An ephemeral source counts from its own beginning in every generation.
+    """
+    ephemeral = {s.source for s in batch.sources if s.kind is SourceKind.EPHEMERAL}
+    return {
+        where: position
+        for where, (position, since) in ends.items()
+        if where[0] not in ephemeral or since == generation
+    }
+
+
+def next_positions(
+    ends: Mapping[tuple[str, str], Position], batch: BatchRange
+) -> dict[tuple[str, str], Position]:
+    """Return where the partitions of *batch* stand once it is committed."""
+    moved = {}
+    for source in batch.sources:
+        for partition, span in source.spans.items():
+            known = ends.get((source.source, partition), Position(span.start))
+            topic_id = source.topic_ids.get(partition.rpartition("/")[0], "")
+            moved[source.source, partition] = Position(span.end, topic_id or known.topic_id)
+    return moved
+
+
+def as_json(what: str, value: Any) -> Any:
+    """Return *value* as another process would read it.
+
+    Raises:
+        Misuse: it is not JSON.
+    """
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise Misuse(f"{what} is not JSON: {error}") from error
+
+
+def _undecided(txn: SinkTxnId, known: AttemptRecord | None) -> AttemptRecord:
+    if known is None:
+        raise NeedsOperator(f"{txn}: the ledger does not know the attempt")
+    if known.state.is_decided:
+        raise NeedsOperator(f"{txn}: the attempt is {known.state} already")
+    return known
