@@ -1,0 +1,98 @@
+"""Jars from Maven Central, fetched once by the Ivy that PySpark's wheel carries."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from semel.testing.services.processes import ServiceUnavailable, java, package_folder
+
+# The connector's token provider did not resolve in 4.2.0 when this was written; 4.0.0 of it
+# serves every Spark 4.  Hadoop and slf4j are in Spark's own class path.
+_MODULES = """\
+<ivy-module version="2.0">
+  <info organisation="semel" module="test-jars"/>
+  <configurations><conf name="connector"/><conf name="broker"/><conf name="jdbc"/></configurations>
+  <dependencies>
+    <dependency org="org.apache.spark" name="spark-sql-kafka-0-10_2.13" rev="4.2.0"
+                conf="connector->default">
+      <exclude org="org.apache.hadoop"/><exclude org="org.slf4j"/>
+    </dependency>
+    <dependency org="org.apache.kafka" name="kafka_2.13" rev="4.3.0" conf="broker->default"/>
+    <dependency org="org.postgresql" name="postgresql" rev="42.7.8" conf="jdbc->master"/>
+    <override org="org.apache.spark" module="spark-token-provider-kafka-0-10_2.13" rev="4.0.0"/>
+  </dependencies>
+</ivy-module>
+"""
+
+
+def services_folder() -> Path:
+    """Say where downloads are kept: SEMEL_SERVICES_DIR, or a cache in the user's home."""
+    return Path(os.environ.get("SEMEL_SERVICES_DIR") or Path.home() / ".cache" / "semel")
+
+
+def fetch_jars() -> Path:
+    """Return the folder with `connector/`, `broker/` and `jdbc/`; fetch it (55 MB) if it is new.
+
+    Two processes may call this at once: one fetches, the other waits.  A fetch that was
+    interrupted leaves nothing that could be taken for a whole one.
+    """
+    digest = hashlib.sha256(_MODULES.encode()).hexdigest()[:12]
+    wanted = services_folder() / f"jars-{digest}"
+    if wanted.is_dir():
+        return wanted
+    with _locked(services_folder() / "jars.lock"):
+        if not wanted.is_dir():
+            fetched = services_folder() / "fetching"
+            shutil.rmtree(fetched, ignore_errors=True)
+            _retrieve(fetched)
+            (fetched / "jars").rename(wanted)
+            shutil.rmtree(fetched)
+    return wanted
+
+
+def connector_jars() -> list[str]:
+    """List the jars of Spark's Kafka connector, for `spark.jars`."""
+    jars = sorted((fetch_jars() / "connector").glob("*.jar"))
+    # Spark has its own Scala, and two of them in one JVM do not agree.
+    return [str(jar) for jar in jars if not jar.name.startswith("scala-library")]
+
+
+def jdbc_jars() -> list[str]:
+    """List the jars of PostgreSQL's JDBC driver, for `spark.jars`."""
+    return [str(jar) for jar in sorted((fetch_jars() / "jdbc").glob("*.jar"))]
+
+
+def _retrieve(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    modules = folder / "modules.xml"
+    modules.write_text(_MODULES)
+    spark_jars = package_folder("pyspark", extra="demo") / "jars"
+    ivy = next(spark_jars.glob("ivy-*.jar"), None)
+    if ivy is None:
+        raise ServiceUnavailable(f"there is no ivy-*.jar in {spark_jars}: pip install 'pyspark>=4'")
+    pattern = f"{folder}/jars/[conf]/[artifact]-[revision].[ext]"
+    command = [java(), "-jar", str(ivy), "-cache", str(folder / "ivy"), "-ivy", str(modules)]
+    done = subprocess.run(
+        [*command, "-retrieve", pattern, "-warn"], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0 or not (folder / "jars" / "broker").is_dir():
+        trouble = (done.stderr or done.stdout).strip().splitlines()[-5:]
+        raise ServiceUnavailable(
+            "the jars of Kafka could not be fetched; a connection to Maven Central is needed "
+            "once: " + " | ".join(trouble)
+        )
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, or with the process
+        yield

@@ -1,0 +1,180 @@
+"""A TCP proxy that loses a reply, cuts connections or refuses them when a test says so."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from semel.testing.services.processes import free_port
+
+_CHUNK_BYTES = 64 * 1024
+
+# How long the server must be silent after its first swallowed bytes before the connection is
+# cut: a reply that is already under way to an earlier request must not be taken for all of it.
+_QUIET_SECONDS = 0.2
+
+
+class CutProxy:
+    """Forwards connections to 127.0.0.1:*target_port* from `port`, until told otherwise."""
+
+    def __init__(self, target_port: int) -> None:
+        self.target_port = target_port
+        self.port = free_port()
+        self._lock = threading.Lock()
+        self._listener: socket.socket | None = None
+        self._links: set[_Link] = set()
+        self._pattern: bytes | None = None
+        self._swallowed = threading.Event()
+
+    def start(self) -> Self:
+        self.accept()
+        return self
+
+    def stop(self) -> None:
+        self.refuse()
+        self.cut()
+
+    def swallow_reply_to(self, pattern: bytes) -> None:
+        """Lose the reply to the next request that contains *pattern*.
+
+        The request reaches the server; once the server has replied, and the client has seen
+        nothing of it, their connection is cut.  Other connections go on.
+        """
+        with self._lock:
+            self._swallowed.clear()
+            self._pattern = pattern
+
+    def wait_until_swallowed(self, seconds: float = 30.0) -> bool:
+        """Wait for the server's reply to that request, and say whether it came."""
+        return self._swallowed.wait(seconds)
+
+    def cut(self) -> None:
+        """Cut every connection now; new ones are still accepted."""
+        with self._lock:
+            links, self._links = self._links, set()
+        for link in links:
+            link.cut()
+
+    def refuse(self) -> None:
+        """Refuse new connections; the present ones go on."""
+        with self._lock:
+            listener, self._listener = self._listener, None
+        if listener is not None:
+            # `close` alone would not wake the thread that waits in `accept`.
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+
+    def accept(self) -> None:
+        """Accept connections again, on the same port."""
+        with self._lock:
+            if self._listener is None:
+                self._listener = socket.create_server(("127.0.0.1", self.port))
+                _in_background(self._serve, self._listener)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _serve(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return  # refuse() closed it
+            try:
+                server = socket.create_connection(("127.0.0.1", self.target_port))
+            except OSError:
+                client.close()
+                continue
+            link = _Link(self, client, server)
+            with self._lock:
+                is_refused = self._listener is not listener
+                if not is_refused:
+                    self._links.add(link)
+            if is_refused:
+                link.cut()
+                return
+            link.start()
+
+    def _take_pattern(self, before: bytes, chunk: bytes) -> bool:
+        """Say whether this is the request to lose the reply of; only one ever is."""
+        with self._lock:
+            if self._pattern is None:
+                return False
+            # The pattern may have begun in the chunk before, but must not lie in it altogether:
+            # that was an earlier request.
+            begun = before[max(0, len(before) - len(self._pattern) + 1) :]
+            if self._pattern not in begun + chunk:
+                return False
+            self._pattern = None
+            return True
+
+    def _forget(self, link: _Link) -> None:
+        with self._lock:
+            self._links.discard(link)
+
+
+class _Link:
+    """One connection through the proxy: two sockets and a thread for each direction."""
+
+    def __init__(self, proxy: CutProxy, client: socket.socket, server: socket.socket) -> None:
+        self._proxy = proxy
+        self._client = client
+        self._server = server
+        self._swallowing = False
+        for end in (client, server):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def start(self) -> None:
+        _in_background(self._forward_requests)
+        _in_background(self._forward_replies)
+
+    def cut(self) -> None:
+        for end in (self._client, self._server):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        self._proxy._forget(self)
+
+    def _forward_requests(self) -> None:
+        before = b""
+        with contextlib.suppress(OSError):
+            while chunk := self._client.recv(_CHUNK_BYTES):
+                # Before the server sees the request, or its reply could slip through.
+                if self._proxy._take_pattern(before, chunk):
+                    self._swallowing = True
+                self._server.sendall(chunk)
+                before = chunk
+        self.cut()
+
+    def _forward_replies(self) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := self._server.recv(_CHUNK_BYTES):
+                if self._swallowing:
+                    self._swallow_the_rest()
+                    break
+                self._client.sendall(chunk)
+        self.cut()
+
+    def _swallow_the_rest(self) -> None:
+        self._server.settimeout(_QUIET_SECONDS)
+        with contextlib.suppress(OSError):
+            while self._server.recv(_CHUNK_BYTES):
+                pass
+        self._proxy._swallowed.set()
+
+
+def _in_background(target: Callable[..., None], *arguments: socket.socket) -> None:
+    threading.Thread(target=target, args=arguments, name="cut-proxy", daemon=True).start()

@@ -1,0 +1,97 @@
+"""The real services that tests share, each started when the first test asks for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+from semel.testing.services import (
+    KafkaBroker,
+    PostgresServer,
+    ServiceUnavailable,
+    connector_jars,
+)
+from semel.testing.services.processes import java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Started = TypeVar("Started")
+_numbers = count(1)
+
+
+def require(start: Callable[[], Started]) -> Started:
+    """Start a service; without it, a laptop skips the test and CI fails it."""
+    try:
+        return start()
+    except ServiceUnavailable as missing:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    with require(PostgresServer(18).start) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres16_server() -> Iterator[PostgresServer]:
+    with require(PostgresServer(16).start) as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """An empty database of PostgreSQL 18 for this test alone."""
+    yield from _database(postgres_server)
+
+
+@pytest.fixture
+def postgres16_url(postgres16_server: PostgresServer) -> Iterator[str]:
+    """An empty database of PostgreSQL 16 for this test alone."""
+    yield from _database(postgres16_server)
+
+
+def _database(server: PostgresServer) -> Iterator[str]:
+    name = f"test_{next(_numbers)}"
+    yield server.create_database(name)
+    server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> Iterator[KafkaBroker]:
+    with require(KafkaBroker().start) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session in this process, with Spark's Kafka connector where it can be had."""
+    require(java)
+    pyspark_sql = pytest.importorskip("pyspark.sql")
+    try:
+        jars = connector_jars()
+    except ServiceUnavailable:
+        jars = []
+    folder = tmp_path_factory.mktemp("spark")
+    session = (
+        pyspark_sql.SparkSession.builder.master("local[2]")
+        .appName("semel-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.jars", ",".join(jars))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()

@@ -1,0 +1,317 @@
+"""The starters start real services, survive restarts, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from semel.testing.services import (
+    CutProxy,
+    KafkaBroker,
+    PostgresServer,
+    ServiceUnavailable,
+    SparkCluster,
+    connector_jars,
+    free_port,
+    processes,
+)
+from tests.conftest import require
+
+postgres = pytest.mark.postgres
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def answer(url: str, query: str) -> object:
+    with psycopg.connect(url) as connection:
+        row = connection.execute(query).fetchone()
+        assert row is not None
+        return row[0]
+
+
+@postgres
+@pytest.mark.parametrize("version", [18, 16])
+def test_postgres_keeps_its_promises_of_durability(version, request):
+    server = request.getfixturevalue("postgres_server" if version == 18 else "postgres16_server")
+
+    settings = ["server_version_num", "fsync", "synchronous_commit", "max_prepared_transactions"]
+    shown = [answer(server.url, f"SHOW {name}") for name in settings]
+
+    assert shown[0].startswith(str(version))
+    assert shown[1:] == ["on", "on", "64"]
+
+
+@postgres
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_postgres_comes_back_on_the_same_port_with_what_was_committed(mode):
+    with require(PostgresServer(settings={"max_connections": "20"}).start) as server:
+        url = server.create_database("kept")
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("CREATE TABLE paid (amount int)")
+            connection.execute("INSERT INTO paid VALUES (7)")
+            server.stop(mode)
+            with pytest.raises(psycopg.OperationalError):
+                connection.execute("SELECT 1")
+
+        server.start()
+
+        assert answer(url, "SELECT amount FROM paid") == 7
+        assert answer(url, "SHOW max_connections") == "20"
+
+
+@postgres
+def test_two_servers_start_at_the_same_time_from_two_threads():
+    servers = [PostgresServer(18), PostgresServer(16)]
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda server: require(server.start), servers))
+
+    # The threads that started them are gone, the servers are not.
+    assert [answer(server.url, "SELECT 1") for server in servers] == [1, 1]
+    for server in servers:
+        server.stop()
+
+
+@postgres
+def test_a_dropped_database_takes_its_prepared_transactions_along(postgres_server):
+    url = postgres_server.create_database("doomed")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("BEGIN")
+        connection.execute("CREATE TABLE held (row int)")
+        connection.execute("PREPARE TRANSACTION 'it''s held'")
+
+        postgres_server.drop_database("doomed")
+
+    assert answer(postgres_server.url, "SELECT count(*) FROM pg_prepared_xacts") == 0
+
+
+@postgres
+def test_after_the_block_no_process_and_no_file_is_left():
+    with require(PostgresServer().start) as server:
+        pids, folder = server.pids, server.folder
+
+    assert not any(exists(pid) for pid in pids)
+    assert not folder.exists()
+    assert server.pids == []
+
+
+@postgres
+@pytest.mark.kill
+def test_a_service_dies_with_a_process_that_is_killed(postgres_server):
+    program = """if True:
+        from semel.testing.services import PostgresServer
+        server = PostgresServer().start()
+        print(server.pids[0], server.port, server.folder, flush=True)
+        input()
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as owner:
+        assert owner.stdout is not None
+        pid, port, _ = owner.stdout.readline().split()
+        assert processes.listens(int(port))
+
+        owner.send_signal(signal.SIGKILL)
+
+    assert eventually(lambda: not exists(int(pid)))
+    assert eventually(lambda: not processes.listens(int(port)))
+
+
+@postgres
+def test_a_server_that_cannot_start_says_why_and_leaves_no_process():
+    server = PostgresServer(settings={"max_connections": "none"})
+    require(PostgresServer)
+
+    with pytest.raises(ServiceUnavailable, match="max_connections"):
+        server.start()
+
+    assert server.pids == []
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it():
+    with pytest.raises(ServiceUnavailable, match=r"pip install 'semel\[demo\]'"):
+        processes.package_folder("no_such_package", extra="demo")
+
+
+def test_a_missing_java_is_named(monkeypatch, tmp_path):
+    processes.java.cache_clear()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+    with pytest.raises(ServiceUnavailable, match="Java 17 or newer"):
+        processes.java()
+
+
+def test_free_ports_lie_outside_the_range_that_clients_are_given():
+    assert all(free_port() < 32_768 for _ in range(50))
+
+
+@pytest.mark.kafka
+def test_kafka_keeps_a_topic_and_its_messages_over_a_crash():
+    from confluent_kafka import Consumer, Producer
+
+    with require(KafkaBroker().start) as broker:
+        broker.create_topic("orders", partitions=3)
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all"})
+        producer.produce("orders", b"one", partition=2)
+        assert producer.flush(30) == 0
+
+        broker.stop("immediate")
+        broker.start()
+
+        consumer = Consumer(
+            {
+                "bootstrap.servers": broker.bootstrap,
+                "group.id": "g",
+                "auto.offset.reset": "earliest",
+            }
+        )
+        consumer.subscribe(["orders"])
+        message = consumer.poll(60)
+        assert message is not None
+        assert message.error() is None
+        assert (message.partition(), message.value()) == (2, b"one")
+        consumer.close()
+
+
+@pytest.mark.kafka
+def test_the_connector_leaves_scala_to_spark():
+    names = [os.path.basename(jar) for jar in require(connector_jars)]
+
+    assert any(name.startswith("spark-sql-kafka-0-10") for name in names)
+    assert not any(name.startswith("scala-library") for name in names)
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+def test_the_session_of_the_tests_reads_from_kafka(spark, kafka_broker):
+    from confluent_kafka import Producer
+
+    kafka_broker.create_topic("read-by-spark", partitions=2)
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap})
+    for number in range(10):
+        producer.produce("read-by-spark", str(number))
+    assert producer.flush(30) == 0
+
+    frame = (
+        spark.read.format("kafka")
+        .option("kafka.bootstrap.servers", kafka_broker.bootstrap)
+        .option("subscribe", "read-by-spark")
+        .load()
+    )
+
+    assert sorted(int(row.value) for row in frame.collect()) == list(range(10))
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.kill
+def test_a_cluster_survives_the_loss_of_an_executor():
+    # In another process: this one may have a local session, and there is only one per process.
+    program = """if True:
+        import os, signal, sys
+        from pyspark.sql import SparkSession
+        from semel.testing.services import SparkCluster
+        with SparkCluster(workers=2) as cluster:
+            builder = SparkSession.builder.config("spark.ui.enabled", "false")
+            for key, value in cluster.session_settings.items():
+                builder = builder.config(key, value)
+            spark = builder.getOrCreate()
+            context = spark.sparkContext
+            count = lambda: context.parallelize(range(100), 4).sum()
+            assert count() == 4950
+            first = cluster.executor_pids()
+            assert first, "no executors"
+            os.kill(first[0], signal.SIGKILL)
+            assert count() == 4950
+            spark.stop()
+            print(*cluster.pids, *first)
+    """
+    require(SparkCluster(workers=0).start).stop()
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) >= 4
+    assert eventually(lambda: not any(exists(pid) for pid in pids))
+
+
+@pytest.fixture
+def proxy(postgres_server: PostgresServer) -> Iterator[CutProxy]:
+    with CutProxy(postgres_server.port) as started:
+        yield started
+
+
+def through(proxy: CutProxy, server: PostgresServer) -> str:
+    return server.url.replace(str(server.port), str(proxy.port))
+
+
+@postgres
+def test_the_proxy_loses_the_reply_to_a_commit_that_happened(proxy, postgres_server):
+    url = through(proxy, postgres_server)
+    with psycopg.connect(url) as other, psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE lost_reply (row int)")
+        proxy.swallow_reply_to(b"COMMIT")
+
+        with pytest.raises(psycopg.OperationalError):
+            connection.commit()
+
+        assert proxy.wait_until_swallowed()
+        assert answer(postgres_server.url, "SELECT count(*) FROM lost_reply") == 0
+        other.execute("DROP TABLE lost_reply")
+
+
+@postgres
+def test_only_one_reply_is_lost(proxy, postgres_server):
+    url = through(proxy, postgres_server)
+    proxy.swallow_reply_to(b"SELECT 41")
+    with psycopg.connect(url) as connection, pytest.raises(psycopg.OperationalError):
+        connection.execute("SELECT 41")
+
+    assert answer(url, "SELECT 41") == 41
+
+
+@postgres
+def test_a_cut_ends_connections_and_a_refusal_keeps_new_ones_out(proxy, postgres_server):
+    url = through(proxy, postgres_server)
+    with psycopg.connect(url) as connection:
+        proxy.refuse()
+        connection.execute("SELECT 1")
+        proxy.cut()
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("SELECT 1")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", proxy.port))
+
+    proxy.accept()
+
+    assert answer(url, "SELECT 1") == 1
