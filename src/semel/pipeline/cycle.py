@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeAlias
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import reason_of
+from semel.errors import InDoubt, SemelError, reason_of
 from semel.events import EVENTS, CommitSlow, CycleEnded, Events, StepDone, StepFailed
 from semel.pipeline.sink import SinkFatal, SinkOK, SinkOutcome
 from semel.pipeline.txn import SinkTxnId
@@ -100,7 +100,11 @@ class Coordinator(Protocol):
         ...
 
     def commit_txn(self) -> CommitAnswer:
-        """Take the decision.  An exception here means UNKNOWN."""
+        """Take the decision.
+
+        An error of semel's other than `InDoubt` means surely not; any other exception
+        means UNKNOWN.
+        """
         ...
 
     def commit_2pc(self) -> Sequence[SinkAnswer]:
@@ -290,6 +294,10 @@ class _Run:
         began = self._clock.monotonic()
         try:
             answer = self._do.commit_txn()
+        except SemelError as error:
+            doubt = isinstance(error, InDoubt)
+            failure = Failure.UNKNOWN if doubt else Failure.NOT_COMMITTED
+            raise _StepFailed(Step.COMMIT_TXN, failure, reason_of(error)) from error
         except Exception as error:
             raise _StepFailed(Step.COMMIT_TXN, Failure.UNKNOWN, reason_of(error)) from error
         reach(CrashPoint.COMMIT_TXN_AFTER)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -80,8 +80,12 @@ class BatchRange:
 
     @property
     def digest(self) -> str:
-        """Identify the range: two batches with one id and two digests are a collision."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """Identify the range: two batches with one id and two digests are a collision.
+
+        Topic ids are left out: they are asked of the broker, which may not answer.
+        """
+        bare = [replace(source, topic_ids={}).to_json() for source in self.sources]
+        return hashlib.sha256(json.dumps(bare, separators=(",", ":")).encode()).hexdigest()
 
     def to_json(self) -> str:
         """Write the range as canonical JSON."""

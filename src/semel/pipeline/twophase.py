@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
@@ -49,6 +49,10 @@ class Backoff:
         return min(self.most_seconds, self.first_seconds * self.factor ** (after_try - 1))
 
 
+COMMIT_BACKOFF: Final = Backoff()
+"""Four tries within about two seconds: longer outages are recovery's."""
+
+
 def concurrently(calls: Sequence[Callable[[], SinkAnswer]]) -> list[SinkAnswer]:
     """Make all calls at once, one thread each; none is cut short by another's failure."""
     if len(calls) < 2:
@@ -68,7 +72,7 @@ def with_two_phase_sinks(
     rows_for: Callable[[SinkTxnId, str], Sequence[Receipt]],
     next_txn_label: Callable[[], SinkTxnId],
     *,
-    backoff: Backoff = Backoff(),  # noqa: B008  an immutable value
+    backoff: Backoff = COMMIT_BACKOFF,
     each: Each = concurrently,
     events: Events = EVENTS,
     clock: Clock = SYSTEM_CLOCK,

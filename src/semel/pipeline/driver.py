@@ -1,0 +1,327 @@
+"""One process's side of a scope: own it, recover it, run its cycles.
+
+    start: acquire ──▶ fence ──▶ recover        run_cycle: attempt, and again while aborted
+
+Spark's `ExactlyOnce` drives this; a program without Spark can do so directly.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from semel.clock import SYSTEM_CLOCK, Clock
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Fenced, LeaseHeld, LeaseLost, Misuse, SemelError, reason_of
+from semel.events import EVENTS, CycleEnded, Events, LeaseEnded, LeaseTaken, log
+from semel.lease import Owner, Takeover
+from semel.pipeline.coordinator import LedgerCoordinator, Stage
+from semel.pipeline.cycle import (
+    CommitAborted,
+    CommitFatal,
+    CommitSucceeded,
+    run_commit_cycle,
+)
+from semel.pipeline.ledger import AttemptRecord, Lease, Ledger
+from semel.pipeline.recovery import RecoveryReport, recover, sweep
+from semel.pipeline.sink import SinkOK, TwoPhaseSink
+from semel.pipeline.source import BatchRange
+from semel.pipeline.states import CycleState
+from semel.pipeline.twophase import (
+    COMMIT_BACKOFF,
+    Backoff,
+    Each,
+    commit_with_retries,
+    concurrently,
+    with_two_phase_sinks,
+)
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
+
+
+@dataclass(frozen=True, slots=True)
+class CycleReplayed:
+    """The cycle was committed before; its sinks are finished and nothing was staged."""
+
+    txn: SinkTxnId
+
+
+CycleOutcome: TypeAlias = CommitSucceeded | CycleReplayed | CommitAborted | CommitFatal
+
+
+CYCLE_BACKOFF: Final = Backoff(first_seconds=0.5)
+"""How long to wait between two attempts at a cycle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How patient and how tidy a driver is."""
+
+    lease_seconds: float = 30.0
+    takeover: Takeover = Takeover.WAIT
+    cycle_tries: int = 3
+    """How often an aborted cycle is attempted before the batch fails."""
+
+    cycle_backoff: Backoff = CYCLE_BACKOFF
+    commit_backoff: Backoff = COMMIT_BACKOFF
+    interval_seconds: float | None = None
+    """The time between cycles, if there is one, to judge slow commits by."""
+
+    keep_cycles: int = 1000
+    """How many finished cycles the ledger remembers."""
+
+    tidy_every: int = 50
+    """After how many cycles leavings are swept and the ledger is pruned."""
+
+
+class Driver:
+    """The owner of one scope, as long as nobody takes it over."""
+
+    def __init__(
+        self,
+        app: str,
+        ledger: Ledger,
+        sinks: Sequence[TwoPhaseSink],
+        query: str = "main",
+        *,
+        settings: Settings | None = None,
+        owner: Owner | None = None,
+        each: Each = concurrently,
+        new_attempt: Callable[[CycleId], SinkTxnId] = CycleId.attempt,
+        events: Events = EVENTS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        names = [checked_name("sink", sink.name) for sink in sinks]
+        if not names:
+            raise Misuse("a pipeline needs at least one sink")
+        if len(set(names)) < len(names):
+            raise Misuse(f"two sinks have the same name among {names}; give each its own name=")
+        self.ledger = ledger
+        self.sinks = tuple(sinks)
+        self.settings = settings or Settings()
+        self.scope = Scope(ledger.ledger_id, app, query)
+        self._owner = owner or Owner.here()
+        self._each = each
+        self._new_attempt = new_attempt
+        self._events = events
+        self._clock = clock
+        self._lease: Lease | None = None
+        self._cycles = 0
+
+    @property
+    def lease(self) -> Lease:
+        """This process's lease.
+
+        Raises:
+            Misuse: `start` has not been called, or did not succeed.
+        """
+        if self._lease is None:
+            raise Misuse(f"scope {self.scope}: call start() before running cycles")
+        return self._lease
+
+    @property
+    def is_started(self) -> bool:
+        """Tell whether cycles may be run."""
+        return self._lease is not None
+
+    def start(self) -> RecoveryReport:
+        """Become the owner and settle what earlier owners left.
+
+        Waits for another owner's lease to end, once; an owner that keeps renewing it is alive.
+        May be repeated, after a crash or a fatal outcome, too.
+
+        Raises:
+            LeaseHeld: another process owns the scope and is alive.
+            Retryable, Fenced, NeedsOperator: see `recover`.
+        """
+        self._lease = None
+        lease = self._acquire()
+        reach(CrashPoint.ACQUIRE_AFTER)
+        report = recover(
+            self.ledger,
+            lease,
+            self.sinks,
+            backoff=self.settings.commit_backoff,
+            events=self._events,
+            clock=self._clock,
+        )
+        self._lease = lease
+        return report
+
+    def stop(self) -> None:
+        """Release the scope and the sinks' connections."""
+        lease, self._lease = self._lease, None
+        try:
+            for sink in self.sinks:
+                sink.close()
+        finally:
+            if lease is not None:
+                self.ledger.release(lease)
+                self._events.emit(LeaseEnded(str(self.scope), lease.epoch, "released"))
+
+    def run_cycle(
+        self, cycle: CycleId, read_range: Callable[[], BatchRange], stage: Stage
+    ) -> CycleOutcome:
+        """Carry one batch through, or find that it was carried through before.
+
+        An aborted attempt is repeated with a new one, a bounded number of times.  After a
+        fatal outcome `start` must be called again: recovery settles what is stranded.
+        """
+        try:
+            outcome = self._replay(cycle, read_range) or self._attempts(cycle, read_range, stage)
+        except Fenced as error:
+            outcome = CommitFatal(f"fenced: {error}", cause=error)
+        except SemelError as error:
+            outcome = CommitFatal(str(error), cause=error)
+        if isinstance(outcome, CommitFatal):
+            if isinstance(outcome.cause, Fenced):
+                self._events.emit(LeaseEnded(str(self.scope), self.lease.epoch, "lost"))
+            self._lease = None
+        self._tidy(outcome)
+        return outcome
+
+    def _acquire(self) -> Lease:
+        deadline: float | None = None
+        while True:
+            before = self.ledger.scope_record(self.scope)
+            try:
+                lease = self.ledger.acquire(
+                    self.scope, self._owner, self.settings.lease_seconds, self.settings.takeover
+                )
+            except LeaseHeld as held:
+                now = self._clock.monotonic()
+                if deadline is None:
+                    deadline = now + held.seconds_left + 1.0
+                if now >= deadline:
+                    raise
+                self._clock.sleep(min(0.5, max(0.05, held.seconds_left)))
+                continue
+            old = str(before.owner) if before and before.owner else ""
+            self._events.emit(LeaseTaken(str(self.scope), lease.epoch, str(self._owner), old))
+            return lease
+
+    def _replay(
+        self, cycle: CycleId, read_range: Callable[[], BatchRange]
+    ) -> CycleReplayed | CommitFatal | None:
+        record = self.ledger.committed(cycle)
+        if record is None:
+            return None
+        digest = read_range().digest
+        if record.range is not None and record.range.digest != digest:
+            return CommitFatal(
+                f"begin_txn: cycle {cycle} was committed with another source range (digest "
+                f"{record.range.digest[:12]}, now {digest[:12]}): the checkpoint is not the one "
+                f"that wrote it; nothing was written"
+            )
+        if record.state is not CycleState.FINISHED:
+            stranded = self._carry_through(record)
+            if stranded is not None:
+                return stranded
+        self._events.emit(CycleEnded(str(self.scope), str(cycle), "replayed"))
+        return CycleReplayed(record.txn)
+
+    def _carry_through(self, record: AttemptRecord) -> CommitFatal | None:
+        left = []
+        for sink in self.sinks:
+            if sink.name not in record.tokens:
+                continue
+            token = record.tokens[sink.name]
+            outcome = commit_with_retries(
+                sink, record.txn, token, self.settings.commit_backoff, self._events, self._clock
+            )
+            if not isinstance(outcome, SinkOK):
+                left.append((sink.name, record.txn, outcome.reason))
+        if left:
+            reason = "; ".join(f"{name}: {why}" for name, _, why in left)
+            return CommitFatal(f"commit_2pc: {reason}", tuple((name, txn) for name, txn, _ in left))
+        self.ledger.finish(self.lease, record.txn)
+        return None
+
+    def _attempts(
+        self, cycle: CycleId, read_range: Callable[[], BatchRange], stage: Stage
+    ) -> CommitSucceeded | CommitAborted | CommitFatal:
+        tries = self.settings.cycle_tries
+        for number in range(1, tries + 1):
+            outcome = self._attempt(cycle, read_range, stage)
+            if not isinstance(outcome, CommitAborted) or number == tries:
+                break
+            self._clock.sleep(self.settings.cycle_backoff.wait_seconds(number))
+            self._sweep()
+        return outcome
+
+    def _attempt(
+        self, cycle: CycleId, read_range: Callable[[], BatchRange], stage: Stage
+    ) -> CommitSucceeded | CommitAborted | CommitFatal:
+        txn = self._new_attempt(cycle)
+        base = LedgerCoordinator(self.ledger, self.lease, txn, stage, read_range)
+        coordinator = with_two_phase_sinks(
+            base,
+            self.sinks,
+            base.receipts_for,
+            lambda: txn,
+            backoff=self.settings.commit_backoff,
+            each=self._each,
+            events=self._events,
+            clock=self._clock,
+        )
+        return run_commit_cycle(
+            coordinator,
+            interval_seconds=self.settings.interval_seconds,
+            events=self._events,
+            clock=self._clock,
+        )
+
+    def _tidy(self, outcome: CycleOutcome) -> None:
+        self._cycles += 1
+        due = self._cycles % self.settings.tidy_every == 0
+        if due and isinstance(outcome, CommitSucceeded) and self._lease is not None:
+            self._sweep()
+            try:
+                self.ledger.prune(self.scope, self.settings.keep_cycles)
+            except SemelError as error:
+                log.warning("prune failed", extra={"scope": str(self.scope), "reason": str(error)})
+
+    def _sweep(self) -> None:
+        """Sweep, but let no cycle fail for it: what stays is swept the next time."""
+        try:
+            sweep(self.ledger, self.scope, self.sinks, self._events)
+        except Exception as error:  # noqa: BLE001  whatever a sink raises, tidying can wait
+            reason = reason_of(error)
+            log.warning("sweep failed", extra={"scope": str(self.scope), "reason": reason})
+
+
+class Heartbeat:
+    """Renews a driver's lease in the background until it is stopped or the lease is lost."""
+
+    def __init__(self, ledger: Ledger, lease: Lease, events: Events = EVENTS) -> None:
+        self._ledger = ledger
+        self._lease = lease
+        self._events = events
+        self._stop = threading.Event()
+        self.lost = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"semel-lease-{lease.scope}", daemon=True
+        )
+
+    def start(self) -> Heartbeat:
+        """Begin to renew."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop renewing and wait for a renewal under way."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=self._lease.seconds)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._lease.seconds / 3):
+            try:
+                self._ledger.renew(self._lease)
+            except LeaseLost:
+                self.lost = True
+                self._events.emit(LeaseEnded(str(self._lease.scope), self._lease.epoch, "lost"))
+                return
+            except SemelError:
+                continue  # the ledger is away; the decision checks the epoch anyway

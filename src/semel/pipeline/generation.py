@@ -1,0 +1,121 @@
+"""Which generation a checkpoint is, and whether it may go on where the ledger ends.
+
+A new checkpoint starts at batch 0 again, so a batch number means nothing
+without its checkpoint.  The positions decide whether a new one may follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semel.errors import NeedsOperator
+from semel.pipeline.ledger import Generation, Lease, Ledger
+from semel.pipeline.positions import Positions, discontinuities
+from semel.pipeline.source import BatchRange, SourceKind
+from semel.pipeline.txn import CycleId, Scope
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointView:
+    """What a checkpoint says about itself when a batch starts."""
+
+    id: str
+    batch: int
+    """The batch that is about to run."""
+
+    range: BatchRange
+    """What that batch reads."""
+
+    last_finished: int | None
+    """The highest batch that Spark has noted as done; None if there is none."""
+
+    is_stateful: bool
+
+
+class CheckpointRefused(NeedsOperator):
+    """The checkpoint and the ledger contradict each other."""
+
+    def __init__(self, scope: str, problem: str, way_out: str) -> None:
+        super().__init__(scope, problem, way_out)
+        self.scope = scope
+        self.problem = problem
+        self.way_out = way_out
+
+    def __str__(self) -> str:
+        return f"{self.scope}: {self.problem}; {self.way_out}"
+
+
+def settle_generation(ledger: Ledger, lease: Lease, view: CheckpointView) -> Generation:
+    """Return the generation of *view*'s checkpoint, opening a new one where that is safe.
+
+    Raises:
+        CheckpointRefused: going on would repeat or leave out records.
+    """
+    scope = lease.scope
+    known = ledger.generations(scope)
+    for generation in known:
+        if generation.checkpoint == view.id:
+            if generation.number < known[-1].number:
+                raise CheckpointRefused(
+                    str(scope),
+                    f"checkpoint {view.id} is generation {generation.number}, and generation "
+                    f"{known[-1].number} has been used since",
+                    "start with the newest checkpoint, or accept this one with `semel adopt`",
+                )
+            _check_finished(ledger, scope, generation, view)
+            return generation
+    if view.last_finished is not None:
+        raise CheckpointRefused(
+            str(scope),
+            f"checkpoint {view.id} has run batches up to {view.last_finished} that this ledger "
+            f"knows nothing of",
+            "take it over with `semel adopt`, or start with a new checkpoint",
+        )
+    if known:
+        _check_successor(scope, ledger.positions(scope, view.range), view)
+    return ledger.open_generation(lease, view.id, first_batch=view.batch)
+
+
+def _check_finished(
+    ledger: Ledger, scope: Scope, generation: Generation, view: CheckpointView
+) -> None:
+    last = view.last_finished
+    if last is None or last < generation.first_batch:
+        return
+    record = ledger.scope_record(scope)
+    cycle = CycleId(scope, generation.number, last)
+    mark = record.mark if record else None
+    if mark is not None and cycle <= mark.cycle:
+        return
+    if ledger.committed(cycle) is None:
+        raise CheckpointRefused(
+            str(scope),
+            f"Spark has noted batch {last} as done, but the ledger has no COMMIT for {cycle}",
+            "the batch ran without semel, or the ledger was restored: compare with `semel history` "
+            "and `semel doctor`, then accept it with `semel adopt`",
+        )
+
+
+def _check_successor(scope: Scope, positions: Positions, view: CheckpointView) -> None:
+    if positions.is_empty:
+        return
+    if view.is_stateful:
+        raise CheckpointRefused(
+            str(scope),
+            "the checkpoint is new, and with the old one a stateful query has lost its state",
+            "restore the old checkpoint, or accept the loss with `semel adopt --state-lost`",
+        )
+    if any(source.kind is SourceKind.EPHEMERAL for source in view.range.sources):
+        raise CheckpointRefused(
+            str(scope),
+            "the checkpoint is new, and a source without durable positions cannot go on where "
+            "the old one ended",
+            "restore the old checkpoint, or accept what follows with `semel adopt`",
+        )
+    found = discontinuities(positions, view.range)
+    if found:
+        raise CheckpointRefused(
+            str(scope),
+            f"the checkpoint is new and does not start where the ledger ends: {'; '.join(found)}",
+            "set the source's start accordingly, or accept it with `semel adopt`",
+        )

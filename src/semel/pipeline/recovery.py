@@ -1,0 +1,319 @@
+"""What a new owner does before its first batch: settle everything its predecessor left.
+
+    fence ──▶ open attempts ──▶ what sinks still hold ──▶ sweep
+
+Recovery may crash at any point and be repeated.  A sink that cannot answer
+blocks the start: nothing may be concluded from silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from semel.clock import SYSTEM_CLOCK, Clock
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import NeedsOperator, Retryable, SemelError
+from semel.events import EVENTS, CycleRecovered, Events, LeavingsSwept
+from semel.pipeline.ledger import AttemptRecord, Lease, Ledger, is_loser
+from semel.pipeline.sink import SinkFatal, SinkOK, SinkOutcome, SinkRetryable, TwoPhaseSink
+from semel.pipeline.states import CycleState, Decision
+from semel.pipeline.twophase import COMMIT_BACKOFF, Backoff, commit_with_retries, guarded
+from semel.pipeline.txn import Scope, SinkTxnId
+
+
+class RecoveryDecision(StrEnum):
+    """What is done with a transaction that a sink still holds."""
+
+    COMMIT_FROM_TOKEN = "CommitFromToken"
+    ABORT_FROM_TOKEN = "AbortFromToken"
+    UNKNOWN_LEAVE_AS_IS = "UnknownLeaveAsIs"
+
+
+class LedgerSays(StrEnum):
+    """What the ledger knows of a transaction that a sink holds."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    UNDECIDED = "undecided, and its owner is fenced"
+    BELOW_MARK = "not known, at or below the mark"
+    NOTHING = "not known"
+
+
+DECIDE: Final[Mapping[LedgerSays, RecoveryDecision]] = {
+    LedgerSays.COMMITTED: RecoveryDecision.COMMIT_FROM_TOKEN,
+    LedgerSays.ABORTED: RecoveryDecision.ABORT_FROM_TOKEN,
+    LedgerSays.UNDECIDED: RecoveryDecision.ABORT_FROM_TOKEN,  # after winning ABORT
+    LedgerSays.BELOW_MARK: RecoveryDecision.ABORT_FROM_TOKEN,  # another attempt was taken
+    LedgerSays.NOTHING: RecoveryDecision.UNKNOWN_LEAVE_AS_IS,
+}
+"""The recovery table.  The docs print it from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """One transaction of one sink, and what was (or would be) done with it."""
+
+    sink: str
+    txn: SinkTxnId
+    says: LedgerSays
+    decision: RecoveryDecision
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What recovery did."""
+
+    settled: list[Settled] = field(default_factory=list)
+    finished: list[SinkTxnId] = field(default_factory=list)
+    """Attempts that were carried through."""
+
+    aborted: list[SinkTxnId] = field(default_factory=list)
+    """Attempts that were given up."""
+
+    swept: dict[str, int] = field(default_factory=dict)
+    """By sink: losing attempts whose leavings were removed."""
+
+    @property
+    def left_as_is(self) -> list[Settled]:
+        """What only a person can settle."""
+        unknown = RecoveryDecision.UNKNOWN_LEAVE_AS_IS
+        return [settled for settled in self.settled if settled.decision is unknown]
+
+
+def what_ledger_says(
+    ledger: Ledger, scope: Scope, txns: Iterable[SinkTxnId]
+) -> dict[SinkTxnId, LedgerSays]:
+    """Look up every one of *txns*; changes nothing."""
+    record = ledger.scope_record(scope)
+    mark = record.mark if record else None
+    says = {}
+    for txn in txns:
+        known = ledger.attempt(txn) if txn.scope == scope else None
+        if known is None:
+            below = txn.scope == scope and mark is not None and txn.cycle <= mark.cycle
+            says[txn] = LedgerSays.BELOW_MARK if below else LedgerSays.NOTHING
+        elif known.state is CycleState.ABORTED:
+            says[txn] = LedgerSays.ABORTED
+        elif known.state.is_committed:
+            says[txn] = LedgerSays.COMMITTED
+        else:
+            says[txn] = LedgerSays.UNDECIDED
+    return says
+
+
+def recover(
+    ledger: Ledger,
+    lease: Lease,
+    sinks: Sequence[TwoPhaseSink],
+    *,
+    backoff: Backoff = COMMIT_BACKOFF,
+    events: Events = EVENTS,
+    clock: Clock = SYSTEM_CLOCK,
+) -> RecoveryReport:
+    """Fence every sink, then settle all that the scope's earlier owners left.
+
+    Raises:
+        Retryable: a sink or the ledger did not answer; the start must wait.
+        Fenced: a newer owner exists.
+        NeedsOperator: records contradict each other, or a promised sink is not configured.
+    """
+    return _Recovery(ledger, lease, sinks, backoff, events, clock).run()
+
+
+class _Recovery:
+    def __init__(
+        self,
+        ledger: Ledger,
+        lease: Lease,
+        sinks: Sequence[TwoPhaseSink],
+        backoff: Backoff,
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        self._ledger = ledger
+        self._lease = lease
+        self._scope = lease.scope
+        self._sinks = {sink.name: sink for sink in sinks}
+        self._backoff = backoff
+        self._events = events
+        self._clock = clock
+        self._report = RecoveryReport()
+
+    def run(self) -> RecoveryReport:
+        for sink in self._sinks.values():
+            reach(CrashPoint.FENCE_BEFORE, sink.name)
+            sink.fence(self._scope, self._lease.epoch)
+            reach(CrashPoint.FENCE_AFTER, sink.name)
+        check_marks(self._ledger, self._scope, self._sinks.values())
+        for attempt in self._ledger.open_attempts(self._scope):
+            self._settle_open(attempt)
+        for sink in self._sinks.values():
+            self._settle_held(sink)
+        self._report.swept = sweep(
+            self._ledger, self._scope, list(self._sinks.values()), self._events
+        )
+        return self._report
+
+    def _settle_open(self, attempt: AttemptRecord) -> None:
+        if attempt.state is not CycleState.COMMITTED:
+            standing = self._ledger.decide_abort(attempt.txn, "recovery: its owner is fenced")
+            if standing is Decision.ABORT:
+                for sink in self._sinks.values():
+                    self._abort(sink, attempt, LedgerSays.UNDECIDED)
+                self._report.aborted.append(attempt.txn)
+                return
+        self._carry_through(attempt)
+
+    def _carry_through(self, attempt: AttemptRecord) -> None:
+        missing = sorted(set(attempt.tokens) - set(self._sinks))
+        if missing:
+            raise NeedsOperator(
+                f"cycle {attempt.txn.cycle} is committed, and sink {missing[0]!r} has promised it "
+                f"but is not configured: configure it again, or see `semel cycle resolve`"
+            )
+        for name in attempt.tokens:
+            self._commit(self._sinks[name], attempt)
+        reach(CrashPoint.RECOVER_FINISH_BEFORE)
+        self._ledger.finish(self._lease, attempt.txn)
+        reach(CrashPoint.RECOVER_FINISH_AFTER)
+        self._report.finished.append(attempt.txn)
+
+    def _settle_held(self, sink: TwoPhaseSink) -> None:
+        held = sink.recover(self._scope)
+        for txn, says in what_ledger_says(self._ledger, self._scope, held).items():
+            decision = DECIDE[says]
+            if says is LedgerSays.UNDECIDED:
+                standing = self._ledger.decide_abort(txn, "recovery: held by a sink, owner fenced")
+                if standing is Decision.COMMIT:
+                    says, decision = LedgerSays.COMMITTED, RecoveryDecision.COMMIT_FROM_TOKEN
+            record = self._ledger.attempt(txn)
+            if decision is RecoveryDecision.UNKNOWN_LEAVE_AS_IS:
+                self._note(sink, txn, says, decision, "not in this ledger; left as it is")
+            elif decision is RecoveryDecision.COMMIT_FROM_TOKEN and record is not None:
+                self._commit(sink, record)
+            else:
+                self._abort_txn(sink, txn, record, says)
+
+    def _commit(self, sink: TwoPhaseSink, attempt: AttemptRecord) -> None:
+        reach(CrashPoint.RECOVER_COMMIT_BEFORE, sink.name)
+        outcome = commit_with_retries(
+            sink,
+            attempt.txn,
+            attempt.tokens.get(sink.name, {}),
+            self._backoff,
+            self._events,
+            self._clock,
+        )
+        reach(CrashPoint.RECOVER_COMMIT_AFTER, sink.name)
+        _insist(sink, attempt.txn, outcome, "commit")
+        decision = RecoveryDecision.COMMIT_FROM_TOKEN
+        self._note(sink, attempt.txn, LedgerSays.COMMITTED, decision, "the decision is COMMIT")
+
+    def _abort(self, sink: TwoPhaseSink, attempt: AttemptRecord, says: LedgerSays) -> None:
+        self._abort_txn(sink, attempt.txn, attempt, says)
+
+    def _abort_txn(
+        self, sink: TwoPhaseSink, txn: SinkTxnId, record: AttemptRecord | None, says: LedgerSays
+    ) -> None:
+        token = record.tokens.get(sink.name) if record else None
+        reach(CrashPoint.RECOVER_ABORT_BEFORE, sink.name)
+        outcome = guarded(lambda: sink.abort(txn, token))
+        reach(CrashPoint.RECOVER_ABORT_AFTER, sink.name)
+        _insist(sink, txn, outcome, "abort")
+        self._note(sink, txn, says, RecoveryDecision.ABORT_FROM_TOKEN, "the decision is ABORT")
+
+    def _note(
+        self,
+        sink: TwoPhaseSink,
+        txn: SinkTxnId,
+        says: LedgerSays,
+        decision: RecoveryDecision,
+        reason: str,
+    ) -> None:
+        self._report.settled.append(Settled(sink.name, txn, says, decision))
+        self._events.emit(
+            CycleRecovered(str(self._scope), str(txn.cycle), sink.name, decision, reason)
+        )
+
+
+def check_marks(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> None:
+    """Refuse a ledger that is older than its sinks.
+
+    Raises:
+        NeedsOperator: a sink has committed a cycle of this scope that the ledger does not know.
+    """
+    for sink in sinks:
+        mark = sink.mark(scope)
+        if mark is None:
+            continue
+        known = ledger.committed(mark.cycle)
+        record = ledger.scope_record(scope)
+        newest = record.mark if record else None
+        if known is not None and known.txn == mark:
+            continue
+        if known is None and newest is not None and mark.cycle < newest.cycle:
+            continue  # pruned from the ledger; the mark says that it was finished
+        raise NeedsOperator(
+            f"sink {sink.name!r} has committed cycle {mark.cycle} (attempt {mark.attempt[:8]}), "
+            f"which ledger {ledger.url} does not know as committed: the ledger is older than its "
+            f"sinks, probably restored from a backup; restore a newer one, or use `semel adopt`"
+        )
+
+
+def sweep(
+    ledger: Ledger, scope: Scope, sinks: Sequence[TwoPhaseSink], events: Events = EVENTS
+) -> dict[str, int]:
+    """Remove what losing attempts left in the sinks; return how many attempts, by sink."""
+    verdict = is_loser(ledger, scope)
+    swept = {}
+    for sink in sinks:
+        reach(CrashPoint.SWEEP_BEFORE, sink.name)
+        gone = sink.sweep(scope, verdict)
+        reach(CrashPoint.SWEEP_AFTER, sink.name)
+        if gone:
+            swept[sink.name] = len(gone)
+            events.emit(LeavingsSwept(str(scope), sink.name, len(gone)))
+    return swept
+
+
+class SinkBlocksStart(Retryable):
+    """A sink did not carry out what recovery asked, and may do so later."""
+
+    def __init__(self, sink: str, txn: str, act: str, reason: str) -> None:
+        super().__init__(sink, txn, act, reason)
+        self.sink = sink
+        self.txn = txn
+        self.act = act
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"recovery of {self.txn}: sink {self.sink!r} did not {self.act}: {self.reason}; "
+            f"the start waits for it, nothing is lost"
+        )
+
+
+class CycleStuck(NeedsOperator):
+    """A sink can never carry out what the decision demands."""
+
+    def __init__(self, sink: str, txn: str, act: str, reason: str) -> None:
+        super().__init__(sink, txn, act, reason)
+        self.sink = sink
+        self.txn = txn
+        self.act = act
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"recovery of {self.txn}: sink {self.sink!r} cannot {self.act}: {self.reason}; "
+            f"see `semel doctor`, then `semel cycle resolve`"
+        )
+
+
+def _insist(sink: TwoPhaseSink, txn: SinkTxnId, outcome: SinkOutcome, act: str) -> None:
+    errors: dict[type, type[SemelError]] = {SinkRetryable: SinkBlocksStart, SinkFatal: CycleStuck}
+    if not isinstance(outcome, SinkOK):
+        raise errors[type(outcome)](sink.name, str(txn), act, outcome.reason)
