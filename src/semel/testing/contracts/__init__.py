@@ -1,0 +1,17 @@
+"""The contracts of semel's protocols as abstract pytest classes, for users' implementations too."""
+
+import importlib.util
+import pkgutil
+
+if importlib.util.find_spec("pytest"):
+    import pytest
+
+    # Failing assertions in the contracts then show the values they compared.
+    pytest.register_assert_rewrite(
+        *(f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__))
+    )
+
+from semel.testing.contracts.sink import SinkContract
+from semel.testing.contracts.sink_world import Capability
+
+__all__ = ["Capability", "SinkContract"]
