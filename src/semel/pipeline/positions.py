@@ -6,6 +6,7 @@ checkpoint and show what a new one would repeat or leave out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -64,4 +65,6 @@ def _of_source(positions: Positions, source: SourceRange) -> list[str]:
     if source.kind is SourceKind.FILES:
         again = sorted(set(source.paths) & set(positions.paths.get(source.source, ())))
         found += [f"source {source.source}: {path} is committed already" for path in again]
+        twice = sorted(path for path, times in Counter(source.paths).items() if times > 1)
+        found += [f"source {source.source}: {path} is in the batch twice" for path in twice]
     return found

@@ -11,7 +11,8 @@ if importlib.util.find_spec("pytest"):
         *(f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__))
     )
 
+from semel.testing.contracts.ledger import LedgerContract
 from semel.testing.contracts.sink import SinkContract
 from semel.testing.contracts.sink_world import Capability
 
-__all__ = ["Capability", "SinkContract"]
+__all__ = ["Capability", "LedgerContract", "SinkContract"]

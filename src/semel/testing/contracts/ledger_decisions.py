@@ -1,0 +1,315 @@
+"""The ledger contract, second part: the states of an attempt, the write-once decision, the mark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Final
+
+import pytest
+
+from semel.errors import Misuse, NeedsOperator
+from semel.pipeline.ledger import Ledger
+from semel.pipeline.states import ARROWS, CycleState, Decision
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+from semel.testing.contracts.ledger_world import ROWS, TOKENS, Driver, LedgerWorld, offsets
+
+MOVES: Final[Mapping[CycleState, Callable[[Driver, SinkTxnId], object]]] = {
+    CycleState.PREPARED: lambda driver, txn: driver.ledger.set_prepared(
+        driver.lease, txn, TOKENS, ROWS
+    ),
+    CycleState.COMMITTED: lambda driver, txn: driver.ledger.decide_commit(driver.lease, txn),
+    CycleState.ABORTED: lambda driver, txn: driver.ledger.decide_abort(txn, "given up"),
+    CycleState.FINISHED: lambda driver, txn: driver.ledger.finish(driver.lease, txn),
+}
+"""The call that brings an attempt to each state."""
+
+ARROWS_TAKEN: Final = [(old, new) for old in CycleState for new in MOVES if new in ARROWS[old]]
+
+REPEATED: Final = [(state, state) for state in MOVES] + [
+    (CycleState.FINISHED, CycleState.COMMITTED),  # COMMIT stands, whatever followed
+]
+
+REFUSED: Final = [
+    arrow for arrow in product(CycleState, MOVES) if arrow not in ARROWS_TAKEN + REPEATED
+]
+
+
+class DecisionRules(LedgerWorld):
+    """What may be written, and what stands for good."""
+
+    @pytest.mark.parametrize(("old", "new"), ARROWS_TAKEN)
+    def test_every_arrow_can_be_taken(
+        self, ledger: Ledger, old: CycleState, new: CycleState
+    ) -> None:
+        driver = Driver.of(ledger)
+        txn = driver.reach(old)
+        if (old, new) == (CycleState.PLANNED, CycleState.PREPARED):
+            ledger.set_range(driver.lease, txn, offsets(0, 10))
+
+        MOVES[new](driver, txn)
+
+        assert driver.state(txn) is new
+
+    @pytest.mark.parametrize(("old", "new"), REPEATED)
+    def test_every_step_may_be_repeated(
+        self, ledger: Ledger, old: CycleState, new: CycleState
+    ) -> None:
+        driver = Driver.of(ledger)
+        txn = driver.reach(old)
+        before = driver.record(txn)
+
+        MOVES[new](driver, txn)
+        MOVES[new](driver, txn)
+
+        assert driver.record(txn) == before
+        assert driver.end() == (10 if old.is_committed else None)
+
+    @pytest.mark.parametrize(("old", "new"), REFUSED)
+    def test_there_are_no_other_arrows(
+        self, ledger: Ledger, old: CycleState, new: CycleState
+    ) -> None:
+        driver = Driver.of(ledger)
+        txn = driver.reach(old)
+        before = (driver.record(txn), ledger.positions(driver.scope), driver.mark())
+
+        if new is CycleState.ABORTED:
+            assert ledger.decide_abort(txn) is Decision.COMMIT
+        else:
+            with pytest.raises(NeedsOperator):
+                MOVES[new](driver, txn)
+
+        assert (driver.record(txn), ledger.positions(driver.scope), driver.mark()) == before
+
+    @pytest.mark.parametrize("state", CycleState)
+    def test_planning_again_changes_nothing_and_revives_nothing(
+        self, ledger: Ledger, state: CycleState
+    ) -> None:
+        driver = Driver.of(ledger)
+        txn = driver.reach(state)
+        before = driver.record(txn)
+
+        if state.is_decided:
+            with pytest.raises(NeedsOperator):
+                ledger.plan(driver.lease, txn)
+        else:
+            ledger.plan(driver.lease, txn)
+
+        assert driver.record(txn) == before
+
+    @pytest.mark.parametrize("state", CycleState)
+    def test_a_range_is_kept_once_and_only_before_the_decision(
+        self, ledger: Ledger, state: CycleState
+    ) -> None:
+        driver = Driver.of(ledger)
+        txn = driver.reach(state)
+
+        if state.is_decided:
+            with pytest.raises(NeedsOperator):
+                ledger.set_range(driver.lease, txn, offsets(0, 10))
+            return
+        ledger.set_range(driver.lease, txn, offsets(0, 10))
+        ledger.set_range(driver.lease, txn, offsets(0, 10))
+        with pytest.raises(NeedsOperator):
+            ledger.set_range(driver.lease, txn, offsets(0, 11))
+
+        assert driver.record(txn).range == offsets(0, 10)
+
+    @pytest.mark.parametrize("new", [state for state in MOVES if state is not CycleState.ABORTED])
+    def test_an_attempt_that_was_never_planned_goes_nowhere(
+        self, ledger: Ledger, new: CycleState
+    ) -> None:
+        driver = Driver.of(ledger)
+        txn = driver.cycle().attempt()
+
+        with pytest.raises(NeedsOperator):
+            MOVES[new](driver, txn)
+        with pytest.raises(NeedsOperator):
+            ledger.set_range(driver.lease, txn, offsets(0, 10))
+
+        assert ledger.attempt(txn) is None
+
+    def test_without_a_range_there_is_no_commit(self, ledger: Ledger) -> None:
+        driver = Driver.of(ledger)
+        txn = driver.reach(CycleState.PLANNED)
+        ledger.set_prepared(driver.lease, txn, TOKENS, ROWS)
+
+        with pytest.raises(NeedsOperator):
+            ledger.decide_commit(driver.lease, txn)
+
+        assert driver.state(txn) is CycleState.PREPARED
+
+    def test_tokens_come_back_as_they_were_given(self, ledger: Ledger) -> None:
+        driver = Driver.of(ledger)
+        txn = driver.reach(CycleState.FINISHED)
+
+        record = self.another(ledger).attempt(txn)
+
+        assert record is not None
+        assert (record.tokens, record.rows) == (TOKENS, ROWS)
+        assert (record.txn, record.epoch, record.range) == (txn, 1, offsets(0, 10))
+        assert record.decided_at is not None
+        assert record.finished_at is not None
+        assert record.planned_at <= record.decided_at <= record.finished_at
+
+    def test_other_tokens_for_a_prepared_attempt_are_refused(self, ledger: Ledger) -> None:
+        driver = Driver.of(ledger)
+        txn = driver.reach(CycleState.PREPARED)
+
+        with pytest.raises(NeedsOperator):
+            ledger.set_prepared(driver.lease, txn, {"left": {}}, ROWS)
+        with pytest.raises(NeedsOperator):
+            ledger.set_prepared(driver.lease, txn, TOKENS, {"left": 4})
+
+        assert driver.record(txn).tokens == TOKENS
+
+    def test_a_token_that_is_not_json_is_refused(self, ledger: Ledger) -> None:
+        driver = Driver.of(ledger)
+        txn = driver.reach(CycleState.PLANNED)
+
+        with pytest.raises(Misuse):
+            ledger.set_prepared(driver.lease, txn, {"left": {"x": object()}}, {})
+
+        assert driver.state(txn) is CycleState.PLANNED
+
+    @pytest.mark.parametrize("state", [CycleState.COMMITTED, CycleState.FINISHED])
+    def test_a_cycle_never_gets_a_second_commit(self, ledger: Ledger, state: CycleState) -> None:
+        driver = Driver.of(ledger)
+        beside = driver.reach(CycleState.PREPARED, read=offsets(10, 20))
+        winner = driver.reach(state)
+
+        with pytest.raises(NeedsOperator):
+            ledger.decide_commit(driver.lease, beside)
+        with pytest.raises(NeedsOperator):
+            driver.reach(CycleState.PLANNED)
+
+        committed = ledger.committed(driver.cycle())
+        assert committed is not None
+        assert committed.txn == winner
+        assert ledger.decide_abort(beside) is Decision.ABORT
+        assert ledger.decide_abort(winner) is Decision.COMMIT
+
+    def test_a_cycle_whose_attempts_were_aborted_can_be_committed(self, ledger: Ledger) -> None:
+        driver = Driver.of(ledger)
+        driver.reach(CycleState.ABORTED)
+        driver.reach(CycleState.ABORTED)
+
+        txn = driver.reach(CycleState.FINISHED)
+
+        assert driver.mark() == txn
+
+    def test_aborting_an_unknown_attempt_bars_it_for_good(self, ledger: Ledger) -> None:
+        driver = Driver.of(ledger)
+        txn = driver.cycle().attempt()
+
+        assert ledger.decide_abort(txn, "nobody knows it") is Decision.ABORT
+        with pytest.raises(NeedsOperator):
+            ledger.plan(driver.lease, txn)
+
+        record = driver.record(txn)
+        assert (record.state, record.reason) == (CycleState.ABORTED, "nobody knows it")
+        assert record.decided_at is not None
+
+    def test_the_first_reason_of_an_abort_is_kept(self, ledger: Ledger) -> None:
+        driver = Driver.of(ledger)
+        txn = driver.reach(CycleState.PREPARED)
+
+        ledger.decide_abort(txn, "flush: disk full")
+        ledger.decide_abort(txn, "recovery")
+
+        assert driver.record(txn).reason == "flush: disk full"
+        assert driver.record(txn).tokens == TOKENS
+
+    def test_abort_needs_no_lease_and_settles_a_predecessors_attempt(self, ledger: Ledger) -> None:
+        first = Driver.of(ledger)
+        txn = first.reach(CycleState.PREPARED)
+        second = Driver.of(ledger)
+
+        assert ledger.decide_abort(txn) is Decision.ABORT
+        assert second.state(txn) is CycleState.ABORTED
+        assert second.record(txn).epoch == first.lease.epoch
+
+    def test_a_successor_finishes_its_predecessors_commit(self, ledger: Ledger) -> None:
+        txn = Driver.of(ledger).reach(CycleState.COMMITTED)
+        successor = Driver.of(ledger)
+
+        assert [record.txn for record in ledger.open_attempts(successor.scope)] == [txn]
+        ledger.finish(successor.lease, txn)
+
+        assert successor.mark() == txn
+        assert ledger.open_attempts(successor.scope) == []
+
+    def test_repeating_a_commit_that_stands_needs_no_lease(self, ledger: Ledger) -> None:
+        first = Driver.of(ledger)
+        txn = first.reach(CycleState.COMMITTED)
+        Driver.of(ledger)
+
+        ledger.decide_commit(first.lease, txn)
+
+        assert first.end() == 10
+
+    def test_the_mark_only_rises(self, ledger: Ledger) -> None:
+        driver = Driver.of(ledger)
+        first = driver.reach(CycleState.FINISHED, 0)
+        second = driver.reach(CycleState.FINISHED, 1)
+
+        ledger.finish(driver.lease, first)
+
+        assert driver.mark() == second
+
+    def test_the_mark_never_passes_an_unfinished_commit(self, ledger: Ledger) -> None:
+        driver = Driver.of(ledger)
+        zeroth = driver.reach(CycleState.FINISHED, 0)
+        first = driver.reach(CycleState.COMMITTED, 1)
+        second = driver.reach(CycleState.FINISHED, 2)
+
+        assert driver.mark() == zeroth
+        ledger.finish(driver.lease, first)
+
+        assert driver.mark() == second
+
+    @pytest.mark.parametrize("batch", [0, 1])
+    def test_at_and_below_the_mark_nothing_is_planned(self, ledger: Ledger, batch: int) -> None:
+        driver = Driver.of(ledger)
+        driver.reach(CycleState.FINISHED, 1)
+
+        with pytest.raises(NeedsOperator):
+            driver.reach(CycleState.PLANNED, batch)
+
+        assert ledger.attempts(driver.cycle(0)) == []
+
+    def test_outside_the_generation_in_use_nothing_is_planned(self, ledger: Ledger) -> None:
+        driver = Driver.of(ledger)
+        ledger.open_generation(driver.lease, "one")
+        ledger.open_generation(driver.lease, "two")
+
+        for generation in (1, 3):
+            with pytest.raises(NeedsOperator):
+                driver.reach(CycleState.PLANNED, generation=generation)
+
+        assert driver.reach(CycleState.PLANNED, generation=2)
+
+    def test_another_ledgers_scope_is_refused(self, ledger: Ledger) -> None:
+        driver = Driver.of(ledger)
+        foreign = CycleId(Scope("another-ledger", "payments", "main"), 1, 0).attempt()
+
+        with pytest.raises(Misuse):
+            ledger.acquire(foreign.scope, driver.lease.owner, 1)
+        with pytest.raises(Misuse):
+            ledger.plan(driver.lease, foreign)
+        with pytest.raises(Misuse):
+            ledger.decide_abort(foreign)
+
+        assert ledger.attempt(foreign) is None
+        assert ledger.scope_record(foreign.scope) is None
+        assert ledger.history(driver.scope) == []
+
+    def test_a_lease_of_another_query_writes_nothing(self, ledger: Ledger) -> None:
+        driver = Driver.of(ledger)
+        other = Driver.of(ledger, query="other")
+        txn = driver.reach(CycleState.PREPARED)
+
+        with pytest.raises(Misuse):
+            ledger.decide_commit(other.lease, txn)
+
+        assert driver.state(txn) is CycleState.PREPARED
