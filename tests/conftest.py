@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING, TypeVar
@@ -15,10 +16,13 @@ from semel.testing.services import (
     ServiceUnavailable,
     connector_jars,
 )
-from semel.testing.services.processes import java
+from semel.testing.services.processes import java, package_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# Without it, Spark runs Python tasks (those of our subprocesses, too) on PATH's python3.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 Started = TypeVar("Started")
 _numbers = count(1)
@@ -74,14 +78,16 @@ def kafka_broker() -> Iterator[KafkaBroker]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session in this process, with Spark's Kafka connector where it can be had."""
     require(java)
-    pyspark_sql = pytest.importorskip("pyspark.sql")
+    require(lambda: package_folder("pyspark", extra="demo"))
+    from pyspark.sql import SparkSession
+
     try:
         jars = connector_jars()
     except ServiceUnavailable:
         jars = []
     folder = tmp_path_factory.mktemp("spark")
     session = (
-        pyspark_sql.SparkSession.builder.master("local[2]")
+        SparkSession.builder.master("local[2]")
         .appName("semel-tests")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")

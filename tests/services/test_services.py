@@ -19,7 +19,6 @@ from semel.testing.services import (
     KafkaBroker,
     PostgresServer,
     ServiceUnavailable,
-    SparkCluster,
     connector_jars,
     free_port,
     processes,
@@ -121,7 +120,7 @@ def test_after_the_block_no_process_and_no_file_is_left():
 
 @postgres
 @pytest.mark.kill
-def test_a_service_dies_with_a_process_that_is_killed(postgres_server):
+def test_a_service_and_its_files_go_with_a_process_that_is_killed(postgres_server):
     program = """if True:
         from semel.testing.services import PostgresServer
         server = PostgresServer().start()
@@ -135,13 +134,14 @@ def test_a_service_dies_with_a_process_that_is_killed(postgres_server):
         text=True,
     ) as owner:
         assert owner.stdout is not None
-        pid, port, _ = owner.stdout.readline().split()
+        pid, port, folder = owner.stdout.readline().split()
         assert processes.listens(int(port))
 
         owner.send_signal(signal.SIGKILL)
 
     assert eventually(lambda: not exists(int(pid)))
     assert eventually(lambda: not processes.listens(int(port)))
+    assert eventually(lambda: not os.path.exists(folder))
 
 
 @postgres
@@ -253,7 +253,7 @@ def test_a_cluster_survives_the_loss_of_an_executor():
             spark.stop()
             print(*cluster.pids, *first)
     """
-    require(SparkCluster(workers=0).start).stop()
+    require(processes.java)
 
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False

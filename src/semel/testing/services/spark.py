@@ -40,7 +40,10 @@ class SparkCluster(Lifetime):
 
     @property
     def session_settings(self) -> Mapping[str, str]:
-        """What a session needs to get one small executor on every worker."""
+        """What a session needs to get one small executor on every worker.
+
+        Its Python tasks run on PATH's python3 unless the driver's PYSPARK_PYTHON says otherwise.
+        """
         return {
             "spark.master": self.master_url,
             "spark.cores.max": str(self.workers),
@@ -56,7 +59,8 @@ class SparkCluster(Lifetime):
 
     def executor_pids(self) -> list[int]:
         """List the executors of all applications, ready to be killed."""
-        command = ["ps", "-axo", "pid=,ppid=,args="]
+        # "ww", because the class stands behind a class path that is longer than any terminal.
+        command = ["ps", "-axwwo", "pid=,ppid=,args="]
         table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         rows = [line.split(maxsplit=2) for line in table.splitlines()]
         parents = set(self.worker_pids)
