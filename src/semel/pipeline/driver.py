@@ -292,12 +292,23 @@ class Driver:
 
 
 class Heartbeat:
-    """Renews a driver's lease in the background until it is stopped or the lease is lost."""
+    """Renews a driver's lease in the background until it is stopped or the lease is lost.
 
-    def __init__(self, ledger: Ledger, lease: Lease, events: Events = EVENTS) -> None:
+    When *is_active* says that the work has ended, the lease is released instead: nobody
+    waits for a process that lives on without its query.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        lease: Lease,
+        events: Events = EVENTS,
+        is_active: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._ledger = ledger
         self._lease = lease
         self._events = events
+        self._is_active = is_active
         self._stop = threading.Event()
         self.lost = False
         self._thread = threading.Thread(
@@ -318,10 +329,14 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._stop.wait(self._lease.seconds / 3):
             try:
+                if not self._is_active():
+                    self._ledger.release(self._lease)
+                    return
                 self._ledger.renew(self._lease)
             except LeaseLost:
                 self.lost = True
                 self._events.emit(LeaseEnded(str(self._lease.scope), self._lease.epoch, "lost"))
                 return
-            except SemelError:
-                continue  # the ledger is away; the decision checks the epoch anyway
+            except Exception as error:  # noqa: BLE001  the decision checks the epoch anyway
+                reason = reason_of(error)
+                log.warning("lease not renewed", extra={"reason": reason})

@@ -53,7 +53,7 @@ def settle_generation(ledger: Ledger, lease: Lease, view: CheckpointView) -> Gen
     """
     scope = lease.scope
     known = ledger.generations(scope)
-    for generation in known:
+    for generation in reversed(known):
         if generation.checkpoint == view.id:
             if generation.number < known[-1].number:
                 raise CheckpointRefused(

@@ -50,6 +50,9 @@ class SourceRange:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     """Kafka's id of each topic: a topic made again under its name has another."""
 
+    raw: str = ""
+    """The positions as the source wrote them, where they are not understood further."""
+
     def to_json(self) -> dict[str, Any]:
         """Write the range as plain values, in one canonical order."""
         return {
@@ -58,6 +61,7 @@ class SourceRange:
             "spans": {name: [s.start, s.end] for name, s in sorted(self.spans.items())},
             "paths": sorted(self.paths),
             "topic_ids": dict(sorted(self.topic_ids.items())),
+            "raw": self.raw,
         }
 
     @classmethod
@@ -69,6 +73,7 @@ class SourceRange:
             spans={name: Span(*ends) for name, ends in fields["spans"].items()},
             paths=tuple(fields["paths"]),
             topic_ids=dict(fields["topic_ids"]),
+            raw=fields["raw"],
         )
 
 

@@ -1,0 +1,278 @@
+"""A query's checkpoint, read for what a batch covers.
+
+    metadata            the checkpoint's own id
+    offsets/N           what batch N ends with, written before our function is called
+    commits/N           batch N is done, written after our function returned
+    sources/<i>/…       where a source began; for file sources, the files of each entry
+    state/              there if the query keeps state
+
+Ranges come from these files: never from the greatest offset seen (transaction
+markers take offsets, too), never from listeners or progress (they are late).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+from semel.errors import Misuse, NeedsOperator
+from semel.pipeline.generation import CheckpointView
+from semel.pipeline.source import BatchRange, SourceKind, SourceRange, Span
+
+# Object stores that copy instead of renaming: two drivers can both believe
+# that they wrote offsets/N.
+WITHOUT_ATOMIC_RENAME: Final = frozenset(
+    {"s3", "s3a", "s3n", "gs", "oss", "cos", "cosn", "obs", "wasb", "wasbs", "swift"}
+)
+
+NO_DATA: Final = "-"
+"""What Spark writes for a source that has had no data yet."""
+
+
+class CheckpointFiles(Protocol):
+    """Where a checkpoint's files are read from; paths are relative to its root."""
+
+    def read(self, path: str) -> bytes | None:
+        """Return a file's bytes; None if there is no such file."""
+        ...
+
+    def names(self, path: str) -> list[str]:
+        """List a folder; empty if there is no such folder."""
+        ...
+
+
+class LocalFiles:
+    """A checkpoint on a file system that this process can read."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def read(self, path: str) -> bytes | None:
+        """Return a file's bytes; None if there is no such file."""
+        try:
+            return (self._root / path).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def names(self, path: str) -> list[str]:
+        """List a folder; empty if there is no such folder."""
+        try:
+            return [entry.name for entry in (self._root / path).iterdir()]
+        except FileNotFoundError:
+            return []
+
+
+class HadoopFiles:
+    """A checkpoint on any file system that the JVM knows."""
+
+    def __init__(self, spark: Any, root: str) -> None:
+        self._jvm = spark._jvm
+        self._root = root
+        configuration = spark._jsparkSession.sessionState().newHadoopConf()
+        self._fs = self._path("").getFileSystem(configuration)
+
+    def _path(self, path: str) -> Any:
+        text = f"{self._root}/{path}" if path else self._root
+        return self._jvm.org.apache.hadoop.fs.Path(text)
+
+    def read(self, path: str) -> bytes | None:
+        """Return a file's bytes; None if there is no such file."""
+        where = self._path(path)
+        if not self._fs.exists(where):
+            return None
+        stream = self._fs.open(where)
+        try:
+            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+        finally:
+            stream.close()
+
+    def names(self, path: str) -> list[str]:
+        """List a folder; empty if there is no such folder."""
+        where = self._path(path)
+        if not self._fs.exists(where):
+            return []
+        return [status.getPath().getName() for status in self._fs.listStatus(where)]
+
+
+def open_checkpoint(root: str, spark: Any = None) -> Checkpoint:
+    """Open the checkpoint at *root*, a path or a URL; *spark* is needed for other file systems.
+
+    Raises:
+        Misuse: its file system has no atomic rename, or cannot be read from here.
+    """
+    scheme = urlsplit(root).scheme if "://" in root or root.startswith("file:") else ""
+    if scheme in WITHOUT_ATOMIC_RENAME:
+        raise Misuse(
+            f"checkpoint {root}: {scheme} has no atomic rename, so two drivers could both write "
+            f"one batch; put the checkpoint on a file system such as HDFS or a shared disk"
+        )
+    if scheme in ("", "file"):
+        path = unquote(urlsplit(root).path) if scheme else root
+        return Checkpoint(root, LocalFiles(Path(path)))
+    if spark is None:
+        raise Misuse(f"checkpoint {root}: {scheme} cannot be read from this process")
+    return Checkpoint(root, HadoopFiles(spark, root))
+
+
+class Checkpoint:
+    """What is written in one checkpoint."""
+
+    def __init__(self, root: str, files: CheckpointFiles) -> None:
+        self.root = root
+        self._files = files
+
+    @property
+    def id(self) -> str:
+        """Spark's own id of the checkpoint; a new checkpoint has another.
+
+        Raises:
+            NeedsOperator: there is no checkpoint, or it is torn.
+        """
+        try:
+            return str(json.loads(self._require("metadata"))["id"])
+        except (ValueError, KeyError) as error:
+            raise NeedsOperator(f"checkpoint {self.root}: its metadata is torn") from error
+
+    @property
+    def last_finished(self) -> int | None:
+        """The highest batch that Spark has noted as done."""
+        return self._newest("commits")
+
+    @property
+    def last_planned(self) -> int | None:
+        """The highest batch that Spark has begun."""
+        return self._newest("offsets")
+
+    @property
+    def is_stateful(self) -> bool:
+        """Tell whether a batch of this query has written state."""
+        return bool(self._files.names("state"))
+
+    def view(self, batch: int) -> CheckpointView:
+        """Say all that matters when *batch* is about to run."""
+        return CheckpointView(
+            self.id, batch, self.range(batch), self.last_finished, self.is_stateful
+        )
+
+    def range(self, batch: int) -> BatchRange:
+        """Say what *batch* reads.
+
+        Raises:
+            NeedsOperator: the checkpoint's files do not tell.
+        """
+        ends = self._offsets(batch)
+        if ends is None:
+            raise NeedsOperator(
+                f"checkpoint {self.root}: offsets/{batch} is missing, so nobody can tell what "
+                f"batch {batch} reads"
+            )
+        starts = self._offsets(batch - 1) if batch > 0 else None
+        if starts is None:
+            starts = [None] * len(ends)
+        elif len(starts) != len(ends):
+            raise NeedsOperator(
+                f"checkpoint {self.root}: batch {batch - 1} has {len(starts)} sources and batch "
+                f"{batch} has {len(ends)}: the query was changed; start it with a new checkpoint"
+            )
+        return BatchRange(
+            tuple(
+                self._source_range(index, start, end)
+                for index, (start, end) in enumerate(zip(starts, ends, strict=True))
+                if end is not None
+            )
+        )
+
+    def _source_range(self, index: int, start: Any, end: Any) -> SourceRange:
+        source = str(index)
+        if isinstance(end, Mapping) and set(end) == {"logOffset"}:
+            first = -1 if start is None else int(start["logOffset"])
+            paths = self._paths(index, first, int(end["logOffset"]))
+            return SourceRange(source, SourceKind.FILES, paths=paths)
+        if is_kafka(end):
+            begun = start if start is not None else self._first_offsets(index)
+            return SourceRange(source, SourceKind.OFFSETS, kafka_spans(begun, end))
+        if isinstance(end, int):
+            return SourceRange(source, SourceKind.EPHEMERAL, {"": Span(start or 0, end)})
+        return SourceRange(source, SourceKind.EPHEMERAL, raw=json.dumps([start, end]))
+
+    def _first_offsets(self, index: int) -> Any:
+        """Where a Kafka source began: the start of its first batch is only there."""
+        found = self._files.read(f"sources/{index}/0")
+        if found is None:
+            return {}
+        text = found.lstrip(b"\x00").decode()
+        return json.loads(text[text.index("{") :]) if "{" in text else {}
+
+    def _paths(self, index: int, after: int, through: int) -> tuple[str, ...]:
+        """The files of a file source's entries in ``(after, through]``."""
+        wanted = set(range(after + 1, through + 1))
+        paths: dict[str, None] = {}
+        folder = f"sources/{index}"
+        compacted = sorted(
+            (int(name.removesuffix(".compact")), name)
+            for name in self._files.names(folder)
+            if re.fullmatch(r"\d+\.compact", name)
+        )
+        for entry in sorted(wanted):
+            found = self._files.read(f"{folder}/{entry}")
+            if found is None:
+                later = next((name for number, name in compacted if number >= entry), None)
+                found = self._files.read(f"{folder}/{later}") if later else None
+            if found is None:
+                raise NeedsOperator(
+                    f"checkpoint {self.root}: {folder}/{entry} is missing, so nobody can tell "
+                    f"which files the batch reads"
+                )
+            for line in found.decode().splitlines()[1:]:
+                fields = json.loads(line)
+                if fields["batchId"] == entry:
+                    paths[fields["path"]] = None
+        return tuple(paths)
+
+    def _offsets(self, batch: int) -> list[Any] | None:
+        found = self._files.read(f"offsets/{batch}")
+        if found is None:
+            return None
+        lines = found.decode().splitlines()
+        if len(lines) < 2 or not lines[0].startswith("v"):
+            raise NeedsOperator(f"checkpoint {self.root}: offsets/{batch} is torn")
+        if lines[0] != "v1":
+            raise NeedsOperator(
+                f"checkpoint {self.root}: offsets/{batch} is in format {lines[0]}, and this "
+                f"version of semel knows v1"
+            )
+        return [None if line == NO_DATA else json.loads(line) for line in lines[2:]]
+
+    def _newest(self, folder: str) -> int | None:
+        return max((int(n) for n in self._files.names(folder) if n.isdigit()), default=None)
+
+    def _require(self, path: str) -> str:
+        found = self._files.read(path)
+        if found is None:
+            raise NeedsOperator(
+                f"checkpoint {self.root}: there is no {path}; give the checkpoint's own folder"
+            )
+        return found.decode()
+
+
+def is_kafka(offsets: Any) -> bool:
+    """Tell Kafka's offsets: by topic, by partition, a number."""
+    return isinstance(offsets, Mapping) and all(
+        isinstance(partitions, Mapping) and all(isinstance(o, int) for o in partitions.values())
+        for partitions in offsets.values()
+    )
+
+
+def kafka_spans(
+    start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
+) -> dict[str, Span]:
+    """Pair a start with an end; a partition that the start does not have begins at 0."""
+    return {
+        f"{topic}/{partition}": Span(start.get(topic, {}).get(partition, 0), offset)
+        for topic, partitions in end.items()
+        for partition, offset in partitions.items()
+    }

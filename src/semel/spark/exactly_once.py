@@ -1,0 +1,312 @@
+"""The function that Spark calls for every batch, and what keeps it honest."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Misuse, Retryable, SemelError
+from semel.events import EVENTS, Events
+from semel.ledgers import open_ledger
+from semel.pipeline.cycle import CommitAborted, CommitFatal
+from semel.pipeline.driver import CycleOutcome, CycleReplayed, Driver, Heartbeat, Settings
+from semel.pipeline.generation import CheckpointView, settle_generation
+from semel.pipeline.ledger import Generation, Ledger
+from semel.pipeline.recovery import RecoveryReport
+from semel.pipeline.sink import TwoPhaseSink
+from semel.pipeline.txn import CycleId, Scope, checked_name
+from semel.spark.checkpoint import Checkpoint, open_checkpoint
+from semel.spark.query import is_connect, refuse_unsafe, running_query
+from semel.spark.staging import arrow_schemas, select_rows, stage
+from semel.spark.topics import TopicIds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from semel.spark.supervise import Exit
+
+
+class CycleGaveUp(Retryable):
+    """A batch was aborted as often as the settings allow; nothing of it is visible."""
+
+    def __init__(self, cycle: str, reason: str) -> None:
+        super().__init__(cycle, reason)
+        self.cycle = cycle
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"cycle {self.cycle} was aborted: {self.reason}; nothing of it is visible, and the "
+            f"batch runs again when the query is started again"
+        )
+
+
+class CycleFatal(SemelError):
+    """A batch ended in a way that only recovery or an operator can settle."""
+
+    def __init__(self, cycle: str, reason: str) -> None:
+        super().__init__(cycle, reason)
+        self.cycle = cycle
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cycle {self.cycle}: {self.reason}"
+
+
+class ExactlyOnce:
+    """One atomic decision per micro-batch over all *sinks*, for `foreachBatch`.
+
+    *ledger* is a URL (``sqlite:///payments.ledger``, ``postgresql://…``) or a ledger.
+    Recovery runs before the first batch; `run` supervises a query and recovers before
+    it even starts.  *checkpoint* is needed on Spark Connect only.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        ledger: str | Ledger,
+        sinks: Sequence[TwoPhaseSink],
+        query: str = "main",
+        *,
+        checkpoint: str | None = None,
+        stateful: bool | None = None,
+        fails_on_data_loss: bool | None = None,
+        settings: Settings | None = None,
+        events: Events = EVENTS,
+    ) -> None:
+        self.app = checked_name("app", app)
+        self.query = checked_name("query", query)
+        self.sinks = tuple(sinks)
+        self.settings = settings or Settings()
+        self.outcome: CycleOutcome | None = None
+        """How the last cycle ended: Spark passes an exception on as text only."""
+
+        self.failure: BaseException | None = None
+        """What the last batch raised."""
+
+        self._ledger = ledger
+        self._checkpoint = checkpoint
+        self._stateful = stateful
+        self._fails_on_data_loss = fails_on_data_loss
+        self._events = events
+        self._forget()
+
+    def _forget(self) -> None:
+        self._driver: Driver | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._run: _Run | None = None
+        self._started_ahead = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel without connections, lease and history: another process starts afresh."""
+        state = self.__dict__.copy()
+        for name in ("_driver", "_heartbeat", "_run", "_started_ahead", "outcome", "failure"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.outcome = self.failure = None
+        self._forget()
+
+    def __repr__(self) -> str:
+        names = ", ".join(sink.name for sink in self.sinks)
+        return f"ExactlyOnce({self.app}/{self.query}, sinks: {names})"
+
+    @property
+    def driver(self) -> Driver:
+        """This process's side of the scope; opens the ledger."""
+        if self._driver is None:
+            ledger = open_ledger(self._ledger)
+            self._driver = Driver(
+                self.app,
+                ledger,
+                self.sinks,
+                self.query,
+                settings=self.settings,
+                events=self._events,
+            )
+        return self._driver
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger, opened."""
+        return self.driver.ledger
+
+    @property
+    def scope(self) -> Scope:
+        """What this pipeline's lease, cycles and marks belong to."""
+        return self.driver.scope
+
+    def recover(self) -> RecoveryReport:
+        """Own the scope and settle everything earlier owners left, before the query starts.
+
+        Raises:
+            LeaseHeld: another live process owns the scope.
+            Retryable, NeedsOperator: recovery could not be completed.
+        """
+        report = self._start(lambda: True)
+        self._started_ahead = True
+        return report
+
+    def run(self, start_query: Callable[[], StreamingQuery], **options: Any) -> Exit:
+        """Recover, start the query, and start it again after retryable failures.
+
+        Returns when the query ends, with an exit code for `sys.exit`; see
+        `semel.spark.supervise.supervise`.
+        """
+        from semel.spark.supervise import supervise
+
+        return supervise(self, start_query, **options)
+
+    def stop(self) -> None:
+        """Release the scope, so that a successor need not wait for the lease to end."""
+        heartbeat, driver = self._heartbeat, self._driver
+        self._heartbeat = self._run = None
+        self._started_ahead = False
+        if heartbeat is not None:
+            heartbeat.stop()
+        if driver is not None:
+            _LIVE.pop(driver.scope, None)
+            driver.stop()
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        """Carry one batch through all sinks; what Spark calls.
+
+        Raises an ordinary exception whatever happens: a SystemExit or KeyboardInterrupt
+        inside foreachBatch would hang the query.
+        """
+        self.outcome = self.failure = None
+        try:
+            reach(CrashPoint.SPARK_BATCH_BEFORE)
+            self._batch(df, batch_id)
+            reach(CrashPoint.SPARK_BATCH_AFTER)
+        except Exception as error:
+            self.failure = error
+            raise
+        except BaseException as error:
+            self.failure = error
+            raise RuntimeError(f"the batch was stopped by {type(error).__name__}") from error
+
+    def _batch(self, df: DataFrame, batch_id: int) -> None:
+        run = self._run_of(df, batch_id)
+        cycle = CycleId(self.scope, run.generation.number, batch_id)
+        self.outcome = self.driver.run_cycle(
+            cycle,
+            lambda: run.topics.added_to(run.checkpoint.range(batch_id)),
+            lambda txn: stage(df, self.sinks, txn),
+        )
+        match self.outcome:
+            case CycleReplayed():
+                if run.is_stateful or run.checkpoint.is_stateful:
+                    # Spark noted the batch as done without its state otherwise,
+                    # and the checkpoint would be broken for good.
+                    df.write.format("noop").mode("overwrite").save()
+            case CommitAborted(reason):
+                self._run = None
+                raise CycleGaveUp(str(cycle), reason)
+            case CommitFatal(reason):
+                self._run = None
+                raise CycleFatal(str(cycle), reason) from self.outcome.cause
+
+    def _run_of(self, df: DataFrame, batch_id: int) -> _Run:
+        """Return what holds for this run of the query, finding it out at its first batch."""
+        run_id = _run_id(df)
+        if self._run is not None and self._run.id == run_id and self.driver.is_started:
+            return self._run
+        self._run = None
+        query = running_query(df, self._checkpoint)
+        refuse_unsafe(df, query, self._fails_on_data_loss)
+        spark = None if is_connect(df) else df.sparkSession
+        checkpoint = open_checkpoint(query.checkpoint, spark)
+        schemas = arrow_schemas(select_rows(df, self.sinks), self.sinks)
+        for sink in self.sinks:
+            sink.check(schemas[sink.name])
+        if self._started_ahead and self.driver.is_started:
+            self._watch(query.is_active)
+        else:
+            self._start(query.is_active)
+        self._started_ahead = False
+        if query.interval_seconds and not self.driver.settings.interval_seconds:
+            self.driver.settings = replace(
+                self.driver.settings, interval_seconds=query.interval_seconds
+            )
+        stateful = self._stateful if self._stateful is not None else query.is_stateful
+        topics = TopicIds(spark, query.source_options)
+        view = self._view(checkpoint, batch_id, stateful, topics)
+        generation = settle_generation(self.ledger, self.driver.lease, view)
+        self._run = _Run(run_id, checkpoint, generation, view.is_stateful, topics)
+        return self._run
+
+    def _view(
+        self, checkpoint: Checkpoint, batch_id: int, stateful: bool, topics: TopicIds
+    ) -> CheckpointView:
+        view = checkpoint.view(batch_id)
+        return replace(
+            view,
+            range=topics.added_to(view.range),
+            is_stateful=view.is_stateful or stateful,
+        )
+
+    def _start(self, is_active: Callable[[], bool]) -> RecoveryReport:
+        driver = self.driver
+        other = _LIVE.get(driver.scope)
+        if other is not None and other is not self:
+            if other.is_running:
+                raise Misuse(
+                    f"scope {driver.scope} is run by another query of this process; stop it "
+                    f"first, or give this one a query= of its own"
+                )
+            other.stop()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        report = driver.start()
+        if _LIVE.get(driver.scope) is not self:
+            atexit.register(self.stop)
+        _LIVE[driver.scope] = self
+        self._watch(is_active)
+        return report
+
+    def _watch(self, is_active: Callable[[], bool]) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        self._is_active = is_active
+        self._heartbeat = Heartbeat(self.ledger, self.driver.lease, self._events, is_active).start()
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether a query of this process runs through this object now."""
+        return self._run is not None and self._is_active()
+
+
+class _Run:
+    """What holds from one start of the query to its end."""
+
+    def __init__(
+        self,
+        run_id: str,
+        checkpoint: Checkpoint,
+        generation: Generation,
+        is_stateful: bool,
+        topics: TopicIds,
+    ) -> None:
+        self.id = run_id
+        self.checkpoint = checkpoint
+        self.generation = generation
+        self.is_stateful = is_stateful
+        self.topics = topics
+
+
+def _run_id(df: DataFrame) -> str:
+    """Spark's id of this run of the query; on Connect one process serves one run."""
+    if is_connect(df):
+        return "connect"
+    return df.sparkSession.sparkContext.getLocalProperty("spark.jobGroup.id") or ""
+
+
+_LIVE: dict[Scope, ExactlyOnce] = {}
+"""Who runs which scope in this process: a second query of one scope is told at once."""

@@ -1,0 +1,128 @@
+"""The running query behind a batch: where its checkpoint is, what it reads, what is refused.
+
+Spark's public API does not say any of this inside foreachBatch.  What is used
+instead stands here, and only here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from semel.errors import Misuse
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+REAL_TIME_BYPASS = "spark.sql.streaming.realTimeMode.allowlistCheck"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningQuery:
+    """What is known of the query that called us."""
+
+    checkpoint: str
+    source_options: Sequence[Mapping[str, str]]
+    """By the source's place; empty where Spark does not tell."""
+
+    is_active: Callable[[], bool]
+    is_stateful: bool = False
+    interval_seconds: float | None = None
+    """The processing-time trigger's interval, if it has one."""
+
+
+def is_connect(df: DataFrame) -> bool:
+    """Tell whether the frame belongs to a Spark Connect session, which has no JVM here."""
+    return type(df).__module__.startswith("pyspark.sql.connect")
+
+
+def running_query(df: DataFrame, checkpoint: str | None) -> RunningQuery:
+    """Find the query that is running *df* now.
+
+    Raises:
+        Misuse: it cannot be found; on Spark Connect `checkpoint=` must be given.
+    """
+    if is_connect(df):
+        if checkpoint is None:
+            raise Misuse(
+                "on Spark Connect the checkpoint cannot be found out: give its path, as the "
+                "server sees it: ExactlyOnce(..., checkpoint='/path')"
+            )
+        return RunningQuery(checkpoint, (), lambda: True)
+    session: Any = df.sparkSession
+    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if query_id is None:
+        raise Misuse(
+            "ExactlyOnce was called outside a streaming query; pass it to "
+            "writeStream.foreachBatch(...)"
+        )
+    queries = session._jsparkSession.sharedState().activeStreamingQueries()
+    key = session._jvm.java.util.UUID.fromString(query_id)
+    execution = queries.get(key)
+    root = checkpoint or str(execution.resolvedCheckpointRoot())
+    return RunningQuery(
+        root,
+        _source_options(execution),
+        lambda: bool(queries.containsKey(key)),
+        _is_stateful(execution),
+        _interval_seconds(execution),
+    )
+
+
+def refuse_unsafe(df: DataFrame, query: RunningQuery, fails_on_data_loss: bool | None) -> None:
+    """Refuse settings under which the guarantee cannot hold.
+
+    Raises:
+        Misuse: names the setting, the reason and the way out.
+    """
+    conf = df.sparkSession.conf
+    if str(conf.get(REAL_TIME_BYPASS, "true")).lower() == "false":
+        raise Misuse(
+            f"{REAL_TIME_BYPASS}=false forces Real-Time Mode past its allow-list, where a batch "
+            f"has no end to decide about; remove the setting"
+        )
+    for options in query.source_options:
+        declared = {name.lower(): value for name, value in options.items()}
+        if declared.get("failondataloss", "true").lower() == "false":
+            raise Misuse(
+                "a source has failOnDataLoss=false: it would pass over lost records silently; "
+                "remove the option"
+            )
+    if is_connect(df) and fails_on_data_loss is None:
+        raise Misuse(
+            "on Spark Connect the sources' options cannot be read: declare that none of them "
+            "has failOnDataLoss=false with ExactlyOnce(..., fails_on_data_loss=True)"
+        )
+    if fails_on_data_loss is False:
+        raise Misuse(
+            "fails_on_data_loss=False: a source that passes over lost records silently cannot "
+            "be part of the guarantee; set its failOnDataLoss option to true"
+        )
+
+
+def _source_options(execution: Any) -> list[dict[str, str]]:
+    leaves = execution.analyzedPlan().collectLeaves()
+    found: list[dict[str, str]] = []
+    for index in range(leaves.size()):
+        leaf = leaves.apply(index)
+        try:
+            options = leaf.extraOptions().asCaseSensitiveMap()
+        except Exception:  # noqa: BLE001  a V1 source's leaf has no options to read
+            found.append({})
+            continue
+        found.append({str(name): str(options[name]) for name in options})
+    return found
+
+
+def _is_stateful(execution: Any) -> bool:
+    """Every operator that keeps state prints its "state info"."""
+    last = execution.lastExecution()
+    return last is not None and "state info" in last.executedPlan().toString()
+
+
+def _interval_seconds(execution: Any) -> float | None:
+    trigger = execution.trigger()
+    if "ProcessingTime" not in trigger.getClass().getSimpleName():
+        return None
+    return float(trigger.intervalMs()) / 1000 or None

@@ -1,0 +1,166 @@
+"""One pass of the plan for all sinks.
+
+    df ──▶ select(one column per sink) ──▶ mapInArrow: every batch to every stager ──▶ receipts
+
+Only the receipts of winning task attempts come back, whatever retries and
+speculation do; what the others staged is never named to a sink.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Misuse, Retryable
+from semel.pipeline.sink import Receipt, Stager, StagingWriter, TwoPhaseSink
+from semel.pipeline.txn import SinkTxnId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+RECEIPTS: Final = "sink int, receipt string"
+
+# Larger Arrow batches halve the cost of the way to Python up to here and not
+# beyond; a task holds one batch at a time.
+ROWS_PER_ARROW_BATCH: Final = 20_000
+
+
+def rows_column(sink: TwoPhaseSink) -> Column:
+    """Return the column that holds a sink's rows: its own, parsed from text, or all columns."""
+    from pyspark.sql import functions as f
+
+    if sink.rows is None:
+        return f.struct("*")
+    return f.expr(sink.rows) if isinstance(sink.rows, str) else sink.rows
+
+
+def select_rows(df: DataFrame, sinks: Sequence[TwoPhaseSink]) -> DataFrame:
+    """Return one column per sink, named by its place."""
+    return df.select(*(rows_column(sink).alias(f"s{i}") for i, sink in enumerate(sinks)))
+
+
+def arrow_schemas(selected: DataFrame, sinks: Sequence[TwoPhaseSink]) -> dict[str, pa.Schema]:
+    """Say what each sink's rows look like.
+
+    Raises:
+        Misuse: a sink's rows are neither a struct nor an array of structs.
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import ArrayType, StructType
+
+    zone = selected.sparkSession.conf.get("spark.sql.session.timeZone")
+    schemas = {}
+    for sink, column in zip(sinks, selected.schema.fields, strict=True):
+        kind = column.dataType
+        if isinstance(kind, ArrayType):
+            kind = kind.elementType
+        if not isinstance(kind, StructType):
+            raise Misuse(
+                f"sink {sink.name!r}: rows= is {column.dataType.simpleString()}; it must be a "
+                f"struct (one row), null (no row) or an array of structs (several rows), such as "
+                f"F.struct('id', 'amount')"
+            )
+        schemas[sink.name] = to_arrow_schema(kind, timezone=zone)
+    return schemas
+
+
+def stage(
+    df: DataFrame, sinks: Sequence[TwoPhaseSink], txn: SinkTxnId
+) -> Mapping[str, Sequence[Receipt]]:
+    """Run the plan once, staging every sink's rows; return the winning tasks' receipts.
+
+    Raises:
+        StagingFailed: a task failed as often as Spark tries it.
+    """
+    from pyspark.errors import PythonException
+
+    session = df.sparkSession
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_PER_ARROW_BATCH))
+    tee = Tee([(sink.name, sink.stager(txn)) for sink in sinks])
+    try:
+        collected = select_rows(df, sinks).mapInArrow(tee, RECEIPTS).collect()
+    except PythonException as error:
+        raise StagingFailed(_last_line(str(error))) from error
+    receipts: dict[str, list[Receipt]] = {sink.name: [] for sink in sinks}
+    for row in collected:
+        receipts[sinks[row["sink"]].name].append(Receipt.from_json(row["receipt"]))
+    return receipts
+
+
+class StagingFailed(Retryable):
+    """A staging task failed; whatever it wrote is never named to a sink."""
+
+
+class Tee:
+    """What runs in a task: every Arrow batch goes to every sink's writer."""
+
+    def __init__(self, stagers: Sequence[tuple[str, Stager]]) -> None:
+        self._stagers = stagers
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write all of the partition, then return one receipt per sink."""
+        import pyarrow as pa
+
+        receipts = self.write(batches, _task_name())
+        yield pa.RecordBatch.from_pydict(
+            {
+                "sink": pa.array(range(len(receipts)), pa.int32()),
+                "receipt": [receipt.to_json() for receipt in receipts],
+            }
+        )
+
+    def write(self, batches: Iterable[pa.RecordBatch], task: str) -> list[Receipt]:
+        """Stage the rows of one task attempt; drop them again if anything fails."""
+        writers: list[StagingWriter] = []
+        try:
+            for name, stager in self._stagers:
+                reach(CrashPoint.STAGE_BEFORE, name)
+                writers.append(stager.open(task))
+            for batch in batches:
+                for index, writer in enumerate(writers):
+                    rows = rows_of(batch.column(index))
+                    if rows.num_rows:
+                        writer.write(rows)
+                reach(CrashPoint.STAGE_WRITTEN)
+            receipts = []
+            for (name, _), writer in zip(self._stagers, writers, strict=True):
+                receipts.append(writer.finish())
+                reach(CrashPoint.STAGE_AFTER, name)
+        except BaseException:
+            # GeneratorExit, too: a speculative copy that lost is closed here.
+            for writer in writers:
+                writer.discard()
+            raise
+        return receipts
+
+
+def rows_of(column: Any) -> pa.RecordBatch:
+    """Turn a column of structs, or of arrays of structs, into rows; nulls are no rows."""
+    import pyarrow as pa
+
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        column = column.flatten()
+    if column.null_count:
+        column = column.drop_null()
+    return pa.RecordBatch.from_struct_array(column)
+
+
+def _task_name() -> str:
+    """Name this task attempt: Spark's own number starts at 0 again in each application."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    number = context.taskAttemptId() if context else 0
+    return f"t{number}-{uuid.uuid4().hex[:12]}"
+
+
+def _last_line(text: str) -> str:
+    """The exception itself, without the worker's traceback above it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    last = lines[-1] if lines else "a staging task failed"
+    if "No module named 'semel" in last:
+        return f"{last}: the executors' Python lacks semel; set PYSPARK_PYTHON, or install it there"
+    return last

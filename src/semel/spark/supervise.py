@@ -1,0 +1,144 @@
+"""Keeps a query running, and knows when not to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from semel.clock import SYSTEM_CLOCK, Clock
+from semel.errors import Fenced, LeaseHeld, Retryable, SemelError, reason_of
+from semel.events import EVENTS, CycleEnded, Event, Events, QueryRestarted, log
+from semel.pipeline.cycle import CommitFatal
+from semel.pipeline.twophase import Backoff
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from semel.spark.exactly_once import ExactlyOnce
+
+
+class Exit(IntEnum):
+    """What `run` returns; for `sys.exit`."""
+
+    DONE = 0
+    """The query ended by itself, or was stopped."""
+
+    GAVE_UP = 75
+    """Retryable failures, more often than allowed; starting again later may help."""
+
+    FENCED = 3
+    """Another process owns the scope; do not start this one again by itself."""
+
+    OPERATOR = 4
+    """Records contradict each other; see `semel doctor`."""
+
+    STRANDED = 5
+    """Decided, but not yet visible in every sink; starting again finishes it."""
+
+    FAILED = 1
+    """The query failed for a reason that is not semel's."""
+
+    INTERRUPTED = 130
+    """Ctrl-C."""
+
+
+NEXT: Final = {
+    Exit.DONE: "nothing to do",
+    Exit.GAVE_UP: "look at the reason above; start the job again when its cause is gone",
+    Exit.FENCED: "find the other process with `semel status`; start this one after stopping that",
+    Exit.OPERATOR: "nothing was changed; run `semel doctor` and follow the runbook it names",
+    Exit.STRANDED: "start the job again: recovery finishes what `semel doctor` lists",
+    Exit.FAILED: "look at Spark's error above",
+    Exit.INTERRUPTED: "start the job again whenever you like",
+}
+"""What an operator does next, by exit code."""
+
+RESTART_BACKOFF: Final = Backoff(tries=10, first_seconds=1.0, factor=2.0, most_seconds=60.0)
+
+
+def supervise(
+    pipeline: ExactlyOnce,
+    start_query: Callable[[], StreamingQuery],
+    *,
+    backoff: Backoff = RESTART_BACKOFF,
+    events: Events = EVENTS,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Exit:
+    """Recover, run the query to its end, and start it again after retryable failures.
+
+    The count of restarts begins anew whenever a cycle succeeds.
+    """
+    failures = 0
+
+    def progressed(event: Event) -> None:
+        nonlocal failures
+        if isinstance(event, CycleEnded) and event.outcome in ("succeeded", "replayed"):
+            failures = 0
+
+    unsubscribe = events.subscribe(progressed)
+    try:
+        while True:
+            code, reason = _once(pipeline, start_query)
+            if code is not Exit.GAVE_UP:
+                break
+            failures += 1
+            if failures >= backoff.tries:
+                break
+            wait = backoff.wait_seconds(failures)
+            events.emit(QueryRestarted(f"{pipeline.app}/{pipeline.query}", failures, wait, reason))
+            clock.sleep(wait)
+    except KeyboardInterrupt:
+        code, reason = Exit.INTERRUPTED, "interrupted"
+    finally:
+        unsubscribe()
+    _let_go(pipeline)
+    say = log.info if code is Exit.DONE else log.error
+    say(
+        "query ended",
+        extra={"scope": f"{pipeline.app}/{pipeline.query}", "reason": reason, "next": NEXT[code]},
+    )
+    return code
+
+
+def _once(pipeline: ExactlyOnce, start_query: Callable[[], StreamingQuery]) -> tuple[Exit, str]:
+    pipeline.failure = pipeline.outcome = None
+    query: StreamingQuery | None = None
+    try:
+        pipeline.recover()
+        query = start_query()
+        query.awaitTermination()
+    except KeyboardInterrupt:
+        if query is not None:
+            query.stop()
+        raise
+    except Exception as error:  # noqa: BLE001  Spark's errors have no common class with ours
+        why = error if pipeline.failure is None else pipeline.failure
+        return exit_for(why, pipeline.outcome), reason_of(why)
+    return Exit.DONE, ""
+
+
+def exit_for(error: BaseException, outcome: object) -> Exit:
+    """Say what a failure means for the process."""
+    if isinstance(outcome, CommitFatal):
+        if isinstance(outcome.cause, Fenced):
+            return Exit.FENCED
+        return Exit.STRANDED if outcome.stranded else _exit_of(outcome.cause or error)
+    return _exit_of(error)
+
+
+def _exit_of(error: BaseException) -> Exit:
+    if isinstance(error, Fenced | LeaseHeld):
+        return Exit.FENCED
+    if isinstance(error, Retryable):
+        return Exit.GAVE_UP
+    if isinstance(error, SemelError):
+        return Exit.OPERATOR
+    return Exit.FAILED
+
+
+def _let_go(pipeline: ExactlyOnce) -> None:
+    try:
+        pipeline.stop()
+    except Exception as error:  # noqa: BLE001  the lease ends by itself
+        log.warning("release failed", extra={"reason": reason_of(error)})
