@@ -1,0 +1,1 @@
+"""What several sinks do with Arrow batches."""
