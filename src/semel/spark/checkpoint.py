@@ -20,7 +20,9 @@ from typing import Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from semel.errors import Misuse, NeedsOperator
+from semel.pipeline.adopt import Adoptable
 from semel.pipeline.generation import CheckpointView
+from semel.pipeline.positions import Position
 from semel.pipeline.source import BatchRange, SourceKind, SourceRange, Span
 
 # Object stores that copy instead of renaming: two drivers can both believe
@@ -185,6 +187,28 @@ class Checkpoint:
                 if end is not None
             )
         )
+
+    def adoptable(self) -> Adoptable:
+        """Say where this checkpoint would go on, for an operator's `adopt`."""
+        last = self.last_finished
+        planned = self.last_planned
+        next_batch = 0 if last is None else last + 1
+        if planned is not None and planned >= next_batch:
+            spans, at_start = self.range(next_batch), True
+        elif last is not None:
+            spans, at_start = self.range(last), False
+        else:
+            raise NeedsOperator(
+                f"checkpoint {self.root} has not begun a batch: start the query once, so that it "
+                f"says where it would begin"
+            )
+        positions = {
+            (source.source, partition): Position(span.start if at_start else span.end)
+            for source in spans.sources
+            if source.kind is SourceKind.OFFSETS
+            for partition, span in source.spans.items()
+        }
+        return Adoptable(self.id, next_batch, positions, self.is_stateful)
 
     def _source_range(self, index: int, start: Any, end: Any) -> SourceRange:
         source = str(index)

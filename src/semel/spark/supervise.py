@@ -113,9 +113,14 @@ def _once(pipeline: ExactlyOnce, start_query: Callable[[], StreamingQuery]) -> t
             query.stop()
         raise
     except Exception as error:  # noqa: BLE001  Spark's errors have no common class with ours
-        why = error if pipeline.failure is None else pipeline.failure
+        why = _known_failure(pipeline) or error
         return exit_for(why, pipeline.outcome), reason_of(why)
     return Exit.DONE, ""
+
+
+def _known_failure(pipeline: ExactlyOnce) -> BaseException | None:
+    """What our function raised: Spark's own exception has it as text only."""
+    return pipeline.failure
 
 
 def exit_for(error: BaseException, outcome: object) -> Exit:
