@@ -15,7 +15,7 @@ from typing import Final
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import NeedsOperator, Retryable, SemelError
+from semel.errors import LeaseLost, NeedsOperator, Retryable, SemelError
 from semel.events import EVENTS, CycleRecovered, Events, LeavingsSwept
 from semel.pipeline.ledger import AttemptRecord, Lease, Ledger, is_loser
 from semel.pipeline.sink import SinkFatal, SinkOK, SinkOutcome, SinkRetryable, TwoPhaseSink
@@ -159,6 +159,7 @@ class _Recovery:
 
     def _settle_open(self, attempt: AttemptRecord) -> None:
         if attempt.state is not CycleState.COMMITTED:
+            self._refuse_newer(attempt)
             standing = self._ledger.decide_abort(attempt.txn, "recovery: its owner is fenced")
             if standing is Decision.ABORT:
                 for sink in self._sinks.values():
@@ -186,6 +187,7 @@ class _Recovery:
         for txn, says in what_ledger_says(self._ledger, self._scope, held).items():
             decision = DECIDE[says]
             if says is LedgerSays.UNDECIDED:
+                self._refuse_newer(self._ledger.attempt(txn))
                 standing = self._ledger.decide_abort(txn, "recovery: held by a sink, owner fenced")
                 if standing is Decision.COMMIT:
                     says, decision = LedgerSays.COMMITTED, RecoveryDecision.COMMIT_FROM_TOKEN
@@ -196,6 +198,11 @@ class _Recovery:
                 self._commit(sink, record)
             else:
                 self._abort_txn(sink, txn, record, says)
+
+    def _refuse_newer(self, attempt: AttemptRecord | None) -> None:
+        """Stop before giving up a living successor's attempt: we were fenced and woke late."""
+        if attempt is not None and attempt.epoch > self._lease.epoch:
+            raise LeaseLost(str(self._scope), self._lease.epoch, attempt.epoch)
 
     def _commit(self, sink: TwoPhaseSink, attempt: AttemptRecord) -> None:
         reach(CrashPoint.RECOVER_COMMIT_BEFORE, sink.name)
