@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from semel.clock import SYSTEM_CLOCK, Clock
@@ -175,10 +175,23 @@ class Driver:
         except SemelError as error:
             outcome = CommitFatal(str(error), cause=error)
         if isinstance(outcome, CommitFatal):
+            outcome = self._or_fenced(outcome)
             if isinstance(outcome.cause, Fenced):
                 self._events.emit(LeaseEnded(str(self.scope), self.lease.epoch, "lost"))
             self._lease = None
         self._tidy(outcome)
+        return outcome
+
+    def _or_fenced(self, outcome: CommitFatal) -> CommitFatal:
+        """Say it where a newer owner is what is behind a sink's refusal."""
+        if self._lease is None or isinstance(outcome.cause, Fenced):
+            return outcome
+        try:
+            self.ledger.renew(self._lease)
+        except Fenced as error:
+            return replace(outcome, reason=f"fenced: {error} ({outcome.reason})", cause=error)
+        except Exception as error:  # noqa: BLE001  only a question; the outcome stands without it
+            log.warning("renewal failed", extra={"scope": str(self.scope), "reason": str(error)})
         return outcome
 
     def _acquire(self) -> Lease:
