@@ -14,7 +14,15 @@ from typing import Final, TypeAlias
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Fenced, LeaseHeld, LeaseLost, Misuse, SemelError, reason_of
+from semel.errors import (
+    Fenced,
+    LeaseHeld,
+    LeaseLost,
+    Misuse,
+    NeedsOperator,
+    SemelError,
+    reason_of,
+)
 from semel.events import EVENTS, CycleEnded, Events, LeaseEnded, LeaseTaken, log
 from semel.lease import Owner, Takeover
 from semel.pipeline.coordinator import LedgerCoordinator, Stage
@@ -25,6 +33,7 @@ from semel.pipeline.cycle import (
     run_commit_cycle,
 )
 from semel.pipeline.ledger import AttemptRecord, Lease, Ledger
+from semel.pipeline.positions import discontinuities
 from semel.pipeline.recovery import RecoveryReport, recover, sweep
 from semel.pipeline.sink import SinkOK, TwoPhaseSink
 from semel.pipeline.source import BatchRange
@@ -169,7 +178,11 @@ class Driver:
         fatal outcome `start` must be called again: recovery settles what is stranded.
         """
         try:
-            outcome = self._replay(cycle, read_range) or self._attempts(cycle, read_range, stage)
+            outcome = (
+                self._replay(cycle, read_range)
+                or self._refusal(read_range)
+                or self._attempts(cycle, read_range, stage)
+            )
         except Fenced as error:
             outcome = CommitFatal(f"fenced: {error}", cause=error)
         except SemelError as error:
@@ -233,6 +246,21 @@ class Driver:
                 return stranded
         self._events.emit(CycleEnded(str(self.scope), str(cycle), "replayed"))
         return CycleReplayed(record.txn)
+
+    def _refusal(self, read_range: Callable[[], BatchRange]) -> CommitFatal | None:
+        """Refuse before staging what the decision would refuse after it."""
+        try:
+            batch = read_range()
+        except Exception:  # noqa: BLE001  commit_offsets reads it again and says what failed
+            return None
+        found = discontinuities(self.ledger.positions(self.scope, batch), batch)
+        if not found:
+            return None
+        reason = (
+            f"begin_txn: the batch does not start where the ledger ends: {'; '.join(found)}; "
+            f"see `semel status`, and `semel adopt` to accept it"
+        )
+        return CommitFatal(reason, cause=NeedsOperator(reason))
 
     def _carry_through(self, record: AttemptRecord) -> CommitFatal | None:
         left = []

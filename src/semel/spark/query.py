@@ -64,7 +64,7 @@ def running_query(df: DataFrame, checkpoint: str | None) -> RunningQuery:
     return RunningQuery(
         root,
         _source_options(execution),
-        lambda: bool(queries.containsKey(key)),
+        _is_active(queries, key, str(execution.runId())),
         _is_stateful(execution),
         _interval_seconds(execution),
     )
@@ -113,6 +113,16 @@ def _source_options(execution: Any) -> list[dict[str, str]]:
             continue
         found.append({str(name): str(options[name]) for name in options})
     return found
+
+
+def _is_active(queries: Any, key: Any, run_id: str) -> Callable[[], bool]:
+    """Ask for this run: a query that is started again has the same id."""
+
+    def ask() -> bool:
+        running = queries.get(key)
+        return running is not None and str(running.runId()) == run_id
+
+    return ask
 
 
 def _is_stateful(execution: Any) -> bool:
