@@ -60,6 +60,7 @@ class PostgresServer(Lifetime):
         return self.url_of("postgres")
 
     def url_of(self, database: str) -> str:
+        """Where *database* is."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
 
     def create_database(self, name: str) -> str:

@@ -122,9 +122,11 @@ class Child:
 
     @property
     def pid(self) -> int:
+        """The process's id, which is its group's, too."""
         return self._process.pid
 
     def is_alive(self) -> bool:
+        """Tell whether the process has not ended."""
         return self._process.poll() is None
 
     def last_lines(self) -> str:

@@ -31,10 +31,12 @@ class CutProxy:
         self._swallowed = threading.Event()
 
     def start(self) -> Self:
+        """Begin to forward."""
         self.accept()
         return self
 
     def stop(self) -> None:
+        """Close the port and every connection."""
         self.refuse()
         self.cut()
 

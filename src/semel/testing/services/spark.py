@@ -55,6 +55,7 @@ class SparkCluster(Lifetime):
 
     @property
     def worker_pids(self) -> list[int]:
+        """The workers that run, ready to be killed."""
         return [worker.pid for worker in self._workers if worker in self._children]
 
     def executor_pids(self) -> list[int]:

