@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from semel.memory.ledger import MemoryLedger
+from semel.sql.sqlite import SqliteLedger
 from semel.testing.clock import SimulatedClock
 from semel.testing.contracts.ledger import LEASE_SECONDS, LedgerContract
 
@@ -17,3 +20,19 @@ class TestMemoryLedger(LedgerContract):
 
     def expire(self, ledger, scope):
         self.clock.sleep(LEASE_SECONDS)
+
+
+class TestSqliteLedger(LedgerContract):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path):
+        self.path = tmp_path / "test.ledger"
+        self.clock = SimulatedClock()
+
+    def make_ledger(self):
+        return SqliteLedger(self.path, clock=self.clock)
+
+    def another(self, ledger):
+        return SqliteLedger(f"sqlite:///{self.path}", clock=self.clock)
+
+    def expire(self, ledger, scope):
+        self.clock.advance(LEASE_SECONDS)

@@ -117,27 +117,39 @@ class MemoryLedger:
         with self._lock:
             return list(self._read(scope).generations)
 
-    def open_generation(
-        self,
-        lease: Lease,
-        checkpoint: str,
-        first_batch: int = 0,
-        positions: Mapping[tuple[str, str], Position] | None = None,
-    ) -> Generation:
-        """Return the generation of *checkpoint*, making it the next one if it is new."""
+    def open_generation(self, lease: Lease, checkpoint: str, first_batch: int = 0) -> Generation:
+        """Return the newest generation of *checkpoint*, making it the next one if it is new."""
         with self._lock:
             held = self._fenced(lease)
-            for known in held.generations:
+            for known in reversed(held.generations):
                 if known.checkpoint == checkpoint:
                     held.generation = known.number
                     return known
-            number = len(held.generations) + 1
-            opened = Generation(number, checkpoint, first_batch, self._clock.now())
-            held.generations.append(opened)
-            held.generation = number
-            if positions is not None:
-                held.ends = {where: (position, number) for where, position in positions.items()}
+            return self._next_generation(held, checkpoint, first_batch)
+
+    def adopt_generation(
+        self,
+        lease: Lease,
+        checkpoint: str,
+        first_batch: int,
+        positions: Mapping[tuple[str, str], Position],
+        forget_paths: bool = False,
+    ) -> Generation:
+        """Make *checkpoint* the next generation, whatever came before."""
+        with self._lock:
+            held = self._fenced(lease)
+            opened = self._next_generation(held, checkpoint, first_batch)
+            held.ends = {where: (at, opened.number) for where, at in positions.items()}
+            if forget_paths:
+                held.paths.clear()
             return opened
+
+    def _next_generation(self, held: _Held, checkpoint: str, first_batch: int) -> Generation:
+        number = len(held.generations) + 1
+        opened = Generation(number, checkpoint, first_batch, self._clock.now())
+        held.generations.append(opened)
+        held.generation = number
+        return opened
 
     def plan(self, lease: Lease, txn: SinkTxnId) -> None:
         """Record a new attempt as PLANNED; repeating it changes nothing."""
@@ -182,7 +194,7 @@ class MemoryLedger:
             batch = (known and known.range) or BatchRange()
             ends = rules.comparable(held.ends, batch, txn.cycle.generation)
             standing = Positions(ends, _committed_paths(held, batch))
-            batch = rules.check_commit(txn, known, _winner(held, txn.cycle), standing)
+            batch = rules.check_commit(txn, known, _winner(held, txn.cycle), held.mark, standing)
             for where, position in rules.next_positions(ends, batch).items():
                 held.ends[where] = (position, txn.cycle.generation)
             for source in batch.sources:

@@ -144,16 +144,27 @@ class Ledger(Protocol):
         ...
 
     def open_generation(
+        self, lease: Lease, checkpoint: str, first_batch: int = 0
+    ) -> Generation:
+        """Return the newest generation of *checkpoint*, making it the next one if it is new.
+
+        Raises:
+            LeaseLost: a newer epoch exists.
+        """
+        ...
+
+    def adopt_generation(
         self,
         lease: Lease,
         checkpoint: str,
-        first_batch: int = 0,
-        positions: Mapping[tuple[str, str], Position] | None = None,
+        first_batch: int,
+        positions: Mapping[tuple[str, str], Position],
+        forget_paths: bool = False,
     ) -> Generation:
-        """Return the generation of *checkpoint*, making it the next one if it is new.
+        """Make *checkpoint* the next generation, whatever came before: an operator's word.
 
-        *positions*, if given and the generation is new, replace the scope's positions in
-        the same transaction: an operator's `adopt`.
+        In the same transaction *positions* replace all of the scope's, and with
+        *forget_paths* the committed paths go, too.
 
         Raises:
             LeaseLost: a newer epoch exists.
@@ -198,7 +209,8 @@ class Ledger(Protocol):
         """Decide COMMIT and advance the positions to the range's end, by compare-and-set.
 
         Checks in the same transaction: the epoch is ours, the attempt is PREPARED and
-        undecided, the cycle has no COMMIT, and the range starts where the positions end.
+        undecided, the cycle has no COMMIT and lies above the mark, and the range starts where
+        the positions end.
         Returns only when the decision is durable; again for the same attempt is fine.
 
         Raises:

@@ -116,6 +116,7 @@ def check_commit(
     txn: SinkTxnId,
     known: AttemptRecord | None,
     committed: SinkTxnId | None,
+    mark: SinkTxnId | None,
     positions: Positions,
 ) -> BatchRange:
     """Return the range whose ends the positions take, unless COMMIT must not be decided.
@@ -128,6 +129,8 @@ def check_commit(
         raise NeedsOperator(f"{txn}: the attempt is {record.state}, not prepared")
     if committed is not None:
         raise NeedsOperator(f"{txn}: the cycle is committed already, by {committed}")
+    if mark is not None and txn.cycle <= mark.cycle:
+        raise NeedsOperator(f"{txn}: the scope has finished {mark.cycle.label} already")
     if record.range is None:
         raise NeedsOperator(f"{txn}: the ledger does not know what the batch read")
     if found := discontinuities(positions, record.range):

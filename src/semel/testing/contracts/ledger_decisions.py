@@ -10,6 +10,7 @@ import pytest
 
 from semel.errors import Misuse, NeedsOperator
 from semel.pipeline.ledger import Ledger
+from semel.pipeline.source import BatchRange
 from semel.pipeline.states import ARROWS, CycleState, Decision
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 from semel.testing.contracts.ledger_world import ROWS, TOKENS, Driver, LedgerWorld, offsets
@@ -277,6 +278,17 @@ class DecisionRules(LedgerWorld):
             driver.reach(CycleState.PLANNED, batch)
 
         assert ledger.attempts(driver.cycle(0)) == []
+
+    def test_below_the_mark_nothing_is_committed(self, ledger: Ledger) -> None:
+        driver = Driver.of(ledger)
+        late = driver.reach(CycleState.PREPARED, 0, BatchRange())
+        last = driver.reach(CycleState.FINISHED, 1)
+
+        with pytest.raises(NeedsOperator):
+            ledger.decide_commit(driver.lease, late)
+
+        assert driver.state(late) is CycleState.PREPARED
+        assert driver.mark() == last
 
     def test_outside_the_generation_in_use_nothing_is_planned(self, ledger: Ledger) -> None:
         driver = Driver.of(ledger)

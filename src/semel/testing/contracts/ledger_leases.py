@@ -31,7 +31,11 @@ WRITES: Final[Mapping[str, tuple[CycleState, Callable[[Ledger, Lease, SinkTxnId]
     "renew": (CycleState.PLANNED, lambda ledger, lease, txn: ledger.renew(lease)),
     "open_generation": (
         CycleState.PLANNED,
-        lambda ledger, lease, txn: ledger.open_generation(lease, "other", positions={}),
+        lambda ledger, lease, txn: ledger.open_generation(lease, "other"),
+    ),
+    "adopt_generation": (
+        CycleState.PLANNED,
+        lambda ledger, lease, txn: ledger.adopt_generation(lease, "other", 0, {}, True),
     ),
     "plan": (CycleState.PLANNED, lambda ledger, lease, txn: ledger.plan(lease, txn)),
     "plan anew": (

@@ -213,7 +213,7 @@ class PositionRules(LedgerWorld):
         driver.commit(BatchRange(read + files("/in/a", source="1").sources))
         adopted = {("0", "t/0"): Position(500, "id"), ("0", ""): Position(500)}
 
-        ledger.open_generation(driver.lease, "two", first_batch=7, positions=adopted)
+        ledger.adopt_generation(driver.lease, "two", 7, adopted)
 
         assert ledger.positions(driver.scope).ends == adopted
         assert set(ledger.positions(driver.scope).paths["1"]) == {"/in/a"}
@@ -225,8 +225,11 @@ class PositionRules(LedgerWorld):
     def test_adopting_nothing_forgets_every_end(self, ledger: Ledger) -> None:
         driver = Driver.of(ledger)
         ledger.open_generation(driver.lease, "one")
-        driver.commit(offsets(0, 10))
+        driver.commit(BatchRange(offsets(0, 10).sources + files("/in/a", source="1").sources))
 
-        ledger.open_generation(driver.lease, "two", positions={})
+        ledger.adopt_generation(driver.lease, "two", 0, {})
+        assert not ledger.positions(driver.scope).ends
+        assert set(ledger.positions(driver.scope).paths["1"]) == {"/in/a"}
 
+        ledger.adopt_generation(driver.lease, "two", 0, {}, forget_paths=True)
         assert ledger.positions(driver.scope).is_empty

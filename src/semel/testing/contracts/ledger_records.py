@@ -57,14 +57,17 @@ class RecordRules(LedgerWorld):
 
         assert in_use == [1, 2, 1]
 
-    def test_positions_are_adopted_with_a_new_checkpoint_only(self, ledger: Ledger) -> None:
+    def test_adopting_makes_a_new_generation_of_the_same_checkpoint(self, ledger: Ledger) -> None:
         driver = Driver.of(ledger)
-        ledger.open_generation(driver.lease, "one")
-        driver.commit(offsets(0, 10))
+        first = ledger.open_generation(driver.lease, "one")
 
-        ledger.open_generation(driver.lease, "one", positions={("0", "t/0"): Position(99)})
+        second = ledger.adopt_generation(driver.lease, "one", 5, {("0", "t/0"): Position(99)})
+        again = ledger.open_generation(driver.lease, "one")
 
-        assert driver.end() == 10
+        assert (second.number, second.first_batch, again) == (2, 5, second)
+        assert ledger.generations(driver.scope) == [first, second]
+        assert driver.end() == 99
+        assert driver.reach(CycleState.PLANNED, 5, generation=2)
 
     def test_a_cycles_attempts_are_listed_oldest_first(self, ledger: Ledger) -> None:
         driver = Driver.of(ledger)
@@ -119,7 +122,7 @@ class RecordRules(LedgerWorld):
         for look in (ledger.history, ledger.generations, ledger.acts, ledger.open_attempts):
             assert look(stranger.scope) == []
         assert ledger.positions(stranger.scope).is_empty
-        ledger.open_generation(stranger.lease, "other", positions={})
+        ledger.adopt_generation(stranger.lease, "other", 0, {}, forget_paths=True)
         mine = stranger.commit(offsets(700, 701), 0)
         stranger.commit(offsets(701, 702), 1)
         twin = SinkTxnId(stranger.cycle(7), txn.attempt)

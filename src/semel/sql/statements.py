@@ -1,0 +1,219 @@
+"""Every statement of the ledger, each with a sentence.
+
+Plain SQL that SQLite (3.35 or newer) and PostgreSQL both understand, with
+``:named`` parameters.  ``{now}`` is the database's clock in microseconds since
+1970, ``{for_update}`` the lock that makes writers of one scope take turns.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Make sure that the scope has a row to lock.
+ENTER_SCOPE: Final = """
+    INSERT INTO semel_scope (app, query) VALUES (:app, :query)
+    ON CONFLICT (app, query) DO NOTHING
+"""
+
+# Take the scope's lock, and read all that decides what may be written, and the time.
+LOCK_SCOPE: Final = """
+    SELECT epoch, owner, lease_until, generation, mark_generation, mark_batch, mark_attempt,
+           pruned_generation, pruned_batch, {now} AS now
+      FROM semel_scope
+     WHERE app = :app AND query = :query
+    {for_update}
+"""
+
+# Read the same without a lock.
+READ_SCOPE: Final = LOCK_SCOPE.replace("{for_update}", "")
+
+# A scope whose epoch is 0 was mentioned, but never owned.
+LIST_SCOPES: Final = "SELECT app, query FROM semel_scope WHERE epoch > 0 ORDER BY app, query"
+
+# Every acquisition bumps the epoch; the number is read from the locked row.
+TAKE_LEASE: Final = """
+    UPDATE semel_scope SET epoch = :epoch, owner = :owner, lease_until = :until
+     WHERE app = :app AND query = :query
+"""
+
+# The epoch stays: it is what fences.
+RELEASE_LEASE: Final = """
+    UPDATE semel_scope SET owner = NULL, lease_until = 0 WHERE app = :app AND query = :query
+"""
+
+RENEW_LEASE: Final = """
+    UPDATE semel_scope SET lease_until = :until WHERE app = :app AND query = :query
+"""
+
+LIST_GENERATIONS: Final = """
+    SELECT number, checkpoint, first_batch, opened_at
+      FROM semel_generation
+     WHERE app = :app AND query = :query
+     ORDER BY number
+"""
+
+ADD_GENERATION: Final = """
+    INSERT INTO semel_generation (app, query, number, checkpoint, first_batch, opened_at)
+    VALUES (:app, :query, :number, :checkpoint, :first_batch, :now)
+"""
+
+USE_GENERATION: Final = """
+    UPDATE semel_scope SET generation = :number WHERE app = :app AND query = :query
+"""
+
+_ATTEMPT: Final = """
+    SELECT generation, batch, attempt, epoch, state, range_read, tokens, row_counts, reason,
+           planned_at, decided_at, finished_at
+      FROM semel_attempt
+     WHERE app = :app AND query = :query
+"""
+
+_CYCLE: Final = " AND generation = :generation AND batch = :batch"
+
+READ_ATTEMPT: Final = _ATTEMPT + _CYCLE + " AND attempt = :attempt"
+
+LIST_CYCLE: Final = _ATTEMPT + _CYCLE + " ORDER BY seq"
+
+# The condition is the one of the index that allows a cycle only one of these.
+READ_COMMITTED: Final = _ATTEMPT + _CYCLE + " AND state IN ('committed', 'finished')"
+
+# The condition is the one of the index that holds only open attempts.
+LIST_OPEN: Final = (
+    _ATTEMPT + " AND state IN ('planned', 'prepared', 'committed') ORDER BY generation, batch, seq"
+)
+
+LIST_NEWEST: Final = _ATTEMPT + " ORDER BY seq DESC LIMIT :limit"
+
+# The scope's lock is held, so no two attempts get one number.
+ADD_ATTEMPT: Final = """
+    INSERT INTO semel_attempt (app, query, generation, batch, attempt, epoch, state, reason,
+                               planned_at, decided_at, seq)
+    VALUES (:app, :query, :generation, :batch, :attempt, :epoch, :state, :reason,
+            :now, :decided_at,
+            (SELECT coalesce(max(seq), 0) + 1 FROM semel_attempt
+              WHERE app = :app AND query = :query))
+"""
+
+_THIS: Final = (
+    " WHERE app = :app AND query = :query AND generation = :generation AND batch = :batch"
+    " AND attempt = :attempt"
+)
+
+SET_RANGE: Final = "UPDATE semel_attempt SET range_read = :range" + _THIS
+
+SET_PREPARED: Final = (
+    "UPDATE semel_attempt SET state = 'prepared', tokens = :tokens, row_counts = :rows" + _THIS
+)
+
+# The decision; its states are named again, so that it is write-once in itself.
+DECIDE_COMMIT: Final = (
+    "UPDATE semel_attempt SET state = 'committed', decided_at = :now"
+    + _THIS
+    + " AND state = 'prepared'"
+)
+
+DECIDE_ABORT: Final = (
+    "UPDATE semel_attempt SET state = 'aborted', decided_at = :now, reason = :reason"
+    + _THIS
+    + " AND state IN ('planned', 'prepared')"
+)
+
+FINISH: Final = (
+    "UPDATE semel_attempt SET state = 'finished', finished_at = :now"
+    + _THIS
+    + " AND state = 'committed'"
+)
+
+# The mark must stay below the first cycle that is committed and unfinished.
+FIRST_UNFINISHED: Final = """
+    SELECT generation, batch FROM semel_attempt
+     WHERE app = :app AND query = :query AND state IN ('planned', 'prepared', 'committed')
+       AND state = 'committed'
+     ORDER BY generation, batch LIMIT 1
+"""
+
+LAST_COMMITTED: Final = """
+    SELECT generation, batch, attempt FROM semel_attempt
+     WHERE app = :app AND query = :query AND state IN ('committed', 'finished')
+     ORDER BY generation DESC, batch DESC LIMIT 1
+"""
+
+LAST_COMMITTED_BELOW: Final = """
+    SELECT generation, batch, attempt FROM semel_attempt
+     WHERE app = :app AND query = :query AND state IN ('committed', 'finished')
+       AND (generation, batch) < (:generation, :batch)
+     ORDER BY generation DESC, batch DESC LIMIT 1
+"""
+
+RAISE_MARK: Final = """
+    UPDATE semel_scope
+       SET mark_generation = :generation, mark_batch = :batch, mark_attempt = :attempt
+     WHERE app = :app AND query = :query
+"""
+
+LIST_POSITIONS: Final = """
+    SELECT source, source_partition, ends_at, topic_id, generation
+      FROM semel_position
+     WHERE app = :app AND query = :query
+     ORDER BY source, source_partition
+"""
+
+MOVE_POSITION: Final = """
+    INSERT INTO semel_position
+           (app, query, source, source_partition, ends_at, topic_id, generation)
+    VALUES (:app, :query, :source, :partition, :end, :topic_id, :generation)
+    ON CONFLICT (app, query, source, source_partition) DO UPDATE
+       SET ends_at = excluded.ends_at, topic_id = excluded.topic_id,
+           generation = excluded.generation
+"""
+
+# Only an operator's adopt does this.
+FORGET_POSITIONS: Final = "DELETE FROM semel_position WHERE app = :app AND query = :query"
+
+# Only an operator's adopt does this, and only if told to.
+FORGET_PATHS: Final = "DELETE FROM semel_path WHERE app = :app AND query = :query"
+
+LIST_PATHS: Final = "SELECT source, path FROM semel_path WHERE app = :app AND query = :query"
+
+# ``{paths}`` becomes the parameters of a slice of the batch's paths.
+FIND_PATHS: Final = """
+    SELECT path FROM semel_path
+     WHERE app = :app AND query = :query AND source = :source AND path IN ({paths})
+"""
+
+# A path that is there already would be a file committed twice: the key refuses it.
+ADD_PATH: Final = """
+    INSERT INTO semel_path (app, query, source, path) VALUES (:app, :query, :source, :path)
+"""
+
+# The newest cycle that pruning may forget: the next one after those that are kept.
+FIRST_TO_PRUNE: Final = """
+    SELECT DISTINCT generation, batch FROM semel_attempt
+     WHERE app = :app AND query = :query AND (generation, batch) <= (:generation, :batch)
+     ORDER BY generation DESC, batch DESC LIMIT 1 OFFSET :keep
+"""
+
+PRUNE: Final = """
+    DELETE FROM semel_attempt
+     WHERE app = :app AND query = :query AND (generation, batch) <= (:generation, :batch)
+       AND state IN ('finished', 'aborted')
+    RETURNING generation, batch
+"""
+
+SET_PRUNED: Final = """
+    UPDATE semel_scope SET pruned_generation = :generation, pruned_batch = :batch
+     WHERE app = :app AND query = :query
+"""
+
+ADD_ACT: Final = """
+    INSERT INTO semel_act (app, query, acted_at, who, act, why, detail, seq)
+    VALUES (:app, :query, :now, :who, :act, :why, :detail,
+            (SELECT coalesce(max(seq), 0) + 1 FROM semel_act
+              WHERE app = :app AND query = :query))
+"""
+
+LIST_ACTS: Final = """
+    SELECT acted_at, who, act, why, detail FROM semel_act
+     WHERE app = :app AND query = :query
+     ORDER BY seq DESC
+"""
