@@ -157,8 +157,7 @@ class SinkPrepares(SinkWorld):
         outcome = sink.prepare(txn, receipts)
 
         assert not isinstance(outcome, SinkRetryable), outcome
-        if isinstance(outcome, SinkOK):
-            sink.sweep(self.scope, lambda found: found == txn)
+        sink.sweep(self.scope, lambda found: found == txn)
         self.holds(sink)
         self.shows(sink)
         self.leaves_nothing(sink)

@@ -1,0 +1,1 @@
+"""Parquet and JSON-lines files on a local or shared file system."""

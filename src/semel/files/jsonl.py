@@ -1,0 +1,193 @@
+"""Arrow rows as lines of JSON, and exactly the same rows back.
+
+    decimal                  text, all digits           "1.50"
+    date, time               text, ISO 8601             "2026-01-31", "12:30:00.000001"
+    timestamp                text, ISO 8601; with a     "2026-01-31T12:30:00.000001Z"
+                             time zone: UTC and a Z
+    duration                 number of its own units    1500000
+    bytes                    text, base64               "AAEC"
+    NaN, ±infinity           text                       "NaN", "Infinity", "-Infinity"
+    list, struct, map        array, object, object
+
+A row has all its columns; one without a value is null.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from itertools import islice
+from typing import Any, Final, TypeAlias
+
+from semel.errors import require
+from semel.pipeline.sink import Batch, Schema
+
+pa: Any = require("pyarrow", "files")
+
+Codec: TypeAlias = tuple[Callable[[Any], Any], Callable[[Any], Any]] | None
+"""How to write and how to read a value that is not null; None where JSON has it as it is."""
+
+_ROWS_AT_ONCE: Final = 8192
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+class NotJson(TypeError):
+    """A type that has no exact form in JSON lines."""
+
+
+def check_type(kind: Any) -> None:
+    """Find out whether values of this type can be written.
+
+    Raises:
+        NotJson: they can't; the message says what to do.
+    """
+    _codec(kind)
+
+
+def encode(batch: Batch) -> Iterator[str]:
+    """Write each row as one line, without its end."""
+    columns = []
+    for column in batch.columns:
+        codec = _codec(column.type)
+        values = column.to_pylist()
+        if codec is not None:
+            write = codec[0]
+            values = [None if value is None else write(value) for value in values]
+        columns.append(values)
+    names = batch.schema.names
+    for row in zip(*columns, strict=True):
+        yield _dump(dict(zip(names, row, strict=True)))
+
+
+def decode(lines: Iterable[str], schema: Schema) -> Iterator[Batch]:
+    """Read back what `encode` wrote."""
+    reads = {column.name: codec[1] for column in schema if (codec := _codec(column.type))}
+    lines = iter(lines)
+    while some := list(islice(lines, _ROWS_AT_ONCE)):
+        rows = [json.loads(line) for line in some]
+        for row in rows:
+            for name, read in reads.items():
+                if row.get(name) is not None:
+                    row[name] = read(row[name])
+        yield pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+_dump: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+def _codec(kind: Any) -> Codec:
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _codec(kind.value_type)
+    if any(is_plain(kind) for is_plain in _PLAIN):
+        return None
+    for has_type, codec in _BY_TYPE:
+        if has_type(kind):
+            return codec
+    if types.is_timestamp(kind) and kind.unit != "ns":
+        return _timestamp_codec(kind)
+    if types.is_time(kind) and kind.unit != "ns":
+        return dt.time.isoformat, dt.time.fromisoformat
+    if types.is_duration(kind) and kind.unit != "ns":
+        unit = dt.timedelta(microseconds=_MICROSECONDS[kind.unit])
+        return lambda value: value // unit, lambda number: number * unit
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _list_codec(_codec(kind.value_type))
+    if types.is_map(kind) and (types.is_string(kind.key_type)):
+        return _map_codec(_codec(kind.item_type))
+    if types.is_struct(kind):
+        return _struct_codec({child.name: _codec(child.type) for child in kind})
+    raise NotJson(_advice(kind))
+
+
+def _advice(kind: Any) -> str:
+    if getattr(kind, "unit", None) == "ns":
+        return f"{kind} is finer than the microseconds that JSON lines keep; cast it"
+    if pa.types.is_map(kind):
+        return f"{kind} has keys that are not text, as those of a JSON object must be; cast them"
+    return f"{kind} has no form in JSON lines; cast it, or write parquet"
+
+
+_PLAIN: Final = (
+    pa.types.is_null,
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    lambda kind: str(kind) == "string_view",
+)
+
+
+def _write_float(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+_FLOAT: Final = (_write_float, float)
+_BYTES: Final = (lambda value: base64.b64encode(value).decode(), base64.b64decode)
+
+_BY_TYPE: Final[tuple[tuple[Callable[[Any], bool], Codec], ...]] = (
+    (pa.types.is_floating, _FLOAT),
+    (pa.types.is_decimal, (lambda value: format(value, "f"), Decimal)),
+    (pa.types.is_date, (dt.date.isoformat, dt.date.fromisoformat)),
+    (pa.types.is_binary, _BYTES),
+    (pa.types.is_large_binary, _BYTES),
+    (pa.types.is_fixed_size_binary, _BYTES),
+    (lambda kind: str(kind) == "binary_view", _BYTES),
+)
+
+_MICROSECONDS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+def _timestamp_codec(kind: Any) -> Codec:
+    if kind.tz is None:
+        return dt.datetime.isoformat, dt.datetime.fromisoformat
+
+    def write(value: dt.datetime) -> str:
+        return value.astimezone(dt.UTC).replace(tzinfo=None).isoformat() + "Z"
+
+    return write, dt.datetime.fromisoformat
+
+
+def _list_codec(inner: Codec) -> Codec:
+    if inner is None:
+        return None
+    write, read = inner
+
+    return (
+        lambda values: [None if value is None else write(value) for value in values],
+        lambda values: [None if value is None else read(value) for value in values],
+    )
+
+
+def _map_codec(inner: Codec) -> Codec:
+    write, read = inner or (_same, _same)
+    return (
+        lambda pairs: {key: None if value is None else write(value) for key, value in pairs},
+        lambda values: [
+            (key, None if value is None else read(value)) for key, value in values.items()
+        ],
+    )
+
+
+def _struct_codec(inner: dict[str, Codec]) -> Codec:
+    changing = {name: codec for name, codec in inner.items() if codec is not None}
+    if not changing:
+        return None
+
+    def change(row: dict[str, Any], side: int) -> dict[str, Any]:
+        return {
+            name: changing[name][side](value) if name in changing and value is not None else value
+            for name, value in row.items()
+        }
+
+    return lambda row: change(row, 0), lambda row: change(row, 1)
+
+
+def _same(value: Any) -> Any:
+    return value

@@ -1,0 +1,211 @@
+"""Where a files sink keeps what.
+
+    <path>/
+      cycle=g1.b42-<scope slug>/           what readers see: one folder per cycle
+        part-<task>-00000.parquet
+        _semel-token.json                  the proof: whose it is, and its files
+      _semel/<scope slug>/                 out of sight
+        scope.json                         for people: ledger, app, query
+        staged/<txn label>/<task>/         what tasks write
+        prepared/<txn label>/              what prepare has collected and sealed with a token
+        marks/<txn label>                  empty files: the highest committed cycle
+        fence/<epoch>                      empty files: the highest epoch
+
+Spark's and Arrow's readers skip names that begin with ``_`` or ``.``.
+Marks and fences are empty files because making one is atomic, needs no lock
+that a stopped process could hold, and cannot be torn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from semel.files.disk import make_folders, names_in, sync_folder, write_whole
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+
+HIDDEN: Final = "_semel"
+TOKEN_FILE: Final = "_semel-token.json"
+
+# A listing that races with a new mark may miss the new one; so many older
+# ones make sure that it never misses all.
+_KEEP: Final = 8
+
+_TASK_NAME_LENGTH: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """One file of one task."""
+
+    name: str
+    rows: int
+    size: int
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What a folder's token says: whose it is, and which files make it whole."""
+
+    label: str
+    scope: str
+    digest: str
+    files: Mapping[str, int]
+    """Sizes in bytes, by name."""
+
+    rest: Mapping[str, Any] = field(default_factory=dict)
+    at: float = 0.0
+
+    def is_of(self, txn: SinkTxnId) -> bool:
+        """Tell whether the folder is this attempt's."""
+        return self.label == txn.label and self.scope == txn.scope.slug
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A folder that is there and was not made by semel, or not whole."""
+
+    reason: str
+
+
+class Layout:
+    """The folders and files of one scope under one path."""
+
+    def __init__(self, path: str, scope: Scope) -> None:
+        self.path = path
+        self.scope = scope
+        self.home = os.path.join(path, HIDDEN, scope.slug)
+
+    def make(self) -> None:
+        """Make the scope's folders, durably."""
+        slug = self.scope.slug
+        inside = [f"{HIDDEN}/{slug}/{name}" for name in ("prepared", "marks", "fence")]
+        make_folders(self.path, HIDDEN, f"{HIDDEN}/{slug}", *inside)
+        about = os.path.join(self.home, "scope.json")
+        if not os.path.exists(about):
+            scope = self.scope
+            write_whole(about, {"ledger": scope.ledger, "app": scope.app, "query": scope.query})
+
+    def staged(self, txn: SinkTxnId) -> str:
+        """Where tasks of *txn* write."""
+        return os.path.join(self.home, "staged", txn.label)
+
+    def prepared(self, txn: SinkTxnId) -> str:
+        """Where *txn* is held."""
+        return os.path.join(self.home, "prepared", txn.label)
+
+    def shown(self, cycle: CycleId) -> str:
+        """Where readers find *cycle*.  The name never looks like a number to a reader."""
+        return os.path.join(self.path, f"cycle={cycle.label}-{self.scope.slug}")
+
+    def txns(self, what: str) -> Iterator[SinkTxnId]:
+        """List what is ``staged``, ``prepared`` or in ``marks``."""
+        for name in names_in(os.path.join(self.home, what)):
+            with contextlib.suppress(ValueError):  # not ours
+                yield SinkTxnId.parse(self.scope, name)
+
+    def mark(self) -> SinkTxnId | None:
+        """Return the highest committed cycle."""
+        return max(self.txns("marks"), key=lambda txn: txn.cycle, default=None)
+
+    def raise_mark(self, txn: SinkTxnId) -> None:
+        """Keep *txn* as the mark if it is higher, durably."""
+        marks = os.path.join(self.home, "marks")
+        mark = self.mark()
+        if mark is None or mark.cycle < txn.cycle:
+            _touch(os.path.join(marks, txn.label))
+        sync_folder(marks)  # again if it is there: its maker may have died before this
+        for old in sorted(self.txns("marks"), key=lambda txn: txn.cycle)[:-_KEEP]:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(marks, old.label))
+
+    def epoch(self) -> int:
+        """Return the newest epoch that has fenced; 0 before the first."""
+        names = names_in(os.path.join(self.home, "fence"))
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Keep *epoch*, durably."""
+        fence = os.path.join(self.home, "fence")
+        _touch(os.path.join(fence, f"{epoch:012d}"))
+        sync_folder(fence)
+        for old in [name for name in names_in(fence) if name.isdecimal()][:-_KEEP]:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(fence, old))
+
+
+def seal(folder: str, txn: SinkTxnId, token: Mapping[str, Any], files: list[StagedFile]) -> None:
+    """Put the token into a folder whose files are all there; the folder is not yet synced."""
+    write_whole(
+        os.path.join(folder, TOKEN_FILE),
+        {
+            **token,
+            "txn": txn.label,
+            "scope": txn.scope.slug,
+            "by": str(txn.scope),
+            "files": {file.name: file.size for file in files},
+        },
+    )
+
+
+def read_seal(folder: str) -> Seal | Foreign | None:
+    """Return the folder's token; None if there is no such folder."""
+    try:
+        with open(os.path.join(folder, TOKEN_FILE), encoding="utf-8") as file:
+            content = json.load(file)
+            at = os.fstat(file.fileno()).st_mtime
+        label, scope = str(content.pop("txn")), str(content.pop("scope"))
+        sizes = {str(name): int(size) for name, size in content.pop("files").items()}
+        return Seal(label, scope, str(content["digest"]), sizes, content, at)
+    except FileNotFoundError:
+        if not os.path.lexists(folder):
+            return None
+        return Foreign(f"{folder} has no {TOKEN_FILE}: semel did not make it")
+    except NotADirectoryError:
+        return Foreign(f"{folder} is not a folder")
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return Foreign(f"{folder} has a {TOKEN_FILE} that semel did not write")
+
+
+def what_is_wrong(folder: str, files: Mapping[str, int]) -> str | None:
+    """Compare the files that readers would see in *folder* with the token's."""
+    present = {name for name in names_in(folder) if not is_hidden(name)}
+    missing, strange = files.keys() - present, present - files.keys()
+    if missing:
+        return f"{folder} lacks {_some(missing)}"
+    if strange:
+        return f"{folder} also has {_some(strange)}, which semel did not put there"
+    for name, size in files.items():
+        found = os.stat(os.path.join(folder, name)).st_size
+        if found != size:
+            return f"{os.path.join(folder, name)} has {found} bytes instead of {size}"
+    return None
+
+
+def is_hidden(name: str) -> bool:
+    """Tell whether readers skip a name."""
+    return name.startswith(("_", "."))
+
+
+def safe_name(task: str) -> str:
+    """Return a file name for a task, another one for every task."""
+    kept = re.sub(r"[^A-Za-z0-9-]", "-", task)[:_TASK_NAME_LENGTH]
+    if task and kept == task:
+        return task
+    return f"{kept}-{hashlib.sha256(task.encode()).hexdigest()[:12]}"
+
+
+def _touch(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+
+
+def _some(names: set[str]) -> str:
+    listed = ", ".join(sorted(names)[:3])
+    return listed if len(names) <= 3 else f"{listed} and {len(names) - 3} more"

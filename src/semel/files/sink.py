@@ -1,0 +1,366 @@
+"""A sink of files: one folder per cycle, which appears whole, by one rename.
+
+    staged/<txn>/<task>/ ──prepare: move the winners──▶ prepared/<txn>/ ──commit──▶ cycle=…/
+
+`semel.files.layout` draws the folders.  Nothing here is locked: every step is
+one atomic act of the file system that may be repeated by another process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from semel.arrow.tally import schema_from_text, tally_all
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Fenced, Misuse, Permanent, SemelError, reason_of
+from semel.files.collecting import Unpreparable, collect, token_of
+from semel.files.disk import fault, faults, names_in, remove_tree, rename_folder, sync_folder
+from semel.files.formats import Format, check_schema, checked_compression, read_rows
+from semel.files.layout import (
+    HIDDEN,
+    TOKEN_FILE,
+    Foreign,
+    Layout,
+    Seal,
+    is_hidden,
+    read_seal,
+    what_is_wrong,
+)
+from semel.files.staging import FilesStager
+from semel.pipeline.sink import (
+    Finding,
+    Found,
+    Guarantee,
+    Receipt,
+    Schema,
+    SinkFatal,
+    SinkOK,
+    SinkOutcome,
+    SinkRetryable,
+    Tally,
+    Token,
+    digest_of,
+)
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
+
+# A file that Spark reads in a few tasks and that a person can still copy.
+DEFAULT_FILE_BYTES: Final = 512 << 20
+
+
+class FilesSink:
+    """Parquet or JSON-lines files under *path*, which driver and executors share.
+
+    Readers get a column ``cycle`` from the folders' names.  *compression* is one of
+    the format's; *file_bytes* is when a task begins its next file.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        rows: Any = None,
+        *,
+        name: str = "files",
+        format: str = "parquet",
+        compression: str | None = None,
+        file_bytes: int = DEFAULT_FILE_BYTES,
+    ) -> None:
+        self.name = checked_name("sink", name)
+        self.rows = rows
+        self.path = _local_path(os.fspath(path))
+        if format not in tuple(Format):
+            raise Misuse(
+                f"files sink {name}: format {format!r} is not one of {[*map(str, Format)]}"
+            )
+        self.format = Format(format)
+        self.compression = checked_compression(self.format, compression)
+        self.file_bytes = file_bytes
+        self._epochs: dict[Scope, int] = {}
+
+    def __repr__(self) -> str:
+        return f"FilesSink({self.path!r}, name={self.name!r}, format={str(self.format)!r})"
+
+    def check(self, schema: Schema | None) -> None:
+        """Try out what a cycle does: make folders, write, rename without replacing."""
+        with faults(f"files sink {self.name}"):
+            home = os.path.join(self.path, HIDDEN)
+            os.makedirs(home, exist_ok=True)
+            if os.stat(home).st_dev != os.stat(self.path).st_dev:
+                raise Permanent(
+                    f"files sink {self.name}: {home} is on another file system than {self.path}, "
+                    f"so that nothing can be moved between them in one step; unmount it"
+                )
+            _try_rename(home)
+        if schema is not None:
+            check_schema(self.format, schema)
+
+    def fence(self, scope: Scope, epoch: int) -> None:
+        """Refuse older owners of *scope*, and be *epoch*'s sink."""
+        layout = Layout(self.path, scope)
+        with faults(f"files sink {self.name}"):
+            layout.make()
+            newest = layout.epoch()
+            if epoch < newest:
+                raise Fenced(self._fenced(scope, epoch, newest))
+            layout.raise_epoch(epoch)
+        self._epochs[scope] = epoch
+
+    def stager(self, txn: SinkTxnId) -> FilesStager:
+        """Return the executor's side for *txn*."""
+        if SinkTxnId.parse(txn.scope, txn.label) != txn:
+            raise Misuse(f"{txn.label!r} cannot be the name of a folder")
+        return FilesStager(self.path, txn, self.format, self.compression, self.file_bytes)
+
+    def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
+        """Move the winners' files into one folder, check and seal it.
+
+        Repeatable after a crash at any point: files that were moved are found
+        where they are.
+        """
+        return self._outcome(lambda: self._prepare(txn, receipts))
+
+    def _prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
+        layout = Layout(self.path, txn.scope)
+        mine, newest = self._epochs.get(txn.scope, 0), layout.epoch()
+        if mine < newest:
+            return SinkFatal(self._fenced(txn.scope, mine, newest))
+        digest = digest_of(receipts)
+        shown = read_seal(layout.shown(txn.cycle))
+        folder = layout.prepared(txn)
+        known = shown if isinstance(shown, Seal) and shown.is_of(txn) else read_seal(folder)
+        if isinstance(known, Seal):
+            if known.digest != digest:
+                return SinkFatal(f"{txn} was prepared before, with other rows")
+            if known is not shown:
+                self._sync_prepared(layout, folder)
+            return SinkOK(token_of(known.rest))
+        if shown is not None:
+            return SinkFatal(_taken(txn, shown))
+        mark = layout.mark()
+        if mark is not None and txn.cycle <= mark.cycle:
+            return SinkFatal(f"{txn} is at or below the mark, {mark}: it belongs to a loser")
+
+        layout.make()
+        try:
+            token = collect(layout, txn, receipts, digest, self.format, self.name)
+        except Unpreparable as error:
+            return SinkFatal(str(error))
+        self._sync_prepared(layout, folder)
+        reach(CrashPoint.FILES_PREPARE_SEALED, self.name)
+        return SinkOK(token)
+
+    def _sync_prepared(self, layout: Layout, folder: str) -> None:
+        for path in (folder, os.path.dirname(folder), layout.home):
+            sync_folder(path)
+
+    def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        """Rename the prepared folder to the one that readers see."""
+        return self._outcome(lambda: self._commit(txn, token))
+
+    def _commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        layout = Layout(self.path, txn.scope)
+        target = layout.shown(txn.cycle)
+        lost = None
+        if read_seal(target) is None:
+            lost = self._show(txn, token, layout.prepared(txn), target)
+        # Read again whatever happened: another process may have been faster.
+        shown = read_seal(target)
+        if shown is None:
+            return SinkFatal(self._lost(layout, txn, lost or f"{target} is gone"))
+        if not isinstance(shown, Seal) or not shown.is_of(txn):
+            return SinkFatal(_taken(txn, shown))
+        if shown.digest != token.get("digest"):
+            return SinkFatal(f"{txn}: {target} has other rows than the token says")
+        torn = what_is_wrong(target, shown.files)
+        if torn:
+            return SinkFatal(f"{txn} was committed, but is no longer whole: {torn}")
+        sync_folder(self.path)
+        sync_folder(os.path.join(layout.home, "prepared"))
+        layout.raise_mark(txn)
+        remove_tree(layout.staged(txn))
+        return SinkOK()
+
+    def _show(self, txn: SinkTxnId, token: Token, folder: str, target: str) -> str | None:
+        """Make the folder visible; say why if it is not there, or not whole."""
+        held = read_seal(folder)
+        if not isinstance(held, Seal) or not held.is_of(txn):
+            return f"{folder} is not there, or was never sealed: not prepared, aborted, or lost"
+        if held.digest != token.get("digest"):
+            return f"{folder} has other rows than the token says"
+        try:
+            wrong = what_is_wrong(folder, held.files)
+            if wrong is None:
+                rename_folder(folder, target)
+                reach(CrashPoint.FILES_COMMIT_RENAMED, self.name)
+        except (FileExistsError, FileNotFoundError) as error:
+            return f"{folder} could not be moved: {reason_of(error)}"
+        return wrong
+
+    def _lost(self, layout: Layout, txn: SinkTxnId, why: str) -> str:
+        if layout.mark() == txn:
+            return f"{txn} was committed, and {layout.shown(txn.cycle)} has been removed since"
+        if not os.path.isdir(layout.home):
+            return f"{txn}: {layout.home} does not exist; is the volume mounted?"
+        return f"{txn} cannot be committed: {why}"
+
+    def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
+        """Remove what this attempt staged and prepared."""
+        return self._outcome(lambda: self._abort(txn))
+
+    def _abort(self, txn: SinkTxnId) -> SinkOutcome:
+        layout = Layout(self.path, txn.scope)
+        shown = read_seal(layout.shown(txn.cycle))
+        if (isinstance(shown, Seal) and shown.is_of(txn)) or layout.mark() == txn:
+            return SinkFatal(f"{txn} is committed and cannot be aborted; nothing was deleted")
+        self._remove(layout, txn)
+        return SinkOK()
+
+    def _remove(self, layout: Layout, txn: SinkTxnId) -> None:
+        folder = layout.prepared(txn)
+        # The seal first: what a crash leaves here can no longer be committed.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, TOKEN_FILE))
+        remove_tree(folder)
+        remove_tree(layout.staged(txn))
+
+    def look_up(self, txn: SinkTxnId, token: Token | None) -> Finding:
+        """Say where this attempt's folder is."""
+        layout = Layout(self.path, txn.scope)
+        target, folder = layout.shown(txn.cycle), layout.prepared(txn)
+        try:
+            shown, held = read_seal(target), read_seal(folder)
+            if isinstance(shown, Seal) and shown.is_of(txn):
+                torn = what_is_wrong(target, shown.files)
+                return Finding(Found.VISIBLE, torn or f"{target} has its token", shown.at)
+            occupied = f"; {_taken(txn, shown)}" if shown else ""
+            if isinstance(held, Seal) and held.is_of(txn):
+                return Finding(Found.HELD, f"{folder} has its token{occupied}", held.at)
+            staged = len(names_in(layout.staged(txn)))
+            evidence = f"{folder} is not sealed; {staged} tasks have staged for it{occupied}"
+            if layout.mark() == txn:
+                evidence = self._lost(layout, txn, "")
+            return Finding(Found.GONE, evidence)
+        except OSError as error:
+            return Finding(Found.UNREACHABLE, reason_of(fault(f"sink {self.name}", error)))
+
+    def recover(self, scope: Scope) -> list[SinkTxnId]:
+        """List this scope's sealed folders that are not yet visible."""
+        layout = Layout(self.path, scope)
+        with faults(f"files sink {self.name}"):
+            found = [
+                txn
+                for txn in layout.txns("prepared")
+                if isinstance(held := read_seal(layout.prepared(txn)), Seal) and held.is_of(txn)
+            ]
+        return sorted(found, key=lambda txn: (txn.cycle, txn.attempt))
+
+    def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
+        """Remove what losers left, and what late tasks staged for a finished attempt."""
+        layout = Layout(self.path, scope)
+        swept = []
+        with faults(f"files sink {self.name}"):
+            mark = layout.mark()
+            for txn in {*layout.txns("staged"), *layout.txns("prepared")}:
+                shown = read_seal(layout.shown(txn.cycle))
+                finished = txn == mark or (isinstance(shown, Seal) and shown.is_of(txn))
+                if finished or is_loser(txn):
+                    self._remove(layout, txn)
+                    swept.append(txn)
+        return sorted(swept, key=lambda txn: (txn.cycle, txn.attempt))
+
+    def mark(self, scope: Scope) -> SinkTxnId | None:
+        """Return the highest committed cycle of *scope*."""
+        with faults(f"files sink {self.name}"):
+            return Layout(self.path, scope).mark()
+
+    def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
+        """Read the cycle's files again, and count and hash their rows."""
+        folder = Layout(self.path, cycle.scope).shown(cycle)
+        with faults(f"files sink {self.name}"):
+            names = [name for name in names_in(folder) if not is_hidden(name)]
+            if not names:
+                return Tally()
+            if token.get("schema") is None:
+                return None
+            schema = schema_from_text(token["schema"])
+            format = Format(token.get("format", self.format))
+            return tally_all(
+                batch
+                for name in names
+                for batch in read_rows(os.path.join(folder, name), format, schema)
+            )
+
+    def guarantee(self) -> Guarantee:
+        """State what is done once."""
+        return Guarantee(
+            effect=f"the rows of a cycle in {self.format} files under {self.path}, once each",
+            readers_see="whole batches or nothing: a cycle's folder appears by one atomic rename",
+            not_covered=(
+                "a disk or file system that loses what fsync confirmed",
+                "whoever deletes or changes files in cycle=… or _semel folders",
+                "readers that look into names beginning with _ or .",
+            ),
+        )
+
+    def close(self) -> None:
+        """Do nothing: no file stays open between calls."""
+
+    def _fenced(self, scope: Scope, mine: int, newest: int) -> str:
+        return (
+            f"files sink {self.name}: scope {scope} belongs to epoch {newest}, this process "
+            f"holds {mine}; it was fenced and must stop"
+        )
+
+    def _outcome(self, call: Callable[[], SinkOutcome]) -> SinkOutcome:
+        try:
+            return call()
+        except OSError as error:
+            found: SemelError = fault(f"files sink {self.name}", error)
+            if isinstance(found, Permanent):
+                return SinkFatal(reason_of(found))
+            return SinkRetryable(reason_of(found))
+
+
+def _taken(txn: SinkTxnId, shown: Seal | Foreign) -> str:
+    if isinstance(shown, Foreign):
+        return f"the place of {txn.cycle} is taken: {shown.reason}; move it away"
+    return f"{txn.cycle} was committed by another attempt, {shown.label}"
+
+
+def _local_path(path: str) -> str:
+    scheme, colon, rest = path.partition(":/")
+    if scheme == "file" and colon:
+        path = "/" + rest.lstrip("/")
+    elif colon and "/" not in scheme:
+        raise Misuse(
+            f"{path!r} is not on a file system of this machine: a files sink needs one atomic "
+            f"rename of a folder, which object stores and {scheme} do not give it; mount it, or "
+            f"use a sink made for it"
+        )
+    if not path:
+        raise Misuse("a files sink needs a path")
+    # Executors have another working folder.
+    return os.path.abspath(path)
+
+
+def _try_rename(home: str) -> None:
+    probe = os.path.join(home, f"probe-{uuid.uuid4().hex}")
+    try:
+        for name in ("one", "two"):
+            os.makedirs(os.path.join(probe, name))
+            with open(os.path.join(probe, name, "file"), "w") as file:
+                file.write(name)
+                file.flush()
+                os.fsync(file.fileno())
+        rename_folder(os.path.join(probe, "one"), os.path.join(probe, "three"))
+        try:
+            rename_folder(os.path.join(probe, "two"), os.path.join(probe, "three"))
+        except FileExistsError:
+            sync_folder(probe)
+        else:
+            raise Permanent(f"{home}: its file system replaces a folder that has files in it")
+    finally:
+        remove_tree(probe)
