@@ -49,12 +49,12 @@ def adopt(
         NeedsOperator: something must be settled first, or the loss of state accepted.
     """
     earlier = ledger.generations(scope)
-    if earlier and found.is_stateful and earlier[-1].checkpoint != found.checkpoint:
-        if not state_lost:
-            raise NeedsOperator(
-                f"{scope}: the query keeps state, and checkpoint {found.checkpoint} does not have "
-                f"what generation {earlier[-1].number} kept; accept that with --state-lost"
-            )
+    new = bool(earlier) and earlier[-1].checkpoint != found.checkpoint
+    if new and found.is_stateful and not state_lost:
+        raise NeedsOperator(
+            f"{scope}: the query keeps state, and checkpoint {found.checkpoint} does not have "
+            f"what generation {earlier[-1].number} kept; accept that with --state-lost"
+        )
     lease = ledger.acquire(scope, Owner.here(), ADOPT_LEASE_SECONDS, takeover)
     try:
         open_cycles = ledger.open_attempts(scope)

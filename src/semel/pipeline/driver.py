@@ -116,6 +116,7 @@ class Driver:
         self._events = events
         self._clock = clock
         self._lease: Lease | None = None
+        self._is_recovered = False
         self._cycles = 0
 
     @property
@@ -125,14 +126,14 @@ class Driver:
         Raises:
             Misuse: `start` has not been called, or did not succeed.
         """
-        if self._lease is None:
+        if self._lease is None or not self._is_recovered:
             raise Misuse(f"scope {self.scope}: call start() before running cycles")
         return self._lease
 
     @property
     def is_started(self) -> bool:
         """Tell whether cycles may be run."""
-        return self._lease is not None
+        return self._is_recovered
 
     def start(self) -> RecoveryReport:
         """Become the owner and settle what earlier owners left.
@@ -144,23 +145,24 @@ class Driver:
             LeaseHeld: another process owns the scope and is alive.
             Retryable, Fenced, NeedsOperator: see `recover`.
         """
-        self._lease = None
-        lease = self._acquire()
+        self._is_recovered = False
+        self._lease = self._acquire()
         reach(CrashPoint.ACQUIRE_AFTER)
         report = recover(
             self.ledger,
-            lease,
+            self._lease,
             self.sinks,
             backoff=self.settings.commit_backoff,
             events=self._events,
             clock=self._clock,
         )
-        self._lease = lease
+        self._is_recovered = True
         return report
 
     def stop(self) -> None:
         """Release the scope and the sinks' connections."""
         lease, self._lease = self._lease, None
+        self._is_recovered = False
         try:
             for sink in self.sinks:
                 sink.close()
@@ -191,7 +193,8 @@ class Driver:
             outcome = self._or_fenced(outcome)
             if isinstance(outcome.cause, Fenced):
                 self._events.emit(LeaseEnded(str(self.scope), self.lease.epoch, "lost"))
-            self._lease = None
+                self._lease = None
+            self._is_recovered = False
         self._tidy(outcome)
         return outcome
 
@@ -316,7 +319,7 @@ class Driver:
     def _tidy(self, outcome: CycleOutcome) -> None:
         self._cycles += 1
         due = self._cycles % self.settings.tidy_every == 0
-        if due and isinstance(outcome, CommitSucceeded) and self._lease is not None:
+        if due and isinstance(outcome, CommitSucceeded):
             self._sweep()
             try:
                 self.ledger.prune(self.scope, self.settings.keep_cycles)

@@ -71,7 +71,8 @@ def settle_generation(ledger: Ledger, lease: Lease, view: CheckpointView) -> Gen
             f"knows nothing of",
             "take it over with `semel adopt`, or start with a new checkpoint",
         )
-    if known:
+    record = ledger.scope_record(scope)
+    if known and record is not None and record.mark is not None:
         _check_successor(scope, ledger.positions(scope, view.range), view)
     return ledger.open_generation(lease, view.id, first_batch=view.batch)
 
@@ -97,8 +98,6 @@ def _check_finished(
 
 
 def _check_successor(scope: Scope, positions: Positions, view: CheckpointView) -> None:
-    if positions.is_empty:
-        return
     if view.is_stateful:
         raise CheckpointRefused(
             str(scope),

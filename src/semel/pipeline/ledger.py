@@ -143,9 +143,7 @@ class Ledger(Protocol):
         """List the checkpoints of *scope*, oldest first."""
         ...
 
-    def open_generation(
-        self, lease: Lease, checkpoint: str, first_batch: int = 0
-    ) -> Generation:
+    def open_generation(self, lease: Lease, checkpoint: str, first_batch: int = 0) -> Generation:
         """Return the newest generation of *checkpoint*, making it the next one if it is new.
 
         Raises:
