@@ -135,7 +135,7 @@ class FilesSink:
             if known.digest != digest:
                 return SinkFatal(f"{txn} was prepared before, with other rows")
             if known is not shown:
-                self._sync_prepared(layout, folder)
+                _sync_with_parent(folder)
             return SinkOK(token_of(known.rest))
         if shown is not None:
             return SinkFatal(_taken(txn, shown))
@@ -143,18 +143,15 @@ class FilesSink:
         if mark is not None and txn.cycle <= mark.cycle:
             return SinkFatal(f"{txn} is at or below the mark, {mark}: it belongs to a loser")
 
-        layout.make()
+        if txn.scope not in self._epochs:  # else made by `fence`
+            layout.make()
         try:
             token = collect(layout, txn, receipts, digest, self.format, self.name)
         except Unpreparable as error:
             return SinkFatal(str(error))
-        self._sync_prepared(layout, folder)
+        _sync_with_parent(folder)
         reach(CrashPoint.FILES_PREPARE_SEALED, self.name)
         return SinkOK(token)
-
-    def _sync_prepared(self, layout: Layout, folder: str) -> None:
-        for path in (folder, os.path.dirname(folder), layout.home):
-            sync_folder(path)
 
     def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
         """Rename the prepared folder to the one that readers see."""
@@ -322,6 +319,11 @@ class FilesSink:
             if isinstance(found, Permanent):
                 return SinkFatal(reason_of(found))
             return SinkRetryable(reason_of(found))
+
+
+def _sync_with_parent(folder: str) -> None:
+    sync_folder(folder)
+    sync_folder(os.path.dirname(folder))
 
 
 def _taken(txn: SinkTxnId, shown: Seal | Foreign) -> str:
