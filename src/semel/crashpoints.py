@@ -4,7 +4,7 @@ A place in the code that touches the world calls `reach` right before and
 right after.  In production that costs one global read.  The crash kit raises
 there, the simulation stops and wakes drivers there, and a process started
 with ``SEMEL_CRASH_AT=commit_2pc:postgres:after`` kills itself there with
-SIGKILL.
+SIGKILL; with ``SEMEL_STOP_AT=…`` it stops itself there until it is woken.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
-ENVIRONMENT_VARIABLE: Final = "SEMEL_CRASH_AT"
+CRASH_VARIABLE: Final = "SEMEL_CRASH_AT"
+STOP_VARIABLE: Final = "SEMEL_STOP_AT"
+ONCE_VARIABLE: Final = "SEMEL_CRASH_ONCE"
 
 
 class CrashPoint(StrEnum):
@@ -101,10 +103,12 @@ def reach(point: CrashPoint, sink: str | None = None) -> None:
         _hook(point, sink)
 
 
-def killer(spec: str) -> Hook:
-    """Make a hook that ends this process with SIGKILL at *spec*.
+def signaller(spec: str, number: signal.Signals, once: str = "") -> Hook:
+    """Make a hook that sends this process a signal at *spec*.
 
-    ``step:side``, ``step:sink:side``; ``#3`` behind it waits for the third time.
+    ``step:side``, ``step:sink:side``; ``#3`` behind it waits for the third time.  With
+    *once*, only the process that can make this file does so: tasks are tried again in
+    processes of their own, which would all die.
     """
     where, _, count = spec.partition("#")
     left = int(count or 1)
@@ -113,12 +117,29 @@ def killer(spec: str) -> Hook:
         nonlocal left
         if where in (point.value, point.at(sink)):
             left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if left == 0 and _is_first(once):
+                os.kill(os.getpid(), number)
 
     return hook
 
 
-_hook: Hook | None = (
-    killer(os.environ[ENVIRONMENT_VARIABLE]) if os.environ.get(ENVIRONMENT_VARIABLE) else None
-)
+def _is_first(once: str) -> bool:
+    if not once:
+        return True
+    try:
+        os.close(os.open(once, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _from_environment() -> Hook | None:
+    once = os.environ.get(ONCE_VARIABLE, "")
+    if spec := os.environ.get(CRASH_VARIABLE):
+        return signaller(spec, signal.SIGKILL, once)
+    if spec := os.environ.get(STOP_VARIABLE):
+        return signaller(spec, signal.SIGSTOP, once)
+    return None
+
+
+_hook: Hook | None = _from_environment()
