@@ -1,0 +1,246 @@
+"""The tables in which a sink keeps its own records, beside the target.
+
+    sink_fence        the newest owner of a scope
+    sink_attempt      what is prepared, and what was aborted
+    sink_staged       staging tables, one per task; a row appears with its table
+    sink_task_proof   which prepared tasks have been committed
+    sink_proof        the proof of commit: one row per cycle, never two
+
+Everything is kept per scope and sink: two sinks of one pipeline may share a
+database, and two pipelines a schema.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from semel.errors import Permanent
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+from semel.postgres.connect import Connection
+from semel.postgres.names import literal, quoted
+
+_KEY: Final = "scope text, sink text, generation bigint, batch bigint"
+
+_TABLES: Final = {
+    "sink_fence": """
+        scope text, sink text, ledger text NOT NULL, app text NOT NULL, query text NOT NULL,
+        epoch bigint NOT NULL, PRIMARY KEY (scope, sink)""",
+    "sink_attempt": f"""
+        {_KEY}, attempt text, mode text NOT NULL, state text NOT NULL
+        CHECK (state IN ('prepared', 'aborted')), digest text NOT NULL, pieces text[] NOT NULL,
+        since timestamptz NOT NULL DEFAULT clock_timestamp(),
+        PRIMARY KEY (scope, sink, generation, batch, attempt)""",
+    "sink_staged": f"""
+        {_KEY}, attempt text, task text, piece text NOT NULL, rows bigint NOT NULL,
+        row_hash numeric NOT NULL, since timestamptz NOT NULL DEFAULT clock_timestamp(),
+        PRIMARY KEY (scope, sink, generation, batch, attempt, task)""",
+    "sink_task_proof": f"""
+        {_KEY}, attempt text, piece text, rows bigint NOT NULL, row_hash numeric NOT NULL,
+        PRIMARY KEY (scope, sink, generation, batch, attempt, piece)""",
+    "sink_proof": f"""
+        {_KEY}, attempt text NOT NULL, digest text NOT NULL, rows bigint NOT NULL,
+        row_hash numeric NOT NULL, diverted bigint NOT NULL DEFAULT 0,
+        finished boolean NOT NULL, since timestamptz NOT NULL DEFAULT clock_timestamp(),
+        PRIMARY KEY (scope, sink, generation, batch)""",
+}
+
+# A replayed commit finds its proof; beyond this, the mark says that the cycle is over.
+KEEP_PROOFS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The proof that a cycle is committed, and by which attempt."""
+
+    attempt: str
+    digest: str
+    finished: bool
+    since: float
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one task staged: a table, or a prepared transaction."""
+
+    name: str
+    task: str
+    rows: int
+    row_hash: int
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """All that the books say about one attempt and its cycle."""
+
+    proof: Proof | None
+    mark: CycleId | None
+    state: str | None
+    mode: str
+    digest: str
+    pieces: tuple[str, ...]
+    since: float | None
+    staged: tuple[Piece, ...]
+
+
+class Books:
+    """The records of one sink, in one schema of its database."""
+
+    def __init__(self, schema: str, sink: str) -> None:
+        self.schema = schema
+        self.sink = sink
+
+    def table(self, name: str) -> str:
+        """Return a table's full name, quoted."""
+        return f"{quoted(self.schema)}.{quoted(name)}"
+
+    def create(self, connection: Connection) -> None:
+        """Make the tables unless they are there.
+
+        Raises:
+            Permanent: the role may neither use nor make them; the message has the statement.
+        """
+        name, user, may_create, exists, has_tables = self._rights(connection)
+        if exists and has_tables:
+            return
+        if not may_create:
+            raise Permanent(
+                f"role {user} may not create tables in schema {name} for semel's own records: "
+                f"CREATE SCHEMA IF NOT EXISTS {quoted(name)}; "
+                f"GRANT USAGE, CREATE ON SCHEMA {quoted(name)} TO {quoted(user)};"
+            )
+        with connection.transaction():
+            # Two processes may start at once, and IF NOT EXISTS does not wait for the other.
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", [lock_key("books", name)])
+            if not exists:
+                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(name)}".encode())
+            for table, columns in _TABLES.items():
+                statement = f"CREATE TABLE IF NOT EXISTS {self.table(table)} ({columns})"
+                connection.execute(statement.encode())
+
+    def _rights(self, connection: Connection) -> tuple[Any, ...]:
+        row = connection.execute(
+            """
+            SELECT %(schema)s::text, current_user::text,
+                   CASE WHEN n.oid IS NULL
+                        THEN has_database_privilege(current_database(), 'CREATE')
+                        ELSE has_schema_privilege(n.oid, 'CREATE') END,
+                   n.oid IS NOT NULL,
+                   n.oid IS NOT NULL AND (SELECT count(*) FROM pg_catalog.pg_class c
+                       WHERE c.relnamespace = n.oid AND c.relname = ANY (%(tables)s)) = %(count)s
+              FROM (SELECT 1) one LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = %(schema)s
+            """,
+            {"schema": self.schema, "tables": list(_TABLES), "count": len(_TABLES)},
+        ).fetchone()
+        assert row is not None
+        return row
+
+    def where(self, of: Scope | CycleId | SinkTxnId) -> str:
+        """Return the condition that picks the rows of a scope, a cycle or an attempt."""
+        scope = of if isinstance(of, Scope) else of.scope
+        text = f"scope = {literal(scope.slug)} AND sink = {literal(self.sink)}"
+        if isinstance(of, SinkTxnId):
+            return f"{self.where(of.cycle)} AND attempt = {literal(of.attempt)}"
+        if isinstance(of, CycleId):
+            return f"{text} AND generation = {of.generation} AND batch = {of.batch}"
+        return text
+
+    def values(self, txn: SinkTxnId) -> str:
+        """Return the first five values of a row of this attempt."""
+        cycle = txn.cycle
+        texts = [literal(txn.scope.slug), literal(self.sink)]
+        return ", ".join([*texts, str(cycle.generation), str(cycle.batch), literal(txn.attempt)])
+
+    def questions(self, txn: SinkTxnId) -> list[str]:
+        """Return the statements whose answers `known` reads."""
+        cycle, attempt = self.where(txn.cycle), self.where(txn)
+        return [
+            f"SELECT attempt, digest, finished, extract(epoch FROM since)::float8, rows "
+            f"FROM {self.table('sink_proof')} WHERE {cycle}",
+            f"SELECT generation, batch FROM {self.table('sink_proof')} "
+            f"WHERE {self.where(txn.scope)} AND finished "
+            f"ORDER BY generation DESC, batch DESC LIMIT 1",
+            f"SELECT state, mode, digest, pieces, extract(epoch FROM since)::float8 "
+            f"FROM {self.table('sink_attempt')} WHERE {attempt}",
+            f"SELECT piece, task, rows, row_hash FROM {self.table('sink_staged')} WHERE {attempt}",
+        ]
+
+    def known(self, txn: SinkTxnId, answers: Sequence[list[tuple[Any, ...]]]) -> Known:
+        """Read the answers to `questions`."""
+        proofs, marks, attempts, staged = answers
+        state, mode, digest, pieces, since = attempts[0] if attempts else (None, "", "", (), None)
+        return Known(
+            Proof(*proofs[0]) if proofs else None,
+            CycleId(txn.scope, *marks[0]) if marks else None,
+            state,
+            mode,
+            digest,
+            tuple(pieces),
+            since,
+            tuple(Piece(name, task, rows, int(tally)) for name, task, rows, tally in staged),
+        )
+
+    def ask(self, connection: Connection, txn: SinkTxnId) -> Known:
+        """Look everything up."""
+        return self.known(txn, run(connection, self.questions(txn)))
+
+    def remember(self, txn: SinkTxnId, state: str, mode: str, digest: str, pieces: Any) -> str:
+        """Write the statement that records an attempt's state."""
+        listed = ", ".join(literal(piece) for piece in pieces)
+        return (
+            f"INSERT INTO {self.table('sink_attempt')} (scope, sink, generation, batch, attempt, "
+            f"state, mode, digest, pieces) VALUES ({self.values(txn)}, {literal(state)}, "
+            f"{literal(mode)}, {literal(digest)}, ARRAY[{listed}]::text[]) "
+            f"ON CONFLICT (scope, sink, generation, batch, attempt) DO UPDATE SET "
+            f"state = EXCLUDED.state, mode = EXCLUDED.mode, digest = EXCLUDED.digest, "
+            f"pieces = EXCLUDED.pieces, since = EXCLUDED.since"
+        )
+
+    def forget(self, txn: SinkTxnId) -> list[str]:
+        """Write the statements that tidy up after a finished attempt and prune old records."""
+        cycle = txn.cycle
+        before = f"(generation, batch) < ({cycle.generation}, {cycle.batch})"
+        scope = self.where(txn.scope)
+        proof = self.table("sink_proof")
+        return [
+            f"DELETE FROM {self.table('sink_attempt')} WHERE {self.where(txn)}",
+            f"DELETE FROM {self.table('sink_attempt')} "
+            f"WHERE {scope} AND state = 'aborted' AND {before}",
+            f"DELETE FROM {self.table('sink_task_proof')} WHERE {self.where(txn)}",
+            f"DELETE FROM {proof} WHERE {scope} AND finished AND (generation, batch) < "
+            f"(SELECT generation, batch FROM {proof} WHERE {scope} AND finished "
+            f"ORDER BY generation DESC, batch DESC OFFSET {KEEP_PROOFS} LIMIT 1)",
+        ]
+
+    def txn(self, scope: Scope, generation: int, batch: int, attempt: str) -> SinkTxnId:
+        """Name the attempt that a row is about."""
+        return SinkTxnId(CycleId(scope, generation, batch), attempt)
+
+
+def lock_key(*parts: str) -> int:
+    """Return the number of an advisory lock."""
+    digest = hashlib.sha256("\0".join(("semel", *parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def run(connection: Connection, statements: Iterable[str]) -> list[list[tuple[Any, ...]]]:
+    """Run several statements in one round trip; return the rows of each, or an empty list."""
+    cursor = connection.execute(";\n".join(statements).encode())
+    answers = []
+    while True:
+        answers.append(cursor.fetchall() if cursor.description else [])
+        if not cursor.nextset():
+            return answers
+
+
+def affected(connection: Connection, statements: Iterable[str]) -> list[int]:
+    """Run several statements in one round trip; return how many rows each has changed."""
+    cursor = connection.execute(";\n".join(statements).encode())
+    counts = []
+    while True:
+        counts.append(cursor.rowcount)
+        if not cursor.nextset():
+            return counts

@@ -1,0 +1,220 @@
+"""What is found out before the first batch: the table, the rights, the mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from semel.errors import Permanent
+from semel.events import log
+from semel.pipeline.sink import Guarantee
+from semel.postgres.connect import Connection
+from semel.postgres.names import TableName, literal, quoted
+from semel.postgres.schema import Fitted, Target, create_statement, find_target
+from semel.postgres.statements import Write
+from semel.postgres.writer import fitted_columns
+
+# Every task of a batch needs a slot, and so does every losing attempt of a task until then.
+SLOTS_WANTED: Final = 16
+
+READERS_SEE: Final = {
+    "staging": "whole batches or nothing",
+    "prepared": "part of a batch for a moment, between its first COMMIT PREPARED and its last",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a sink was asked to do."""
+
+    sink: str
+    table: TableName
+    key: tuple[str, ...]
+    write: Write
+    version_column: str
+    cycle_column: str
+    mode: str
+    create_table: str
+
+    @property
+    def filled(self) -> tuple[str, ...]:
+        """The columns that semel fills itself."""
+        return (self.cycle_column,) if self.cycle_column else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found: the table, the mode that will be used, and what is weak about it."""
+
+    target: Target
+    mode: str
+    weaknesses: tuple[str, ...]
+
+
+def check(connection: Connection, wanted: Wanted, schema: Any) -> Checked | None:
+    """Check everything that can be; None if the table will only be created with the schema.
+
+    Raises:
+        Permanent: something is missing or wrong; the message has the statement that helps.
+    """
+    found = find_target(connection, wanted.table)
+    if found == "does not exist" and wanted.create_table == "if-missing":
+        if schema is None:
+            return None
+        statement = create_statement(wanted.table, schema, wanted.key, wanted.cycle_column)
+        connection.execute(statement.encode())
+        log.info("table created", extra={"sink": wanted.sink, "statement": statement})
+        found = find_target(connection, wanted.table)
+    if isinstance(found, str):
+        raise Permanent(_missing(connection, wanted, schema, found))
+    problems = [*_rights(connection, wanted, found), *_columns(wanted, found)]
+    if problems:
+        raise Permanent(f"table {found.name}: {'; '.join(problems)}")
+    fitted = None if schema is None else fitted_columns(found, schema, wanted.filled)
+    if fitted is not None:
+        _warn_about_nulls(wanted, schema, fitted)
+    return Checked(found, _mode(connection, wanted, found, fitted), _weaknesses(connection))
+
+
+def guarantee(wanted: Wanted, checked: Checked | None) -> Guarantee:
+    """State what the sink promises as it is configured."""
+    mode = checked.mode if checked else wanted.mode
+    readers = READERS_SEE.get(
+        mode,
+        f"{READERS_SEE['staging']}; in prepared mode, if that is chosen: {READERS_SEE['prepared']}",
+    )
+    effect = {
+        Write.APPEND: f"rows in table {wanted.table}, each appended once",
+        Write.IGNORE: f"rows in table {wanted.table}, each inserted once unless its key is there",
+        Write.UPSERT: f"rows in table {wanted.table}, each key written once per batch",
+    }[wanted.write]
+    return Guarantee(
+        effect=effect,
+        readers_see=readers,
+        not_covered=(
+            "what triggers do outside the database",
+            "rows that other programs write, change or delete",
+            "a database restored to an earlier time than the ledger",
+        ),
+        weakened_by=checked.weaknesses if checked else (),
+    )
+
+
+def _missing(connection: Connection, wanted: Wanted, schema: Any, why: str) -> str:
+    text = f"table {wanted.table} {why} in database {connection.info.dbname}"
+    lower = TableName(wanted.table.schema, wanted.table.table.lower())
+    if lower != wanted.table and isinstance(find_target(connection, lower), Target):
+        text += f" (there is {lower}: upper and lower case are kept as written)"
+    if schema is None:
+        return text
+    statement = create_statement(wanted.table, schema, wanted.key, wanted.cycle_column)
+    return f'{text}: {statement} Or let semel do so: create_table="if-missing"'
+
+
+def _rights(connection: Connection, wanted: Wanted, target: Target) -> list[str]:
+    needed = ["INSERT"]
+    if wanted.write is Write.UPSERT:
+        needed += ["UPDATE", "SELECT"]
+    if wanted.write is Write.IGNORE and wanted.key:
+        needed += ["SELECT"]
+    table = literal(str(target.name))
+    asked = ", ".join(f"has_any_column_privilege({table}, {literal(right)})" for right in needed)
+    row = connection.execute(f"SELECT current_user::text, {asked}".encode()).fetchone()
+    assert row is not None
+    user, *granted = row
+    lacking = [right for right, has in zip(needed, granted, strict=True) if not has]
+    if not lacking:
+        return []
+    rights = ", ".join(lacking)
+    return [f"role {user} may not {rights}: GRANT {rights} ON {target.name} TO {quoted(user)};"]
+
+
+def _columns(wanted: Wanted, target: Target) -> list[str]:
+    """Check the columns that the settings name."""
+    problems = []
+    named = [*wanted.key, *filter(None, [wanted.version_column])]
+    for name in named:
+        if target.column(name) is None:
+            problems.append(f"there is no column {quoted(name)}")
+    if wanted.cycle_column:
+        column = target.column(wanted.cycle_column)
+        if column is None:
+            problems.append(
+                f"there is no column {quoted(wanted.cycle_column)}: ALTER TABLE {target.name} "
+                f"ADD COLUMN {quoted(wanted.cycle_column)} text;"
+            )
+        elif column.type.kind != "text":
+            problems.append(f"column {quoted(wanted.cycle_column)} must be text")
+    settles = wanted.write is not Write.APPEND and wanted.key
+    if settles and not problems and frozenset(wanted.key) not in target.keys:
+        keys = ", ".join(map(quoted, wanted.key))
+        problems.append(
+            f"no unique index is on exactly ({keys}): "
+            f"CREATE UNIQUE INDEX ON {target.name} ({keys});"
+        )
+    return problems
+
+
+def _warn_about_nulls(wanted: Wanted, schema: Any, fitted: Sequence[Fitted]) -> None:
+    strict = [
+        f.column.name
+        for field, f in zip(schema, fitted, strict=True)
+        if field.nullable and f.column.is_not_null and f.column.name not in wanted.key
+    ]
+    if strict:
+        log.info(
+            f"sink {wanted.sink}: {', '.join(map(quoted, strict))} may be null in the rows and "
+            f"not in the table; a null there fails the batch before its decision"
+        )
+
+
+def _mode(
+    connection: Connection, wanted: Wanted, target: Target, fitted: Sequence[Fitted] | None
+) -> str:
+    """Choose the mode, or check that the chosen one is possible."""
+    if wanted.mode == "staging":
+        return "staging"
+    row = connection.execute(
+        "SELECT current_setting('max_prepared_transactions')::int, count(*) "
+        "FROM pg_catalog.pg_prepared_xacts"
+    ).fetchone()
+    assert row is not None
+    slots, used = row
+    cast = [f.column.name for f in fitted or () if f.wire.is_cast]
+    if wanted.mode == "prepared":
+        if not slots:
+            raise Permanent(
+                "prepared mode needs max_prepared_transactions > 0 (a server setting, changed at "
+                "a restart; one slot for every task of a batch), or use mode='staging'"
+            )
+        if cast:
+            raise Permanent(
+                f"table {target.name}: text can be cast to {', '.join(map(quoted, cast))} in "
+                f"staging mode only: use mode='staging'"
+            )
+        return "prepared"
+    why_not = (
+        f"prepared mode can only append, and this is {wanted.write}"
+        if wanted.write is not Write.APPEND
+        else f"text is cast to {', '.join(map(quoted, cast))}"
+        if cast
+        else f"the server has {slots} slots for prepared transactions, {used} of them in use"
+        if slots - used < SLOTS_WANTED
+        else ""
+    )
+    mode = "staging" if why_not else "prepared"
+    why = why_not or f"it only appends, and {slots - used} slots are free"
+    log.info(f"sink {wanted.sink}: mode auto chose {mode}: {why}; readers see {READERS_SEE[mode]}")
+    return mode
+
+
+def _weaknesses(connection: Connection) -> tuple[str, ...]:
+    rows = connection.execute(
+        "SELECT name FROM pg_catalog.pg_settings "
+        "WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off'"
+    ).fetchall()
+    return tuple(
+        f"{name} is off: a crash of the server's machine can lose or damage rows; switch it on"
+        for (name,) in rows
+    )

@@ -1,0 +1,223 @@
+"""Connections to PostgreSQL: few for each process, reused, closed when idle.
+
+Every session says who it works for in its ``application_name``,
+``semel:<scope>:<epoch>``, so that a newer owner can end the sessions of older
+ones: a stopped process may hold locks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from semel.errors import Misuse, Retryable
+from semel.pipeline.txn import Scope
+from semel.secrets import Password, masked, resolve, scrubbed
+
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+
+MOST_CONNECTIONS: Final = 16
+"""Per process and database."""
+
+IDLE_SECONDS: Final = 60.0
+_WAIT_SECONDS: Final = 30.0
+
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
+
+# A held transaction waits for the decision, however long that takes; its rows must be durable
+# when it commits; and times are written and read in UTC.  transaction_timeout is new in 17.
+_SESSION: Final = """
+SELECT set_config(name, wanted, false)
+  FROM pg_settings JOIN (VALUES ('idle_in_transaction_session_timeout', '0'),
+       ('idle_session_timeout', '0'), ('statement_timeout', '0'), ('transaction_timeout', '0'),
+       ('default_transaction_isolation', 'read committed'),
+       ('default_transaction_read_only', 'off'), ('TimeZone', 'UTC'),
+       ('synchronous_commit', CASE current_setting('synchronous_commit')
+                              WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END)
+       ) AS ours (setting_name, wanted) ON name = setting_name
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a database is and how to log in.  Shows no secret, but its pickle carries one."""
+
+    url: str = field(repr=False)
+    label: str
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, url: str, password: Password, options: Mapping[str, Any]) -> Address:
+        """Resolve the password now; whoever holds the address needs no callable."""
+        if not url.startswith(("postgresql://", "postgres://")):
+            raise Misuse(f"{masked(url)!r} is not a URL such as postgresql://user@host/database")
+        return cls(resolve(url, password), masked(url), dict(options))
+
+    def connect(self, application: str) -> Connection:
+        """Open a session of our own settings, in autocommit.
+
+        Raises:
+            Retryable: the server does not answer or does not let us in.
+        """
+        options = {**_DEFAULTS, **self.options, "application_name": application}
+        try:
+            connection = psycopg.connect(
+                self.url, autocommit=True, prepare_threshold=None, **options
+            )
+        except psycopg.ProgrammingError:
+            # It may quote the URL, and with it the password.
+            raise Misuse(f"{self.label} is not a URL that PostgreSQL understands") from None
+        except psycopg.Error as error:
+            reason = scrubbed(" ".join(str(error).split()), self.url)
+            raise Retryable(f"{self.label}: {reason}") from None
+        connection.execute(_SESSION)
+        return connection
+
+
+def application_name(scope: Scope | None, epoch: int = 0) -> str:
+    """Name the sessions of one owner."""
+    return "semel" if scope is None else f"semel:{scope.slug}:{epoch}"
+
+
+def epoch_of(application: str, scope: Scope) -> int | None:
+    """Read the epoch from a session's name; None if it is not this scope's."""
+    prefix = f"semel:{scope.slug}:"
+    number = application.removeprefix(prefix)
+    return int(number) if application.startswith(prefix) and number.isdecimal() else None
+
+
+class Pool:
+    """The connections of one process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._changed = threading.Condition()
+        self._idle: dict[tuple[str, str], list[tuple[float, Connection]]] = defaultdict(list)
+        self._lent: dict[int, tuple[tuple[str, str], Connection]] = {}
+        self._reaper: threading.Timer | None = None
+
+    def take(self, address: Address, application: str) -> Connection:
+        """Lend a connection that was alive a moment ago.
+
+        Raises:
+            Retryable: all are lent, or the server does not answer.
+        """
+        key = (address.label, application)
+        with self._changed:
+            deadline = time.monotonic() + _WAIT_SECONDS
+            while self._count_lent(address.label) >= MOST_CONNECTIONS:
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise Retryable(
+                        f"{address.label}: all {MOST_CONNECTIONS} connections of this process "
+                        f"are in use"
+                    )
+            while self._idle[key]:
+                _, connection = self._idle[key].pop()
+                if _is_alive(connection):
+                    self._lent[id(connection)] = (key, connection)
+                    return connection
+                connection.close()
+        connection = address.connect(application)
+        with self._changed:
+            self._lent[id(connection)] = (key, connection)
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        """Take a connection back; one that is not idle, or is broken, is closed."""
+        with self._changed:
+            key, _ = self._lent.pop(id(connection), (None, None))
+            if key is not None and _is_alive(connection):
+                self._idle[key].append((time.monotonic(), connection))
+                self._arm()
+            else:
+                connection.close()
+            self._changed.notify()
+
+    def close_idle(self, older_than_seconds: float = 0.0, label: str | None = None) -> None:
+        """Close what nobody has used for a while."""
+        now = time.monotonic()
+        with self._changed:
+            for key, waiting in self._idle.items():
+                if label not in (None, key[0]):
+                    continue
+                for entry in [e for e in waiting if now - e[0] >= older_than_seconds]:
+                    waiting.remove(entry)
+                    entry[1].close()
+
+    def close_all(self) -> None:
+        """Close everything, lent or not, as the end of the process would."""
+        with self._changed:
+            for _, connection in [*self._lent.values()]:
+                connection.close()
+            self._lent.clear()
+        self.close_idle()
+
+    def _count_lent(self, label: str) -> int:
+        return sum(key[0] == label for key, _ in self._lent.values())
+
+    def _arm(self) -> None:
+        if self._reaper is None or not self._reaper.is_alive():
+            self._reaper = threading.Timer(IDLE_SECONDS, self._reap)
+            self._reaper.daemon = True
+            self._reaper.start()
+
+    def _reap(self) -> None:
+        self.close_idle(IDLE_SECONDS / 2)
+        with self._changed:
+            self._reaper = None
+            if any(self._idle.values()):
+                self._arm()
+
+
+def pool() -> Pool:
+    """Return this process's pool; a fork gets its own, and never touches its parent's sockets."""
+    global _pool
+    if _pool.pid != os.getpid():
+        _inherited.append(_pool)  # garbage collection would say good-bye on a shared socket
+        _pool = Pool()
+    return _pool
+
+
+@contextmanager
+def session(address: Address, application: str) -> Iterator[Connection]:
+    """Lend a connection for a block; it comes back only if the block left no transaction open."""
+    lender = pool()
+    connection = lender.take(address, application)
+    try:
+        yield connection
+    finally:
+        lender.give_back(connection)
+
+
+def _is_alive(connection: Connection) -> bool:
+    """Tell whether a connection is idle and its server has not hung up; asks nobody."""
+    if connection.closed or connection.info.transaction_status is not TransactionStatus.IDLE:
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN | select.POLLHUP)
+    return not poll.poll(0)
+
+
+@atexit.register
+def _close_all() -> None:
+    pool().close_all()
+
+
+_pool = Pool()
+_inherited: list[Pool] = []

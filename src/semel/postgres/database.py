@@ -1,0 +1,256 @@
+"""A sink's database as one owner of a scope sees it: sessions, fences, locks.
+
+A held transaction has two advisory locks, one for its attempt and one for its
+cycle.  Whoever needs one of them ends the session that has it, if that works
+for the same or an older epoch: what it held is staged, and can be run again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from semel.errors import Fenced, Retryable
+from semel.pipeline.txn import Scope, SinkTxnId
+from semel.postgres.books import Books, Known, lock_key, run
+from semel.postgres.connect import (
+    Address,
+    Connection,
+    application_name,
+    epoch_of,
+    pool,
+    session,
+)
+from semel.postgres.faults import LOCK_NOT_AVAILABLE, translated
+from semel.postgres.names import literal
+
+_IDLE: Final = TransactionStatus.IDLE
+_GONE: Final = TransactionStatus.UNKNOWN
+
+_POLL_SECONDS: Final = 0.02
+_FENCE_SECONDS: Final = 30.0
+
+_HOLDERS: Final = """
+SELECT DISTINCT l.pid, a.application_name
+  FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.pid <> pg_backend_pid()
+   AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+   AND (l.classid::bigint << 32 | l.objid::bigint) = ANY (%s)
+"""
+
+
+class Database:
+    """One sink's access to its database; pickles without its connections."""
+
+    def __init__(
+        self, sink: str, address: Callable[[], Address], schema: str, lock_seconds: float
+    ) -> None:
+        self.sink = sink
+        self.books = Books(schema, sink)
+        self.lock_seconds = lock_seconds
+        self._address = address
+        self._epochs: dict[Scope, int] = {}
+        self._held: dict[SinkTxnId, Connection] = {}
+        self._is_ready = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": {}, "_is_ready": False}
+
+    @property
+    def address(self) -> Address:
+        """Where the database is, with the password as it is now."""
+        return self._address()
+
+    def epoch(self, scope: Scope) -> int:
+        """Return the epoch this object was fenced with; 0 if it never was."""
+        return self._epochs.get(scope, 0)
+
+    def application(self, scope: Scope | None) -> str:
+        """Name the sessions that work for this owner."""
+        return application_name(scope, self.epoch(scope) if scope else 0)
+
+    @contextmanager
+    def session(self, scope: Scope | None = None) -> Iterator[Connection]:
+        """Lend a connection, with semel's tables in place and PostgreSQL's errors translated."""
+        with (
+            translated(f"sink {self.sink}"),
+            session(self.address, self.application(scope)) as connection,
+        ):
+            self._get_ready(connection)
+            yield connection
+
+    def _get_ready(self, connection: Connection) -> None:
+        if not self._is_ready:
+            self.books.create(connection)
+            self._is_ready = True
+
+    # Fencing
+
+    def fence(self, scope: Scope, epoch: int) -> None:
+        """End the sessions of older epochs, and refuse them from now on."""
+        deadline = time.monotonic() + _FENCE_SECONDS
+        with (
+            translated(f"sink {self.sink}"),
+            session(self.address, application_name(scope, epoch)) as connection,
+        ):
+            self._get_ready(connection)
+            while not self._try_fence(connection, scope, epoch):
+                if time.monotonic() > deadline:
+                    raise Retryable(
+                        f"sink {self.sink}: a session of an older owner of {scope} holds the "
+                        f"fence and does not end; see application_name in pg_stat_activity"
+                    )
+        self._epochs[scope] = epoch
+
+    def _try_fence(self, connection: Connection, scope: Scope, epoch: int) -> bool:
+        table = self.books.table("sink_fence")
+        where = self.books.where(scope)
+        seen = run(connection, [f"SELECT epoch FROM {table} WHERE {where}"])[0]
+        if seen and seen[0][0] > epoch:
+            raise Fenced(self._fenced(scope, epoch, seen[0][0]))
+        self._end_older(connection, scope, epoch)
+        names = [scope.slug, self.sink, scope.ledger, scope.app, scope.query]
+        try:
+            run(
+                connection,
+                [
+                    "BEGIN",
+                    "SET LOCAL lock_timeout = '500ms'",
+                    f"INSERT INTO {table} AS known (scope, sink, ledger, app, query, epoch) "
+                    f"VALUES ({', '.join(map(literal, names))}, {epoch}) "
+                    f"ON CONFLICT (scope, sink) DO UPDATE SET epoch = EXCLUDED.epoch "
+                    f"WHERE known.epoch < EXCLUDED.epoch",
+                    "COMMIT",
+                ],
+            )
+        except psycopg.Error as error:
+            connection.execute("ROLLBACK")
+            if error.sqlstate != LOCK_NOT_AVAILABLE:
+                raise
+            return False
+        seen = run(connection, [f"SELECT epoch FROM {table} WHERE {where}"])[0]
+        if seen[0][0] > epoch:
+            raise Fenced(self._fenced(scope, epoch, seen[0][0]))
+        return True
+
+    def _end_older(self, connection: Connection, scope: Scope, epoch: int) -> None:
+        sessions = connection.execute(
+            "SELECT pid, application_name FROM pg_catalog.pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid() "
+            "AND starts_with(application_name, %s)",
+            [f"semel:{scope.slug}:"],
+        ).fetchall()
+        for pid, name in sessions:
+            theirs = epoch_of(name, scope)
+            if theirs is not None and theirs < epoch:
+                connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+    def _fenced(self, scope: Scope, mine: int, newest: int) -> str:
+        return (
+            f"sink {self.sink}: scope {scope} belongs to epoch {newest}, this process holds "
+            f"{mine}; it was fenced and must stop"
+        )
+
+    # Transactions
+
+    def begin(
+        self,
+        connection: Connection,
+        txn: SinkTxnId,
+        *,
+        as_owner: bool = False,
+        with_cycle: bool = False,
+    ) -> Known:
+        """Begin a transaction that alone works on this attempt; say what the books know.
+
+        *as_owner* checks the fence, and keeps it from moving until the transaction ends;
+        *with_cycle* keeps the cycle's other attempts out, too.
+
+        Raises:
+            Fenced: a newer owner exists.
+            Retryable: a newer owner is at work on it.
+        """
+        keys = [lock_key("attempt", txn.scope.slug, self.sink, txn.label)]
+        if with_cycle:
+            keys.append(lock_key("cycle", txn.scope.slug, self.sink, txn.cycle.label))
+        fence = f"SELECT epoch FROM {self.books.table('sink_fence')} " + (
+            f"WHERE {self.books.where(txn.scope)} FOR SHARE" if as_owner else "WHERE false"
+        )
+        tried = ", ".join(f"pg_try_advisory_xact_lock({key})" for key in keys)
+        statements = [
+            "BEGIN",
+            f"SET LOCAL lock_timeout = '{int(self.lock_seconds * 1000)}ms'",
+            fence,
+            f"SELECT {tried}",
+            *self.books.questions(txn),
+        ]
+        deadline = time.monotonic() + self.lock_seconds
+        while True:
+            _, _, epochs, locked, *answers = run(connection, statements)
+            mine = self.epoch(txn.scope)
+            if epochs and epochs[0][0] > mine:
+                connection.execute("ROLLBACK")
+                raise Fenced(self._fenced(txn.scope, mine, epochs[0][0]))
+            if all(locked[0]):
+                return self.books.known(txn, answers)
+            connection.execute("ROLLBACK")
+            self._evict(connection, txn.scope, keys)
+            if time.monotonic() > deadline:
+                raise Retryable(f"sink {self.sink}: {txn} is held by another session")
+            time.sleep(_POLL_SECONDS)
+
+    def _evict(self, connection: Connection, scope: Scope, keys: Sequence[int]) -> None:
+        ours = {held.info.backend_pid: txn for txn, held in self._held.items() if not held.closed}
+        for pid, name in connection.execute(_HOLDERS, [list(keys)]).fetchall():
+            theirs = epoch_of(name, scope)
+            if pid in ours:
+                self.release(ours[pid])
+            elif theirs is not None and theirs <= self.epoch(scope):
+                connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+    # Held transactions
+
+    def take(self, scope: Scope) -> Connection:
+        """Lend a connection that may outlive the call; `give_back` or `hold` it."""
+        return pool().take(self.address, self.application(scope))
+
+    def hold(self, txn: SinkTxnId, connection: Connection) -> None:
+        """Keep an open transaction until it is committed or released."""
+        self._held[txn] = connection
+
+    def held(self, txn: SinkTxnId) -> Connection | None:
+        """Take back the open transaction of *txn*, if this process still has it."""
+        connection = self._held.pop(txn, None)
+        if connection is not None and connection.closed:
+            give_back(connection)
+            return None
+        return connection
+
+    def is_held(self, txn: SinkTxnId) -> bool:
+        """Tell whether this process holds an open transaction for *txn*."""
+        return txn in self._held and not self._held[txn].closed
+
+    def release(self, txn: SinkTxnId) -> None:
+        """Roll an open transaction back; what it was made from stays staged."""
+        connection = self._held.pop(txn, None)
+        if connection is not None:
+            give_back(connection)
+
+    def close(self) -> None:
+        """Roll back what is held and close idle connections."""
+        for txn in [*self._held]:
+            self.release(txn)
+        pool().close_idle(label=self.address.label)
+
+
+def give_back(connection: Connection) -> None:
+    """Give a connection back to the pool, without its transaction."""
+    with suppress(psycopg.Error):
+        if connection.info.transaction_status not in (_IDLE, _GONE):
+            connection.execute("ROLLBACK")
+    pool().give_back(connection)

@@ -1,0 +1,140 @@
+"""What a sink's database holds: looked up, listed and swept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+
+from semel.events import log
+from semel.pipeline.sink import Finding, Found, SinkOK, SinkOutcome
+from semel.pipeline.txn import Scope, SinkTxnId
+from semel.postgres.books import Known, run
+from semel.postgres.connect import Connection
+from semel.postgres.database import Database
+from semel.postgres.prepared import Prepared
+from semel.postgres.staging import Staging, drop
+
+
+class Inventory:
+    """The attempts of one sink, in both modes: a database may hold some of each."""
+
+    def __init__(self, database: Database, staging: Staging, prepared: Prepared) -> None:
+        self._database = database
+        self._books = database.books
+        self._staging = staging
+        self._prepared = prepared
+
+    def find(self, connection: Connection, txn: SinkTxnId) -> Finding:
+        """Say what the books, the tables and the prepared transactions show."""
+        known = self._books.ask(connection, txn)
+        proof = known.proof
+        is_ours = proof is not None and proof.attempt == txn.attempt
+        if proof is not None and is_ours and proof.finished:
+            return Finding(Found.VISIBLE, f"{proof.rows} rows, by its proof", proof.since)
+        if known.state == "prepared":
+            return self._find_prepared(connection, txn, known)
+        if proof is not None:
+            text = f"attempt {proof.attempt[:8]} committed the cycle"
+            return Finding(Found.GONE, text, proof.since)
+        text = known.state or f"not prepared; {len(known.staged)} tasks have staged for it"
+        return Finding(Found.GONE, text, known.since)
+
+    def _find_prepared(self, connection: Connection, txn: SinkTxnId, known: Known) -> Finding:
+        here = self._pieces(connection, txn, known.mode)
+        gone = [piece for piece in known.pieces if piece not in here]
+        if gone:
+            text = f"prepared, but {len(gone)} of {len(known.pieces)} pieces are gone: {gone[0]}"
+            return Finding(Found.GONE, text, known.since)
+        text = f"prepared in {known.mode} mode, {len(known.pieces)} pieces"
+        if known.proof is not None and known.proof.attempt == txn.attempt:
+            text += "; its commit has begun"
+        return Finding(Found.HELD, text, known.since)
+
+    def _pieces(self, connection: Connection, txn: SinkTxnId, mode: str) -> set[str]:
+        if mode == "prepared":
+            present = {gid.name for gid in self._prepared.gids(connection, txn)}
+            return present | self._prepared.done(connection, txn)
+        rows = connection.execute(
+            "SELECT c.relname FROM pg_catalog.pg_class c "
+            "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND starts_with(c.relname, %s)",
+            [self._books.schema, f"stg_{txn.slug}_"],
+        ).fetchall()
+        return {name for (name,) in rows}
+
+    def held(self, connection: Connection, scope: Scope) -> list[SinkTxnId]:
+        """List what is prepared and has no finished proof of its own."""
+        statement = (
+            f"SELECT generation, batch, attempt FROM {self._books.table('sink_attempt')} a "
+            f"WHERE {self._books.where(scope)} AND state = 'prepared' AND NOT EXISTS "
+            f"(SELECT FROM {self._books.table('sink_proof')} p WHERE p.scope = a.scope "
+            f"AND p.sink = a.sink AND p.generation = a.generation AND p.batch = a.batch "
+            f"AND p.attempt = a.attempt AND p.finished) ORDER BY 1, 2, 3"
+        )
+        return [self._books.txn(scope, *row) for row in run(connection, [statement])[0]]
+
+    def mark(self, connection: Connection, scope: Scope) -> SinkTxnId | None:
+        """Return the highest finished cycle: its proof is never pruned."""
+        statement = (
+            f"SELECT generation, batch, attempt FROM {self._books.table('sink_proof')} "
+            f"WHERE {self._books.where(scope)} AND finished "
+            f"ORDER BY generation DESC, batch DESC LIMIT 1"
+        )
+        rows = run(connection, [statement])[0]
+        return self._books.txn(scope, *rows[0]) if rows else None
+
+    def abort(self, connection: Connection, txn: SinkTxnId) -> SinkOutcome:
+        """Drop this attempt's tables and prepared transactions."""
+        outcome = self._staging.abort(connection, txn)
+        if isinstance(outcome, SinkOK):
+            self._prepared.drop(connection, txn)
+        return outcome
+
+    def sweep(
+        self, connection: Connection, scope: Scope, is_loser: Callable[[SinkTxnId], bool]
+    ) -> list[SinkTxnId]:
+        """Drop what losers and the late tasks of finished attempts have left.
+
+        What cannot be dropped now, because somebody reads it, stays for the next time.
+        """
+        swept = []
+        for txn in self._leavings(connection, scope):
+            try:
+                if self._sweep_one(connection, txn, is_loser):
+                    swept.append(txn)
+            except psycopg.Error as error:
+                log.warning(
+                    "leavings stay until the next sweep",
+                    extra={
+                        "cycle": str(txn.cycle),
+                        "sink": self._database.sink,
+                        "reason": str(error),
+                    },
+                )
+                connection.execute("ROLLBACK")
+        return swept
+
+    def _leavings(self, connection: Connection, scope: Scope) -> list[SinkTxnId]:
+        where = self._books.where(scope)
+        statement = (
+            f"SELECT generation, batch, attempt FROM {self._books.table('sink_staged')} "
+            f"WHERE {where} UNION SELECT generation, batch, attempt "
+            f"FROM {self._books.table('sink_attempt')} WHERE {where} AND state = 'prepared'"
+        )
+        found = {self._books.txn(scope, *row) for row in run(connection, [statement])[0]}
+        found |= {gid.txn for gid in self._prepared.gids(connection, scope)}
+        return sorted(found, key=lambda txn: (txn.cycle, txn.attempt))
+
+    def _sweep_one(
+        self, connection: Connection, txn: SinkTxnId, is_loser: Callable[[SinkTxnId], bool]
+    ) -> bool:
+        known = self._books.ask(connection, txn)
+        if known.proof is None or known.proof.attempt != txn.attempt:
+            return is_loser(txn) and isinstance(self.abort(connection, txn), SinkOK)
+        if not known.proof.finished:
+            return False  # its commit has begun, and can only go on
+        pieces = [piece.name for piece in known.staged]
+        drop(connection, self._books, txn, pieces, self._books.forget(txn))
+        self._prepared.drop(connection, txn)
+        return True

@@ -1,0 +1,250 @@
+"""The ledger in PostgreSQL: for owners on several hosts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+from psycopg.pq import TransactionStatus
+from psycopg.rows import dict_row
+
+from semel.errors import LedgerUnavailable, LedgerUnusable, NeedsOperator, Retryable, SemelError
+from semel.lease import Owner, Takeover
+from semel.pipeline import rules
+from semel.pipeline.ledger import Lease
+from semel.pipeline.txn import Scope
+from semel.postgres.connect import Address, Connection
+from semel.postgres.faults import LOCK_NOT_AVAILABLE, words
+from semel.secrets import Password, masked, resolve, scrubbed
+from semel.sql import statements
+from semel.sql.database import Database, Mode, Row, Session
+from semel.sql.ledger import SqlLedger
+
+FAULTS: Final[Mapping[str, tuple[type[LedgerUnavailable | LedgerUnusable], str]]] = {
+    # SQLSTATE, or its class   what to raise       what to say
+    "0A": (LedgerUnusable, "the server cannot do what a ledger needs"),
+    "25006": (LedgerUnusable, "the database is read-only; use the primary server"),
+    "28": (LedgerUnusable, "the server does not let us in"),
+    "3D": (LedgerUnusable, "the database does not exist; create it"),
+    "3F": (LedgerUnusable, "the schema does not exist"),
+    "42501": (LedgerUnusable, "this user may not do that; grant it"),
+    "42": (LedgerUnusable, "the ledger's tables are not as semel made them"),
+    "53100": (LedgerUnusable, "the disk is full; no decision was taken; make room"),
+    "54": (LedgerUnusable, "a limit of the server is reached"),
+    "55P03": (LedgerUnavailable, "another session holds the scope's lock"),
+    "XX": (LedgerUnusable, "the database is damaged; restore it (semel ledger restore)"),
+}
+"""What stays as it is until somebody acts; everything else is unavailable now."""
+
+# pg_stat_activity shows the names of this user's sessions; the lock tells the ledger's own
+# sessions from those of sinks in the same database.  The last argument is in milliseconds.
+_END_HOLDERS: Final = """
+    SELECT pid, pg_terminate_backend(pid, 5000) AS ended
+      FROM pg_stat_activity
+     WHERE datname = current_database() AND pid <> pg_backend_pid()
+       AND application_name LIKE %(names)s
+       AND CASE WHEN split_part(application_name, ':', 3) ~ '^[0-9]+$'
+                THEN split_part(application_name, ':', 3)::bigint <= %(epoch)s ELSE true END
+       AND EXISTS (SELECT FROM pg_locks
+                    WHERE pg_locks.pid = pg_stat_activity.pid AND granted
+                      AND relation = to_regclass('semel_scope'))
+"""
+
+# The session that sent a commit without an answer; a name lasts as long as a transaction.
+_END_LOST: Final = """
+    SELECT pg_terminate_backend(pid, 5000)
+      FROM pg_stat_activity
+     WHERE datname = current_database() AND pid = %(pid)s AND application_name = %(name)s
+"""
+
+
+class ScopeLocked(LedgerUnavailable):
+    """Another session holds the scope's lock for longer than we wait."""
+
+
+class PostgresLedger(SqlLedger):
+    """A ledger in one schema of a database; pickles as its URL and connects when first used.
+
+    Writers of one scope take turns on the scope's row.  Times are the server's.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        schema: str = "semel",
+        *,
+        password: Password = None,
+        lock_seconds: float = 5.0,
+    ) -> None:
+        self._given = (url, schema, password, lock_seconds)
+        super().__init__(Database(PostgresDriver(url, schema, password, lock_seconds)))
+
+    def __reduce__(self) -> Any:
+        url, schema, password, lock_seconds = self._given
+        made = partial(PostgresLedger, password=password, lock_seconds=lock_seconds)
+        return made, (url, schema)
+
+    def acquire(
+        self, scope: Scope, owner: Owner, seconds: float, takeover: Takeover = Takeover.WAIT
+    ) -> Lease:
+        """Become the owner of *scope* and bump its epoch.
+
+        A predecessor that was stopped inside a transaction holds the scope's lock: its
+        session is ended, if the scope may be taken at all.
+        """
+        try:
+            return super().acquire(scope, owner, seconds, takeover)
+        except ScopeLocked:
+            record = self.scope_record(scope)
+            holder, left = (record.owner, record.lease_left_seconds) if record else (None, 0.0)
+            rules.check_takeover(scope, holder, left, owner, takeover)
+            self._end_holders(scope, record.epoch if record else 0)
+            return super().acquire(scope, owner, seconds, takeover)
+
+    def _end_holders(self, scope: Scope, epoch: int) -> None:
+        """End the ledger's sessions of *scope* up to *epoch* that are inside a transaction."""
+        values = {"names": f"semel:{scope.slug}:%", "epoch": epoch}
+        with self._database.transaction("semel:takeover", Mode.READ) as session:
+            session.run(_END_HOLDERS, values)
+
+
+class PostgresDriver:
+    """PostgreSQL, by psycopg."""
+
+    errors: tuple[type[Exception], ...] = (psycopg.Error,)
+    words: Mapping[str, str] = {
+        "now": "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)",
+        "for_update": "FOR UPDATE",
+    }
+
+    def __init__(self, url: str, schema: str, password: Password, lock_seconds: float) -> None:
+        Address.of(url, "", {})  # a URL of another kind is refused here, not at the first use
+        self._url = url
+        self._schema = schema
+        self._password = password
+        self._lock_seconds = lock_seconds
+        self._lost: tuple[int, str] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the database is, without secrets."""
+        return masked(self._url)
+
+    def connect(self, known: str | None) -> Session:
+        """Open a connection; what a lost one may still be doing is brought to its end first."""
+        try:
+            connection = Address.of(self._url, self._password, {}).connect("semel")
+        except Retryable as error:
+            raise LedgerUnavailable(self.url, str(error)) from error
+        if self._lost is not None:
+            pid, name = self._lost
+            connection.execute(_END_LOST, {"pid": pid, "name": name})
+            self._lost = None
+        return PostgresSession(connection, self._schema, self._lock_seconds)
+
+    def fault(self, error: Exception) -> SemelError:
+        """Translate by SQLSTATE; without one the connection failed."""
+        assert isinstance(error, psycopg.Error)
+        state = error.sqlstate or ""
+        told = scrubbed(words(error), resolve(self._url, self._password))
+        if state.startswith("23"):
+            return NeedsOperator(f"ledger {self.url}: its own constraints refused a write: {told}")
+        if state == LOCK_NOT_AVAILABLE:
+            return ScopeLocked(self.url, f"another session holds the scope's lock ({told})")
+        otherwise = (LedgerUnavailable, "the server does not answer now")
+        kind, meaning = FAULTS.get(state) or FAULTS.get(state[:2]) or otherwise
+        return kind(self.url, f"{meaning} ({state + ': ' if state else ''}{told})")
+
+    def leaves_doubt(self, error: Exception, session: Session) -> bool:
+        """An answer that came says no; a connection that went away said nothing."""
+        if not session.is_lost:
+            return False
+        if isinstance(session, PostgresSession):
+            self._lost = (session.backend, session.name)
+        return True
+
+
+@dataclass
+class PostgresSession:
+    """One connection.  Its settings last for a transaction, so that a pooler may stand between."""
+
+    connection: Connection
+    schema: str
+    lock_seconds: float
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        self.backend = self.connection.info.backend_pid
+        self._cursor = self.connection.cursor(row_factory=dict_row)
+
+    @property
+    def is_lost(self) -> bool:
+        """Tell whether the connection is gone."""
+        return self.connection.closed
+
+    def begin(self, name: str, mode: Mode) -> None:
+        """Start a transaction that other sessions see under *name*, in one round trip."""
+        isolation = {
+            Mode.READ: "REPEATABLE READ READ ONLY",
+            Mode.WRITE: "READ COMMITTED READ WRITE",
+        }
+        self.name = name
+        begun = sql.SQL(
+            "BEGIN ISOLATION LEVEL {isolation}; SET LOCAL application_name = {name}; "
+            "SET LOCAL search_path = {schema}; SET LOCAL lock_timeout = {milliseconds}"
+        ).format(
+            isolation=sql.SQL(isolation[mode]),
+            name=sql.Literal(name),
+            schema=sql.Identifier(self.schema),
+            milliseconds=sql.Literal(max(1, round(self.lock_seconds * 1000))),
+        )
+        self.connection.execute(begun)
+
+    def run(self, statement: str, values: Mapping[str, Any] | None = None) -> list[Row]:
+        """Execute a statement and return its rows."""
+        self._cursor.execute(_worded(statement).encode(), values)
+        return self._cursor.fetchall() if self._cursor.description else []
+
+    def run_many(self, statement: str, many: Iterable[Mapping[str, Any]]) -> None:
+        """Execute a statement once for each set of values, in one round trip."""
+        self._cursor.executemany(_worded(statement).encode(), many)
+
+    def has_table(self, name: str) -> bool:
+        """Tell whether the table exists in the ledger's schema."""
+        found = self.run("SELECT to_regclass(%(name)s) IS NOT NULL AS found", {"name": name})
+        return bool(found[0]["found"])
+
+    def lock_schema(self) -> None:
+        """Let nobody else make or change the tables meanwhile; make the schema."""
+        self.run("SELECT pg_advisory_xact_lock(hashtext('semel_ledger'))")
+        values = {"name": self.schema}
+        if not self.run("SELECT FROM pg_namespace WHERE nspname = %(name)s", values):
+            self.connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self.schema)))
+
+    def commit(self) -> None:
+        """Make the transaction durable."""
+        answer = self.connection.execute("COMMIT").statusmessage
+        if answer != "COMMIT":
+            raise psycopg.OperationalError(f"the server answered {answer} to COMMIT")
+
+    def rollback(self) -> None:
+        """Give the transaction up, if there is one."""
+        if self.connection.info.transaction_status is not TransactionStatus.IDLE:
+            self.connection.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self.connection.close()
+
+
+@cache
+def _worded(statement: str) -> str:
+    """Write a statement of `semel.sql` in PostgreSQL's and psycopg's way."""
+    if statement in (statements.LOCK_SCOPE, statements.READ_SCOPE):
+        statement = statement.format_map(PostgresDriver.words)
+    return re.sub(r"(?<!:):([a-z_][a-z0-9_]*)", r"%(\1)s", statement)

@@ -1,0 +1,344 @@
+"""Prepared mode: every task's rows in the target itself, in a prepared transaction.
+
+    task: COPY, proof of the task, PREPARE TRANSACTION     prepare: verify, roll losers back
+    commit: the cycle's proof, then COMMIT PREPARED one by one
+
+The fastest way, for appends only.  Readers may see part of a batch for the
+moment between the first COMMIT PREPARED and the last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Permanent, SemelError
+from semel.events import log
+from semel.pipeline.sink import Batch, Receipt, SinkFatal, SinkOK, SinkOutcome, SinkRetryable
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+from semel.postgres.books import Books, run
+from semel.postgres.connect import Address, Connection, pool, session
+from semel.postgres.database import Database, give_back
+from semel.postgres.encode import field_of
+from semel.postgres.faults import UNDEFINED_OBJECT, error_of, outcome_of
+from semel.postgres.names import literal, quoted
+from semel.postgres.schema import Target
+from semel.postgres.staging import not_prepared, proof_of, refusal, settled
+from semel.postgres.statements import Promise, cycle_text
+from semel.postgres.writer import Rows, abandon
+
+_LONGEST_GID: Final = 199
+
+
+@dataclass(frozen=True, slots=True)
+class Gid:
+    """The name of one task's prepared transaction, from which everything can be read back."""
+
+    txn: SinkTxnId
+    epoch: int
+    name: str
+
+    @classmethod
+    def of(cls, sink: str, txn: SinkTxnId, epoch: int, task: str) -> Gid:
+        """Name the prepared transaction of one task attempt."""
+        cycle = txn.cycle
+        hashed = hashlib.sha256(task.encode()).hexdigest()[:16]
+        place = f"e{epoch}:g{cycle.generation}:b{cycle.batch}:{txn.attempt}:{hashed}"
+        name = f"semel:{txn.scope.slug}:{sink}:{place}"
+        if len(name) > _LONGEST_GID:
+            raise Permanent(f"{name} is too long for the name of a prepared transaction")
+        return cls(txn, epoch, name)
+
+    @classmethod
+    def parse(cls, scope: Scope, sink: str, name: str) -> Gid | None:
+        """Read a name; None if it is not this scope's and sink's."""
+        prefix = f"semel:{scope.slug}:{sink}:"
+        parts = name.removeprefix(prefix).split(":")
+        if not name.startswith(prefix) or len(parts) != 5:
+            return None
+        try:
+            epoch, generation, batch = (int(part[1:]) for part in parts[:3])
+        except ValueError:
+            return None
+        return cls(SinkTxnId(CycleId(scope, generation, batch), parts[3]), epoch, name)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStager:
+    """The executor's side: every task attempt prepares a transaction of its own."""
+
+    address: Address
+    application: str
+    schema: str
+    sink: str
+    target: Target
+    txn: SinkTxnId
+    epoch: int
+    cycle_column: str
+    lock_seconds: float
+
+    def open(self, task: str) -> PreparedWriter:
+        """Start to stage for one task attempt; nothing happens before the first row."""
+        return PreparedWriter(self, task)
+
+
+class PreparedWriter:
+    """One task attempt's rows, copied into the target and prepared."""
+
+    def __init__(self, stager: PreparedStager, task: str) -> None:
+        self._stager = stager
+        self._books = Books(stager.schema, stager.sink)
+        self._task = task
+        self._gid = Gid.of(stager.sink, stager.txn, stager.epoch, task).name
+        self._rows: Rows | None = None
+        self._connection: Connection | None = None
+        self._copying: Any = None
+        self._copy: psycopg.Copy | None = None
+        self._is_finished = False
+
+    def write(self, batch: Batch) -> None:
+        """Copy the rows into the target, where nobody sees them yet."""
+        if not batch.num_rows:
+            return
+        try:
+            if self._rows is None:
+                self._rows = self._fit(batch)
+            copy = self._copy or self._begin(self._rows)
+            for chunk in self._rows.chunks(batch):
+                copy.write(chunk)
+        except psycopg.Error as error:
+            raise error_of(error, f"sink {self._stager.sink}, staging") from error
+
+    def _fit(self, batch: Batch) -> Rows:
+        stager = self._stager
+        filled, last = [], b""
+        if stager.cycle_column:
+            filled = [stager.cycle_column]
+            last = field_of(cycle_text(stager.txn.cycle).encode())
+        rows = Rows(stager.target, batch.schema, filled, last)
+        check_direct(rows)
+        return rows
+
+    def _begin(self, rows: Rows) -> psycopg.Copy:
+        stager = self._stager
+        self._connection = pool().take(stager.address, stager.application)
+        names = [quoted(fitted.column.name) for fitted in rows.fitted]
+        names += [quoted(stager.cycle_column)] if stager.cycle_column else []
+        # A key that two tasks insert would make the second wait for the first one's
+        # decision, which waits for the second.
+        timeout = f"SET LOCAL lock_timeout = '{int(stager.lock_seconds * 1000)}ms'"
+        run(self._connection, ["BEGIN", timeout])
+        statement = f"COPY {stager.target.name} ({', '.join(names)}) FROM STDIN (FORMAT binary)"
+        self._copying = self._connection.cursor().copy(statement.encode())
+        copy: psycopg.Copy = self._copying.__enter__()
+        self._copy = copy
+        return copy
+
+    def finish(self) -> Receipt:
+        """Prepare the transaction and describe it."""
+        if self._rows is None or self._copy is None or self._connection is None:
+            return Receipt(self._task, detail={"mode": "prepared"})
+        tally, txn = self._rows.tally, self._stager.txn
+        try:
+            self._copy.write(self._rows.end())
+            self._copying.__exit__(None, None, None)
+            reach(CrashPoint.POSTGRES_STAGE_COPIED, self._stager.sink)
+            run(
+                self._connection,
+                [
+                    f"INSERT INTO {self._books.table('sink_task_proof')} (scope, sink, "
+                    f"generation, batch, attempt, piece, rows, row_hash) VALUES "
+                    f"({self._books.values(txn)}, {literal(self._gid)}, "
+                    f"{tally.rows}, {tally.hash})",
+                    f"PREPARE TRANSACTION {literal(self._gid)}",
+                ],
+            )
+            self._is_finished = True
+            reach(CrashPoint.POSTGRES_TASK_PREPARED, self._stager.sink)
+        except psycopg.Error as error:
+            raise error_of(error, f"sink {self._stager.sink}, staging") from error
+        pool().give_back(self._connection)
+        detail = {"mode": "prepared", "piece": self._gid, **self._rows.detail()}
+        return Receipt(self._task, tally, detail)
+
+    def discard(self) -> None:
+        """Roll back what was written, prepared or not."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        with suppress(psycopg.Error, SemelError):
+            if not self._is_finished:
+                abandon(connection, self._copying)
+                return
+            with session(self._stager.address, self._stager.application) as another:
+                roll_back(another, [self._gid])
+
+
+class Prepared:
+    """The driver's side."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._books = database.books
+        self._sink = database.sink
+
+    def clear_way(self, connection: Connection, txn: SinkTxnId) -> None:
+        """Roll back what tasks of older owners prepared for this cycle and nobody took up.
+
+        It may hold the very keys that are to be staged again.
+        """
+        attempts = run(
+            connection,
+            [
+                f"SELECT attempt FROM {self._books.table('sink_attempt')} "
+                f"WHERE {self._books.where(txn.cycle)} AND state = 'prepared'"
+            ],
+        )[0]
+        taken_up = {attempt for (attempt,) in attempts}
+        epoch = self._database.epoch(txn.scope)
+        roll_back(
+            connection,
+            [
+                gid.name
+                for gid in self.gids(connection, txn.scope)
+                if gid.txn.cycle == txn.cycle
+                and gid.epoch < epoch
+                and gid.txn.attempt not in taken_up
+            ],
+        )
+
+    def gids(self, connection: Connection, of: Scope | SinkTxnId) -> list[Gid]:
+        """List the prepared transactions of a scope, or of one attempt."""
+        scope = of if isinstance(of, Scope) else of.scope
+        rows = connection.execute(
+            "SELECT gid FROM pg_catalog.pg_prepared_xacts "
+            "WHERE database = current_database() AND starts_with(gid, %s)",
+            [f"semel:{scope.slug}:{self._sink}:"],
+        ).fetchall()
+        found = [Gid.parse(scope, self._sink, name) for (name,) in rows]
+        return [gid for gid in found if gid is not None and of in (scope, gid.txn)]
+
+    def prepare(self, txn: SinkTxnId, promise: Promise, receipts: Sequence[Receipt]) -> SinkOutcome:
+        """Verify that every winner is prepared, remember it, and roll the losers back."""
+        connection = self._database.take(txn.scope)
+        try:
+            known = self._database.begin(connection, txn, as_owner=True, with_cycle=True)
+            if (answer := refusal(txn, known, promise)) is not None:
+                return answer
+            present = {gid.name for gid in self.gids(connection, txn)}
+            for receipt in receipts:
+                if receipt.tally.rows and receipt.detail["piece"] not in present:
+                    return SinkRetryable(f"{txn}: what task {receipt.task} prepared is gone")
+            reach(CrashPoint.POSTGRES_PREPARE_RAN, self._sink)
+            run(
+                connection,
+                [
+                    self._books.remember(
+                        txn, "prepared", "prepared", promise.digest, promise.pieces
+                    ),
+                    "COMMIT",
+                ],
+            )
+            roll_back(connection, sorted(present - set(promise.pieces)))
+        except psycopg.Error as error:
+            return outcome_of(error, "prepare")
+        finally:
+            give_back(connection)
+        return SinkOK(promise.token())
+
+    def commit(self, txn: SinkTxnId, promise: Promise) -> SinkOutcome:
+        """Write the cycle's proof, commit every task, and say that it is finished."""
+        connection = self._database.take(txn.scope)
+        try:
+            known = self._database.begin(connection, txn, with_cycle=True)
+            if (answer := settled(txn, known)) is not None:
+                return answer
+            if (answer := not_prepared(txn, known, promise)) is not None:
+                return answer
+            present = {gid.name for gid in self.gids(connection, txn)}
+            lost = set(promise.pieces) - present - self.done(connection, txn)
+            if lost:
+                return _lost(txn, lost)
+            if known.proof is None:
+                run(connection, [proof_of(self._books, txn, promise, finished=False), "COMMIT"])
+            else:
+                connection.execute("ROLLBACK")
+            reach(CrashPoint.POSTGRES_PROOF_WRITTEN, self._sink)
+            for piece in promise.pieces:
+                if piece in present and not self._commit_one(connection, txn, piece):
+                    return _lost(txn, {piece})
+            proof = self._books.table("sink_proof")
+            run(
+                connection,
+                [
+                    "BEGIN",
+                    f"UPDATE {proof} SET finished = true WHERE {self._books.where(txn)}",
+                    *self._books.forget(txn),
+                    "COMMIT",
+                ],
+            )
+        except psycopg.Error as error:
+            return outcome_of(error, "commit")
+        finally:
+            give_back(connection)
+        return SinkOK()
+
+    def _commit_one(self, connection: Connection, txn: SinkTxnId, piece: str) -> bool:
+        """Commit one task, or find that somebody has."""
+        try:
+            connection.execute(f"COMMIT PREPARED {literal(piece)}".encode())
+        except psycopg.Error as error:
+            if error.sqlstate != UNDEFINED_OBJECT:
+                raise
+            return piece in self.done(connection, txn)
+        reach(CrashPoint.POSTGRES_COMMIT_PREPARED_ONE, self._sink)
+        return True
+
+    def done(self, connection: Connection, txn: SinkTxnId) -> set[str]:
+        """List the tasks whose transaction is committed: their proofs became visible with it."""
+        table = self._books.table("sink_task_proof")
+        rows = run(connection, [f"SELECT piece FROM {table} WHERE {self._books.where(txn)}"])[0]
+        return {piece for (piece,) in rows}
+
+    def drop(self, connection: Connection, txn: SinkTxnId) -> None:
+        """Roll back whatever is prepared for this attempt."""
+        roll_back(connection, [gid.name for gid in self.gids(connection, txn)])
+
+
+def roll_back(connection: Connection, names: Sequence[str]) -> None:
+    """Roll back prepared transactions, those that others have settled left out."""
+    for name in names:
+        try:
+            connection.execute(f"ROLLBACK PREPARED {literal(name)}".encode())
+        except psycopg.Error as error:
+            if error.sqlstate != UNDEFINED_OBJECT:
+                raise
+            log.debug("prepared transaction already gone", extra={"gid": name})
+
+
+def check_direct(rows: Rows) -> None:
+    """Refuse columns that only the final transaction of staging mode could cast.
+
+    Raises:
+        Permanent: there is such a column.
+    """
+    for fitted in rows.fitted:
+        if fitted.wire.is_cast:
+            raise Permanent(
+                f"table {rows.target.name}, column {quoted(fitted.column.name)} "
+                f"({fitted.column.type.sql}): text can be cast to it in staging mode only: "
+                f'use mode="staging"'
+            )
+
+
+def _lost(txn: SinkTxnId, pieces: set[str]) -> SinkFatal:
+    return SinkFatal(
+        f"{txn} is lost: {len(pieces)} prepared transactions are gone and were not committed, "
+        f"{sorted(pieces)[0]} among them"
+    )

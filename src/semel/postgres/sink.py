@@ -1,0 +1,294 @@
+"""Rows in a PostgreSQL table, once each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import psycopg
+
+from semel.errors import Fenced, Misuse, NeedsOperator, Permanent, SemelError, reason_of
+from semel.events import log
+from semel.pipeline.sink import (
+    Finding,
+    Found,
+    Guarantee,
+    Receipt,
+    Schema,
+    SinkFatal,
+    SinkOK,
+    SinkOutcome,
+    Stager,
+    Tally,
+    Token,
+    digest_of,
+    tally_of,
+)
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
+from semel.postgres.checks import Checked, Wanted, check, guarantee
+from semel.postgres.connect import Address
+from semel.postgres.database import Database
+from semel.postgres.faults import outcome_of
+from semel.postgres.inventory import Inventory
+from semel.postgres.names import TableName
+from semel.postgres.prepared import Prepared, PreparedStager
+from semel.postgres.resolve import Diverted, divert
+from semel.postgres.staging import Staging, StagingStager
+from semel.postgres.statements import Promise, Write
+from semel.postgres.verify import read_tally
+from semel.secrets import Password, masked
+
+Mode = Literal["staging", "prepared", "auto"]
+
+_LOCK_SECONDS: Final = 10.0
+
+
+class PostgresSink:
+    """Appends to, or upserts into, one table; whole batches, in one decision with other sinks.
+
+    *table* is read as written, upper and lower case kept: ``entries``, ``Shop.Entries``.
+    *write* defaults to ``upsert`` if there is a *key* and to ``append`` if there is none;
+    with ``append`` the key only names rows in errors and makes the primary key of a table
+    that semel creates.  Naive timestamps count as UTC, and ``timestamp`` columns hold UTC.
+
+    The password comes from *password* (a text, or a callable that is asked on the driver for
+    every batch), the URL, or PGPASSWORD.  It travels to executors inside the pickled stager and
+    appears in no token, repr, log or error.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        table: str,
+        rows: Any = None,
+        key: Sequence[str] | str | None = None,
+        name: str = "postgres",
+        *,
+        mode: Mode = "staging",
+        write: Literal["append", "ignore", "upsert"] | None = None,
+        version_column: str | None = None,
+        cycle_column: str | None = None,
+        create_table: Literal["never", "if-missing"] = "never",
+        password: Password = None,
+        lock_seconds: float = _LOCK_SECONDS,
+        bookkeeping_schema: str = "semel",
+        connect: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = checked_name("sink", name)
+        self.rows = rows
+        keys = (key,) if isinstance(key, str) else tuple(key or ())
+        self._wanted = Wanted(
+            sink=name,
+            table=TableName.parse(table),
+            key=keys,
+            write=Write(write or (Write.UPSERT if keys else Write.APPEND)),
+            version_column=version_column or "",
+            cycle_column=cycle_column or "",
+            mode=mode,
+            create_table=create_table,
+        )
+        self._url = url
+        self._password = password
+        self._options = dict(connect or {})
+        self._check_settings()
+        self._database = Database(name, self._address, bookkeeping_schema, lock_seconds)
+        self._staging = Staging(self._database)
+        self._prepared = Prepared(self._database)
+        self._inventory = Inventory(self._database, self._staging, self._prepared)
+        self._checked: Checked | None = None
+        self._hasty: set[SinkTxnId] = set()
+        self._slow_cycle: CycleId | None = None
+
+    def __repr__(self) -> str:
+        table = str(self._wanted.table)
+        return f"PostgresSink({masked(self._url)!r}, {table!r}, name={self.name!r})"
+
+    def _check_settings(self) -> None:
+        wanted = self._wanted
+        if wanted.mode not in ("staging", "prepared", "auto"):
+            raise Misuse(f"sink {self.name}: mode is staging, prepared or auto: {wanted.mode!r}")
+        if wanted.create_table not in ("never", "if-missing"):
+            raise Misuse(f"sink {self.name}: create_table is never or if-missing")
+        if wanted.write is Write.UPSERT and not wanted.key:
+            raise Misuse(f"sink {self.name}: an upsert needs key=[…]")
+        if wanted.version_column and wanted.write is not Write.UPSERT:
+            raise Misuse(f"sink {self.name}: a version_column belongs to write='upsert'")
+        if wanted.mode == "prepared" and wanted.write is not Write.APPEND:
+            raise Misuse(
+                f"sink {self.name}: prepared mode can only append, and this is {wanted.write} "
+                f"(the default with a key); use write='append', mode='staging' or mode='auto'"
+            )
+        Address.of(self._url, "", {})
+
+    def _address(self) -> Address:
+        return Address.of(self._url, self._password, self._options)
+
+    # Before the first batch
+
+    def check(self, schema: Schema | None) -> None:
+        """Find out whether rows of *schema* can be written; create the table if asked to."""
+        with self._database.session() as connection:
+            self._checked = check(connection, self._wanted, schema)
+
+    def fence(self, scope: Scope, epoch: int) -> None:
+        """Refuse older owners of *scope* and end their sessions."""
+        self._database.fence(scope, epoch)
+
+    # One transaction
+
+    def stager(self, txn: SinkTxnId) -> Stager:
+        """Return the executor's side for *txn*."""
+        with self._database.session(txn.scope) as connection:
+            checked = self._checked or check(connection, self._wanted, None)
+            if checked is None:
+                raise Permanent(
+                    f"table {self._wanted.table} does not exist; check(schema) makes it"
+                )
+            self._checked = checked
+            is_hasty = checked.mode == "prepared" and txn.cycle != self._slow_cycle
+            if is_hasty:
+                self._prepared.clear_way(connection, txn)
+        place = (
+            self._database.address,
+            self._database.application(txn.scope),
+            self._database.books.schema,
+            self.name,
+            checked.target,
+            txn,
+        )
+        if not is_hasty:
+            return StagingStager(*place, self._wanted.filled)
+        self._hasty.add(txn)
+        return PreparedStager(
+            *place,
+            self._database.epoch(txn.scope),
+            self._wanted.cycle_column,
+            self._database.lock_seconds,
+        )
+
+    def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
+        """Hold exactly the rows of *receipts* and promise that they can be committed."""
+        try:
+            promise = self._promise(txn, receipts)
+            way = self._prepared if promise.mode == "prepared" else self._staging
+            outcome = way.prepare(txn, promise, receipts)
+        except (Fenced, NeedsOperator, Permanent) as error:
+            return SinkFatal(reason_of(error))
+        if isinstance(outcome, SinkOK):
+            self._hasty.discard(txn)
+        else:
+            self._checked = None  # perhaps the table was altered
+        return outcome
+
+    def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        """Make the prepared rows visible, or find the proof that they are."""
+        try:
+            promise = Promise.of(token, txn)
+            way = self._prepared if promise.mode == "prepared" else self._staging
+            return way.commit(txn, promise)
+        except NeedsOperator as error:
+            return SinkFatal(reason_of(error))
+
+    def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
+        """Drop this attempt's tables and prepared transactions."""
+        if self._wanted.mode == "auto" and txn in self._hasty:
+            self._slow_cycle = txn.cycle
+            log.warning(
+                "prepared mode failed, staging mode for the next attempt",
+                extra={"cycle": str(txn.cycle), "sink": self.name},
+            )
+        self._hasty.discard(txn)
+        with self._database.session(txn.scope) as connection:
+            try:
+                return self._inventory.abort(connection, txn)
+            except psycopg.Error as error:
+                return outcome_of(error, "abort")
+
+    def _promise(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> Promise:
+        full = [receipt for receipt in receipts if receipt.tally.rows]
+        kinds = {(r.detail["mode"], str(r.detail["columns"]), r.detail["schema"]) for r in full}
+        if len(kinds) > 1:
+            raise NeedsOperator(f"{txn}: its tasks have staged rows of different kinds")
+        detail: Mapping[str, Any] = (
+            full[0].detail if full else {"mode": "staging", "columns": [], "numbered": []}
+        )
+        tally, wanted = tally_of(receipts), self._wanted
+        return Promise(
+            mode=detail["mode"],
+            cycle=txn.cycle.label,
+            attempt=txn.attempt,
+            digest=digest_of(receipts),
+            rows=tally.rows,
+            row_hash=tally.hash,
+            target=str(self._checked.target.name if self._checked else wanted.table),
+            pieces=tuple(sorted(r.detail["piece"] for r in full)),
+            columns=tuple((name, cast) for name, cast in detail["columns"]),
+            write=wanted.write.value,
+            key=wanted.key,
+            version_column=wanted.version_column,
+            cycle_column=wanted.cycle_column,
+            overriding=bool(detail["numbered"]),
+            fixed=tuple(detail["numbered"]),
+            schema=detail.get("schema", "") if wanted.write is Write.APPEND else "",
+        )
+
+    # What is there
+
+    def look_up(self, txn: SinkTxnId, token: Token | None) -> Finding:
+        """Say what is known of this attempt."""
+        try:
+            with self._database.session(txn.scope) as connection:
+                return self._inventory.find(connection, txn)
+        except SemelError as error:
+            return Finding(Found.UNREACHABLE, reason_of(error))
+
+    def recover(self, scope: Scope) -> list[SinkTxnId]:
+        """List this scope's prepared, unfinished transactions."""
+        with self._database.session(scope) as connection:
+            return self._inventory.held(connection, scope)
+
+    def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
+        """Drop what losers and the late tasks of finished attempts have left."""
+        with self._database.session(scope) as connection:
+            return self._inventory.sweep(connection, scope, is_loser)
+
+    def mark(self, scope: Scope) -> SinkTxnId | None:
+        """Return the highest committed cycle of *scope* with its attempt."""
+        with self._database.session(scope) as connection:
+            return self._inventory.mark(connection, scope)
+
+    def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
+        """Count and hash the rows that *cycle* appended; None without a cycle column.
+
+        None, too, for upserts (later cycles replace rows) and for columns that do not come
+        back as they were written: nested values, jsonb, uuids from text, padded characters.
+        """
+        promise = Promise.of(token, SinkTxnId(cycle, str(token.get("attempt"))))
+        with self._database.session(cycle.scope) as connection:
+            return read_tally(connection, promise, cycle)
+
+    def guarantee(self) -> Guarantee:
+        """State what is promised, as far as it was checked."""
+        return guarantee(self._wanted, self._checked)
+
+    def close(self) -> None:
+        """Roll back what is held and close the idle connections."""
+        self._database.close()
+
+    # For `semel cycle resolve`
+
+    def resolve_retry(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        """Try to commit a stuck cycle again, after what was in the way has been removed."""
+        return self.commit(txn, token)
+
+    def resolve_divert(self, txn: SinkTxnId, token: Token, reject_table: str) -> Diverted:
+        """Commit a stuck cycle without the rows that constraints refuse; keep those aside.
+
+        Raises:
+            NeedsOperator: the transaction is not held here.
+            Misuse: it was staged in prepared mode, which cannot get stuck.
+        """
+        promise = Promise.of(token, txn)
+        if promise.mode != "staging":
+            raise Misuse(f"{txn} was staged in {promise.mode} mode: there is nothing to divert")
+        return divert(self._database, self._staging, txn, promise, reject_table)

@@ -1,0 +1,414 @@
+"""Staging mode: a table for every task, and one final transaction held across the decision.
+
+    task: CREATE TABLE, COPY, register, COMMIT     prepare: all but COMMIT     commit: COMMIT
+
+Readers see a whole batch or nothing of it.  If the held transaction is lost
+(a crash, a restart, a cut connection), the same one is run again from the
+staging tables, which are ordinary, logged ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import SemelError
+from semel.events import log
+from semel.pipeline.sink import Batch, Receipt, SinkFatal, SinkOK, SinkOutcome, SinkRetryable
+from semel.pipeline.txn import SinkTxnId
+from semel.postgres.books import Books, Known, affected, run
+from semel.postgres.connect import Address, Connection, pool, session
+from semel.postgres.database import Database, give_back
+from semel.postgres.explain import explained
+from semel.postgres.faults import TWO_ROWS_FOR_ONE_KEY, error_of, is_permanent, outcome_of
+from semel.postgres.names import literal, quoted
+from semel.postgres.schema import Target
+from semel.postgres.statements import Promise, Write, insert, inserts, newest, union
+from semel.postgres.writer import Rows, abandon
+
+# Each takes a few of the server's shared locks.
+_TABLES_DROPPED_AT_ONCE: Final = 100
+_DROP_LOCK_SECONDS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StagingStager:
+    """The executor's side: every task attempt fills a table of its own."""
+
+    address: Address
+    application: str
+    schema: str
+    sink: str
+    target: Target
+    txn: SinkTxnId
+    filled: tuple[str, ...]
+
+    def open(self, task: str) -> StagingWriter:
+        """Start to stage for one task attempt; nothing is made before the first row."""
+        return StagingWriter(self, task)
+
+
+class StagingWriter:
+    """One task attempt's table, made, filled and registered in a single transaction."""
+
+    def __init__(self, stager: StagingStager, task: str) -> None:
+        self._stager = stager
+        self._books = Books(stager.schema, stager.sink)
+        self._task = task
+        named = hashlib.sha256(f"{stager.sink}\0{task}".encode()).hexdigest()[:16]
+        self._piece = f"stg_{stager.txn.slug}_{named}"
+        self._rows: Rows | None = None
+        self._connection: Connection | None = None
+        self._copying: Any = None
+        self._copy: psycopg.Copy | None = None
+        self._is_finished = False
+
+    @property
+    def _table(self) -> str:
+        return self._books.table(self._piece)
+
+    def write(self, batch: Batch) -> None:
+        """Copy the rows into the staging table."""
+        if not batch.num_rows:
+            return
+        try:
+            if self._rows is None:
+                self._rows = Rows(self._stager.target, batch.schema, self._stager.filled)
+            copy = self._copy or self._begin(self._rows)
+            for chunk in self._rows.chunks(batch):
+                copy.write(chunk)
+        except psycopg.Error as error:
+            raise error_of(error, f"sink {self._stager.sink}, staging") from error
+
+    def _begin(self, rows: Rows) -> psycopg.Copy:
+        stager = self._stager
+        self._connection = pool().take(stager.address, stager.application)
+        columns = ", ".join(f"{quoted(f.column.name)} {f.staged_type}" for f in rows.fitted)
+        run(
+            self._connection,
+            [
+                "BEGIN",
+                # `prepare` commits after all tasks have, and durably: its commit record
+                # is behind theirs in the write-ahead log, so theirs are durable, too.
+                "SET LOCAL synchronous_commit = off",
+                f"CREATE TABLE {self._table} ({columns}) WITH (autovacuum_enabled = off)",
+            ],
+        )
+        # Frozen rows: the scan of the final transaction has no hint bits to set.
+        statement = f"COPY {self._table} FROM STDIN (FORMAT binary, FREEZE)"
+        self._copying = self._connection.cursor().copy(statement.encode())
+        copy: psycopg.Copy = self._copying.__enter__()
+        self._copy = copy
+        return copy
+
+    def finish(self) -> Receipt:
+        """Commit the table and describe it."""
+        if self._rows is None or self._copy is None or self._connection is None:
+            return Receipt(self._task, detail={"mode": "staging"})
+        tally, txn = self._rows.tally, self._stager.txn
+        try:
+            self._copy.write(self._rows.end())
+            self._copying.__exit__(None, None, None)
+            reach(CrashPoint.POSTGRES_STAGE_COPIED, self._stager.sink)
+            run(
+                self._connection,
+                [
+                    f"INSERT INTO {self._books.table('sink_staged')} (scope, sink, generation, "
+                    f"batch, attempt, task, piece, rows, row_hash) VALUES "
+                    f"({self._books.values(txn)}, {literal(self._task)}, "
+                    f"{literal(self._piece)}, {tally.rows}, {tally.hash})",
+                    "COMMIT",
+                ],
+            )
+        except psycopg.Error as error:
+            raise error_of(error, f"sink {self._stager.sink}, staging") from error
+        self._is_finished = True
+        pool().give_back(self._connection)
+        detail = {"mode": "staging", "piece": self._piece, **self._rows.detail()}
+        return Receipt(self._task, tally, detail)
+
+    def discard(self) -> None:
+        """Drop what was written: the transaction, or the table it has made."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        with suppress(psycopg.Error, SemelError):
+            if not self._is_finished:
+                abandon(connection, self._copying)
+                return
+            with session(self._stager.address, self._stager.application) as another:
+                drop(another, self._books, self._stager.txn, [self._piece])
+
+
+class Staging:
+    """The driver's side."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._books = database.books
+        self._sink = database.sink
+
+    def prepare(self, txn: SinkTxnId, promise: Promise, receipts: Sequence[Receipt]) -> SinkOutcome:
+        """Run the final transaction up to its COMMIT, remember it, and hold it."""
+        connection = self._database.take(txn.scope)
+        try:
+            known = self._database.begin(connection, txn, as_owner=True, with_cycle=True)
+            answer = refusal(txn, known, promise) or _missing(txn, known, receipts)
+            if answer is None:
+                answer = self._bring(connection, txn, promise)
+            if answer is not None:
+                give_back(connection)
+                return answer
+            reach(CrashPoint.POSTGRES_PREPARE_RAN, self._sink)
+            with self._database.session(txn.scope) as another:
+                # This commit waits for the disk, and with it for all staging before it.
+                remembered = self._books.remember(
+                    txn, "prepared", "staging", promise.digest, promise.pieces
+                )
+                run(another, [remembered])
+        except BaseException as error:
+            give_back(connection)
+            if isinstance(error, psycopg.Error):
+                return outcome_of(error, "prepare")
+            raise
+        self._database.hold(txn, connection)
+        return SinkOK(promise.token())
+
+    def commit(self, txn: SinkTxnId, promise: Promise) -> SinkOutcome:
+        """Commit what is held; if nothing is, look for the proof and run it again."""
+        connection = self._database.held(txn)
+        if connection is None:
+            return self._run_again(txn, promise)
+        try:
+            answer = connection.execute("COMMIT").statusmessage
+            reach(CrashPoint.POSTGRES_COMMIT_SENT, self._sink)
+        except BaseException as error:
+            give_back(connection)
+            if not isinstance(error, psycopg.Error):
+                raise
+            log.warning(
+                "held transaction lost",
+                extra={"cycle": str(txn.cycle), "sink": self._sink, "reason": str(error)},
+            )
+            return self._run_again(txn, promise)
+        if answer != "COMMIT":
+            give_back(connection)
+            return self._run_again(txn, promise)
+        self.tidy(connection, txn)
+        give_back(connection)
+        return SinkOK()
+
+    def _run_again(self, txn: SinkTxnId, promise: Promise) -> SinkOutcome:
+        connection = self._database.take(txn.scope)
+        try:
+            known = self._database.begin(connection, txn, with_cycle=True)
+            if (answer := settled(txn, known)) is not None:
+                return answer
+            if (answer := not_prepared(txn, known, promise)) is not None:
+                return answer
+            answer = self._bring(connection, txn, promise)
+            if answer is not None:
+                return _stuck(txn, answer)
+            connection.execute("COMMIT")
+            reach(CrashPoint.POSTGRES_COMMIT_SENT, self._sink)
+            self.tidy(connection, txn)
+        except psycopg.Error as error:
+            return outcome_of(error, "commit")
+        finally:
+            give_back(connection)
+        return SinkOK()
+
+    def _bring(
+        self, connection: Connection, txn: SinkTxnId, promise: Promise
+    ) -> SinkOutcome | None:
+        """Write the proof and the rows; None if all constraints agree."""
+        statements = inserts(promise, self._books.schema, txn.cycle)
+        guarded = promise.write == Write.UPSERT and promise.version_column
+        try:
+            run(connection, [proof_of(self._books, txn, promise, finished=True)])
+            if guarded:
+                self._bring_newest(connection, txn, promise, statements)
+            elif statements:
+                counts = affected(connection, statements)
+                if promise.write == Write.APPEND and sum(counts) != promise.rows:
+                    return SinkFatal(
+                        f"{txn}: the staging tables hold {sum(counts)} rows, and the receipts "
+                        f"say {promise.rows}"
+                    )
+            run(connection, ["SET CONSTRAINTS ALL IMMEDIATE"])
+        except psycopg.Error as error:
+            if not is_permanent(error):
+                return outcome_of(error, f"table {promise.target}")
+            connection.execute("ROLLBACK")
+            return SinkFatal(explained(connection, error, promise, self._books.schema))
+        return None
+
+    def _bring_newest(
+        self, connection: Connection, txn: SinkTxnId, promise: Promise, statements: list[str]
+    ) -> None:
+        """Upsert by version; only if a key comes twice, pay for sorting the rows."""
+        run(connection, ["SAVEPOINT rows"])
+        try:
+            run(connection, statements)
+        except psycopg.Error as error:
+            if error.sqlstate != TWO_ROWS_FOR_ONE_KEY:
+                raise
+            tables = [self._books.table(piece) for piece in promise.pieces]
+            rows = newest(promise, union(promise, tables))
+            run(connection, ["ROLLBACK TO SAVEPOINT rows", insert(promise, rows, txn.cycle)])
+
+    def abort(self, connection: Connection, txn: SinkTxnId) -> SinkOutcome:
+        """Drop this attempt's tables, and remember that it was aborted."""
+        self._database.release(txn)
+        known = self._database.begin(connection, txn)
+        if known.proof is not None and known.proof.attempt == txn.attempt:
+            connection.execute("ROLLBACK")
+            return committed(txn)
+        run(
+            connection,
+            [
+                # Lost in a crash of the server, it is simply done again.
+                "SET LOCAL synchronous_commit = off",
+                self._books.remember(txn, "aborted", known.mode or "staging", known.digest, ()),
+                "COMMIT",
+            ],
+        )
+        drop(connection, self._books, txn, [piece.name for piece in known.staged])
+        return SinkOK()
+
+    def tidy(self, connection: Connection, txn: SinkTxnId) -> None:
+        """Drop a finished attempt's tables and old records; what fails is swept later."""
+        try:
+            staged = self._books.table("sink_staged")
+            pieces = run(connection, [f"SELECT piece FROM {staged} WHERE {self._books.where(txn)}"])
+            drop(
+                connection,
+                self._books,
+                txn,
+                [piece for (piece,) in pieces[0]],
+                self._books.forget(txn),
+            )
+        except psycopg.Error as error:
+            with suppress(psycopg.Error):
+                connection.execute("ROLLBACK")
+            log.warning(
+                "staging tables left for the next sweep",
+                extra={"cycle": str(txn.cycle), "sink": self._sink, "reason": str(error)},
+            )
+
+
+def drop(
+    connection: Connection,
+    books: Books,
+    txn: SinkTxnId,
+    pieces: Sequence[str],
+    more: Iterable[str] = (),
+) -> None:
+    """Drop staging tables with their entries in the books, then do *more*."""
+    begin = [
+        "BEGIN",
+        "SET LOCAL synchronous_commit = off",
+        f"SET LOCAL lock_timeout = '{_DROP_LOCK_SECONDS}s'",
+    ]
+    for first in range(0, len(pieces), _TABLES_DROPPED_AT_ONCE):
+        some = pieces[first : first + _TABLES_DROPPED_AT_ONCE]
+        tables = ", ".join(books.table(piece) for piece in some)
+        listed = ", ".join(literal(piece) for piece in some)
+        run(
+            connection,
+            [
+                *begin,
+                f"DROP TABLE IF EXISTS {tables}",
+                f"DELETE FROM {books.table('sink_staged')} "
+                f"WHERE {books.where(txn)} AND piece IN ({listed})",
+                "COMMIT",
+            ],
+        )
+    if more:
+        run(connection, [*begin, *more, "COMMIT"])
+
+
+def proof_of(books: Books, txn: SinkTxnId, promise: Promise, *, finished: bool) -> str:
+    """Write the statement that proves the cycle's commit."""
+    return (
+        f"INSERT INTO {books.table('sink_proof')} (scope, sink, generation, batch, attempt, "
+        f"digest, rows, row_hash, finished) VALUES ({books.values(txn)}, "
+        f"{literal(promise.digest)}, {promise.rows}, {promise.row_hash}, {finished})"
+    )
+
+
+def settled(txn: SinkTxnId, known: Known) -> SinkOutcome | None:
+    """Answer a commit from the cycle's proof, if there is a finished one."""
+    if known.proof is None:
+        return None
+    if known.proof.attempt != txn.attempt:
+        return another_attempt(txn, known.proof.attempt)
+    return SinkOK() if known.proof.finished else None
+
+
+def not_prepared(txn: SinkTxnId, known: Known, promise: Promise) -> SinkOutcome | None:
+    """Refuse to commit what is not held: lost is never OK."""
+    if known.state == "aborted":
+        return SinkFatal(f"{txn} was aborted")
+    if known.state is None:
+        return SinkFatal(f"{txn} is not held here: never prepared, or lost")
+    if known.digest != promise.digest:
+        return SinkFatal(f"{txn} is held with other rows than its token says")
+    return None
+
+
+def refusal(txn: SinkTxnId, known: Known, promise: Promise) -> SinkOutcome | None:
+    """Answer a prepare from what the books know; None if the rows may be taken."""
+    proof = known.proof
+    if proof is not None and proof.attempt != txn.attempt:
+        return another_attempt(txn, proof.attempt)
+    digest = proof.digest if proof else known.digest if known.state == "prepared" else None
+    if digest not in (None, promise.digest):
+        return SinkFatal(f"{txn} was prepared before, with other rows")
+    if proof is not None:
+        return SinkOK(promise.token())
+    if known.state == "aborted":
+        return SinkFatal(f"{txn} was aborted")
+    if known.mark is not None and txn.cycle <= known.mark:
+        return SinkFatal(f"{txn} is at or below the mark, {known.mark}: it belongs to a loser")
+    return None
+
+
+def another_attempt(txn: SinkTxnId, attempt: str) -> SinkFatal:
+    """Refuse a loser."""
+    return SinkFatal(f"{txn}: the cycle was committed by another attempt, {attempt[:8]}")
+
+
+def committed(txn: SinkTxnId) -> SinkFatal:
+    """Refuse to abort."""
+    return SinkFatal(f"{txn} is committed and cannot be aborted; nothing was deleted")
+
+
+def _missing(txn: SinkTxnId, known: Known, receipts: Sequence[Receipt]) -> SinkOutcome | None:
+    """Compare what the winners say with what the books have."""
+    staged = {piece.name: piece for piece in known.staged}
+    for receipt in receipts:
+        if not receipt.tally.rows:
+            continue
+        piece = staged.get(receipt.detail["piece"])
+        if piece is None:
+            # Before the decision nothing is lost by staging again.
+            return SinkRetryable(f"{txn}: the table that task {receipt.task} staged is gone")
+        if (piece.rows, piece.row_hash) != (receipt.tally.rows, receipt.tally.hash):
+            return SinkFatal(f"{txn}: the table of task {receipt.task} is not what it staged")
+    return None
+
+
+def _stuck(txn: SinkTxnId, answer: SinkOutcome) -> SinkOutcome:
+    if not isinstance(answer, SinkFatal):
+        return answer
+    return SinkFatal(
+        f"{txn} is committed by decision and stuck: {answer.reason}; remove what is in the way "
+        f"and retry, or divert the rows with `semel cycle resolve`"
+    )

@@ -1,0 +1,51 @@
+"""The rows of a cycle as readers see them, read back and hashed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+from semel.arrow.tally import schema_from_text, tally
+from semel.errors import require
+from semel.pipeline.sink import Tally
+from semel.pipeline.txn import CycleId
+from semel.postgres.connect import Connection
+from semel.postgres.names import quoted
+from semel.postgres.statements import Promise, cycle_text
+
+pa: Any = require("pyarrow", "postgres")
+
+_ROWS_AT_ONCE: Final = 10_000
+
+
+def read_tally(connection: Connection, promise: Promise, cycle: CycleId) -> Tally | None:
+    """Count and hash a cycle's visible rows; None if they cannot be told or compared."""
+    if not promise.cycle_column or (promise.rows and not promise.schema):
+        return None
+    total = Tally()
+    if not promise.rows:
+        return total
+    schema = schema_from_text(promise.schema)
+    names = ", ".join(quoted(name) for name in schema.names)
+    query = f"SELECT {names} FROM {promise.target} WHERE {quoted(promise.cycle_column)} = %s"
+    with connection.transaction(), connection.cursor(name="semel_verify") as cursor:
+        cursor.execute(query.encode(), [cycle_text(cycle)])
+        while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+            total += tally(_batch(rows, schema))
+    return total
+
+
+def _batch(rows: Sequence[tuple[Any, ...]], schema: Any) -> Any:
+    columns = [
+        pa.array(_plain(values, field.type), field.type)
+        for values, field in zip(zip(*rows, strict=True), schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _plain(values: Sequence[Any], kind: Any) -> Sequence[Any]:
+    """A numeric column may hold integers."""
+    if not pa.types.is_integer(kind):
+        return values
+    return [int(value) if isinstance(value, Decimal) else value for value in values]
