@@ -223,7 +223,7 @@ class PostgresSession:
         """Let nobody else make or change the tables meanwhile; make the schema."""
         self.run("SELECT pg_advisory_xact_lock(hashtext('semel_ledger'))")
         values = {"name": self.schema}
-        if not self.run("SELECT FROM pg_namespace WHERE nspname = %(name)s", values):
+        if not self.run("SELECT 1 FROM pg_namespace WHERE nspname = %(name)s", values):
             self.connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self.schema)))
 
     def commit(self) -> None:

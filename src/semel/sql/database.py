@@ -165,6 +165,7 @@ class Database:
             session.begin(name, mode)
         except self.driver.errors:
             if not session.is_lost:
+                self._roll_back(session)
                 raise
             # The server was restarted while we were idle, and nothing was asked of it yet.
             self.close()
