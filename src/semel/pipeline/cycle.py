@@ -254,11 +254,12 @@ class _Run:
             self._sinks(Step.COMMIT_2PC, do.commit_2pc)
             self._step(Step.STORE_COMMIT, do.store_commit)
         except _StepFailed as failed:
-            self._events.emit(StepFailed(do.scope_label, do.label, failed.step, failed.reason))
             return self._after(failed)
         return CommitSucceeded(self._seconds)
 
     def _after(self, failed: _StepFailed) -> CommitOutcome:
+        where = (self._do.scope_label, self._do.label)
+        self._events.emit(StepFailed(*where, failed.step, failed.reason))
         match FAILURES[failed.step, failed.failure]:
             case Verdict.FATAL | Verdict.STRANDED:
                 return CommitFatal(failed.reason, failed.stranded, failed.__cause__)
