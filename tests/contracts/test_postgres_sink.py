@@ -7,6 +7,7 @@ from itertools import count
 
 import psycopg
 import pytest
+from conftest import require
 from psycopg import sql
 from psycopg.rows import dict_row
 
@@ -20,6 +21,22 @@ pytestmark = pytest.mark.postgres
 
 NUMBERS = count(1)
 PASSWORD = "s3cr:t/p@ss"
+
+
+# Nothing here crashes the server, and without waiting for a disk a hundred tests are quick.
+QUICK = {"fsync": "off"}
+
+
+@pytest.fixture(scope="module")
+def quick_18() -> Iterator[PostgresServer]:
+    with require(PostgresServer(18, QUICK).start) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def quick_16() -> Iterator[PostgresServer]:
+    with require(PostgresServer(16, QUICK).start) as server:
+        yield server
 
 
 class PostgresSinkContract(SinkContract):
@@ -82,18 +99,18 @@ class PostgresSinkContract(SinkContract):
 
 
 class TestStagingModeOn18(PostgresSinkContract):
-    server = "postgres_server"
+    server = "quick_18"
 
 
 class TestPreparedModeOn18(PostgresSinkContract):
-    server = "postgres_server"
+    server = "quick_18"
     mode = "prepared"
 
 
 class TestStagingModeOn16(PostgresSinkContract):
-    server = "postgres16_server"
+    server = "quick_16"
 
 
 class TestPreparedModeOn16(PostgresSinkContract):
-    server = "postgres16_server"
+    server = "quick_16"
     mode = "prepared"

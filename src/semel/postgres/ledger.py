@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -21,7 +22,8 @@ from semel.pipeline.txn import Scope
 from semel.postgres.connect import Address, Connection
 from semel.postgres.faults import LOCK_NOT_AVAILABLE, words
 from semel.secrets import Password, masked, resolve, scrubbed
-from semel.sql import statements
+from semel.sql import backup, statements
+from semel.sql.backup import Overwrite
 from semel.sql.database import Database, Mode, Row, Session
 from semel.sql.ledger import SqlLedger
 
@@ -105,6 +107,35 @@ class PostgresLedger(SqlLedger):
             rules.check_takeover(scope, holder, left, owner, takeover)
             self._end_holders(scope, record.epoch if record else 0)
             return super().acquire(scope, owner, seconds, takeover)
+
+    def backup(self, destination: str | Path) -> None:
+        """Write the ledger, as it is at one moment, to a new file of JSON lines.
+
+        Raises:
+            Misuse: the file exists already.
+        """
+        with self._database.transaction("semel:backup", Mode.READ) as session:
+            snapshot = backup.take(session.run)
+        backup.write_lines(snapshot, Path(destination).absolute())
+
+    def restore(self, source: str | Path, overwrite: Overwrite = Overwrite.REFUSE) -> None:
+        """Become the ledger in the backup at *source*, with every lease ended.
+
+        Raises:
+            LeaseHeld: an owner is live.
+            NeedsOperator: decisions that the backup lacks would be lost.
+            LedgerUnusable: the backup is damaged or of a newer version; nothing was changed.
+        """
+        saved = backup.read_lines(Path(source).absolute())
+        backup.check_version(str(source), saved.version)
+        with self._database.transaction("semel:restore", Mode.WRITE) as session:
+            session.lock_schema()
+            current = backup.take(session.run)
+            if overwrite is Overwrite.REFUSE:
+                (time,) = session.run(f"SELECT {PostgresDriver.words['now']} AS now")
+                backup.check_replaceable(self.url, current, saved, time["now"])
+            backup.load(session, saved, current.epochs())
+        self._database.forget()
 
     def _end_holders(self, scope: Scope, epoch: int) -> None:
         """End the ledger's sessions of *scope* up to *epoch* that are inside a transaction."""
