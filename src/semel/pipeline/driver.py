@@ -20,7 +20,6 @@ from semel.errors import (
     LeaseLost,
     Misuse,
     NeedsOperator,
-    SemelError,
     reason_of,
 )
 from semel.events import EVENTS, CycleEnded, Events, LeaseEnded, LeaseTaken, log
@@ -180,19 +179,20 @@ class Driver:
         fatal outcome `start` must be called again: recovery settles what is stranded.
         """
         try:
+            lease = self.lease
             outcome = (
-                self._replay(cycle, read_range)
+                self._replay(lease, cycle, read_range)
                 or self._refusal(read_range)
                 or self._attempts(cycle, read_range, stage)
             )
         except Fenced as error:
             outcome = CommitFatal(f"fenced: {error}", cause=error)
-        except SemelError as error:
-            outcome = CommitFatal(str(error), cause=error)
+        except Exception as error:  # noqa: BLE001  asking failed: no cycle was begun
+            outcome = CommitFatal(f"begin_txn: {reason_of(error)}", cause=error)
         if isinstance(outcome, CommitFatal):
             outcome = self._or_fenced(outcome)
-            if isinstance(outcome.cause, Fenced):
-                self._events.emit(LeaseEnded(str(self.scope), self.lease.epoch, "lost"))
+            if isinstance(outcome.cause, Fenced) and self._lease is not None:
+                self._events.emit(LeaseEnded(str(self.scope), self._lease.epoch, "lost"))
                 self._lease = None
             self._is_recovered = False
         self._tidy(outcome)
@@ -231,11 +231,12 @@ class Driver:
             return lease
 
     def _replay(
-        self, cycle: CycleId, read_range: Callable[[], BatchRange]
+        self, lease: Lease, cycle: CycleId, read_range: Callable[[], BatchRange]
     ) -> CycleReplayed | CommitFatal | None:
         record = self.ledger.committed(cycle)
         if record is None:
             return None
+        self.ledger.renew(lease)  # what a fenced owner replays is its successor's
         digest = read_range().digest
         if record.range is not None and record.range.digest != digest:
             return CommitFatal(
@@ -323,8 +324,9 @@ class Driver:
             self._sweep()
             try:
                 self.ledger.prune(self.scope, self.settings.keep_cycles)
-            except SemelError as error:
-                log.warning("prune failed", extra={"scope": str(self.scope), "reason": str(error)})
+            except Exception as error:  # noqa: BLE001  as with a sweep, tidying can wait
+                reason = reason_of(error)
+                log.warning("prune failed", extra={"scope": str(self.scope), "reason": reason})
 
     def _sweep(self) -> None:
         """Sweep, but let no cycle fail for it: what stays is swept the next time."""
