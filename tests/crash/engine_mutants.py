@@ -131,7 +131,7 @@ def positions_stand_still(patch):
 
 
 def a_replay_is_run_again(patch):
-    patch.setattr(Driver, "_replay", lambda self, cycle, read_range: None)
+    patch.setattr(Driver, "_replay", lambda self, *_: None)
 
 
 def nobody_remembers_the_cycle(patch):
