@@ -5,7 +5,7 @@
         part-<task>-00000.parquet
         _semel-token.json                  the proof: whose it is, and its files
       _semel/<scope slug>/                 out of sight
-        scope.json                         for people: ledger, app, query
+        scope.json                         ledger, app, query
         staged/<txn label>/<task>/         what tasks write
         prepared/<txn label>/              what prepare has collected and sealed with a token
         marks/<txn label>                  empty files: the highest committed cycle
@@ -209,3 +209,13 @@ def _touch(path: str) -> None:
 def _some(names: set[str]) -> str:
     listed = ", ".join(sorted(names)[:3])
     return listed if len(names) <= 3 else f"{listed} and {len(names) - 3} more"
+
+
+def scopes_under(path: str) -> list[Scope]:
+    """List the scopes that have ever owned *path*."""
+    found = []
+    for slug in names_in(os.path.join(path, HIDDEN)):
+        about = os.path.join(path, HIDDEN, slug, "scope.json")
+        with contextlib.suppress(OSError, ValueError, TypeError), open(about, "rb") as text:
+            found.append(Scope(**json.load(text)))
+    return found

@@ -28,6 +28,7 @@ from semel.files.layout import (
     Seal,
     is_hidden,
     read_seal,
+    scopes_under,
     what_is_wrong,
 )
 from semel.files.staging import FilesStager
@@ -272,6 +273,13 @@ class FilesSink:
         """Return the highest committed cycle of *scope*."""
         with faults(f"files sink {self.name}"):
             return Layout(self.path, scope).mark()
+
+    def scopes_of(self, app: str, query: str) -> list[Scope]:
+        """List every scope of this app and query that committed here."""
+        with faults(f"files sink {self.name}"):
+            scopes = scopes_under(self.path)
+            named = [scope for scope in scopes if (scope.app, scope.query) == (app, query)]
+            return [scope for scope in named if Layout(self.path, scope).mark() is not None]
 
     def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
         """Read the cycle's files again, and count and hash their rows."""

@@ -181,6 +181,11 @@ class MemorySink:
         with self.store.lock:
             return self.store.marks.get(scope)
 
+    def scopes_of(self, app: str, query: str) -> list[Scope]:
+        """List every scope of this app and query that committed here."""
+        with self.store.lock:
+            return [s for s in self.store.marks if (s.app, s.query) == (app, query)]
+
     def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
         """Count and hash the rows of *cycle* that readers see now."""
         return tally_rows(self.visible_by_cycle.get(cycle, []))

@@ -18,7 +18,14 @@ from semel.crashpoints import CrashPoint, reach
 from semel.errors import LeaseLost, NeedsOperator, Retryable, SemelError
 from semel.events import EVENTS, CycleRecovered, Events, LeavingsSwept
 from semel.pipeline.ledger import AttemptRecord, Lease, Ledger, is_loser
-from semel.pipeline.sink import SinkFatal, SinkOK, SinkOutcome, SinkRetryable, TwoPhaseSink
+from semel.pipeline.sink import (
+    RemembersScopes,
+    SinkFatal,
+    SinkOK,
+    SinkOutcome,
+    SinkRetryable,
+    TwoPhaseSink,
+)
 from semel.pipeline.states import CycleState, Decision
 from semel.pipeline.twophase import COMMIT_BACKOFF, Backoff, commit_with_retries, guarded
 from semel.pipeline.txn import Scope, SinkTxnId
@@ -147,6 +154,7 @@ class _Recovery:
             reach(CrashPoint.FENCE_BEFORE, sink.name)
             sink.fence(self._scope, self._lease.epoch)
             reach(CrashPoint.FENCE_AFTER, sink.name)
+        check_ledger(self._ledger, self._scope, self._sinks.values())
         check_marks(self._ledger, self._scope, self._sinks.values())
         for attempt in self._ledger.open_attempts(self._scope):
             self._settle_open(attempt)
@@ -244,6 +252,29 @@ class _Recovery:
         self._events.emit(
             CycleRecovered(str(self._scope), str(txn.cycle), sink.name, decision, reason)
         )
+
+
+def check_ledger(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> None:
+    """Refuse a ledger that is new to a scope whose sinks another ledger has filled.
+
+    An operator's `adopt` opens a generation, after which nothing is asked any more.
+
+    Raises:
+        NeedsOperator: everything that was committed under the other ledger would be repeated.
+    """
+    if ledger.generations(scope):
+        return
+    for sink in sinks:
+        if not isinstance(sink, RemembersScopes):
+            continue
+        for other in sink.scopes_of(scope.app, scope.query):
+            if other != scope:
+                raise NeedsOperator(
+                    f"sink {sink.name!r} holds cycles of {scope} that were decided in another "
+                    f"ledger ({other.ledger}), and ledger {ledger.url} knows none: use the other "
+                    f"ledger, restore it with `semel ledger restore`, or accept this one with "
+                    f"`semel adopt`"
+                )
 
 
 def check_marks(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> None:

@@ -263,6 +263,19 @@ class DescribesGuarantee(Protocol):
         ...
 
 
+@runtime_checkable
+class RemembersScopes(Protocol):
+    """A sink that can tell when another ledger's cycles are in it already."""
+
+    def scopes_of(self, app: str, query: str) -> list[Scope]:
+        """List every scope of this app and query, of whichever ledger, that committed here.
+
+        Raises:
+            Retryable: the sink does not answer.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Guarantee:
     """What is done exactly once, where, and under which failures."""

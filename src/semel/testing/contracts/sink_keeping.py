@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from semel.errors import Fenced
-from semel.pipeline.sink import Found, SinkOK, TwoPhaseSink
+from semel.pipeline.sink import Found, RemembersScopes, SinkOK, TwoPhaseSink
 from semel.pipeline.txn import Scope, SinkTxnId
 from semel.testing.contracts.sink_world import (
     Capability,
@@ -59,6 +59,22 @@ class SinkRecovers(SinkWorld):
         for scope, txn in held.items():
             self.holds(sink, txn, scope=scope)
         self.holds(sink, scope=Scope("ledger-3", "payments", "main"))
+
+    def test_a_sink_that_remembers_scopes_tells_every_ledger_that_committed_in_it(self) -> None:
+        elsewhere = Scope("ledger-9", self.scope.app, self.scope.query)
+        sink = self.process(self.scope, elsewhere, *self.other_scopes)
+        if not isinstance(sink, RemembersScopes):
+            return
+        self.prepared(sink, self.txn(scope=self.scope), [1])
+        assert sink.scopes_of(self.scope.app, self.scope.query) == []
+
+        self.committed(sink, self.txn(scope=elsewhere), [2])
+        for scope in self.other_scopes:
+            if (scope.app, scope.query) != (self.scope.app, self.scope.query):
+                self.committed(sink, self.txn(scope=scope), [3])
+
+        seen = self.successor(sink).scopes_of(self.scope.app, self.scope.query)
+        assert seen == [elsewhere]
 
     def test_scopes_commit_side_by_side(self) -> None:
         scopes = (self.scope, *self.other_scopes)

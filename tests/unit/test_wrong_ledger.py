@@ -1,0 +1,63 @@
+"""A ledger that is not the one its sinks were filled under."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel import Driver
+from semel.errors import NeedsOperator
+from semel.memory.ledger import MemoryLedger
+from semel.memory.sink import MemorySink
+from semel.pipeline.adopt import Adoptable, adopt
+from semel.pipeline.cycle import CommitSucceeded
+from semel.pipeline.source import BatchRange
+from semel.pipeline.txn import CycleId, SinkTxnId
+
+
+def run_one(driver: Driver, batch: int = 0) -> None:
+    driver.start()
+    generation = driver.ledger.open_generation(driver.lease, "checkpoint")
+
+    def stage(txn: SinkTxnId) -> dict[str, list[object]]:
+        writer = driver.sinks[0].stager(txn).open("task")
+        writer.write([batch])
+        return {"memory": [writer.finish()]}
+
+    span = BatchRange.of_offsets({"p": (batch, batch + 1)})
+    cycle = CycleId(driver.scope, generation.number, batch)
+    assert isinstance(driver.run_cycle(cycle, lambda: span, stage), CommitSucceeded)
+    driver.stop()
+
+
+def test_a_new_ledger_on_sinks_that_another_filled_is_refused_until_it_is_adopted() -> None:
+    sink = MemorySink()
+    run_one(Driver("app", MemoryLedger(), [sink]))
+    new = MemoryLedger()
+
+    second = Driver("app", new, [MemorySink(store=sink.store)])
+    with pytest.raises(NeedsOperator, match="decided in another ledger"):
+        second.start()
+    second.stop()
+
+    found = Adoptable("checkpoint", 1, {}, is_stateful=False)
+    adopt(new, second.scope, found, who="ann", why="the old ledger is lost")
+    run_one(second, batch=1)
+    assert sink.visible == [0, 1]
+
+
+def test_another_app_may_share_a_sink() -> None:
+    sink = MemorySink()
+    run_one(Driver("app", MemoryLedger(), [sink]))
+
+    run_one(Driver("other", MemoryLedger(), [MemorySink(store=sink.store)]))
+
+    assert sink.visible == [0, 0]
+
+
+def test_a_ledger_that_is_older_than_its_sinks_is_refused() -> None:
+    ledger, sink = MemoryLedger(ledger_id="one"), MemorySink()
+    run_one(Driver("app", ledger, [sink]))
+    restored = MemoryLedger(ledger_id="one")
+
+    with pytest.raises(NeedsOperator, match="the ledger is older than its sinks"):
+        Driver("app", restored, [MemorySink(store=sink.store)]).start()
