@@ -1,0 +1,114 @@
+"""Runs `tests.spark.job` in processes of its own, kills them, and audits what they leave."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psycopg
+import pyarrow.dataset as ds
+
+REPOSITORY = Path(__file__).parents[2]
+ROWS_A_FILE = 20
+DEADLINE_SECONDS = 120
+
+
+class Scene:
+    """One job's folder and database, and the processes that ran on it."""
+
+    def __init__(self, folder: Path, postgres: str, mode: str = "staging", files: int = 6) -> None:
+        self.folder = folder
+        self.postgres = postgres
+        self.mode = mode
+        (folder / "in").mkdir(parents=True)
+        self.ids = list(range(files * ROWS_A_FILE))
+        for number in range(files):
+            ids = self.ids[number * ROWS_A_FILE : (number + 1) * ROWS_A_FILE]
+            lines = [json.dumps({"id": i, "amount": i * 10, "at": i}) for i in ids]
+            (folder / "in" / f"{number:05}.json").write_text("\n".join(lines) + "\n")
+        with psycopg.connect(postgres, autocommit=True) as connection:
+            connection.execute("create table entries (id bigint, amount bigint, cycle text)")
+
+    def start(self, *options: str, **environment: str) -> subprocess.Popen[str]:
+        """Start the job, in a process group of its own."""
+        command = [sys.executable, "-m", "tests.spark.job", str(self.folder), self.postgres]
+        return subprocess.Popen(
+            [*command, "--mode", self.mode, *options],
+            cwd=REPOSITORY,
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=(self.folder / "stderr.txt").open("a"),
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *options: str, **environment: str) -> tuple[int, str]:
+        """Run the job to its end, whatever that is; its JVM ends with it."""
+        job = self.start(*options, **environment)
+        try:
+            output, _ = job.communicate(timeout=DEADLINE_SECONDS)
+        finally:
+            end(job)
+        return job.returncode, output
+
+    def kill_after(self, seconds: float, *options: str) -> bool:
+        """Run the job and kill it *seconds* after its first event; False if it ended before."""
+        job = self.start(*options)
+        try:
+            assert job.stdout is not None
+            job.stdout.readline()
+            try:
+                job.wait(seconds)
+            except subprocess.TimeoutExpired:
+                return True
+            return False
+        finally:
+            end(job)
+
+    def audit(self) -> None:
+        """Compare every sink with the source, row by row, and look for what was left behind."""
+        everything = Counter((i, i * 10) for i in self.ids)
+        with psycopg.connect(self.postgres, autocommit=True) as connection:
+            rows = connection.execute("select id, amount from entries").fetchall()
+            staged = connection.execute(
+                "select count(*) from pg_class c join pg_namespace n on n.oid = relnamespace "
+                "where nspname = 'semel' and relkind = 'r' and relname like 'stg%'"
+            ).fetchone()
+            prepared = connection.execute("select count(*) from pg_prepared_xacts").fetchone()
+        assert Counter(rows) == everything
+        assert staged == (0,)
+        assert prepared == (0,)
+        files = ds.dataset(self.folder / "all", format="parquet").to_table(["id", "amount"])
+        assert Counter((row["id"], row["amount"]) for row in files.to_pylist()) == everything
+        large = [
+            json.loads(line)["id"]
+            for path in (self.folder / "large").glob("cycle=*/*.jsonl")
+            for line in path.read_text().splitlines()
+        ]
+        assert sorted(large) == [i for i in self.ids if i * 10 >= 500]
+        for sink in ("all", "large"):
+            hidden = self.folder / sink / "_semel"
+            assert [*hidden.glob("*/staged/*"), *hidden.glob("*/prepared/*")] == []
+
+
+def end(job: subprocess.Popen[str]) -> None:
+    """Kill the job's whole group, and wait until its JVM is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(job.pid, signal.SIGKILL)
+    job.wait(10)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(job.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.02)
+    if job.stdout is not None:
+        job.stdout.close()

@@ -1,0 +1,137 @@
+"""Real kills of a real Spark driver: every row is in every sink once, whatever died when."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from semel.crashpoints import CrashPoint
+from tests.spark.killing import Scene, end
+
+pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.kill, pytest.mark.timeout(600)]
+
+IN_TASKS = (
+    CrashPoint.STAGE_BEFORE,
+    CrashPoint.STAGE_WRITTEN,
+    CrashPoint.STAGE_AFTER,
+    CrashPoint.POSTGRES_STAGE_COPIED,
+    CrashPoint.POSTGRES_TASK_PREPARED,
+)
+ONLY_IN = {
+    "staging": {CrashPoint.POSTGRES_STAGE_COPIED, CrashPoint.POSTGRES_PREPARE_RAN},
+    "prepared": {
+        CrashPoint.POSTGRES_TASK_PREPARED,
+        CrashPoint.POSTGRES_PROOF_WRITTEN,
+        CrashPoint.POSTGRES_COMMIT_PREPARED_ONE,
+    },
+}
+SAMPLE = {
+    "staging": [
+        CrashPoint.SPARK_BATCH_AFTER,
+        CrashPoint.COMMIT_TXN_AFTER,
+        CrashPoint.STAGE_WRITTEN,
+    ],
+    "prepared": [CrashPoint.COMMIT_TXN_AFTER, CrashPoint.POSTGRES_COMMIT_PREPARED_ONE],
+}
+
+
+def points(mode: str) -> list[CrashPoint]:
+    """The windows that a healthy run of the job passes in *mode*."""
+    other = ONLY_IN["prepared" if mode == "staging" else "staging"]
+    unseen = ("recover", "abort", "sweep")
+    return [p for p in CrashPoint if p not in other and not p.step.startswith(unseen)]
+
+
+def kill_at(scene: Scene, point: CrashPoint) -> None:
+    once = str(scene.folder / f"{point.value.replace(':', '-')}.once")
+    code, output = scene.run(SEMEL_CRASH_AT=f"{point.value}#2", SEMEL_CRASH_ONCE=once)
+    assert Path(once).exists(), f"{point} was not reached: {output}"
+    if point not in IN_TASKS:
+        assert code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("mode", ["staging", "prepared"])
+def test_a_driver_killed_at_one_point_after_another_loses_and_repeats_nothing(
+    tmp_path: Path, postgres_url: str, mode: str
+) -> None:
+    scene = Scene(tmp_path / "job", postgres_url, mode, files=8)
+
+    for point in SAMPLE[mode]:
+        kill_at(scene, point)
+    code, output = scene.run()
+
+    assert code == 0, output
+    scene.audit()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("mode", "point"), [(mode, point) for mode in ONLY_IN for point in points(mode)], ids=str
+)
+def test_a_driver_killed_at_any_point_loses_and_repeats_nothing(
+    tmp_path: Path, postgres_url: str, mode: str, point: CrashPoint
+) -> None:
+    scene = Scene(tmp_path / "job", postgres_url, mode)
+
+    kill_at(scene, point)
+    code, output = scene.run()
+
+    assert code == 0, output
+    scene.audit()
+
+
+def test_a_driver_killed_at_a_random_time_loses_and_repeats_nothing(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    scene = Scene(tmp_path / "job", postgres_url)
+
+    scene.kill_after(random.Random(1).uniform(0.5, 4.0))
+    code, output = scene.run()
+
+    assert code == 0, output
+    scene.audit()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("mode", ["staging", "prepared"])
+def test_a_driver_killed_at_many_random_times_loses_and_repeats_nothing(
+    tmp_path: Path, postgres_url: str, mode: str
+) -> None:
+    kills = int(os.environ.get("SEMEL_SOAK_KILLS", "100"))
+    rng = random.Random(f"{mode} {os.environ.get('SEMEL_SOAK_SEED', '1')}")
+    scene = Scene(tmp_path / "job", postgres_url, mode, files=kills * 3)
+
+    done = sum(scene.kill_after(rng.uniform(0.0, 5.0)) for _ in range(kills))
+    code, output = scene.run()
+
+    print(f"{done} kills in {mode} mode")
+    assert code == 0, output
+    assert done == kills, "the job was finished before its last kill"
+    scene.audit()
+
+
+@pytest.mark.parametrize("point", [CrashPoint.COMMIT_TXN_BEFORE, CrashPoint.COMMIT_TXN_AFTER])
+def test_a_stopped_driver_that_wakes_after_a_takeover_changes_nothing_and_says_so(
+    tmp_path: Path, postgres_url: str, point: CrashPoint
+) -> None:
+    scene = Scene(tmp_path / "job", postgres_url, files=4)
+    stopped = scene.start(SEMEL_STOP_AT=f"{point.value}#2")
+    try:
+        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED)
+        code, output = scene.run("--takeover")
+        assert code == 0, output
+        scene.audit()
+
+        os.kill(stopped.pid, signal.SIGCONT)
+        woken, _ = stopped.communicate(timeout=90)
+    finally:
+        end(stopped)
+
+    assert "EXIT FENCED" in woken
+    assert stopped.returncode == 3
+    scene.audit()
