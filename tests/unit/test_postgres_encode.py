@@ -84,7 +84,7 @@ SAME = [
     (pa.int64(), "numeric", [-(2**63), -10000, -9999, -1, 0, 1, 9999, 10000, 2**63 - 1]),
     (pa.uint64(), "numeric(20)", [0, 1, 2**63, 2**64 - 1]),
     (pa.decimal128(20, 0), "bigint", [D(2**63 - 1), D(-(2**63))]),
-    (pa.float32(), "real", [0.0, -1.5, 2.0**127, math.inf, -math.inf]),
+    (pa.float32(), "real", [0.0, -1.5, 16777216.0, math.inf, -math.inf]),
     (pa.float32(), "double precision", [0.0, -1.5]),
     (pa.float16(), "real", [0.5, -2.0]),
     (pa.float64(), "double precision", [0.0, -0.1, 1e-300, 1.7976931348623157e308, -math.inf]),
@@ -139,10 +139,13 @@ def test_nulls_among_them_and_slices_of_them_come_back_too(database, arrow, type
 
 
 MOMENTS = [
-    dt.datetime(1, 1, 1),
-    dt.datetime(1969, 12, 31, 23, 59, 59, 999999),
-    dt.datetime(2000, 1, 1),
-    dt.datetime(9999, 12, 31, 23, 59, 59, 999999),
+    dt.datetime.fromisoformat(text)
+    for text in (
+        "0001-01-01 00:00:00",
+        "1969-12-31 23:59:59.999999",
+        "2000-01-01 00:00:00",
+        "9999-12-31 23:59:59.999999",
+    )
 ]
 
 
@@ -160,7 +163,7 @@ def test_instants_are_kept_in_utc_whatever_zone_they_are_shown_in(database, zone
 
 @pytest.mark.parametrize("unit", ["s", "ms", "ns"])
 def test_instants_of_every_unit_arrive(database, unit):
-    moments = [dt.datetime(1969, 7, 20, 20, 17, 40), None, dt.datetime(2024, 2, 29)]
+    moments = [MOMENTS[2], None, dt.datetime.fromisoformat("1969-07-20 20:17:40")]
 
     assert written(database, pa.array(moments, pa.timestamp(unit)), "timestamp") == moments
 
