@@ -118,10 +118,23 @@ class Database:
     def ledger_id(self) -> str:
         """The id that the ledger got when it was made."""
         if self._ledger_id is None:
-            with self._lock, self._translated():
+            with self._lock, self.translated():
                 self._connected()
         assert self._ledger_id is not None
         return self._ledger_id
+
+    def exists(self) -> bool:
+        """Tell whether there is a ledger, without making one."""
+        with self._lock, self.translated():
+            session = self.driver.connect(None)
+            try:
+                session.begin("semel:read", Mode.READ)
+                try:
+                    return session.has_table("semel_ledger_meta")
+                finally:
+                    session.rollback()
+            finally:
+                session.close()
 
     @contextmanager
     def transaction(self, name: str, mode: Mode) -> Iterator[Session]:
@@ -133,10 +146,10 @@ class Database:
             InDoubt: the commit was sent, and its answer was lost.
         """
         with self._lock:
-            with self._translated():
+            with self.translated():
                 session = self._begun(name, mode)
             try:
-                with self._translated():
+                with self.translated():
                     yield session
             except BaseException:
                 self._roll_back(session)
@@ -154,6 +167,12 @@ class Database:
                 return
             with suppress(*self.driver.errors):
                 session.close()
+
+    def forget(self) -> None:
+        """Take whatever ledger is there next for ours: it was restored on purpose."""
+        with self._lock:
+            self.close()
+            self._ledger_id = None
 
     def __del__(self) -> None:
         if getattr(self, "_session", None) is not None:
@@ -216,7 +235,8 @@ class Database:
             self.close()
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def translated(self) -> Iterator[None]:
+        """Raise the library's errors as semel's own."""
         try:
             yield
         except self.driver.errors as error:

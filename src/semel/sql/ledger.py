@@ -45,6 +45,10 @@ class SqlLedger:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
+    def exists(self) -> bool:
+        """Tell whether the ledger is there, without making it: every other method would."""
+        return self._database.exists()
+
     def acquire(
         self, scope: Scope, owner: Owner, seconds: float, takeover: Takeover = Takeover.WAIT
     ) -> Lease:

@@ -183,7 +183,11 @@ def prepare(session: Session, url: str) -> str:
         try:
             session.lock_schema()
             version, ledger_id = _standing(session)
-            ledger_id = _migrate(session, version, ledger_id)
+            if version == 0:
+                ledger_id = str(uuid.uuid4())
+                make(session, VERSION, ledger_id)
+            else:
+                upgrade(session, version)
             session.commit()
         except BaseException:
             session.rollback()
@@ -204,13 +208,17 @@ def _standing(session: Session) -> tuple[int, str]:
     return meta["version"], meta["ledger_id"]
 
 
-def _migrate(session: Session, version: int, ledger_id: str) -> str:
+def make(session: Session, version: int, ledger_id: str) -> None:
+    """Make the tables as they were in *version*."""
+    for number in range(1, version + 1):
+        for statement in MIGRATIONS[number]:
+            session.run(statement)
+    session.run(_MAKE, {"version": version, "id": ledger_id})
+
+
+def upgrade(session: Session, version: int) -> None:
+    """Bring tables of *version* up to date."""
     for number in range(version + 1, VERSION + 1):
         for statement in MIGRATIONS[number]:
             session.run(statement)
-    if version == 0:
-        ledger_id = str(uuid.uuid4())
-        session.run(_MAKE, {"version": VERSION, "id": ledger_id})
-    else:
-        session.run(_UPGRADE, {"version": VERSION})
-    return ledger_id
+    session.run(_UPGRADE, {"version": VERSION})

@@ -15,7 +15,8 @@ from typing import Any, Final
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import LedgerUnavailable, LedgerUnusable, Misuse, NeedsOperator, SemelError
 from semel.lease import Owner
-from semel.sql import statements
+from semel.sql import sqlite_backup, statements
+from semel.sql.backup import Overwrite, sync
 from semel.sql.database import Database, Mode, Row, Session
 from semel.sql.ledger import SqlLedger
 from semel.sql.mounts import network_file_system
@@ -38,6 +39,8 @@ FAULTS: Final[Mapping[str, tuple[type[LedgerUnavailable | LedgerUnusable], str]]
 }
 """What SQLite's errors mean, by code (https://sqlite.org/rescode.html)."""
 
+_IS_LEDGER: Final = "SELECT 1 FROM sqlite_master WHERE name = 'semel_ledger_meta'"
+
 
 class SqliteLedger(SqlLedger):
     """A ledger in a file on a local disk; pickles as its path and connects when first used.
@@ -57,9 +60,45 @@ class SqliteLedger(SqlLedger):
         self._busy_seconds = busy_seconds
         super().__init__(Database(SqliteDriver(self._path, clock, busy_seconds)))
 
+    def exists(self) -> bool:
+        """Tell whether the file is there and is a ledger, without making or changing it."""
+        if not self._path.exists():
+            return False
+        uri = f"{self._path.as_uri()}?mode=rw"
+        try:
+            with closing(sqlite3.connect(uri, uri=True, timeout=self._busy_seconds)) as connection:
+                return connection.execute(_IS_LEDGER).fetchone() is not None
+        except sqlite3.Error as error:
+            raise self._database.driver.fault(error) from error
+
     def __reduce__(self) -> Any:
         made = partial(SqliteLedger, clock=self._clock, busy_seconds=self._busy_seconds)
         return made, (str(self._path),)
+
+    def backup(self, destination: str | Path) -> None:
+        """Copy the ledger to a new file, while it is in use; the copy is checked and synced.
+
+        Raises:
+            Misuse: the file exists already.
+        """
+        assert self.ledger_id  # it is there, and up to date
+        with self._database.translated():
+            sqlite_backup.copy(self._path, Path(destination).absolute())
+
+    def restore(self, source: str | Path, overwrite: Overwrite = Overwrite.REFUSE) -> None:
+        """Become the ledger in the backup at *source*, with every lease ended.
+
+        With `Overwrite.FORCE` a damaged file is set aside as ``….damaged``.
+
+        Raises:
+            LeaseHeld: an owner is live.
+            NeedsOperator: decisions that the backup lacks would be lost.
+            LedgerUnusable: the backup is damaged or of a newer version; nothing was changed.
+        """
+        now = round(self._clock.now() * MICROSECONDS)
+        with self._database.translated():
+            sqlite_backup.restore(self, self._path, Path(source).absolute(), overwrite, now)
+        self._database.forget()
 
 
 def path_of(path_or_url: str | Path) -> Path:
@@ -112,7 +151,7 @@ class SqliteDriver:
             connection.close()
             raise
         if is_new:
-            _sync_folder(self._path.parent)
+            sync(self._path.parent)
         return SqliteSession(connection, self._path, self._clock, self.url)
 
     def fault(self, error: Exception) -> SemelError:
@@ -260,11 +299,3 @@ def _condition(owner: Owner) -> str:
         return ""
     stopped = stat.rpartition(")")[2].split()[0] in "Tt"
     return ", which is stopped: continue it (kill -CONT) or end it" if stopped else ""
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
