@@ -90,6 +90,24 @@ class Address:
         return connection
 
 
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How a sink was told to log in; shows no secret."""
+
+    url: str = field(repr=False)
+    password: Password = field(repr=False)
+    options: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def label(self) -> str:
+        """The URL as people may read it."""
+        return masked(self.url)
+
+    def address(self) -> Address:
+        """Resolve the password as it is now."""
+        return Address.of(self.url, self.password, self.options)
+
+
 def application_name(scope: Scope | None, epoch: int = 0) -> str:
     """Name the sessions of one owner."""
     return "semel" if scope is None else f"semel:{scope.slug}:{epoch}"

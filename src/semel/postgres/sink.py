@@ -26,7 +26,7 @@ from semel.pipeline.sink import (
 )
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
 from semel.postgres.checks import Checked, Wanted, check, guarantee
-from semel.postgres.connect import Address
+from semel.postgres.connect import Address, Login
 from semel.postgres.database import Database
 from semel.postgres.faults import outcome_of
 from semel.postgres.inventory import Inventory
@@ -36,7 +36,7 @@ from semel.postgres.resolve import Diverted, divert
 from semel.postgres.staging import Staging, StagingStager
 from semel.postgres.statements import Promise, Write
 from semel.postgres.verify import read_tally
-from semel.secrets import Password, masked
+from semel.secrets import Password
 
 Mode = Literal["staging", "prepared", "auto"]
 
@@ -87,11 +87,9 @@ class PostgresSink:
             mode=mode,
             create_table=create_table,
         )
-        self._url = url
-        self._password = password
-        self._options = dict(connect or {})
+        self._login = Login(url, password, dict(connect or {}))
         self._check_settings()
-        self._database = Database(name, self._address, bookkeeping_schema, lock_seconds)
+        self._database = Database(name, self._login.address, bookkeeping_schema, lock_seconds)
         self._staging = Staging(self._database)
         self._prepared = Prepared(self._database)
         self._inventory = Inventory(self._database, self._staging, self._prepared)
@@ -101,7 +99,7 @@ class PostgresSink:
 
     def __repr__(self) -> str:
         table = str(self._wanted.table)
-        return f"PostgresSink({masked(self._url)!r}, {table!r}, name={self.name!r})"
+        return f"PostgresSink({self._login.label!r}, {table!r}, name={self.name!r})"
 
     def _check_settings(self) -> None:
         wanted = self._wanted
@@ -118,10 +116,7 @@ class PostgresSink:
                 f"sink {self.name}: prepared mode can only append, and this is {wanted.write} "
                 f"(the default with a key); use write='append', mode='staging' or mode='auto'"
             )
-        Address.of(self._url, "", {})
-
-    def _address(self) -> Address:
-        return Address.of(self._url, self._password, self._options)
+        Address.of(self._login.url, "", {})
 
     # Before the first batch
 

@@ -209,6 +209,9 @@ class Staging:
         try:
             known = self._database.begin(connection, txn, with_cycle=True)
             if (answer := settled(txn, known)) is not None:
+                connection.execute("ROLLBACK")
+                if isinstance(answer, SinkOK) and known.state:
+                    self.tidy(connection, txn)
                 return answer
             if (answer := not_prepared(txn, known, promise)) is not None:
                 return answer
