@@ -133,6 +133,11 @@ class ExactlyOnce:
         return self._driver
 
     @property
+    def given_ledger(self) -> str | Ledger:
+        """The ledger as it was given, not opened: opening it would make it."""
+        return self._ledger
+
+    @property
     def ledger(self) -> Ledger:
         """The ledger, opened."""
         return self.driver.ledger
