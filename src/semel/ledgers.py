@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from semel.errors import Misuse, require
+from semel.errors import Misuse
 from semel.pipeline.ledger import Ledger
 from semel.secrets import masked
 
@@ -41,7 +41,6 @@ def _sqlite(url: str) -> Ledger:
 
 
 def _postgres(url: str) -> Ledger:
-    require("psycopg", "postgres")
     from semel.postgres.ledger import PostgresLedger
 
     return PostgresLedger(url)

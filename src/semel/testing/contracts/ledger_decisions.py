@@ -299,7 +299,8 @@ class DecisionRules(LedgerWorld):
             with pytest.raises(NeedsOperator):
                 driver.reach(CycleState.PLANNED, generation=generation)
 
-        assert driver.reach(CycleState.PLANNED, generation=2)
+        planned = driver.reach(CycleState.PLANNED, generation=2)
+        assert driver.state(planned) is CycleState.PLANNED
 
     def test_another_ledgers_scope_is_refused(self, ledger: Ledger) -> None:
         driver = Driver.of(ledger)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import pytest
@@ -216,7 +217,7 @@ class LeaseRules(LedgerWorld):
         stores = [ledger, self.another(ledger)] * 4
 
         outcomes = together(
-            *(lambda store=store: Driver.of(store, takeover=Takeover.WAIT) for store in stores)
+            *(partial(Driver.of, store, takeover=Takeover.WAIT) for store in stores)
         )
 
         assert sum(isinstance(outcome, Driver) for outcome in outcomes) == 1
@@ -225,7 +226,7 @@ class LeaseRules(LedgerWorld):
     def test_no_two_owners_ever_get_the_same_epoch(self, ledger: Ledger) -> None:
         stores = [ledger, self.another(ledger)] * 4
 
-        outcomes = together(*(lambda store=store: Driver.of(store) for store in stores))
+        outcomes = together(*(partial(Driver.of, store) for store in stores))
 
         epochs = sorted(o.lease.epoch for o in outcomes if isinstance(o, Driver))
         assert epochs == list(range(1, len(stores) + 1))

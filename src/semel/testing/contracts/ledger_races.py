@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -26,7 +27,7 @@ class RaceRules(LedgerWorld):
 
             outcomes = together(
                 *(
-                    lambda store=store, txn=txn: store.decide_commit(driver.lease, txn)
+                    partial(store.decide_commit, driver.lease, txn)
                     for store, txn in zip(stores, txns, strict=True)
                 )
             )
@@ -46,8 +47,8 @@ class RaceRules(LedgerWorld):
             txn = driver.reach(CycleState.PREPARED, batch)
 
             committed, aborted = together(
-                lambda txn=txn: ledger.decide_commit(driver.lease, txn),
-                lambda txn=txn: other.decide_abort(txn, "race"),
+                partial(ledger.decide_commit, driver.lease, txn),
+                partial(other.decide_abort, txn, "race"),
             )
 
             if driver.state(txn) is CycleState.COMMITTED:
@@ -63,9 +64,7 @@ class RaceRules(LedgerWorld):
         txn = driver.reach(CycleState.PREPARED)
         stores = [ledger, self.another(ledger)] * 3
 
-        outcomes = together(
-            *(lambda store=store: store.decide_commit(driver.lease, txn) for store in stores)
-        )
+        outcomes = together(*(partial(store.decide_commit, driver.lease, txn) for store in stores))
 
         assert outcomes == [None] * len(stores)
         assert driver.end() == 10
@@ -77,8 +76,8 @@ class RaceRules(LedgerWorld):
             txn = driver.cycle(batch).attempt()
 
             planned, aborted = together(
-                lambda txn=txn: ledger.plan(driver.lease, txn),
-                lambda txn=txn: other.decide_abort(txn),
+                partial(ledger.plan, driver.lease, txn),
+                partial(other.decide_abort, txn),
             )
 
             assert aborted is Decision.ABORT
@@ -93,8 +92,8 @@ class RaceRules(LedgerWorld):
             txn = old.reach(CycleState.PREPARED, batch)
 
             committed, new = together(
-                lambda old=old, txn=txn: ledger.decide_commit(old.lease, txn),
-                lambda: Driver.of(other),
+                partial(ledger.decide_commit, old.lease, txn),
+                partial(Driver.of, other),
             )
 
             assert isinstance(new, Driver)
