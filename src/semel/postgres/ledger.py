@@ -21,7 +21,7 @@ from semel.pipeline.ledger import Lease
 from semel.pipeline.txn import Scope
 from semel.postgres.connect import Address, Connection
 from semel.postgres.faults import LOCK_NOT_AVAILABLE, words
-from semel.secrets import Password, masked, resolve, scrubbed
+from semel.secrets import Password, masked, scrubbed
 from semel.sql import backup, statements
 from semel.sql.backup import Overwrite
 from semel.sql.database import Database, Mode, Row, Session
@@ -33,7 +33,7 @@ FAULTS: Final[Mapping[str, tuple[type[LedgerUnavailable | LedgerUnusable], str]]
     "25006": (LedgerUnusable, "the database is read-only; use the primary server"),
     "28": (LedgerUnusable, "the server does not let us in"),
     "3D": (LedgerUnusable, "the database does not exist; create it"),
-    "3F": (LedgerUnusable, "the schema does not exist"),
+    "3F": (LedgerUnusable, "there is no such schema, or this user may not use it; grant it"),
     "42501": (LedgerUnusable, "this user may not do that; grant it"),
     "42": (LedgerUnusable, "the ledger's tables are not as semel made them"),
     "53100": (LedgerUnusable, "the disk is full; no decision was taken; make room"),
@@ -63,6 +63,10 @@ _END_LOST: Final = """
       FROM pg_stat_activity
      WHERE datname = current_database() AND pid = %(pid)s AND application_name = %(name)s
 """
+
+
+class _RolledBack(psycopg.errors.TransactionRollback):
+    """The server answered COMMIT by rolling back."""
 
 
 class ScopeLocked(LedgerUnavailable):
@@ -159,6 +163,7 @@ class PostgresDriver:
         self._schema = schema
         self._password = password
         self._lock_seconds = lock_seconds
+        self._secret_url = url
         self._lost: tuple[int, str] | None = None
 
     @property
@@ -168,8 +173,10 @@ class PostgresDriver:
 
     def connect(self, known: str | None) -> Session:
         """Open a connection; what a lost one may still be doing is brought to its end first."""
+        address = Address.of(self._url, self._password, {})
+        self._secret_url = address.url
         try:
-            connection = Address.of(self._url, self._password, {}).connect("semel")
+            connection = address.connect("semel")
         except Retryable as error:
             raise LedgerUnavailable(self.url, str(error)) from error
         if self._lost is not None:
@@ -182,7 +189,7 @@ class PostgresDriver:
         """Translate by SQLSTATE; without one the connection failed."""
         assert isinstance(error, psycopg.Error)
         state = error.sqlstate or ""
-        told = scrubbed(words(error), resolve(self._url, self._password))
+        told = scrubbed(words(error), self._secret_url)
         if state.startswith("23"):
             return NeedsOperator(f"ledger {self.url}: its own constraints refused a write: {told}")
         if state == LOCK_NOT_AVAILABLE:
@@ -192,8 +199,9 @@ class PostgresDriver:
         return kind(self.url, f"{meaning} ({state + ': ' if state else ''}{told})")
 
     def leaves_doubt(self, error: Exception, session: Session) -> bool:
-        """An answer that came says no; a connection that went away said nothing."""
-        if not session.is_lost:
+        """An error that the server sent says no; a farewell, or no answer at all, says nothing."""
+        assert isinstance(error, psycopg.Error)
+        if error.diag.severity_nonlocalized == "ERROR" or isinstance(error, _RolledBack):
             return False
         if isinstance(session, PostgresSession):
             self._lost = (session.backend, session.name)
@@ -261,7 +269,7 @@ class PostgresSession:
         """Make the transaction durable."""
         answer = self.connection.execute("COMMIT").statusmessage
         if answer != "COMMIT":
-            raise psycopg.OperationalError(f"the server answered {answer} to COMMIT")
+            raise _RolledBack(f"the server answered {answer} to COMMIT")
 
     def rollback(self) -> None:
         """Give the transaction up, if there is one."""
