@@ -18,7 +18,7 @@ from semel.testing.explore import (
     explore_late_tasks,
     explore_woken,
 )
-from semel.testing.world import LEDGER, Invariant, Violation, World, memory_world
+from semel.testing.world import Invariant, Violation, World, memory_world
 
 ELSEWHERE = ("files", "postgres")
 """Crash points that begin so are inside these sinks, and are reached in their own tests."""
@@ -109,7 +109,7 @@ def walk_until_convicted() -> Violation | None:
     try:
         explore_crashes(small, depth=1)
         explore_late_tasks(small, depth=1)
-        explore_faults(one_batch, crashes=0, things=[LEDGER])
+        explore_faults(one_batch, crashes=0, spare=["s1", "s2"])
         explore_woken(one_batch, Takeover.FORCE)
     except Violation as violation:
         return violation

@@ -33,10 +33,13 @@ from semel.testing.explore import (
     explore_late_tasks,
     explore_woken,
 )
-from semel.testing.world import World
+from semel.testing.world import LEDGER, World
 
 WITNESS: Final = "witness"
 """The name of the memory sink that works beside the one to be proved."""
+
+OTHERS: Final = (WITNESS, LEDGER)
+"""What works without fault beside the sink to be proved."""
 
 MakeSink = Callable[[str], TwoPhaseSink]
 """Makes a new sink object for a place: the same place again is the same destination."""
@@ -74,8 +77,11 @@ def prove(
     as_batch: Callable[[Sequence[Any]], Batch] | None = None,
     left_behind: Callable[[Any], Sequence[object]] | None = None,
     depth: int = 1,
+    every: int = 1,
 ) -> Proof:
     """Run a driver over the sink through every history to *depth*; return how many there were.
+
+    There are some six hundred to depth 1; of a slow sink, walk *every* n-th.
 
     *rows* are the source's batches, by default two of two rows with an ``id`` and a ``name``;
     *as_batch* makes what the sink's stager is given, by default a `pyarrow.RecordBatch`.
@@ -85,12 +91,11 @@ def prove(
         Violation: what was lost, doubled or left behind, and the history that leads there.
     """
     make_world = world_of(make_sink, visible_rows, rows, as_batch, left_behind)
-    mine = [name for name in make_world({}).plans if name not in (WITNESS, "ledger")]
     return Proof(
-        crashes=explore_crashes(make_world, depth).histories,
-        faults=explore_faults(make_world, crashes=depth - 1, things=mine).histories,
-        woken=explore_woken(make_world, Takeover.FORCE, depth).histories,
-        late_tasks=explore_late_tasks(make_world, depth).histories,
+        crashes=explore_crashes(make_world, depth, every).histories,
+        faults=explore_faults(make_world, crashes=depth - 1, spare=OTHERS, every=every).histories,
+        woken=explore_woken(make_world, Takeover.FORCE, depth, every).histories,
+        late_tasks=explore_late_tasks(make_world, depth, every).histories,
     )
 
 
@@ -102,10 +107,9 @@ def world_of(
     left_behind: Callable[[Any], Sequence[object]] | None = None,
 ) -> MakeWorld:
     """Say how a world is made for the sink; every world has a place of its own."""
-    numbers = count(1)
 
     def make_world(faults: Faults) -> World:
-        place = f"world-{next(numbers)}"
+        place = f"world-{next(_PLACES)}"
         store = MemoryStore()
         return World(
             rows or EXAMPLE_ROWS,
@@ -119,6 +123,8 @@ def world_of(
     return make_world
 
 
+_PLACES = count(1)
+
 EXAMPLE_ROWS: Final = (
     ({"id": 1, "name": "one"}, {"id": 2, "name": "two"}),
     ({"id": 3, "name": "three"}, {"id": 4, "name": "four"}),
@@ -129,6 +135,8 @@ class ChaosContract:
     """The same as tests of a class: give `make_sink` and `visible_rows`."""
 
     depth = 1
+    every = 1
+    """Of a slow sink, walk every n-th history only."""
 
     def make_sink(self, place: str) -> TwoPhaseSink:
         """Make a new sink object for *place*; the same place again is the same destination."""
@@ -139,20 +147,22 @@ class ChaosContract:
         raise NotImplementedError
 
     def test_a_crash_at_any_window_loses_and_doubles_nothing(self) -> None:
-        assert explore_crashes(self._world(), self.depth).histories > 1
+        assert explore_crashes(self._world(), self.depth, self.every).histories > 1
 
     def test_a_failure_of_any_call_loses_and_doubles_nothing(self) -> None:
-        make_world = self._world()
-        mine = [name for name in make_world({}).plans if name not in (WITNESS, "ledger")]
-        explored = explore_faults(make_world, crashes=self.depth - 1, things=mine)
+        explored = explore_faults(
+            self._world(), crashes=self.depth - 1, spare=OTHERS, every=self.every
+        )
 
         assert explored.histories > 1
 
     def test_an_owner_that_wakes_after_a_takeover_changes_nothing(self) -> None:
-        assert explore_woken(self._world(), Takeover.FORCE, self.depth).histories > 1
+        explored = explore_woken(self._world(), Takeover.FORCE, self.depth, self.every)
+
+        assert explored.histories > 1
 
     def test_tasks_that_outlive_their_driver_leave_nothing_behind(self) -> None:
-        assert explore_late_tasks(self._world(), self.depth).histories > 1
+        assert explore_late_tasks(self._world(), self.depth, self.every).histories > 1
 
     def _world(self) -> MakeWorld:
         return world_of(self.make_sink, self.visible_rows)

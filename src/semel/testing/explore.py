@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, TypeAlias
 
 from semel.crashpoints import CrashPoint, Hook, install
@@ -159,10 +160,12 @@ def _run_until(world: World, crash: Window) -> None:
 def _run_to_the_end(world: World, takeover: Takeover = Takeover.WAIT) -> None:
     """Start the program as often as a patient operator would."""
     for _ in range(3):
-        if Process(world, takeover).run():
+        process = Process(world, takeover)
+        if process.run():
             return
         world.let_lease_end()
-    raise Violation(Invariant.PROGRESS, f"finished batches: {sorted(world.finished)}")
+    what = f"finished batches: {sorted(world.finished)}; the last to be heard was: {process.last}"
+    raise Violation(Invariant.PROGRESS, what)
 
 
 def _finish(world: World) -> None:
@@ -173,8 +176,8 @@ def _finish(world: World) -> None:
     world.check_final()
 
 
-def explore_crashes(make_world: MakeWorld, depth: int) -> Census:
-    """Crash at every window, *depth* times in a row."""
+def explore_crashes(make_world: MakeWorld, depth: int, every: int = 1) -> Census:
+    """Crash at every window, *depth* times in a row; *every* n-th only, for slow sinks."""
     census = Census()
     frontier: list[tuple[Window, ...]] = [()]
     while frontier:
@@ -182,24 +185,28 @@ def explore_crashes(make_world: MakeWorld, depth: int) -> Census:
         told = census.add(tell(make_world, crashes))
         if len(crashes) < depth:
             windows = told.distinct if crashes else told.windows
-            frontier += [(*crashes, window) for window in windows]
+            frontier += [(*crashes, window) for window in windows[::every]]
     return census
 
 
 def explore_faults(
-    make_world: MakeWorld, *, crashes: int = 1, things: Collection[str] | None = None
+    make_world: MakeWorld,
+    *,
+    crashes: int = 1,
+    spare: Collection[str] = (),
+    every: int = 1,
 ) -> Census:
     """Let every call fail in every way: alone, then a call of its abort, then with a crash.
 
     With *crashes* 0 there is none; with 1 it comes at every window of the disturbed history,
-    and faults also strike the calls that are made only because of it.  *things* says which
-    sinks fail (and whether the `LEDGER` does); None means all.
+    and faults also strike the calls that are made only because of it.  Sinks in
+    *spare* never fail, nor does the `LEDGER` if it is in there.
     """
     census = Census()
     calm = census.add(tell(make_world))
-    for fault in _faults(calm.calls, things):
+    for fault in islice(_faults(calm.calls, spare), 0, None, every):
         told = census.add(tell(make_world, (), _as_faults(fault)))
-        for second in _faults(told.calls, things, calm.calls):
+        for second in islice(_faults(told.calls, spare, calm.calls), 0, None, every):
             census.add(tell(make_world, (), _as_faults(fault, second)))
         if crashes:
             for window in told.distinct:
@@ -207,7 +214,7 @@ def explore_faults(
     if crashes:
         for window in calm.distinct:
             crashed = census.add(tell(make_world, (window,)))
-            for fault in _faults(crashed.calls, things, calm.calls):
+            for fault in _faults(crashed.calls, spare, calm.calls):
                 census.add(tell(make_world, (window,), _as_faults(fault)))
     return census
 
@@ -224,11 +231,11 @@ def _as_faults(*named: _Named) -> Faults:
 
 def _faults(
     calls: Mapping[str, Mapping[str, int]],
-    things: Collection[str] | None,
+    spare: Collection[str],
     beyond: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Iterator[_Named]:
     for thing, counts in calls.items():
-        if things is not None and thing not in things:
+        if thing in spare:
             continue
         for method, times in counts.items():
             first = (beyond or {}).get(thing, {}).get(method, 0) + 1
@@ -237,14 +244,16 @@ def _faults(
                     yield thing, Fault(method, failing, occurrence, later)
 
 
-def explore_woken(make_world: MakeWorld, takeover: Takeover, depth: int = 2) -> Census:
+def explore_woken(
+    make_world: MakeWorld, takeover: Takeover, depth: int = 2, every: int = 1
+) -> Census:
     """Stop an owner at every window; its successor runs to every window; the first one wakes.
 
     Then the successor goes on, undisturbed, to its end.  With a *depth* of 1 the first one
     only wakes after that end.
     """
     census = Census()
-    for stop in census.add(tell(make_world)).distinct:
+    for stop in census.add(tell(make_world)).distinct[::every]:
         told = census.add(_tell_woken(make_world, stop, None, takeover))
         for wake in told.distinct if depth > 1 else ():
             census.add(_tell_woken(make_world, stop, wake, takeover))
@@ -351,13 +360,13 @@ def _check_undisturbed(successor: _Successor) -> None:
         raise Violation(Invariant.FENCED, f"the successor was disturbed: {disturbed[0]}")
 
 
-def explore_late_tasks(make_world: MakeWorld, depth: int = 2) -> Census:
+def explore_late_tasks(make_world: MakeWorld, depth: int = 2, every: int = 1) -> Census:
     """Kill an owner at every window; its tasks go on, and write at every window of the restart.
 
     With a *depth* of 1 they write at the first window of the restart and at its end only.
     """
     census = Census()
-    for crash in census.add(tell(make_world)).distinct:
+    for crash in census.add(tell(make_world)).distinct[::every]:
         writes = census.add(tell(make_world, (crash,))).distinct
         for write in writes if depth > 1 else [writes[0], writes[-1]]:
             census.add(_tell_late_task(make_world, crash, write))

@@ -225,7 +225,8 @@ class Process:
         self._world = world
         self._driver = world.driver(takeover)
         self.outcomes: list[CycleOutcome] = []
-        self.fenced: Fenced | None = None
+        self.last: object = None
+        """The last error or outcome."""
 
     def run(self) -> bool:
         """Run until the source is done; False if it was fenced or could not be done."""
@@ -234,13 +235,11 @@ class Process:
                 self._start()
                 if self._run_batches():
                     return True
-            except Fenced as error:
-                self.fenced = error
-                return False
-            except (Retryable, OSError):
-                pass  # a supervisor waits and starts again
-            except SemelError:
-                return False  # an operator looks, and starts again
+            except (Retryable, OSError) as error:
+                self.last = error  # a supervisor waits and starts again
+            except SemelError as error:
+                self.last = error
+                return False  # fenced; or an operator looks, and starts again
         return False
 
     def _start(self) -> None:
@@ -268,6 +267,7 @@ class Process:
                 ),
             )
             self.outcomes.append(outcome)
+            self.last = outcome
             if isinstance(outcome, CommitFatal):
                 if isinstance(outcome.cause, Fenced):
                     raise outcome.cause
