@@ -73,7 +73,7 @@ OTHER_EXCEPTIONS = {
     ("demo", "cli"): "the demo shows what the commands print",
 }
 CLIENTS = {
-    "psycopg": {"postgres"},
+    "psycopg": {"postgres", "demo"},
     "pyspark": {"spark", "demo", "cli"},
     "py4j": {"spark"},
     "pandas": {"spark"},

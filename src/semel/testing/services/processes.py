@@ -129,6 +129,11 @@ class Child:
         """Tell whether the process has not ended."""
         return self._process.poll() is None
 
+    @property
+    def exit_code(self) -> int | None:
+        """How the process ended; minus the number of the signal that ended it."""
+        return self._process.poll()
+
     def last_lines(self) -> str:
         """Quote the end of the log, for an error message."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])

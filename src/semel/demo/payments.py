@@ -1,0 +1,97 @@
+"""The demo's source: payments and refunds, the same ones for the same seed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Final, NamedTuple
+
+SCHEMA: Final = "id string, account string, kind string, amount long"
+"""What Spark reads; amounts are whole cents, so that sums are exact."""
+
+LARGE_CENTS: Final = 100_000
+"""Amounts above this go to the second sink, too."""
+
+REFUND_SHARE: Final = 0.06
+ACCOUNTS: Final = 5_000
+
+# Refunds are of recent payments; older ones need not be remembered.
+REMEMBERED: Final = 1_000
+
+
+class Payment(NamedTuple):
+    """One message of the stream; a refund has a negative amount."""
+
+    id: str
+    account: str
+    kind: str
+    amount: int
+
+    @property
+    def is_large(self) -> bool:
+        """Tell whether the second sink takes it."""
+        return abs(self.amount) > LARGE_CENTS
+
+
+def payments(seed: int) -> Iterator[Payment]:
+    """Yield payments without end; a few are refunds of earlier ones."""
+    choose = random.Random(seed)
+    recent: list[Payment] = []
+    number = 0
+    while True:
+        number += 1
+        if recent and choose.random() < REFUND_SHARE:
+            refunded = recent.pop(choose.randrange(len(recent)))
+            yield Payment(f"r{number:07}", refunded.account, "refund", -refunded.amount)
+            continue
+        amount = max(100, round(choose.lognormvariate(math.log(12_000), 1.6)))
+        paid = Payment(f"p{number:07}", f"acc-{choose.randrange(ACCOUNTS):04}", "payment", amount)
+        recent.append(paid)
+        del recent[:-REMEMBERED]
+        yield paid
+
+
+class Producer:
+    """Puts files of payments into a folder at a steady rate, each one whole or not at all."""
+
+    def __init__(self, folder: Path, seed: int, total: int, per_second: int) -> None:
+        self.total = total
+        self.sent = 0
+        self._folder = folder
+        self._per_second = per_second
+        self._per_file = max(1, per_second // 4)
+        self._payments = islice(payments(seed), total)
+        self._files = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Tell whether everything is in the folder."""
+        return self.sent >= self.total
+
+    def produce(self, elapsed_seconds: float) -> None:
+        """Write the files that are due *elapsed_seconds* after the beginning."""
+        due = min(self.total, int(elapsed_seconds * self._per_second))
+        while not self.is_done and (self.sent + self._per_file <= due or due == self.total):
+            self._write(list(islice(self._payments, self._per_file)))
+
+    def _write(self, rows: list[Payment]) -> None:
+        # Spark lists the folder at any time: a hidden name until the file is whole.
+        hidden = self._folder / f".{self._files:05}.json"
+        hidden.write_text("".join(f"{json.dumps(row._asdict())}\n" for row in rows))
+        os.replace(hidden, self._folder / hidden.name.removeprefix("."))
+        self._files += 1
+        self.sent += len(rows)
+
+
+def read_source(folder: Path) -> list[Payment]:
+    """Read back every payment that was put into the folder."""
+    return [
+        Payment(**json.loads(line))
+        for path in sorted(folder.glob("[0-9]*.json"))
+        for line in path.read_text().splitlines()
+    ]

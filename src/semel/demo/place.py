@@ -1,0 +1,75 @@
+"""Where the demo keeps its files.
+
+<folder>/postgres/        the server's cluster and its log
+<folder>/<variant>/       input/, checkpoint/, large/ (Parquet), events-<n>.jsonl, spark.log
+<folder>/semel/           and ledger.db, pipeline.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class Variant(StrEnum):
+    """Who writes the batches."""
+
+    SEMEL = "semel"
+    """`ExactlyOnce`: both sinks under one decision."""
+
+    PLAIN = "plain"
+    """An ordinary foreachBatch function that writes to one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The files of one variant's run."""
+
+    folder: Path
+    url: str
+    """The database that this variant writes to."""
+
+    @property
+    def input(self) -> Path:
+        """Where payments arrive."""
+        return self.folder / "input"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Spark's checkpoint of the query."""
+        return self.folder / "checkpoint"
+
+    @property
+    def large(self) -> Path:
+        """The Parquet files of large payments."""
+        return self.folder / "large"
+
+    @property
+    def ledger(self) -> str:
+        """The URL of the ledger."""
+        return f"sqlite:///{self.folder / 'ledger.db'}"
+
+    @property
+    def source_ended(self) -> Path:
+        """Exists once no more payments will come."""
+        return self.folder / "source-ended"
+
+    @property
+    def log(self) -> Path:
+        """What Spark and Python print."""
+        return self.folder / "spark.log"
+
+    @property
+    def scratch(self) -> Path:
+        """What a killed JVM leaves behind."""
+        return self.folder / "scratch"
+
+    def events(self, driver: int) -> Path:
+        """What the driver with this number tells."""
+        return self.folder / f"events-{driver}.jsonl"
+
+    def make(self) -> None:
+        """Create the folders that must be there before the first driver."""
+        for folder in (self.folder, self.input, self.scratch):
+            folder.mkdir(parents=True)

@@ -1,0 +1,131 @@
+"""The demo's payments, its choice of moments, and its words."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+from semel.demo.audit import Count, Counts
+from semel.demo.payments import payments
+from semel.demo.place import Place, Variant
+from semel.demo.progress import Progress, Tail
+from semel.demo.run import Kill, Killer, Moment, Plan, RunReport
+from semel.demo.words import money, verdict_without
+
+PLAN = Plan(seed=1, seconds=30, kills=3, per_second=4_000)
+PLACE = Place(Path("/nowhere"), "postgresql://nowhere/demo")
+
+
+def test_a_seed_decides_the_payments_and_the_kills():
+    assert list(islice(payments(7), 500)) == list(islice(payments(7), 500))
+    assert list(islice(payments(7), 500)) != list(islice(payments(8), 500))
+    assert PLAN.moments == PLAN.moments
+
+
+def test_refunds_give_back_what_was_paid_once():
+    stream = list(islice(payments(7), 5_000))
+
+    refunds = [payment for payment in stream if payment.kind == "refund"]
+    paid = [payment for payment in stream if payment.kind == "payment"]
+
+    assert refunds
+    left = [(payment.account, payment.amount) for payment in paid]
+    for refund in refunds:
+        left.remove((refund.account, -refund.amount))
+
+
+def test_a_line_that_is_being_written_waits_for_its_end(tmp_path: Path):
+    told = tmp_path / "events.jsonl"
+    tail = Tail(told)
+
+    assert list(tail.new_events()) == []
+    told.write_text('{"event": "SparkReady"}\n{"event": "Bat')
+    assert [event["event"] for event in tail.new_events()] == ["SparkReady"]
+    with told.open("a") as file:
+        file.write('chBegun", "batch": 0}\n')
+    assert [event["event"] for event in tail.new_events()] == ["BatchBegun"]
+
+
+def hear(progress: Progress, *events: dict[str, object]) -> list[tuple[str, str]]:
+    return [note for event in events for note in progress.hear(json.loads(json.dumps(event)))]
+
+
+def test_the_place_of_a_kill_is_the_step_that_had_not_ended():
+    progress = Progress(Variant.SEMEL, driver=1)
+
+    hear(
+        progress,
+        {"event": "BatchBegun", "batch": 4},
+        {"event": "StepDone", "step": "begin_txn", "seconds": 0.1},
+        {"event": "StepDone", "step": "flush", "seconds": 0.1},
+    )
+
+    assert progress.where == "in cycle 4 (commit_offsets)"
+
+
+def test_recovery_is_told_cycle_by_cycle():
+    progress = Progress(Variant.SEMEL, driver=2, last_batch=4)
+
+    notes = hear(
+        progress,
+        {"event": "LeaseTaken", "epoch": 2},
+        {
+            "event": "CycleRecovered",
+            "cycle": "payments/main/g1.b4",
+            "sink": "postgres",
+            "decision": "CommitFromToken",
+        },
+        {
+            "event": "CycleRecovered",
+            "cycle": "payments/main/g1.b4",
+            "sink": "files",
+            "decision": "CommitFromToken",
+        },
+        {"event": "BatchBegun", "batch": 4},
+    )
+
+    assert notes == [
+        ("recovered", "cycle 4 was decided: carried through in Postgres and Parquet"),
+        ("recovered", "epoch 2; Spark runs batch 4 again"),
+    ]
+    assert progress.rerun == 4
+
+
+def test_no_driver_dies_before_its_first_batch_is_done():
+    progress = Progress(Variant.PLAIN, driver=1)
+    killer = Killer(Moment(seconds=0.0, share=0.0))
+
+    hear(progress, {"event": "BatchBegun", "batch": 0})
+    assert not killer.is_due(progress)
+    hear(progress, {"event": "BatchDone", "batch": 0}, {"event": "BatchBegun", "batch": 1})
+    assert killer.is_due(progress)
+
+
+def plain(duplicates: int) -> tuple[Counts, RunReport]:
+    postgres = Count("Postgres", 10, 10 + duplicates, 500, 500 + duplicates, duplicates, 0, 0)
+    parquet = Count("Parquet", 2, 2, 400, 400, 0, 0, 0)
+    kills = [Kill(1, "in batch 3 (writing to Postgres)", 3)]
+    report = RunReport(Variant.PLAIN, PLACE, kills=kills, reruns=[3])
+    return Counts(Variant.PLAIN, 10, 500, (postgres, parquet)), report
+
+
+def test_a_plain_run_that_was_lucky_is_called_lucky():
+    assert "was lucky" in verdict_without(*plain(duplicates=0), PLAN)
+
+
+def test_a_plain_run_that_wrote_twice_is_told_which_batch_and_how_much():
+    words = verdict_without(*plain(duplicates=7), PLAN)
+
+    assert "killed in batch 3 (writing to Postgres)" in words
+    assert "7 payments twice in Postgres (sum off by 0.07)" in words
+    assert "Parquet" not in words.replace("writing to Parquet", "")
+
+
+def test_money_keeps_its_cents():
+    assert [money(cents) for cents in (0, 5, -123_456, 45_269_694_69)] == [
+        "0.00",
+        "0.05",
+        "-1,234.56",
+        "45,269,694.69",
+    ]
