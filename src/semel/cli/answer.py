@@ -1,0 +1,159 @@
+"""How a command answers: a table or one JSON document on stdout, everything else on stderr.
+
+    {"command": "status", "format": 1, "exit": 0, …the report's own keys…}
+    {"command": "status", "format": 1, "exit": 75, "error": "ledger …: no answer"}
+
+Keys are only ever added under one *format*.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from typing import Any, Final, Protocol, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from semel.cli.exits import ExitCode, exit_code_of
+from semel.errors import Misuse, SemelError, reason_of
+from semel.secrets import scrubbed
+
+FORMAT: Final = 1
+"""The version of the JSON documents."""
+
+# A pipe has no width; tables must not be folded to 80 columns there.
+PIPE_COLUMNS: Final = 160
+
+
+class Report(Protocol):
+    """What a command found out: a dataclass of plain values."""
+
+    @property
+    def needs_attention(self) -> bool:
+        """Tell whether a person should look, which is exit code 1."""
+        ...
+
+
+SomeReport = TypeVar("SomeReport", bound=Report)
+Plan = TypeVar("Plan")
+
+
+class Answer:
+    """One command's way to speak."""
+
+    def __init__(self, command: str, as_json: bool, debug: bool) -> None:
+        self.command = command
+        self.as_json = as_json
+        self.debug = debug
+        self.console = _console(sys.stderr if as_json else sys.stdout)
+        """Where people read: tables, plans and progress."""
+
+        self.code = ExitCode.OK
+        self.report: dict[str, Any] = {}
+        self._hidden: list[str] = []
+        self._later = ExitStack()
+
+    def hide(self, url: str) -> None:
+        """Keep the passwords of *url* out of everything that is printed from now on."""
+        self._hidden.append(url)
+
+    def later(self, close: Callable[[], None]) -> None:
+        """Give something back when the command ends."""
+        self._later.callback(close)
+
+    def say(self, text: str) -> None:
+        """Print a message, which is no part of the answer."""
+        Console(file=sys.stderr, soft_wrap=True, highlight=False, emoji=False).print(
+            self.scrub(text), markup=False
+        )
+
+    def give(self, report: SomeReport, render: Callable[[Console, SomeReport], None]) -> None:
+        """Make *report* the answer."""
+        self.report = asdict(report)  # type: ignore[call-overload]
+        if report.needs_attention:
+            self.code = ExitCode.ATTENTION
+        if not self.as_json:
+            render(self.console, report)
+
+    def show(self, plan: Plan, render: Callable[[Console, Plan], None]) -> None:
+        """Show what is about to be done, before the question whether to do it."""
+        render(self.console, plan)
+
+    def confirm(self, question: str, yes: bool) -> None:
+        """Go on only if the operator agrees.
+
+        Raises:
+            Misuse: nobody can be asked.
+            typer.Abort: the answer was no.
+        """
+        if yes:
+            return
+        if self.as_json:
+            raise Misuse("with --json nobody is asked: add --yes to do it, or use --dry-run")
+        typer.confirm(question, abort=True, err=True)
+
+    def scrub(self, text: str) -> str:
+        """Return *text* without any password that a URL of this command carries."""
+        for url in self._hidden:
+            text = scrubbed(text, url)
+        return text
+
+    def fail(self, error: BaseException) -> None:
+        """Make *error* the answer: one line that names the thing and the way out."""
+        self.code = exit_code_of(error)
+        line = self.scrub(reason_of(error))
+        if self.debug:
+            self.say("".join(traceback.format_exception(error)).rstrip())
+        elif self.code is ExitCode.BUG:
+            line += " (a fault in semel; --debug shows where)"
+        self.report = {"error": line}
+        self.say(f"semel {self.command}: {line}")
+
+    def finish(self) -> None:
+        """Print the JSON document, if one was asked for, and end with the code."""
+        with suppress(Exception):  # the answer stands, whatever a server says to a goodbye
+            self._later.close()
+        if self.as_json:
+            head = {"command": self.command, "format": FORMAT, "exit": int(self.code)}
+            document = json.dumps({**head, **self.report}, indent=2, default=str)
+            sys.stdout.write(self.scrub(document) + "\n")
+            sys.stdout.flush()
+        raise typer.Exit(int(self.code))
+
+
+@contextmanager
+def answering(command: str, as_json: bool, debug: bool) -> Iterator[Answer]:
+    """Run a command's body and end the process with its answer, whatever happens in it."""
+    answer = Answer(command, as_json, debug)
+    try:
+        yield answer
+    except (typer.Abort, KeyboardInterrupt):
+        answer.say(f"semel {command}: stopped; nothing more was changed")
+        answer.report = {"error": "stopped"}
+        answer.code = ExitCode.INTERRUPTED
+    except SemelError as error:
+        answer.fail(error)
+    except Exception as error:  # noqa: BLE001  the top of the program: one line, and a code
+        answer.fail(error)
+    answer.finish()
+
+
+def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) -> Table:
+    """Start a table in the one look that all commands have."""
+    started = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2))
+    for column in columns:
+        started.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return started
+
+
+def _console(file: Any) -> Console:
+    console = Console(file=file, highlight=False, emoji=False)
+    if not console.is_terminal:
+        return Console(file=file, highlight=False, emoji=False, width=PIPE_COLUMNS)
+    return console

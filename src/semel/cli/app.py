@@ -1,0 +1,60 @@
+"""The command `semel`, put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from semel import __version__
+from semel.cli.commands import adopt, cycle, doctor, ledger, lint, look, recover, verify
+from semel.cli.exits import MEANS
+
+
+def _epilog() -> str:
+    codes = [f"- {code.value}: {words}" for code, words in MEANS.items()]
+    return "\n\n".join(
+        [
+            "Exit codes:",
+            *codes,
+            "Every command takes --json: one document on stdout with the keys command, format and "
+            "exit, then the command's own, or error.",
+        ]
+    )
+
+
+app = typer.Typer(
+    name="semel",
+    help="What a pipeline's ledger and sinks hold, what is stuck and why, and the safe way out.",
+    epilog=_epilog(),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+app.command()(look.status)
+app.command()(doctor.doctor)
+app.command()(recover.recover)
+app.command()(verify.verify)
+app.command()(look.history)
+app.command()(lint.lint)
+app.command()(adopt.adopt)
+app.add_typer(cycle.app, name="cycle")
+app.add_typer(ledger.app, name="ledger")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"semel {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,1 @@
+"""The commands: each asks for a report and shows it as tables."""

@@ -1,0 +1,264 @@
+"""The way out of a cycle that is committed and cannot be finished by recovery."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Protocol, runtime_checkable
+
+from semel.cli.reports.labels import cycle_of
+from semel.cli.target import Pipeline
+from semel.clock import SYSTEM_CLOCK
+from semel.errors import Misuse, SemelError, reason_of
+from semel.events import Events
+from semel.lease import Owner, Takeover
+from semel.pipeline.ledger import AttemptRecord, Lease
+from semel.pipeline.sink import Found, SinkOK, SinkOutcome, Token, TwoPhaseSink
+from semel.pipeline.states import CycleState
+from semel.pipeline.twophase import commit_with_retries, guarded
+from semel.pipeline.txn import SinkTxnId
+
+
+@runtime_checkable
+class ResolvesByRetry(Protocol):
+    """A sink with a retry of its own, beyond an ordinary commit."""
+
+    def resolve_retry(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        """Try the commit again."""
+        ...
+
+
+@runtime_checkable
+class ResolvesByDiverting(Protocol):
+    """A sink that can put refused rows aside."""
+
+    def resolve_divert(self, txn: SinkTxnId, token: Token, reject_table: str) -> Any:
+        """Commit what can be committed and divert the rest."""
+        ...
+
+
+class Way(StrEnum):
+    """What is done with a sink that refuses."""
+
+    RETRY = "retry"
+    DIVERT = "divert"
+    WITHOUT = "without"
+    """The sink is not configured any more; its rows are given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOfCycle:
+    """How one sink stands in the cycle, and what will be done with it."""
+
+    sink: str
+    found: str
+    """held, visible, gone, unreachable, or not configured."""
+
+    evidence: str
+    rows: int | None
+    will: str
+    """retry, divert, without, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolutionPlan:
+    """What `semel cycle resolve` is about to do."""
+
+    scope: str
+    ledger: str
+    cycle: str
+    attempt: str
+    state: str
+    sinks: list[SinkOfCycle]
+
+
+@dataclass(frozen=True, slots=True)
+class SinkResolved:
+    """What became of one sink."""
+
+    sink: str
+    did: str
+    is_done: bool
+    written: int | None
+    """Rows, where a diversion counted them."""
+
+    diverted: int | None
+    reject_table: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveReport:
+    """The answer to `semel cycle resolve`."""
+
+    plan: ResolutionPlan
+    who: str
+    why: str
+    sinks: list[SinkResolved]
+    finished: bool
+    """Every sink is done, and the ledger says so."""
+
+    @property
+    def needs_attention(self) -> bool:
+        """Tell whether the cycle is still stuck."""
+        return not self.finished
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the operator chose."""
+
+    way: Way
+    sink: str | None = None
+    """Only this sink; None: every sink that is not done."""
+
+    reject_table: str = ""
+
+
+def resolution_plan(
+    pipeline: Pipeline, label: str, choice: Choice
+) -> tuple[AttemptRecord, ResolutionPlan]:
+    """Look at every sink of a committed cycle; changes nothing.
+
+    Raises:
+        Misuse: the cycle is not committed, or the choice does not fit it.
+    """
+    record = _committed(pipeline, label)
+    configured = {sink.name: sink for sink in pipeline.sinks}
+    _check_choice(choice, record, configured)
+    sinks = [_of_sink(record, name, configured.get(name), choice) for name in sorted(record.tokens)]
+    return record, ResolutionPlan(
+        scope=str(pipeline.scope),
+        ledger=pipeline.ledger.url,
+        cycle=label,
+        attempt=record.txn.attempt,
+        state=record.state.value,
+        sinks=sinks,
+    )
+
+
+def _committed(pipeline: Pipeline, label: str) -> AttemptRecord:
+    cycle = cycle_of(pipeline.scope, label)
+    record = pipeline.ledger.committed(cycle)
+    if record is None:
+        raise Misuse(
+            f"cycle {cycle} is not committed, so there is nothing to carry through: undecided "
+            f"attempts are settled by `semel recover`; see `semel history --cycle {label}`"
+        )
+    return record
+
+
+def _check_choice(
+    choice: Choice, record: AttemptRecord, configured: Mapping[str, TwoPhaseSink]
+) -> None:
+    name = choice.sink
+    if name is not None and name not in record.tokens:
+        took_part = ", ".join(sorted(record.tokens)) or "none"
+        raise Misuse(f"sink {name!r} has no part in {record.txn.cycle}; these have: {took_part}")
+    if choice.way is Way.WITHOUT:
+        if name in configured:
+            raise Misuse(
+                f"sink {name!r} is configured, so its rows need not be given up: use --retry"
+            )
+        return
+    if name is not None and name not in configured:
+        raise Misuse(
+            f"sink {name!r} is not configured any more: configure it again, or give its rows up "
+            f"with --without {name}"
+        )
+
+
+def _of_sink(
+    record: AttemptRecord, name: str, sink: TwoPhaseSink | None, choice: Choice
+) -> SinkOfCycle:
+    rows = record.rows.get(name)
+    if sink is None:
+        gives_up = choice.way is Way.WITHOUT and choice.sink == name
+        will = Way.WITHOUT.value if gives_up else "nothing"
+        return SinkOfCycle(name, "not configured", "", rows, will)
+    finding = sink.look_up(record.txn, record.tokens[name])
+    chosen = choice.sink in (None, name) and choice.way is not Way.WITHOUT
+    acts = chosen and finding.found is not Found.VISIBLE
+    if acts and choice.way is Way.DIVERT and not isinstance(sink, ResolvesByDiverting):
+        raise Misuse(f"sink {name!r} cannot divert rows; use --retry, or name another with --sink")
+    will = choice.way.value if acts else "nothing"
+    return SinkOfCycle(name, finding.found.value, finding.evidence, rows, will)
+
+
+def resolve(
+    pipeline: Pipeline,
+    record: AttemptRecord,
+    plan: ResolutionPlan,
+    choice: Choice,
+    who: str,
+    why: str,
+    takeover: Takeover,
+) -> ResolveReport:
+    """Do what the plan says, and finish the cycle if every sink is done; records who and why.
+
+    Raises:
+        LeaseHeld: the pipeline is running.
+        Retryable, Fenced: a sink or the ledger did not answer, or a newer owner exists.
+    """
+    ledger, scope = pipeline.ledger, pipeline.scope
+    lease = ledger.acquire(scope, Owner.here(), pipeline.settings.lease_seconds, takeover)
+    try:
+        ledger.record_act(scope, who, "cycle-resolve", why, asdict(plan) | {"epoch": lease.epoch})
+        for sink in pipeline.sinks:
+            sink.fence(scope, lease.epoch)
+        done = [_resolve_sink(pipeline, record, one, choice) for one in plan.sinks]
+        given_up = {one.sink for one in done if one.did == Way.WITHOUT}
+        finished = _finish(pipeline, lease, record, given_up)
+        detail = {"cycle": plan.cycle, "sinks": [asdict(one) for one in done], "finished": finished}
+        ledger.record_act(scope, who, "cycle-resolve-done", why, detail)
+    finally:
+        ledger.release(lease)
+    return ResolveReport(plan, who, why, done, finished)
+
+
+def _resolve_sink(
+    pipeline: Pipeline, record: AttemptRecord, one: SinkOfCycle, choice: Choice
+) -> SinkResolved:
+    if one.will == Way.WITHOUT:
+        return SinkResolved(one.sink, one.will, True, 0, None, None, "its rows were given up")
+    if one.will == "nothing":
+        visible = one.found == Found.VISIBLE
+        return SinkResolved(one.sink, one.will, visible, None, None, None, one.evidence)
+    sink = pipeline.sink(one.sink)
+    token = record.tokens[one.sink]
+    if one.will == Way.DIVERT and isinstance(sink, ResolvesByDiverting):
+        try:
+            gone = sink.resolve_divert(record.txn, token, choice.reject_table)
+        except SemelError as error:
+            return SinkResolved(one.sink, one.will, False, None, None, None, reason_of(error))
+        table = gone.reject_table
+        return SinkResolved(one.sink, one.will, True, gone.written, gone.diverted, table, "")
+    outcome = _retry(pipeline, sink, record.txn, token)
+    is_done = isinstance(outcome, SinkOK)
+    reason = "" if isinstance(outcome, SinkOK) else outcome.reason
+    return SinkResolved(one.sink, one.will, is_done, None, None, None, reason)
+
+
+def _retry(pipeline: Pipeline, sink: TwoPhaseSink, txn: SinkTxnId, token: Token) -> SinkOutcome:
+    if isinstance(sink, ResolvesByRetry):
+        return guarded(lambda: sink.resolve_retry(txn, token))
+    backoff = pipeline.settings.commit_backoff
+    return commit_with_retries(sink, txn, token, backoff, Events(), SYSTEM_CLOCK)
+
+
+def _finish(
+    pipeline: Pipeline, lease: Lease, record: AttemptRecord, given_up: Collection[str]
+) -> bool:
+    """Close the cycle in the ledger if every sink shows it, or was given up."""
+    if record.state is CycleState.FINISHED:
+        return True
+    for name, token in record.tokens.items():
+        if name in given_up:
+            continue
+        if name not in {sink.name for sink in pipeline.sinks}:
+            return False
+        if pipeline.sink(name).look_up(record.txn, token).found is not Found.VISIBLE:
+            return False
+    pipeline.ledger.finish(lease, record.txn)
+    return True
