@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "semel"
 
@@ -67,10 +69,7 @@ BETWEEN_BINDINGS = {
 }
 OTHER_EXCEPTIONS = {
     ("spark", "ledgers"): "ExactlyOnce takes a ledger's URL",
-    ("sql", "ledgers"): "a ledger is opened by its URL",
-    ("postgres", "ledgers"): "a ledger is opened by its URL",
     ("demo", "testing"): "the demo starts the services that the tests start",
-    ("demo", "cli"): "the demo shows what the commands print",
 }
 CLIENTS = {
     "psycopg": {"postgres", "demo"},
@@ -240,9 +239,10 @@ def test_a_third_party_client_is_imported_by_one_part():
     assert wrong == []
 
 
-def test_exceptions_have_a_reason():
-    assert all(BETWEEN_BINDINGS.values())
-    assert all(OTHER_EXCEPTIONS.values())
+def test_every_exception_is_needed():
+    used = {(found.part, part_of(found.module)) for found in ours()}
+
+    assert {**BETWEEN_BINDINGS, **OTHER_EXCEPTIONS}.keys() - used == set()
 
 
 def test_every_required_package_is_in_the_extra_that_the_error_names():
@@ -317,3 +317,21 @@ assert isinstance(outcome, CommitSucceeded), outcome
 assert sorted(sink.visible) == ["a", "b"]
 """
     )
+
+
+@pytest.mark.parametrize(
+    ("use", "extra"),
+    [
+        ("from semel.sinks import FilesSink; FilesSink('lake')", "files"),
+        (
+            "from semel.sinks import PostgresSink; PostgresSink('postgresql://h/d', table='t')",
+            "postgres",
+        ),
+        ("from semel import open_ledger; open_ledger('postgresql://h/d')", "postgres"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(use, extra):
+    done = run_bare(use)
+
+    assert f"pip install 'semel[{extra}]'" in done.stderr
+    assert "MissingExtra" in done.stderr

@@ -1,0 +1,102 @@
+"""What users can import exists, and whatever is public says what it is."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import semel
+import semel.sinks
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "semel"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    dotted = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    return dotted.removesuffix(".__init__")
+
+
+def declares_names(path: Path) -> bool:
+    return any(
+        isinstance(node, ast.Assign)
+        and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
+        for node in ast.parse(path.read_text()).body
+    )
+
+
+@pytest.mark.parametrize("module", [module_name(path) for path in MODULES if declares_names(path)])
+def test_every_exported_name_exists(module):
+    imported = importlib.import_module(module)
+
+    missing = [name for name in imported.__all__ if getattr(imported, name, None) is None]
+
+    assert missing == []
+    assert len(set(imported.__all__)) == len(imported.__all__)
+
+
+@pytest.mark.parametrize("package", [semel, semel.sinks])
+def test_every_exported_name_has_a_docstring(package):
+    silent = [name for name in package.__all__ if not getattr(package, name).__doc__]
+
+    assert silent == []
+
+
+def test_a_name_that_does_not_exist_is_an_ordinary_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Exactly'"):
+        _ = semel.Exactly
+
+
+@pytest.mark.parametrize("path", MODULES, ids=[module_name(path) for path in MODULES])
+def test_whatever_is_public_has_a_docstring(path):
+    assert list(undocumented(path)) == []
+
+
+def undocumented(path: Path) -> Iterator[str]:
+    """Find the module, classes, functions and methods that do not say what they are."""
+    tree = ast.parse(path.read_text(), str(path))
+    if ast.get_docstring(tree) is None:
+        yield "the module itself"
+    for node in tree.body:
+        yield from _undocumented_in(node, "")
+
+
+def _undocumented_in(node: ast.AST, inside: str) -> Iterator[str]:
+    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    if not isinstance(node, kinds) or node.name.startswith("_"):
+        return
+    name = f"{inside}{node.name}"
+    # A test's name is a sentence already.
+    if (
+        ast.get_docstring(node) is None
+        and not node.name.startswith("test_")
+        and not _is_overload(node)
+    ):
+        yield f"{name} (line {node.lineno})"
+    if isinstance(node, ast.ClassDef):
+        for member in node.body:
+            yield from _undocumented_in(member, f"{name}.")
+
+
+def _is_overload(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(ast.unparse(decorator).endswith("overload") for decorator in node.decorator_list)
+
+
+def test_the_version_is_the_same_everywhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert project["version"] == semel.__version__
+
+
+def test_the_changelog_has_this_version():
+    headings = [
+        line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")
+    ]
+
+    assert any(heading.startswith(f"## {semel.__version__}") for heading in headings)
