@@ -11,8 +11,16 @@ if importlib.util.find_spec("pytest"):
         *(f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__))
     )
 
-from semel.testing.contracts.ledger import LedgerContract
+from typing import TYPE_CHECKING
+
+from semel.lazy import lazily
 from semel.testing.contracts.sink import SinkContract
 from semel.testing.contracts.sink_world import Capability
 
+if TYPE_CHECKING:
+    from semel.testing.contracts.ledger import LedgerContract
+
 __all__ = ["Capability", "LedgerContract", "SinkContract"]
+
+# Unlike the sink's, this one needs pytest.
+__getattr__ = lazily(__name__, {"LedgerContract": "semel.testing.contracts.ledger"})
