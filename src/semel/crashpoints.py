@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
@@ -118,7 +119,9 @@ def signaller(spec: str, number: signal.Signals, once: str = "") -> Hook:
         if where in (point.value, point.at(sink)):
             left -= 1
             if left == 0 and _is_first(once):
-                os.kill(os.getpid(), number)
+                # To this thread: one of the others could take a process's signal,
+                # and this one would run on for a moment.
+                signal.pthread_kill(threading.get_ident(), number)
 
     return hook
 
@@ -133,7 +136,8 @@ def _is_first(once: str) -> bool:
     return True
 
 
-def _from_environment() -> Hook | None:
+def hook_from_environment() -> Hook | None:
+    """Make the hook that this process's environment asks for; None where it asks for none."""
     once = os.environ.get(ONCE_VARIABLE, "")
     if spec := os.environ.get(CRASH_VARIABLE):
         return signaller(spec, signal.SIGKILL, once)
@@ -142,4 +146,4 @@ def _from_environment() -> Hook | None:
     return None
 
 
-_hook: Hook | None = _from_environment()
+_hook: Hook | None = hook_from_environment()

@@ -66,7 +66,8 @@ def main() -> int:
     job = pipeline(arguments.folder, arguments.postgres, arguments.mode, takeover)
 
     def tell(event: Event) -> None:
-        print(type(event).__name__, getattr(event, "outcome", ""), flush=True)
+        words = getattr(event, "outcome", ""), getattr(event, "reason", "")
+        print(type(event).__name__, *words, flush=True)
 
     EVENTS.subscribe(tell)
     reader = spark.readStream.schema("id long, amount long, at long")

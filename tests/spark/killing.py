@@ -39,15 +39,16 @@ class Scene:
     def start(self, *options: str, **environment: str) -> subprocess.Popen[str]:
         """Start the job, in a process group of its own."""
         command = [sys.executable, "-m", "tests.spark.job", str(self.folder), self.postgres]
-        return subprocess.Popen(
-            [*command, "--mode", self.mode, *options],
-            cwd=REPOSITORY,
-            env=os.environ | environment,
-            stdout=subprocess.PIPE,
-            stderr=(self.folder / "stderr.txt").open("a"),
-            text=True,
-            start_new_session=True,
-        )
+        with (self.folder / "stderr.txt").open("a") as errors:
+            return subprocess.Popen(
+                [*command, "--mode", self.mode, *options],
+                cwd=REPOSITORY,
+                env=os.environ | environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
 
     def run(self, *options: str, **environment: str) -> tuple[int, str]:
         """Run the job to its end, whatever that is; its JVM ends with it."""
