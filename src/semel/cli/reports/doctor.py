@@ -42,6 +42,8 @@ class Kind(StrEnum):
     """A sink holds something that the ledger does not know; it is left as it is."""
 
     SINK_SILENT = "sink_silent"
+    """A sink does not answer, so nothing may be concluded."""
+
     SINK_MISSING = "sink_missing"
     """A sink has promised a committed cycle and is no longer configured."""
 
