@@ -39,6 +39,10 @@ check: $(VENV)/dev.stamp ## Check format, lint and types.
 bench: $(VENV)/dev.stamp java ## Run the benchmarks and print their tables.
 	$(BIN)/python -m bench $(ARGS)
 
+.PHONY: docs
+docs: $(VENV)/dev.stamp ## Write the tables of the docs from the code.
+	$(BIN)/python docs/generate.py
+
 .PHONY: venv
 venv: $(VENV)/dev.stamp ## Make .venv with everything that development needs.
 

@@ -1,0 +1,338 @@
+"""Prints the tables of the docs from the code: ``make docs`` rewrites every page.
+
+A table stands between ``<!-- table: name -->`` and ``<!-- end -->``; what is between them is
+never written by hand.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, Field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+import typer.main
+
+import semel
+from semel import errors, events
+from semel.cli.app import app
+from semel.cli.exits import MEANS
+from semel.cli.reports.doctor import RUNBOOKS, Kind
+from semel.crashpoints import CrashPoint
+from semel.pipeline.cycle import FAILURES, Step
+from semel.pipeline.driver import Settings
+from semel.pipeline.recovery import DECIDE
+from semel.pipeline.sink import Found, TwoPhaseSink
+from semel.pipeline.source import SourceKind
+from semel.pipeline.states import ARROWS
+from semel.pipeline.twophase import Backoff
+from semel.spark.supervise import NEXT, RESTART_BACKOFF, Exit
+from semel.sql.schema import MIGRATIONS
+from semel.testing.contracts import LedgerContract, SinkContract
+from semel.testing.world import Invariant
+
+PLACE: Final = re.compile(r"^<!-- table: (?P<name>[\w-]+) -->\n.*?^<!-- end -->$", re.M | re.S)
+
+
+def failures() -> str:
+    """How a step can fail, and what follows."""
+    rows = [(f"`{step}`", failure, verdict) for (step, failure), verdict in FAILURES.items()]
+    return table(("step", "failure", "what follows"), rows)
+
+
+def arrows() -> str:
+    """The states of an attempt."""
+    said = attribute_docs(type(next(iter(ARROWS))))
+    return table(
+        ("state", "meaning", "may become"),
+        [
+            (
+                f"`{state.name}`",
+                said[state.name],
+                ", ".join(f"`{s.name}`" for s in ARROWS if s in ARROWS[state]) or "nothing else",
+            )
+            for state in ARROWS
+        ],
+    )
+
+
+def recovery() -> str:
+    """What recovery does with a transaction that a sink still holds."""
+    rows = [(says, f"`{decision}`") for says, decision in DECIDE.items()]
+    return table(("the ledger says", "recovery decides"), rows)
+
+
+def steps() -> str:
+    """The seven steps, on one line."""
+    return " → ".join(f"`{step}`" for step in Step)
+
+
+def findings() -> str:
+    """What a sink can know of an attempt."""
+    said = attribute_docs(Found)
+    return table(("answer", "meaning"), [(f"`{f}`", said[f.name]) for f in Found])
+
+
+def source_kinds() -> str:
+    """How a source's progress is recorded."""
+    said = attribute_docs(SourceKind)
+    return table(("kind", "meaning"), [(f"`{k}`", said[k.name]) for k in SourceKind])
+
+
+def invariants() -> str:
+    """What the simulation checks in every history."""
+    return "\n".join(f"{n}. {invariant}" for n, invariant in enumerate(Invariant, 1))
+
+
+def crash_points() -> str:
+    """Every window, by what was being done."""
+    by_step: dict[str, list[str]] = {}
+    for point in CrashPoint:
+        by_step.setdefault(point.step, []).append(f"`{point}`")
+    return table(("step", "windows"), [(f"`{s}`", ", ".join(w)) for s, w in by_step.items()])
+
+
+def exit_codes() -> str:
+    """What a supervised pipeline's process returns."""
+    said = attribute_docs(Exit)
+    codes = sorted(Exit)
+    rows = [(f"{code.value}", f"`{code.name}`", said[code.name], NEXT[code]) for code in codes]
+    return table(("code", "name", "meaning", "what to do next"), rows)
+
+
+def event_list() -> str:
+    """Every event with its fields; ``scope`` is in all of them."""
+    rows = []
+    for name, kind in vars(events).items():
+        if isinstance(kind, type) and issubclass(kind, events.Event) and kind is not events.Event:
+            nouns = ", ".join(f"`{f.name}`" for f in fields(kind) if f.name != "scope")
+            rows.append((f"`{name}`", first_sentence(kind), nouns))
+    return table(("event", "when", "fields"), rows)
+
+
+def error_tree() -> str:
+    """Every error class below its group."""
+    for module in pkgutil.walk_packages(semel.__path__, "semel."):
+        if not re.search(r"\.(testing|demo|cli|__main__)\b", module.name):
+            importlib.import_module(module.name)
+    rows = []
+    for group in errors.SemelError.__subclasses__():
+        if group.__module__ != errors.__name__:
+            continue
+        rows.append((f"**`{group.__name__}`**", first_sentence(group), ""))
+        for leaf in sorted(_below(group), key=lambda c: c.__name__):
+            rows.append((f"`{leaf.__name__}`", first_sentence(leaf), f"`{leaf.__module__}`"))
+    return table(("error", "meaning", "defined in"), rows)
+
+
+def _below(group: type) -> list[type]:
+    found = []
+    for leaf in group.__subclasses__():
+        if not leaf.__name__.startswith("_") and ".testing" not in leaf.__module__:
+            found += [leaf, *_below(leaf)]
+    return found
+
+
+def settings() -> str:
+    """The fields of `semel.Settings`."""
+    return table(("setting", "default", "meaning"), _fields(Settings, SETTINGS_SAID))
+
+
+def backoff() -> str:
+    """The fields of a back-off, and the three that are used."""
+    uses = [
+        ("a cycle's attempts", replace(Settings().cycle_backoff, tries=Settings().cycle_tries)),
+        ("a sink's commit, in place", Settings().commit_backoff),
+        ("the query's restarts", RESTART_BACKOFF),
+    ]
+    names = [f.name for f in fields(Backoff)]
+    rows = [(what, *(f"{getattr(b, n):g}" for n in names)) for what, b in uses]
+    return table(("between", *(f"`{name}`" for name in names)), rows)
+
+
+SETTINGS_SAID: Final = {
+    "lease_seconds": "How long a lease lasts unless renewed, which happens every third of it.",
+    "takeover": "Whether a start waits for another owner's live lease, or takes the scope at once.",
+    "cycle_backoff": "How long to wait between two attempts.",
+    "commit_backoff": "How often and how patiently a sink's commit is repeated in place.",
+}
+
+
+def _fields(kind: type, said: dict[str, str]) -> list[Sequence[str]]:
+    docs = attribute_docs(kind)
+    return [
+        (f"`{f.name}`", f"`{_default(f)}`", docs.get(f.name) or said[f.name]) for f in fields(kind)
+    ]
+
+
+def _default(field: Field[Any]) -> str:
+    if field.default is MISSING:
+        return "required"
+    if isinstance(field.default, Backoff):
+        return "see below"
+    return str(field.default) if isinstance(field.default, str) else repr(field.default)
+
+
+def sink_methods() -> str:
+    """The methods of a sink, with the first sentence of each."""
+    rows = [
+        (f"`{name}`", first_sentence(member.fget if isinstance(member, property) else member))
+        for name, member in vars(TwoPhaseSink).items()
+        if not name.startswith("_") and (callable(member) or isinstance(member, property))
+    ]
+    return table(("method", "what it does"), rows)
+
+
+def sink_rules() -> str:
+    """What the sink contract tests, as its own sentences."""
+    return rules_of(SinkContract)
+
+
+def ledger_rules() -> str:
+    """What the ledger contract tests, as its own sentences."""
+    return rules_of(LedgerContract)
+
+
+def rules_of(contract: type) -> str:
+    """List a contract's tests by the class that holds them."""
+    lines = []
+    for part in contract.__mro__:
+        rules = [name for name in vars(part) if name.startswith("test_")]
+        if rules:
+            lines.append(f"*{first_sentence(part).rstrip('.')}*\n")
+            lines += [f"- {rule.removeprefix('test_').replace('_', ' ')}" for rule in rules]
+            lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def commands() -> str:
+    """Every command with the first sentence of its help."""
+    rows = []
+    for name, command in _leaves(typer.main.get_command(app), ()):
+        options = [p.opts[0] for p in command.params if p.name not in ("as_json", "debug")]
+        shown = ", ".join(f"`{option}`" for option in options if option.startswith("-"))
+        rows.append((f"`semel {name}`", first_sentence(command.callback), shown))
+    return table(("command", "what it does", "options"), rows)
+
+
+def _leaves(command: Any, path: tuple[str, ...]) -> list[tuple[str, Any]]:
+    below = getattr(command, "commands", None)
+    if below is None:
+        return [(" ".join(path), command)]
+    return [leaf for name, sub in below.items() for leaf in _leaves(sub, (*path, name))]
+
+
+def command_exit_codes() -> str:
+    """What the exit code of a command means."""
+    rows = [(code.value, f"`{code.name}`", words) for code, words in MEANS.items()]
+    return table(("code", "name", "meaning"), rows)
+
+
+def doctor() -> str:
+    """What the doctor finds, and what to read about it."""
+    said = attribute_docs(Kind)
+    rows = []
+    for kind in Kind:
+        page = RUNBOOKS[kind].removeprefix("docs/operate/")
+        rows.append((f"`{kind}`", said.get(kind.name, ""), f"[{Path(page).stem}]({page})"))
+    return table(("finding", "meaning", "runbook"), rows)
+
+
+def ledger_schema() -> str:
+    """The ledger's statements, version by version."""
+    parts = []
+    for version, statements in MIGRATIONS.items():
+        lines = [f"-- version {version}"]
+        lines += [f"{textwrap.dedent(statement).strip()};" for statement in statements]
+        parts.append("```sql\n" + "\n\n".join(lines) + "\n```")
+    return "\n\n".join(parts)
+
+
+TABLES: Final[dict[str, Callable[[], str]]] = {
+    "arrows": arrows,
+    "backoff": backoff,
+    "command-exit-codes": command_exit_codes,
+    "commands": commands,
+    "crash-points": crash_points,
+    "doctor": doctor,
+    "errors": error_tree,
+    "events": event_list,
+    "exit-codes": exit_codes,
+    "failures": failures,
+    "findings": findings,
+    "invariants": invariants,
+    "ledger-rules": ledger_rules,
+    "ledger-schema": ledger_schema,
+    "recovery": recovery,
+    "settings": settings,
+    "sink-methods": sink_methods,
+    "sink-rules": sink_rules,
+    "source-kinds": source_kinds,
+    "steps": steps,
+}
+"""By the name that stands in the page."""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Write a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in line) + " |"
+        for line in lines
+    )
+
+
+def first_sentence(thing: Any) -> str:
+    """Return the first paragraph of a docstring, with Markdown's code quotes."""
+    text = inspect.getdoc(thing) or ""
+    return as_markdown(text.split("\n\n")[0])
+
+
+def as_markdown(text: str) -> str:
+    """Turn a docstring's quotes into Markdown's, on one line."""
+    return " ".join(text.split()).replace("``", "`")
+
+
+def attribute_docs(kind: type) -> dict[str, str]:
+    """Return the strings below a class's attributes, by attribute."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for before, node in zip(body.body, body.body[1:], strict=False):
+        match before, node:
+            case (
+                (ast.Assign([ast.Name(name)]) | ast.AnnAssign(ast.Name(name))),
+                ast.Expr(ast.Constant(str(text))),
+            ):
+                docs[name] = as_markdown(text)
+    return docs
+
+
+def regenerated(text: str) -> str:
+    """Return a page with every table as the code has it now."""
+
+    def renew(found: re.Match[str]) -> str:
+        name = found["name"]
+        return f"<!-- table: {name} -->\n{TABLES[name]()}\n<!-- end -->"
+
+    return PLACE.sub(renew, text)
+
+
+def main() -> None:
+    """Rewrite every page whose tables have changed."""
+    root = Path(__file__).parents[1]
+    for page in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
+        text = page.read_text()
+        if (new := regenerated(text)) != text:
+            page.write_text(new)
+            print(f"rewrote {page.relative_to(root)}")
+
+
+if __name__ == "__main__":
+    main()
