@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
 from semel.memory.store import Shown
 from semel.pipeline import recovery, rules
@@ -50,21 +51,30 @@ def recovery_forgets_one_sink(patch):
 def recovery_gives_up_what_is_committed(patch):
     def settle(self, attempt):
         for sink in self._sinks.values():
-            self._abort(sink, attempt, recovery.LedgerSays.UNDECIDED)
+            self._abort_txn(sink, attempt.txn, attempt, recovery.LedgerSays.UNDECIDED)
 
     patch.setattr(_Recovery, "_settle_open", settle)
 
 
-def recovery_forgets_open_attempts(patch):
+def recovery_forgets_what_is_undecided(patch):
     settle = _Recovery._settle_open
+    patch.setattr(MemoryLedger, "abort_undecided", lambda self, lease, reason="": [])
     patch.setattr(
         _Recovery,
         "_settle_open",
         lambda self, attempt: settle(self, attempt) if attempt.state.is_committed else None,
     )
+    patch.setattr(_Recovery, "_settle_held", lambda self, sink: None)
 
 
 def recovery_gives_up_its_successors_attempt(patch):
+    def abort_all(self, lease, reason=""):
+        left = [a.txn for a in self.open_attempts(lease.scope) if not a.state.is_decided]
+        for txn in left:
+            self.decide_abort(txn, reason)
+        return left
+
+    patch.setattr(MemoryLedger, "abort_undecided", abort_all)
     patch.setattr(_Recovery, "_refuse_newer", lambda self, attempt: None)
 
 
@@ -199,7 +209,7 @@ MUTANTS = [
         (recovery_forgets_to_sweep, I.NOTHING_LEFT),
         (recovery_forgets_one_sink, I.ALL_COMMITTED),
         (recovery_gives_up_what_is_committed, I.PROGRESS),
-        (recovery_forgets_open_attempts, I.NOTHING_LEFT),
+        (recovery_forgets_what_is_undecided, I.NOTHING_LEFT),
         (recovery_gives_up_its_successors_attempt, I.FENCED),
         (sweep_takes_the_living_for_losers, I.FENCED),
         (abort_is_believed_to_be_won, I.PROGRESS),

@@ -365,7 +365,7 @@ def test_recovery_may_crash_anywhere_and_be_repeated(place, point, sink):
 
 def test_an_abort_that_the_ledger_does_not_confirm_stops_recovery_before_anything_is_dropped(place):
     txn = place.attempt(0, CycleState.PREPARED)
-    silent = faulty_ledger(place.ledger, Fault("decide_abort", Failing.REFUSED))
+    silent = faulty_ledger(place.ledger, Fault("abort_undecided", Failing.REFUSED))
 
     with pytest.raises(Retryable):
         place.recover(ledger=silent)

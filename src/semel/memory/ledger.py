@@ -220,6 +220,19 @@ class MemoryLedger:
                 )
             return Decision.ABORT
 
+    def abort_undecided(self, lease: Lease, reason: str = "") -> list[SinkTxnId]:
+        """Decide ABORT for every undecided attempt of an older epoch, all at once."""
+        with self._lock:
+            held = self._fenced(lease)
+            left = [
+                txn
+                for txn, known in held.attempts.items()
+                if not known.state.is_decided and known.epoch < lease.epoch
+            ]
+            for txn in left:
+                self.decide_abort(txn, reason)
+            return left
+
     def finish(self, lease: Lease, txn: SinkTxnId) -> None:
         """Move COMMITTED to FINISHED and raise the mark; repeatable."""
         with self._lock:

@@ -231,6 +231,14 @@ class Ledger(Protocol):
         """
         ...
 
+    def abort_undecided(self, lease: Lease, reason: str = "") -> list[SinkTxnId]:
+        """Decide ABORT for every undecided attempt of an older epoch, all at once; return them.
+
+        Raises:
+            LeaseLost: a newer epoch exists; nothing was decided.
+        """
+        ...
+
     def finish(self, lease: Lease, txn: SinkTxnId) -> None:
         """Move COMMITTED to FINISHED and raise the mark; repeatable.
 

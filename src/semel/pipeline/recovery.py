@@ -156,7 +156,9 @@ class _Recovery:
             reach(CrashPoint.FENCE_AFTER, sink.name)
         check_ledger(self._ledger, self._scope, self._sinks.values())
         check_marks(self._ledger, self._scope, self._sinks.values())
-        for attempt in self._ledger.open_attempts(self._scope):
+        left = self._ledger.open_attempts(self._scope)
+        self._ledger.abort_undecided(self._lease, "recovery: its owner is fenced")
+        for attempt in left:
             self._settle_open(attempt)
         for sink in self._sinks.values():
             self._settle_held(sink)
@@ -168,10 +170,10 @@ class _Recovery:
     def _settle_open(self, attempt: AttemptRecord) -> None:
         if attempt.state is not CycleState.COMMITTED:
             self._refuse_newer(attempt)
-            standing = self._ledger.decide_abort(attempt.txn, "recovery: its owner is fenced")
-            if standing is Decision.ABORT:
+            standing = self._ledger.attempt(attempt.txn)
+            if standing is None or not standing.state.is_committed:
                 for sink in self._sinks.values():
-                    self._abort(sink, attempt, LedgerSays.UNDECIDED)
+                    self._abort_txn(sink, attempt.txn, attempt, LedgerSays.UNDECIDED)
                 self._report.aborted.append(attempt.txn)
                 return
         self._carry_through(attempt)
@@ -226,9 +228,6 @@ class _Recovery:
         _insist(sink, attempt.txn, outcome, "commit")
         decision = RecoveryDecision.COMMIT_FROM_TOKEN
         self._note(sink, attempt.txn, LedgerSays.COMMITTED, decision, "the decision is COMMIT")
-
-    def _abort(self, sink: TwoPhaseSink, attempt: AttemptRecord, says: LedgerSays) -> None:
-        self._abort_txn(sink, attempt.txn, attempt, says)
 
     def _abort_txn(
         self, sink: TwoPhaseSink, txn: SinkTxnId, record: AttemptRecord | None, says: LedgerSays

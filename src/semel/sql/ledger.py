@@ -180,6 +180,14 @@ class SqlLedger:
                 session.run(statements.DECIDE_ABORT, {**txn_keys(txn), **why})
             return Decision.ABORT
 
+    def abort_undecided(self, lease: Lease, reason: str = "") -> list[SinkTxnId]:
+        """Decide ABORT for every undecided attempt of an older epoch, all at once."""
+        with self._leased(lease) as (session, known):
+            why = {"now": known.now, "reason": rows.text(reason), "epoch": lease.epoch}
+            found = session.run(statements.ABORT_UNDECIDED, {**keys(lease.scope), **why})
+        given_up = [rows.txn_of(lease.scope, row) for row in found]
+        return sorted(given_up, key=lambda txn: (txn.cycle, txn.attempt))
+
     def finish(self, lease: Lease, txn: SinkTxnId) -> None:
         """Move COMMITTED to FINISHED and raise the mark; repeatable."""
         with self._leased(lease, txn) as (session, known):

@@ -141,7 +141,7 @@ def raise_mark(session: Session, scope: Scope) -> None:
     else:
         found = session.run(statements.LAST_COMMITTED, keys(scope))
     for row in found:
-        mark = CycleId(scope, row["generation"], row["batch"]).attempt(row["attempt"])
+        mark = rows.txn_of(scope, row)
         session.run(statements.RAISE_MARK, txn_keys(mark))
 
 

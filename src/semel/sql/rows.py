@@ -80,11 +80,16 @@ def txn_keys(txn: SinkTxnId) -> dict[str, Any]:
     return {**cycle_keys(txn.cycle), "attempt": txn.attempt}
 
 
+def txn_of(scope: Scope, row: Row) -> SinkTxnId:
+    """Read which attempt a row is about."""
+    return CycleId(scope, row["generation"], row["batch"]).attempt(row["attempt"])
+
+
 def attempt_of(scope: Scope, row: Row) -> AttemptRecord:
     """Read a row of an attempt."""
     read = row["range_read"]
     return AttemptRecord(
-        txn=CycleId(scope, row["generation"], row["batch"]).attempt(row["attempt"]),
+        txn=txn_of(scope, row),
         epoch=row["epoch"],
         state=CycleState(row["state"]),
         range=None if read is None else BatchRange.from_json(read),

@@ -118,6 +118,14 @@ DECIDE_ABORT: Final = (
     + " AND state IN ('planned', 'prepared')"
 )
 
+# An owner's own attempts are not given up: only what older owners left.
+ABORT_UNDECIDED: Final = (
+    "UPDATE semel_attempt SET state = 'aborted', decided_at = :now, reason = :reason"
+    " WHERE app = :app AND query = :query"
+    " AND state IN ('planned', 'prepared') AND epoch < :epoch"
+    " RETURNING generation, batch, attempt"
+)
+
 FINISH: Final = (
     "UPDATE semel_attempt SET state = 'finished', finished_at = :now"
     + _THIS

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from semel.errors import Misuse, NeedsOperator
+from semel.errors import LeaseLost, Misuse, NeedsOperator
 from semel.pipeline.ledger import Ledger
 from semel.pipeline.source import BatchRange
 from semel.pipeline.states import ARROWS, CycleState, Decision
@@ -229,6 +229,36 @@ class DecisionRules(LedgerWorld):
         assert ledger.decide_abort(txn) is Decision.ABORT
         assert second.state(txn) is CycleState.ABORTED
         assert second.record(txn).epoch == first.lease.epoch
+
+    def test_a_successor_gives_up_all_that_older_epochs_left_undecided(
+        self, ledger: Ledger
+    ) -> None:
+        first = Driver.of(ledger)
+        committed = first.reach(CycleState.COMMITTED)
+        left = [first.reach(CycleState.PREPARED, batch=1), first.reach(CycleState.PLANNED, batch=2)]
+        stranger = Driver.of(ledger, query="other")
+        others = stranger.reach(CycleState.PREPARED)
+        second = Driver.of(ledger)
+        own = second.reach(CycleState.PLANNED, batch=3)
+
+        assert ledger.abort_undecided(second.lease, "its owner is fenced") == left
+        assert ledger.abort_undecided(second.lease) == []
+
+        assert [second.state(txn) for txn in left] == [CycleState.ABORTED] * 2
+        assert second.record(left[0]).reason == "its owner is fenced"
+        assert second.state(committed) is CycleState.COMMITTED
+        assert second.state(own) is CycleState.PLANNED
+        assert stranger.state(others) is CycleState.PREPARED
+
+    def test_a_fenced_owner_gives_nothing_up(self, ledger: Ledger) -> None:
+        first = Driver.of(ledger)
+        txn = first.reach(CycleState.PREPARED)
+        second = Driver.of(ledger)
+
+        with pytest.raises(LeaseLost):
+            ledger.abort_undecided(first.lease)
+
+        assert second.state(txn) is CycleState.PREPARED
 
     def test_a_successor_finishes_its_predecessors_commit(self, ledger: Ledger) -> None:
         txn = Driver.of(ledger).reach(CycleState.COMMITTED)

@@ -73,8 +73,9 @@ class SinkRecovers(SinkWorld):
             if (scope.app, scope.query) != (self.scope.app, self.scope.query):
                 self.committed(sink, self.txn(scope=scope), [3])
 
-        seen = self.successor(sink).scopes_of(self.scope.app, self.scope.query)
-        assert seen == [elsewhere]
+        successor = self.successor(sink)
+        assert isinstance(successor, RemembersScopes)
+        assert successor.scopes_of(self.scope.app, self.scope.query) == [elsewhere]
 
     def test_scopes_commit_side_by_side(self) -> None:
         scopes = (self.scope, *self.other_scopes)
