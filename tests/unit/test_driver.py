@@ -14,7 +14,8 @@ from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
 from semel.memory.store import MemoryStore
 from semel.pipeline.cycle import CommitAborted, CommitFatal, CommitSucceeded
-from semel.pipeline.driver import CycleReplayed, Driver, Heartbeat, Settings
+from semel.pipeline.driver import CycleReplayed, Driver, Settings
+from semel.pipeline.heartbeat import Heartbeat
 from semel.pipeline.source import BatchRange
 from semel.pipeline.states import CycleState
 from semel.pipeline.twophase import one_by_one

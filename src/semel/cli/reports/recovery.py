@@ -13,7 +13,7 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import SemelError, reason_of
 from semel.events import CycleRecovered, Events
 from semel.lease import Owner, Takeover
-from semel.pipeline.driver import Heartbeat
+from semel.pipeline.heartbeat import Heartbeat
 from semel.pipeline.ledger import Lease
 from semel.pipeline.recovery import (
     RecoveryDecision,
