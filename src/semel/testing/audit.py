@@ -29,7 +29,7 @@ class SinkAudit:
     """In the sink and not in the source."""
 
     torn: tuple[str, ...] = ()
-    """Cycles of which a part is visible and a part is not."""
+    """Cycles that show other rows than theirs: a part of them, or none that the source has."""
 
     left_behind: tuple[str, ...] = ()
     """Staged or held, and neither visible nor gone."""
@@ -108,11 +108,7 @@ def audit(
                     Counter({k: n - expected[k] for k, n in found.items() if k in expected})
                 ),
                 foreign=_listed(Counter({k: n for k, n in found.items() if k not in expected})),
-                torn=tuple(
-                    cycle
-                    for cycle, whole in by_cycle.items()
-                    if cycle in shown and shown[cycle] != whole
-                ),
+                torn=tuple(cycle for cycle, rows in shown.items() if rows != by_cycle.get(cycle)),
                 left_behind=tuple(str(thing) for thing in (left_behind or {}).get(name, ())),
             )
         )

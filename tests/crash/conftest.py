@@ -1,0 +1,24 @@
+"""What the tests with real processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from semel.testing.kill import Zygote
+
+MODULES = (
+    "semel.files.sink",
+    "semel.postgres.sink",
+    "semel.postgres.ledger",
+    "semel.sql.sqlite",
+    "pyarrow",
+)
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """A process that forks local drivers."""
+    with Zygote("semel.testing.local_driver:main", MODULES) as zygote:
+        yield zygote

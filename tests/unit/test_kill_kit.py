@@ -1,0 +1,86 @@
+"""The kit that kills real processes and starts them again."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from semel.testing.kill import DeadlineMissed, Program, Zygote
+
+pytestmark = pytest.mark.kill
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from semel.crashpoints import CrashPoint, reach
+tries = Path(sys.argv[1])
+tries.write_text((tries.read_text() if tries.exists() else "") + "x")
+print("here", *sys.argv[2:], flush=True)
+reach(CrashPoint.FLUSH_BEFORE)
+print("further", flush=True)
+if "linger" in sys.argv:
+    time.sleep(60)
+sys.exit(0 if len(tries.read_text()) >= 3 else 7)
+"""
+
+
+@pytest.fixture
+def program(tmp_path) -> Program:
+    return Program([sys.executable, "-c", PROGRAM, str(tmp_path / "tries")], tmp_path / "log")
+
+
+def test_a_program_runs_to_its_own_end(program):
+    ended = program.run("word")
+
+    assert (ended.code, ended.output) == (7, "here word\nfurther\n")
+
+
+def test_a_program_is_killed_at_a_window(program):
+    ended = program.run(crash_at="flush:before")
+
+    assert ended.was_killed
+    assert ended.output == "here\n"
+
+
+def test_a_program_is_killed_after_some_time(program):
+    assert program.run("linger", kill_after=0.2).was_killed
+
+
+def test_a_program_is_started_until_it_is_done(program):
+    assert program.run_until_done() == 3
+
+
+def test_a_program_that_is_never_done_is_given_up(program):
+    with pytest.raises(DeadlineMissed, match="not done after 2 starts"):
+        program.run_until_done(most_starts=2)
+
+
+def test_a_program_that_misses_its_deadline_is_killed_and_quoted(program):
+    with pytest.raises(DeadlineMissed, match="here linger"):
+        program.run("linger", deadline_seconds=1.0)
+
+
+def test_a_program_stops_at_a_window_and_is_woken(program):
+    running = program.start_and_stop_at("flush:before")
+
+    assert running.output == "here\n"
+    running.wake()
+
+    assert running.wait().output == "here\nfurther\n"
+
+
+def test_a_program_that_does_not_stop_is_not_waited_for(program):
+    with pytest.raises(DeadlineMissed, match="did not stop"):
+        program.start_and_stop_at("flush:after")
+
+
+def test_a_zygote_forks_a_function_as_often_as_it_is_asked(tmp_path):
+    with Zygote("semel.testing.local_driver:main") as zygote:
+        forked = zygote.program(tmp_path / "log", str(tmp_path))
+        first = forked.run()
+        second = forked.run("--sink", "none=nowhere")
+
+    assert first.code == 2
+    assert "the following arguments are required: --sink" in first.output
+    assert second.code == 1
