@@ -1,8 +1,8 @@
 """Every page says what is true: its code runs, its tables are the code's, its links lead somewhere.
 
     ```python     is run, all blocks of a page in order and in one namespace
-    ```text       right behind a python block is what that block prints
     ```console    `$ semel …`, `$ make …`, `$ pip install …` must exist as they are written
+    ```text       right behind a python block, or a console block with `$ semel …`, is its output
 
 A page that needs services says so in a comment: ``<!-- needs: spark postgres -->``.  Code in a
 comment that begins with ``<!-- python`` is run, too: it prepares what the reader has already.
@@ -16,11 +16,13 @@ import io
 import linecache
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,19 +52,19 @@ class Block:
     kind: str
     text: str
     line: int
-    after_python: bool
-    """Nothing but white space between it and the python block before."""
+    adjacent: bool
+    """Nothing but white space between it and the block before."""
 
 
 def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text()
-    end, python = 0, False
+    end = 0
     for found in BLOCK.finditer(text):
         kind = found["kind"] if found["hidden"] is None else "python"
         body = found["body"] if found["hidden"] is None else found["hidden"]
         line = text.count("\n", 0, found.start()) + 2
-        yield Block(kind or "", body, line, python and not text[end : found.start()].strip())
-        end, python = found.end(), kind == "python"
+        yield Block(kind or "", body, line, not text[end : found.start()].strip())
+        end = found.end()
 
 
 def has(page: Path, kind: str) -> bool:
@@ -122,13 +124,18 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_says(page, services, m
     module = types.ModuleType("docs_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     namespace = vars(module)
-    printed = ""
+    printed = None
 
-    for block in blocks(page):
+    for block, following in zip_longest(blocks(page), [*blocks(page)][1:]):
+        has_output = following is not None and following.kind == "text" and following.adjacent
         if block.kind == "python":
             printed = run(block, page, namespace)
-        elif block.kind == "text" and block.after_python:
+        elif block.kind == "console" and block.text.startswith("$ semel ") and has_output:
+            printed = run_command(block.text[2:])
+        elif block.kind == "text" and block.adjacent and printed is not None:
             assert_printed(block, page, printed)
+        else:
+            printed = None
 
 
 def run(block: Block, page: Path, namespace: dict[str, object]) -> str:
@@ -140,6 +147,17 @@ def run(block: Block, page: Path, namespace: dict[str, object]) -> str:
     with contextlib.redirect_stdout(printed):
         exec(compile(source, name, "exec", dont_inherit=True), namespace)
     return printed.getvalue()
+
+
+def run_command(command: str) -> str:
+    code = "from semel.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *shlex.split(command)[1:]],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout + done.stderr
 
 
 def assert_printed(block: Block, page: Path, printed: str) -> None:
