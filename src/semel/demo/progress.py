@@ -67,8 +67,11 @@ class Progress:
     steps: dict[str, float] = field(default_factory=dict)
     """Seconds by step, of the batch under way."""
 
+    last_done: int | None = None
+    """The last batch that this driver finished."""
+
     last_steps: dict[str, float] = field(default_factory=dict)
-    """The same of the last batch that was done."""
+    """The steps of that batch."""
 
     rerun: int | None = None
     """The batch that was begun before, by a predecessor."""
@@ -117,6 +120,7 @@ class Progress:
             case "BatchDone":
                 self.batch = None
                 self.batches_done += 1
+                self.last_done = event["batch"]
                 self.last_steps, self.steps = self.steps, {}
             case "StepFailed":
                 yield "failed", f"cycle {self.batch}, {event['step']}: {event['reason']}"

@@ -80,7 +80,7 @@ class LineScreen:
         if seconds < self._next or not progress.is_ready:
             return
         if progress.variant is Variant.SEMEL and progress.last_steps:
-            self.note(seconds, f"cycle {progress.last_batch}", _milliseconds(progress))
+            self.note(seconds, f"cycle {progress.last_done}", _milliseconds(progress))
         self.note(seconds, "", f"{producer.sent:,} sent, {visible:,} visible in Postgres")
 
 
@@ -115,7 +115,9 @@ class LiveScreen(LineScreen):
             head += f" · epoch {progress.epoch}"
         if progress.last_batch is not None:
             head += f" · {progress.noun} {progress.last_batch}"
-        took = Text(_milliseconds(progress), style="dim") if progress.last_steps else Text()
+        took = Text()
+        if progress.variant is Variant.SEMEL and progress.last_steps:
+            took = Text(f"cycle {progress.last_done}: {_milliseconds(progress)}", style="dim")
         body = Group(_steps(progress), took, bars)
         self._live.update(Panel(body, title=head, title_align="right", border_style="dim"))
 
@@ -142,7 +144,5 @@ def _steps(progress: Progress) -> RenderableType:
 
 def _milliseconds(progress: Progress) -> str:
     """Say how long the steps of the last finished cycle took."""
-    if progress.variant is not Variant.SEMEL:
-        return ""
     took = (f"{name} {seconds * 1000:.0f}" for name, seconds in progress.last_steps.items())
     return f"{', '.join(took)} ms"
