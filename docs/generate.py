@@ -122,20 +122,31 @@ def error_tree() -> str:
         if not re.search(r"\.(testing|demo|cli|__main__)\b", module.name):
             importlib.import_module(module.name)
     rows = []
+    others = []
     for group in errors.SemelError.__subclasses__():
         if group.__module__ != errors.__name__:
+            others += [group] if _is_public(group) else []
             continue
         rows.append((f"**`{group.__name__}`**", first_sentence(group), ""))
-        for leaf in sorted(_below(group), key=lambda c: c.__name__):
-            rows.append((f"`{leaf.__name__}`", first_sentence(leaf), f"`{leaf.__module__}`"))
+        rows += [_error(leaf) for leaf in sorted(_below(group), key=lambda c: c.__name__)]
+    if others:
+        rows.append(("**in no group**", "", ""))
+        rows += [_error(error) for error in others]
     return table(("error", "meaning", "defined in"), rows)
+
+
+def _error(kind: type) -> tuple[str, str, str]:
+    return f"`{kind.__name__}`", first_sentence(kind), f"`{kind.__module__}`"
+
+
+def _is_public(kind: type) -> bool:
+    return not kind.__name__.startswith("_") and ".testing" not in kind.__module__
 
 
 def _below(group: type) -> list[type]:
     found = []
-    for leaf in group.__subclasses__():
-        if not leaf.__name__.startswith("_") and ".testing" not in leaf.__module__:
-            found += [leaf, *_below(leaf)]
+    for leaf in filter(_is_public, group.__subclasses__()):
+        found += [leaf, *_below(leaf)]
     return found
 
 
