@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pyarrow.dataset as ds
+
+from semel.testing.audit import Audit, audit
 
 REPOSITORY = Path(__file__).parents[2]
 ROWS_A_FILE = 20
@@ -73,30 +75,48 @@ class Scene:
         finally:
             end(job)
 
-    def audit(self) -> None:
+    def audit(self) -> Audit:
         """Compare every sink with the source, row by row, and look for what was left behind."""
-        everything = Counter((i, i * 10) for i in self.ids)
-        with psycopg.connect(self.postgres, autocommit=True) as connection:
-            rows = connection.execute("select id, amount from entries").fetchall()
-            staged = connection.execute(
-                "select count(*) from pg_class c join pg_namespace n on n.oid = relnamespace "
-                "where nspname = 'semel' and relkind = 'r' and relname like 'stg%'"
-            ).fetchone()
-            prepared = connection.execute("select count(*) from pg_prepared_xacts").fetchone()
-        assert Counter(rows) == everything
-        assert staged == (0,)
-        assert prepared == (0,)
-        files = ds.dataset(self.folder / "all", format="parquet").to_table(["id", "amount"])
-        assert Counter((row["id"], row["amount"]) for row in files.to_pylist()) == everything
-        large = [
-            json.loads(line)["id"]
-            for path in (self.folder / "large").glob("cycle=*/*.jsonl")
-            for line in path.read_text().splitlines()
-        ]
-        assert sorted(large) == [i for i in self.ids if i * 10 >= 500]
-        for sink in ("all", "large"):
-            hidden = self.folder / sink / "_semel"
-            assert [*hidden.glob("*/staged/*"), *hidden.glob("*/prepared/*")] == []
+        everything = audit(
+            [(i, i * 10) for i in self.ids],
+            {"postgres": self._entries(), "all": self._parquet()},
+            left_behind={"postgres": self._staged_tables(), "all": self._staged_files("all")},
+        )
+        large = audit(
+            [i for i in self.ids if i * 10 >= 500],
+            {"large": self._lines()},
+            left_behind={"large": self._staged_files("large")},
+        )
+        return Audit(everything.sinks + large.sinks)
+
+    def assert_clean(self) -> None:
+        """Fail with the audit's table unless every row is everywhere once and nothing else is."""
+        found = self.audit()
+        assert found.is_clean, found.table()
+
+    def _entries(self) -> list[Any]:
+        with psycopg.connect(self.postgres) as connection:
+            return connection.execute("select id, amount from entries").fetchall()
+
+    def _parquet(self) -> list[Any]:
+        table = ds.dataset(self.folder / "all", format="parquet").to_table(["id", "amount"])
+        return [(row["id"], row["amount"]) for row in table.to_pylist()]
+
+    def _lines(self) -> list[Any]:
+        paths = (self.folder / "large").glob("cycle=*/*.jsonl")
+        return [json.loads(line)["id"] for path in paths for line in path.read_text().splitlines()]
+
+    def _staged_tables(self) -> list[Any]:
+        with psycopg.connect(self.postgres) as connection:
+            tables = connection.execute(
+                "select relname from pg_class c join pg_namespace n on n.oid = relnamespace "
+                "where nspname = 'semel' and relkind = 'r' and relname not like 'sink%'"
+            ).fetchall()
+            return tables + connection.execute("select gid from pg_prepared_xacts").fetchall()
+
+    def _staged_files(self, sink: str) -> list[Path]:
+        hidden = self.folder / sink / "_semel"
+        return [*hidden.glob("*/staged/*"), *hidden.glob("*/prepared/*")]
 
 
 def end(job: subprocess.Popen[str]) -> None:

@@ -44,7 +44,7 @@ def test_an_executor_killed_while_it_stages_with_speculation_on_changes_nothing(
             end(job)
 
     assert "EXIT DONE" in output
-    scene.audit()
+    scene.assert_clean()
 
 
 def wait_for_executor(cluster: SparkCluster) -> int:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from semel.crashpoints import CrashPoint
+from semel.testing.services import jdbc_jars
+from tests.conftest import require
 from tests.spark.killing import Scene, end
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.kill, pytest.mark.timeout(600)]
@@ -65,7 +67,7 @@ def test_a_driver_killed_at_one_point_after_another_loses_and_repeats_nothing(
     code, output = scene.run()
 
     assert code == 0, output
-    scene.audit()
+    scene.assert_clean()
 
 
 @pytest.mark.soak
@@ -81,7 +83,7 @@ def test_a_driver_killed_at_any_point_loses_and_repeats_nothing(
     code, output = scene.run()
 
     assert code == 0, output
-    scene.audit()
+    scene.assert_clean()
 
 
 def test_a_driver_killed_at_a_random_time_loses_and_repeats_nothing(
@@ -93,7 +95,7 @@ def test_a_driver_killed_at_a_random_time_loses_and_repeats_nothing(
     code, output = scene.run()
 
     assert code == 0, output
-    scene.audit()
+    scene.assert_clean()
 
 
 @pytest.mark.soak
@@ -112,7 +114,7 @@ def test_a_driver_killed_at_many_random_times_loses_and_repeats_nothing(
     print(f"{done} kills in {mode} mode")
     assert code == 0, output
     assert done == kills, "the job was finished before its last kill"
-    scene.audit()
+    scene.assert_clean()
 
 
 @pytest.mark.parametrize("point", [CrashPoint.COMMIT_TXN_BEFORE, CrashPoint.COMMIT_TXN_AFTER])
@@ -125,7 +127,7 @@ def test_a_stopped_driver_that_wakes_after_a_takeover_changes_nothing_and_says_s
         os.waitid(os.P_PID, stopped.pid, os.WSTOPPED)
         code, output = scene.run("--takeover")
         assert code == 0, output
-        scene.audit()
+        scene.assert_clean()
 
         os.kill(stopped.pid, signal.SIGCONT)
         woken, _ = stopped.communicate(timeout=90)
@@ -134,4 +136,22 @@ def test_a_stopped_driver_that_wakes_after_a_takeover_changes_nothing_and_says_s
 
     assert "EXIT FENCED" in woken
     assert stopped.returncode == 3
-    scene.audit()
+    scene.assert_clean()
+
+
+def test_the_same_audit_convicts_a_plain_query_with_sparks_own_writers(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    require(jdbc_jars)
+    scene = Scene(tmp_path / "job", postgres_url, files=3)
+
+    code, _ = scene.run("--plain", SEMEL_CRASH_AT="spark_batch:after#2")
+    assert code == -signal.SIGKILL
+    code, output = scene.run("--plain")
+
+    assert code == 0, output
+    entries, files, _ = scene.audit().sinks
+    second_batch = tuple((i, i * 10) for i in scene.ids[20:40])
+    assert sorted(entries.duplicated) == sorted(second_batch)
+    assert sorted(files.duplicated) == sorted(second_batch)
+    assert entries.missing == files.missing == ()
