@@ -116,10 +116,14 @@ def event_list() -> str:
     return table(("event", "when", "fields"), rows)
 
 
+# Tests and commands have errors of their own, which users never catch.
+PART_WITH_ERRORS: Final = re.compile(r"semel\.(?!(testing|demo|cli|__main__)\b)")
+
+
 def error_tree() -> str:
     """Every error class below its group."""
     for module in pkgutil.walk_packages(semel.__path__, "semel."):
-        if not re.search(r"\.(testing|demo|cli|__main__)\b", module.name):
+        if PART_WITH_ERRORS.match(module.name):
             importlib.import_module(module.name)
     rows = []
     others = []
@@ -140,7 +144,7 @@ def _error(kind: type) -> tuple[str, str, str]:
 
 
 def _is_public(kind: type) -> bool:
-    return not kind.__name__.startswith("_") and ".testing" not in kind.__module__
+    return not kind.__name__.startswith("_") and bool(PART_WITH_ERRORS.match(kind.__module__))
 
 
 def _below(group: type) -> list[type]:
