@@ -13,7 +13,7 @@ import pkgutil
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, Field, fields, replace
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -162,7 +162,7 @@ def settings() -> str:
 def backoff() -> str:
     """The fields of a back-off, and the three that are used."""
     uses = [
-        ("a cycle's attempts", replace(Settings().cycle_backoff, tries=Settings().cycle_tries)),
+        ("a cycle's attempts", Settings().cycle_backoff),
         ("a sink's commit, in place", Settings().commit_backoff),
         ("the query's restarts", RESTART_BACKOFF),
     ]

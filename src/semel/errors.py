@@ -5,7 +5,7 @@
     ├── Permanent      it will never work; this input or this set-up must change
     ├── InDoubt        it may have happened; look it up before doing anything
     ├── Fenced         a newer owner exists; stop now and write nothing more
-    ├── NeedsOperator  two records contradict each other; stop and call a human
+    ├── NeedsOperator  only recovery or a person can settle it; stop
     └── Misuse         the program is wrong; no input can make this call valid
 
 Catch a group, never a leaf: the group is the promise, leaves come and go.
@@ -41,7 +41,10 @@ class Fenced(SemelError):
 
 
 class NeedsOperator(SemelError):
-    """Two durable records contradict each other; semel stops and touches neither."""
+    """Records contradict each other, or a promise cannot be kept: semel stops.
+
+    Nothing is touched that a person may want to look at.
+    """
 
 
 class Misuse(SemelError):

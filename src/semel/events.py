@@ -154,7 +154,8 @@ class Events:
             level = logging.ERROR
         if log.isEnabledFor(level):
             nouns = {f.name: getattr(event, f.name) for f in fields(event)}
-            log.log(level, event.sentence, extra=nouns)
+            told = ", ".join(f"{k} {v}" for k, v in nouns.items() if isinstance(v, str) and v)
+            log.log(level, "%s: %s", event.sentence, told, extra=nouns)
         with self._lock:
             subscribers = tuple(self._subscribers)
         for subscriber in subscribers:

@@ -11,6 +11,7 @@ from engine_mutants import MUTANTS
 
 from semel.crashpoints import CrashPoint
 from semel.lease import Takeover
+from semel.pipeline.twophase import Backoff
 from semel.testing.explore import (
     Census,
     explore_crashes,
@@ -53,7 +54,7 @@ def three_sinks_and_two_tasks(faults) -> World:
 def forgetful(faults) -> World:
     world = memory_world(batches=3, faults=faults)
     world.settings = world.settings.__class__(
-        lease_seconds=10.0, cycle_tries=2, tidy_every=1, keep_cycles=1
+        lease_seconds=10.0, cycle_backoff=Backoff(tries=2), tidy_every=1, keep_cycles=1
     )
     return world
 

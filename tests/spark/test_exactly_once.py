@@ -28,7 +28,7 @@ from tests.spark.world import World, ids_in
 pytestmark = pytest.mark.spark
 
 AT_ONCE = Backoff(tries=2, first_seconds=0.0)
-IMPATIENT = Settings(cycle_backoff=AT_ONCE, commit_backoff=AT_ONCE, cycle_tries=2)
+IMPATIENT = Settings(cycle_backoff=AT_ONCE, commit_backoff=AT_ONCE)
 
 
 @pytest.fixture

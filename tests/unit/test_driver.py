@@ -18,7 +18,7 @@ from semel.pipeline.driver import CycleReplayed, Driver, Settings
 from semel.pipeline.heartbeat import Heartbeat
 from semel.pipeline.source import BatchRange
 from semel.pipeline.states import CycleState
-from semel.pipeline.twophase import one_by_one
+from semel.pipeline.twophase import Backoff, one_by_one
 from semel.pipeline.txn import CycleId
 from semel.testing.clock import SimulatedClock
 from semel.testing.faults import Failing, Fault, FaultPlan, faulty_ledger, faulty_sink
@@ -190,7 +190,7 @@ class TestRunning:
         assert place.left == []
 
     def test_attempts_are_bounded(self, place):
-        driver = place.started(cycle_tries=3)
+        driver = place.started(cycle_backoff=Backoff(tries=3))
         place.sink_plan.faults += [Fault("prepare", Failing.REFUSED, n) for n in range(1, 9)]
 
         outcome = place.run(driver)
@@ -215,7 +215,7 @@ class TestRunning:
         assert isinstance(place.run(driver), CycleReplayed)
 
     def test_staging_that_fails_aborts_and_leaves_nothing(self, place):
-        driver = place.started(cycle_tries=2)
+        driver = place.started(cycle_backoff=Backoff(tries=2))
 
         def stage(txn):
             driver.sinks[0].stager(txn).open("0-0").write(ROWS)
@@ -227,7 +227,7 @@ class TestRunning:
         assert place.left == []
 
     def test_a_range_that_cannot_be_read_aborts(self, place):
-        driver = place.started(cycle_tries=1)
+        driver = place.started(cycle_backoff=Backoff(tries=1))
 
         def read_range():
             raise FileNotFoundError("offsets/0")

@@ -81,7 +81,7 @@ def test_an_event_is_a_log_line_with_the_glossarys_nouns(events, caplog, event, 
 
     (record,) = caplog.records
     assert record.levelno == level
-    assert record.getMessage() == event.sentence
+    assert record.getMessage().startswith(f"{event.sentence}: scope ")
     assert record.scope == event.scope
     assert record.cycle == event.cycle
 

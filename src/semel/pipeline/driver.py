@@ -56,8 +56,8 @@ class CycleReplayed:
 CycleOutcome: TypeAlias = CommitSucceeded | CycleReplayed | CommitAborted | CommitFatal
 
 
-CYCLE_BACKOFF: Final = Backoff(first_seconds=0.5)
-"""How long to wait between two attempts at a cycle."""
+CYCLE_BACKOFF: Final = Backoff(tries=3, first_seconds=0.5)
+"""Three attempts at a cycle: what lasts longer is for whoever starts the query again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,12 @@ class Settings:
 
     lease_seconds: float = 30.0
     takeover: Takeover = Takeover.WAIT
-    cycle_tries: int = 3
-    """How often an aborted cycle is attempted before the batch fails."""
-
     cycle_backoff: Backoff = CYCLE_BACKOFF
+    """How often an aborted cycle is attempted before the batch fails, and how far apart."""
+
     commit_backoff: Backoff = COMMIT_BACKOFF
+    """How often a refused commit is tried in place."""
+
     interval_seconds: float | None = None
     """The time between cycles, if there is one, to judge slow commits by."""
 
@@ -284,7 +285,7 @@ class Driver:
     def _attempts(
         self, cycle: CycleId, read_range: Callable[[], BatchRange], stage: Stage
     ) -> CommitSucceeded | CommitAborted | CommitFatal:
-        tries = self.settings.cycle_tries
+        tries = self.settings.cycle_backoff.tries
         for number in range(1, tries + 1):
             outcome = self._attempt(cycle, read_range, stage)
             if not isinstance(outcome, CommitAborted) or number == tries:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Misuse, Retryable, SemelError
+from semel.errors import Misuse, NeedsOperator, Retryable
 from semel.events import EVENTS, Events
 from semel.ledgers import open_ledger
 from semel.pipeline.cycle import CommitAborted, CommitFatal
@@ -46,7 +46,7 @@ class CycleGaveUp(Retryable):
         )
 
 
-class CycleFatal(SemelError):
+class CycleFatal(NeedsOperator):
     """A batch ended in a way that only recovery or an operator can settle."""
 
     def __init__(self, cycle: str, reason: str) -> None:

@@ -31,7 +31,7 @@ class Exit(IntEnum):
     """Another process owns the scope; do not start this one again by itself."""
 
     OPERATOR = 4
-    """Records contradict each other; see `semel doctor`."""
+    """Records contradict each other, or a promise cannot be kept; see `semel doctor`."""
 
     STRANDED = 5
     """Decided, but not yet visible in every sink; starting again finishes it."""

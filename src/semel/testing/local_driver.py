@@ -88,8 +88,7 @@ def _run(options: argparse.Namespace) -> int:
         settings=Settings(
             lease_seconds=options.lease_seconds,
             takeover=options.takeover,
-            cycle_tries=2,
-            cycle_backoff=Backoff(first_seconds=0.01),
+            cycle_backoff=Backoff(tries=2, first_seconds=0.01),
             tidy_every=2,
         ),
     )

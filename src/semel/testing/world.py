@@ -44,7 +44,10 @@ MOST_TRIES: Final = 8
 
 
 IMPATIENT: Final = Settings(
-    lease_seconds=10.0, cycle_tries=2, commit_backoff=Backoff(tries=2), tidy_every=2
+    lease_seconds=10.0,
+    cycle_backoff=Backoff(tries=2),
+    commit_backoff=Backoff(tries=2),
+    tidy_every=2,
 )
 """Few tries, so that histories are short, and much tidying, so that it is in them."""
 
