@@ -642,6 +642,28 @@ def test_a_process_uses_few_connections_however_many_cycles_it_runs(url, databas
     assert database.execute(query).fetchone()[0] <= 1
 
 
+def test_two_sinks_whose_options_name_two_databases_write_to_two(postgres_server):
+    rows = {}
+    for name in ("left", "right"):
+        url = postgres_server.create_database(f"options_{name}")
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(TABLE)
+    for name in ("left", "right"):
+        database = {"dbname": f"options_{name}"}
+        sink = PostgresSink(postgres_server.url, "entries", name=name, connect=database)
+        committed(sink, [row(1, note=name)])
+
+    for name in ("left", "right"):
+        url = postgres_server.url_of(f"options_{name}")
+        with psycopg.connect(url) as connection:
+            rows[name] = rows_of(connection, "SELECT note FROM entries")
+
+    assert rows == {"left": [("left",)], "right": [("right",)]}
+    pool().close_all()
+    for name in ("left", "right"):
+        postgres_server.drop_database(f"options_{name}")
+
+
 def test_the_guarantee_says_what_readers_see(url, database):
     staging, auto = PostgresSink(url, "entries"), PostgresSink(url, "entries", mode="auto")
     auto.check(SCHEMA)

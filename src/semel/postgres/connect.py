@@ -8,6 +8,7 @@ ones: a stopped process may hold locks.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import select
 import threading
@@ -69,6 +70,12 @@ class Address:
             raise Misuse(f"{masked(url)!r} is not a URL such as postgresql://user@host/database")
         return cls(resolve(url, password), masked(url), dict(options))
 
+    @property
+    def variant(self) -> str:
+        """What else tells one database or login from another: options outrank the URL."""
+        told = repr(sorted((name, str(value)) for name, value in self.options.items()))
+        return hashlib.sha256(told.encode()).hexdigest()
+
     def connect(self, application: str) -> Connection:
         """Open a session of our own settings, in autocommit.
 
@@ -120,14 +127,18 @@ def epoch_of(application: str, scope: Scope) -> int | None:
     return int(number) if application.startswith(prefix) and number.isdecimal() else None
 
 
+_Key: TypeAlias = tuple[str, str, str]
+"""Label, application and variant: sessions with equal ones are interchangeable."""
+
+
 class Pool:
     """The connections of one process."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._changed = threading.Condition()
-        self._idle: dict[tuple[str, str], list[tuple[float, Connection]]] = defaultdict(list)
-        self._lent: dict[int, tuple[tuple[str, str], Connection]] = {}
+        self._idle: dict[_Key, list[tuple[float, Connection]]] = defaultdict(list)
+        self._lent: dict[int, tuple[_Key, Connection]] = {}
         self._reaper: threading.Timer | None = None
 
     def take(self, address: Address, application: str) -> Connection:
@@ -136,7 +147,7 @@ class Pool:
         Raises:
             Retryable: all are lent, or the server does not answer.
         """
-        key = (address.label, application)
+        key = (address.label, application, address.variant)
         with self._changed:
             deadline = time.monotonic() + _WAIT_SECONDS
             while self._count_lent(address.label) >= MOST_CONNECTIONS:
