@@ -139,3 +139,39 @@ def test_batches_before_an_adopted_checkpoints_first_are_not_asked_for(place):
     view = replace(NEW, id="c9", batch=42, last_finished=41)
 
     assert place.settle(view).number == 1
+
+
+def test_a_new_checkpoint_whose_sources_changed_places_is_refused(used):
+    other, same = (
+        BatchRange.of_offsets({"b/0": (0, 5)}),
+        BatchRange.of_offsets({"events/0": (0, 10)}, "1"),
+    )
+    swapped = replace(NEW, id="c2", range=BatchRange((*other.sources, *same.sources)))
+
+    with pytest.raises(CheckpointRefused, match="knows it as source 0"):
+        used.settle(swapped)
+
+
+def test_files_committed_as_another_sources_are_not_read_again(place):
+    def files(**paths: str) -> BatchRange:
+        return BatchRange(
+            tuple(SourceRange(s[1:], SourceKind.FILES, paths=(p,)) for s, p in paths.items())
+        )
+
+    place.settle(replace(NEW, range=files(s0="a/1", s1="b/1")))
+    place.commit(1, 0, files(s0="a/1", s1="b/1"))
+
+    with pytest.raises(CheckpointRefused, match="b/1 is committed already, as one of source 1"):
+        place.settle(replace(NEW, id="c2", range=files(s0="b/1", s1="a/1")))
+    with pytest.raises(CheckpointRefused, match="b/1 is committed already, as one of source 1"):
+        place.settle(replace(NEW, id="c2", range=files(s0="b/1")))
+
+
+def test_a_new_partition_of_a_known_topic_must_start_at_its_beginning(used):
+    def grown(start: int) -> CheckpointView:
+        read = BatchRange.of_offsets({"events/0": (10, 20), "events/1": (start, 9)})
+        return replace(NEW, id="c2", range=read)
+
+    with pytest.raises(CheckpointRefused, match="events/1: gap, 0 to 5"):
+        used.settle(grown(5))
+    assert used.settle(grown(0)).number == 2

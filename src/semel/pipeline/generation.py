@@ -6,12 +6,13 @@ without its checkpoint.  The positions decide whether a new one may follow.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from semel.errors import NeedsOperator
 from semel.pipeline.ledger import Generation, Lease, Ledger
 from semel.pipeline.positions import Positions, discontinuities
-from semel.pipeline.source import BatchRange, SourceKind
+from semel.pipeline.source import BatchRange, SourceKind, SourceRange
 from semel.pipeline.txn import CycleId, Scope
 
 
@@ -73,7 +74,7 @@ def settle_generation(ledger: Ledger, lease: Lease, view: CheckpointView) -> Gen
         )
     record = ledger.scope_record(scope)
     if known and record is not None and record.mark is not None:
-        _check_successor(scope, ledger.positions(scope, view.range), view)
+        _check_successor(scope, ledger.positions(scope), view)
     return ledger.open_generation(lease, view.id, first_batch=view.batch)
 
 
@@ -111,10 +112,45 @@ def _check_successor(scope: Scope, positions: Positions, view: CheckpointView) -
             "the old one ended",
             "restore the old checkpoint, or accept what follows with `semel adopt`",
         )
-    found = discontinuities(positions, view.range)
+    found = discontinuities(positions, view.range) or [*_elsewhere(positions, view.range)]
     if found:
         raise CheckpointRefused(
             str(scope),
             f"the checkpoint is new and does not start where the ledger ends: {'; '.join(found)}",
             "set the source's start accordingly, or accept it with `semel adopt`",
         )
+
+
+def _elsewhere(positions: Positions, batch: BatchRange) -> Iterator[str]:
+    """Say in words what the ledger knows under another source, or not from its beginning.
+
+    A source is known by its place in the query, and a new checkpoint may come with a query
+    whose sources stand in another order: their records would look new.
+    """
+    topics = {
+        (source, partition.rpartition("/")[0]) for source, partition in positions.ends if partition
+    }
+    for source in batch.sources:
+        for partition, span in source.spans.items():
+            if (
+                source.kind is not SourceKind.OFFSETS
+                or (source.source, partition) in positions.ends
+            ):
+                continue
+            where = f"source {source.source} {partition}"
+            others = sorted(s for s, known in positions.ends if known == partition)
+            if others:
+                yield f"{where}: the ledger knows it as source {others[0]}, the order has changed"
+            elif span.start and (source.source, partition.rpartition("/")[0]) in topics:
+                yield f"{where}: gap, 0 to {span.start} of a new partition was never committed"
+        if source.kind is SourceKind.FILES:
+            yield from _files_elsewhere(positions, source)
+
+
+def _files_elsewhere(positions: Positions, source: SourceRange) -> Iterator[str]:
+    for other, paths in sorted(positions.paths.items()):
+        for path in sorted(set(source.paths) & set(paths)):
+            yield (
+                f"source {source.source}: {path} is committed already, as one of source {other}: "
+                f"the order of the sources has changed"
+            )
