@@ -47,13 +47,16 @@ class Gid:
     @classmethod
     def of(cls, sink: str, txn: SinkTxnId, epoch: int, task: str) -> Gid:
         """Name the prepared transaction of one task attempt."""
-        cycle = txn.cycle
         hashed = hashlib.sha256(task.encode()).hexdigest()[:16]
-        place = f"e{epoch}:g{cycle.generation}:b{cycle.batch}:{txn.attempt}:{hashed}"
-        name = f"semel:{txn.scope.slug}:{sink}:{place}"
+        name = f"semel:{txn.scope.slug}:{sink}:e{epoch}{cls.place(txn)}{hashed}"
         if len(name) > _LONGEST_GID:
             raise Permanent(f"{name} is too long for the name of a prepared transaction")
         return cls(txn, epoch, name)
+
+    @staticmethod
+    def place(txn: SinkTxnId) -> str:
+        """Return the part of the name that all tasks of an attempt share, whatever the epoch."""
+        return f":g{txn.cycle.generation}:b{txn.cycle.batch}:{txn.attempt}:"
 
     @classmethod
     def parse(cls, scope: Scope, sink: str, name: str) -> Gid | None:
@@ -215,11 +218,11 @@ class Prepared:
 
     def gids(self, connection: Connection, of: Scope | SinkTxnId) -> list[Gid]:
         """List the prepared transactions of a scope, or of one attempt."""
-        scope = of if isinstance(of, Scope) else of.scope
+        scope, place = (of, "") if isinstance(of, Scope) else (of.scope, Gid.place(of))
         rows = connection.execute(
             "SELECT gid FROM pg_catalog.pg_prepared_xacts "
-            "WHERE database = current_database() AND starts_with(gid, %s)",
-            [f"semel:{scope.slug}:{self._sink}:"],
+            "WHERE database = current_database() AND starts_with(gid, %s) AND strpos(gid, %s) > 0",
+            [f"semel:{scope.slug}:{self._sink}:", place],
         ).fetchall()
         found = [Gid.parse(scope, self._sink, name) for (name,) in rows]
         return [gid for gid in found if gid is not None and of in (scope, gid.txn)]
