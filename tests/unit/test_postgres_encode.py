@@ -120,6 +120,7 @@ SAME = [
     (pa.list_(pa.decimal128(12, 3)), "numeric[]", [[D("1.500"), None], [D("-0.001")]]),
     (pa.list_(pa.bool_(), 2), "boolean[]", [[True, False], [None, True]]),
     (pa.null(), "integer", [None, None]),
+    (pa.list_(pa.decimal128(12, 2)), "numeric(12,2)[]", [[D("1.25")], []]),
     (pa.decimal128(12, 2), "cents", [D("1.25"), D("-999.99")]),
 ]
 
@@ -256,6 +257,12 @@ def test_what_lies_under_a_null_does_not_matter(database):
     assert written(database, column, "integer") == [5, None]
 
 
+def test_only_the_lists_of_a_slice_are_looked_at(database):
+    column = pa.array([["a\0b"], ["x", None], [], ["y"], ["c\0d"]])
+
+    assert written(database, column[1:4], "text[]") == [["x", None], [], ["y"]]
+
+
 WRONG = [
     (pa.float64(), "numeric"),
     (pa.float64(), "real"),
@@ -263,6 +270,7 @@ WRONG = [
     (pa.int64(), "double precision"),
     (pa.int64(), "text"),
     (pa.decimal128(10, 4), "numeric(10,2)"),
+    (pa.list_(pa.decimal128(10, 4)), "numeric(10,2)[]"),
     (pa.bool_(), "integer"),
     (pa.list_(pa.list_(pa.int64())), "bigint[]"),
     (pa.struct([("a", pa.int64())]), "text"),

@@ -212,11 +212,13 @@ def arrays(element: Encode, element_oid: int) -> Encode:
     def encode(column: Any) -> Field:
         if pa.types.is_fixed_size_list(column.type) or pa.types.is_large_list(column.type):
             column = column.cast(pa.list_(column.type.value_type))
-        values = plain(column.values)
-        encoded = _alone(element(values), len(values))
-        ends = np.frombuffer(encoded.buffers()[1], np.int32)[encoded.offset :]
         bounds = np.frombuffer(column.buffers()[1], np.int32)
         bounds = bounds[column.offset : column.offset + len(column) + 1]
+        # Only what this slice holds: its neighbours are encoded with theirs.
+        values = plain(column.values.slice(int(bounds[0]), int(bounds[-1] - bounds[0])))
+        bounds = bounds - bounds[0]
+        encoded = _alone(element(values), len(values))
+        ends = np.frombuffer(encoded.buffers()[1], np.int32)[encoded.offset :]
         lengths = np.diff(bounds)
         elements = pa.Array.from_buffers(
             pa.binary(), len(column), [None, pa.py_buffer(ends[bounds]), encoded.buffers()[2]]

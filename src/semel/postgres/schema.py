@@ -129,7 +129,7 @@ def _column(
     is_identity_always: bool,
 ) -> Column:
     precision = scale = None
-    if kind == "numeric" and modifier >= 4:
+    if "numeric" in (kind, element_kind) and modifier >= 4:
         # https://github.com/postgres/postgres/blob/REL_18_0/src/backend/utils/adt/numeric.c#L926
         precision = ((modifier - 4) >> 16) & 0xFFFF
         scale = (((modifier - 4) & 0x7FF) ^ 1024) - 1024

@@ -8,7 +8,7 @@ cast by the server in the final transaction.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from semel.errors import require
@@ -141,7 +141,8 @@ def _json_wire(arrow: Any, kind: str) -> Wire | None:
 def _array_wire(arrow: Any, column: PgType) -> Wire | None:
     if not _is_list(arrow):
         return None
-    inner = wire(arrow.value_type, PgType(column.sql, column.element_kind))
+    element = replace(column, kind=column.element_kind, element_kind="", element_oid=0)
+    inner = wire(arrow.value_type, element)
     if inner is None or inner.is_cast:
         return None
     return Wire(encode.arrays(inner.encode, column.element_oid), is_exact=inner.is_exact)
