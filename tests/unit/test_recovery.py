@@ -266,6 +266,19 @@ def test_a_sink_that_has_promised_but_is_not_configured_stops_the_start(place):
         place.recover([left])
 
 
+def test_a_sink_that_holds_an_aborted_attempt_but_is_not_configured_is_named(place, caplog):
+    txn = place.attempt(0, CycleState.PREPARED)
+    left, _ = place.new_sinks()
+
+    report = place.recover([left])
+
+    assert place.found(txn) == [Found.GONE, Found.HELD]
+    assert [(settled.sink, settled.txn) for settled in report.left_as_is] == [("right", txn)]
+    assert "sink 'right' is not configured any more" in caplog.text
+    place.recover()
+    assert place.found(txn) == [Found.GONE, Found.GONE]
+
+
 def test_a_new_sink_does_not_disturb_recovery(place):
     txn = place.attempt(0, CycleState.COMMITTED)
 

@@ -16,7 +16,7 @@ from typing import Final
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import LeaseLost, NeedsOperator, Retryable, SemelError
-from semel.events import EVENTS, CycleRecovered, Events, LeavingsSwept
+from semel.events import EVENTS, CycleRecovered, Events, LeavingsSwept, log
 from semel.pipeline.ledger import AttemptRecord, Lease, Ledger, is_loser
 from semel.pipeline.sink import (
     RemembersScopes,
@@ -174,9 +174,21 @@ class _Recovery:
             if standing is None or not standing.state.is_committed:
                 for sink in self._sinks.values():
                     self._abort_txn(sink, attempt.txn, attempt, LedgerSays.UNDECIDED)
+                self._name_out_of_reach(attempt)
                 self._report.aborted.append(attempt.txn)
                 return
         self._carry_through(attempt)
+
+    def _name_out_of_reach(self, attempt: AttemptRecord) -> None:
+        """Say which sinks still hold a part of an aborted attempt but are configured no more."""
+        for name in sorted(set(attempt.tokens) - set(self._sinks)):
+            reason = (
+                f"sink {name!r} is not configured any more and may hold {attempt.txn}, which is "
+                f"aborted: configure it once more and start, or remove what it holds by hand"
+            )
+            log.warning(reason, extra={"scope": str(self._scope), "sink": name})
+            unknown = RecoveryDecision.UNKNOWN_LEAVE_AS_IS
+            self._note(name, attempt.txn, LedgerSays.UNDECIDED, unknown, reason)
 
     def _carry_through(self, attempt: AttemptRecord) -> None:
         missing = sorted(set(attempt.tokens) - set(self._sinks))
@@ -203,7 +215,7 @@ class _Recovery:
                     says, decision = LedgerSays.COMMITTED, RecoveryDecision.COMMIT_FROM_TOKEN
             record = self._ledger.attempt(txn)
             if decision is RecoveryDecision.UNKNOWN_LEAVE_AS_IS:
-                self._note(sink, txn, says, decision, "not in this ledger; left as it is")
+                self._note(sink.name, txn, says, decision, "not in this ledger; left as it is")
             elif decision is RecoveryDecision.COMMIT_FROM_TOKEN and record is not None:
                 self._commit(sink, record)
             else:
@@ -227,7 +239,7 @@ class _Recovery:
         reach(CrashPoint.RECOVER_COMMIT_AFTER, sink.name)
         _insist(sink, attempt.txn, outcome, "commit")
         decision = RecoveryDecision.COMMIT_FROM_TOKEN
-        self._note(sink, attempt.txn, LedgerSays.COMMITTED, decision, "the decision is COMMIT")
+        self._note(sink.name, attempt.txn, LedgerSays.COMMITTED, decision, "the decision is COMMIT")
 
     def _abort_txn(
         self, sink: TwoPhaseSink, txn: SinkTxnId, record: AttemptRecord | None, says: LedgerSays
@@ -237,20 +249,18 @@ class _Recovery:
         outcome = guarded(lambda: sink.abort(txn, token))
         reach(CrashPoint.RECOVER_ABORT_AFTER, sink.name)
         _insist(sink, txn, outcome, "abort")
-        self._note(sink, txn, says, RecoveryDecision.ABORT_FROM_TOKEN, "the decision is ABORT")
+        self._note(sink.name, txn, says, RecoveryDecision.ABORT_FROM_TOKEN, "the decision is ABORT")
 
     def _note(
         self,
-        sink: TwoPhaseSink,
+        sink: str,
         txn: SinkTxnId,
         says: LedgerSays,
         decision: RecoveryDecision,
         reason: str,
     ) -> None:
-        self._report.settled.append(Settled(sink.name, txn, says, decision))
-        self._events.emit(
-            CycleRecovered(str(self._scope), str(txn.cycle), sink.name, decision, reason)
-        )
+        self._report.settled.append(Settled(sink, txn, says, decision))
+        self._events.emit(CycleRecovered(str(self._scope), str(txn.cycle), sink, decision, reason))
 
 
 def check_ledger(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> None:
