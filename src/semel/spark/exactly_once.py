@@ -134,6 +134,11 @@ class ExactlyOnce:
         return self._driver
 
     @property
+    def events(self) -> Events:
+        """Where this pipeline says what happens."""
+        return self._events
+
+    @property
     def given_ledger(self) -> str | Ledger:
         """The ledger as it was given, not opened: opening it would make it."""
         return self._ledger
@@ -224,6 +229,11 @@ class ExactlyOnce:
         run_id = _run_id(df)
         if self._run is not None and self._run.id == run_id and self.driver.is_started:
             return self._run
+        if self._run is not None and self._run.id != run_id and self._is_active():
+            raise Misuse(
+                f"{self!r} is run by another query already; stop that one first, or give each "
+                f"query an ExactlyOnce and a query= of its own"
+            )
         self._run = None
         query = running_query(df, self._checkpoint)
         refuse_unsafe(df, query, self._fails_on_data_loss)

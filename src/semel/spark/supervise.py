@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import Fenced, LeaseHeld, Retryable, SemelError, reason_of
-from semel.events import EVENTS, CycleEnded, Event, Events, QueryRestarted, log
+from semel.events import CycleEnded, Event, QueryRestarted, log
 from semel.pipeline.cycle import CommitFatal
 from semel.pipeline.twophase import Backoff
 
@@ -62,18 +62,20 @@ def supervise(
     start_query: Callable[[], StreamingQuery],
     *,
     backoff: Backoff = RESTART_BACKOFF,
-    events: Events = EVENTS,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Exit:
     """Recover, run the query to its end, and start it again after retryable failures.
 
-    The count of restarts begins anew whenever a cycle succeeds.
+    The count of restarts begins anew whenever a cycle of this pipeline succeeds.
     """
+    events, scope = pipeline.events, f"{pipeline.app}/{pipeline.query}"
     failures = 0
 
     def progressed(event: Event) -> None:
         nonlocal failures
-        if isinstance(event, CycleEnded) and event.outcome in ("succeeded", "replayed"):
+        if not isinstance(event, CycleEnded) or event.scope != scope:
+            return
+        if event.outcome in ("succeeded", "replayed"):
             failures = 0
 
     unsubscribe = events.subscribe(progressed)
@@ -86,7 +88,7 @@ def supervise(
             if failures >= backoff.tries:
                 break
             wait = backoff.wait_seconds(failures)
-            events.emit(QueryRestarted(f"{pipeline.app}/{pipeline.query}", failures, wait, reason))
+            events.emit(QueryRestarted(scope, failures, wait, reason))
             clock.sleep(wait)
     except KeyboardInterrupt:
         code, reason = Exit.INTERRUPTED, "interrupted"
@@ -94,10 +96,9 @@ def supervise(
         unsubscribe()
     _let_go(pipeline)
     say = log.info if code is Exit.DONE else log.error
-    say(
-        "query ended",
-        extra={"scope": f"{pipeline.app}/{pipeline.query}", "reason": reason, "next": NEXT[code]},
-    )
+    # In the words, too: without a formatter of their own, logs show no fields.
+    words = f"query ended: {scope}: {reason or code.name.lower()}; next: {NEXT[code]}"
+    say(words, extra={"scope": scope, "reason": reason, "next": NEXT[code]})
     return code
 
 
@@ -139,6 +140,8 @@ def _exit_of(error: BaseException) -> Exit:
         return Exit.GAVE_UP
     if isinstance(error, SemelError):
         return Exit.OPERATOR
+    if isinstance(error, KeyboardInterrupt):
+        return Exit.INTERRUPTED
     return Exit.FAILED
 
 
