@@ -146,6 +146,12 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
         FilesSink(tmp_path).check(schema)
 
 
+@pytest.mark.parametrize("name", ["cycle", "Cycle"])
+def test_a_column_that_the_folders_names_would_hide_is_refused(name, tmp_path):
+    with pytest.raises(Permanent, match="readers get a column of this name"):
+        FilesSink(tmp_path).check(pa.schema([("id", pa.int64()), (name, pa.string())]))
+
+
 def test_small_batches_come_together_in_one_row_group(tmp_path):
     batches = [pa.RecordBatch.from_pydict({"id": [number]}) for number in range(50)]
 

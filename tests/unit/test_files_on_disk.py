@@ -15,6 +15,8 @@ import pytest
 from semel.errors import Fenced, Misuse, Permanent, Retryable
 from semel.files.layout import TOKEN_FILE, Layout, safe_name
 from semel.files.sink import FilesSink
+from semel.memory.ledger import MemoryLedger
+from semel.pipeline.driver import Driver
 from semel.pipeline.sink import Found, SinkFatal, SinkOK
 from semel.pipeline.txn import CycleId, Scope
 
@@ -251,6 +253,18 @@ def test_a_committed_folder_that_is_no_longer_whole_is_named(sink, txn):
     assert "lacks" in sink.look_up(txn, token).evidence
 
 
+def test_staged_files_that_cannot_be_removed_do_not_undo_a_commit(sink, txn, monkeypatch, caplog):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    token = prepared(sink, txn)
+    monkeypatch.setattr("semel.files.sink.remove_tree", refuse)
+
+    assert isinstance(sink.commit(txn, token), SinkOK)
+    assert sink.mark(SCOPE) == txn
+    assert "left for the next sweep" in caplog.text
+
+
 def test_a_volume_that_is_not_mounted_is_suspected(sink, txn):
     token = prepared(sink, txn)
     shutil.rmtree(sink.path)
@@ -332,6 +346,17 @@ def test_a_receipt_that_names_a_file_elsewhere_is_refused(sink, txn):
 def test_remote_paths_are_refused_with_the_reason(path):
     with pytest.raises(Misuse, match="atomic rename"):
         FilesSink(path)
+
+
+def test_two_sinks_of_a_pipeline_cannot_have_one_path(tmp_path):
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "lake")
+    first = FilesSink(tmp_path / "lake", name="first")
+
+    for path in ("lake", "other/../lake", "link"):
+        with pytest.raises(Misuse, match="same place"):
+            Driver("app", MemoryLedger(), [first, FilesSink(tmp_path / path, name="second")])
+    Driver("app", MemoryLedger(), [first, FilesSink(tmp_path / "lake2", name="second")])
 
 
 def test_local_paths_are_made_absolute_for_the_executors(monkeypatch, tmp_path):

@@ -15,6 +15,9 @@ from semel.pipeline.sink import Batch, Schema
 pa: Any = require("pyarrow", "files")
 pq: Any = require("pyarrow.parquet", "files")
 
+# Readers make a column of the folders' names, and it hides one of the same name.
+PARTITION_COLUMN: Final = "cycle"
+
 # A row group is what a reader takes at once and what a writer keeps in memory.
 _ROW_GROUP_ROWS: Final = 131_072
 _ROW_GROUP_BYTES: Final = 64 << 20
@@ -105,6 +108,9 @@ def check_schema(format: Format, schema: Schema) -> None:
             bad.append(f"{column.name}: {column.type} has no form in parquet ({error}); cast it")
     if len(set(schema.names)) < len(schema.names):
         bad.append("two columns have the same name; rename one")
+    for name in schema.names:
+        if name.lower() == PARTITION_COLUMN:
+            bad.append(f"{name}: readers get a column of this name from the folders; rename it")
     if bad:
         raise Permanent(f"these columns cannot be written as {format}: {'; '.join(bad)}")
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 from semel.arrow.tally import schema_from_text, tally_all
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, Misuse, Permanent, SemelError, reason_of
+from semel.events import log
 from semel.files.collecting import Unpreparable, collect, token_of
 from semel.files.disk import fault, faults, names_in, remove_tree, rename_folder, sync_folder
 from semel.files.formats import Format, check_schema, checked_compression, read_rows
@@ -83,6 +84,11 @@ class FilesSink:
 
     def __repr__(self) -> str:
         return f"FilesSink({self.path!r}, name={self.name!r}, format={str(self.format)!r})"
+
+    @property
+    def place(self) -> str:
+        """The folder, whatever links lead to it."""
+        return os.path.realpath(self.path)
 
     def check(self, schema: Schema | None) -> None:
         """Try out what a cycle does: make folders, write, rename without replacing."""
@@ -178,7 +184,14 @@ class FilesSink:
         sync_folder(self.path)
         sync_folder(os.path.join(layout.home, "prepared"))
         layout.raise_mark(txn)
-        remove_tree(layout.staged(txn))
+        try:
+            remove_tree(layout.staged(txn))
+        except OSError as error:
+            # The rows are there; that something else is, too, does not undo the commit.
+            log.warning(
+                "staged files left for the next sweep",
+                extra={"cycle": str(txn.cycle), "sink": self.name, "reason": reason_of(error)},
+            )
         return SinkOK()
 
     def _show(self, txn: SinkTxnId, token: Token, folder: str, target: str) -> str | None:

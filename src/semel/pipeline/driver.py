@@ -32,7 +32,7 @@ from semel.pipeline.cycle import (
 from semel.pipeline.ledger import AttemptRecord, Lease, Ledger
 from semel.pipeline.positions import discontinuities
 from semel.pipeline.recovery import RecoveryReport, recover, sweep
-from semel.pipeline.sink import SinkOK, TwoPhaseSink
+from semel.pipeline.sink import OwnsItsPlace, SinkOK, TwoPhaseSink
 from semel.pipeline.source import BatchRange
 from semel.pipeline.states import CycleState
 from semel.pipeline.twophase import (
@@ -104,6 +104,9 @@ class Driver:
             raise Misuse("a pipeline needs at least one sink")
         if len(set(names)) < len(names):
             raise Misuse(f"two sinks have the same name among {names}; give each its own name=")
+        places = [sink.place for sink in sinks if isinstance(sink, OwnsItsPlace)]
+        if len(set(places)) < len(places):
+            raise Misuse(f"two sinks write to the same place among {places}; give each its own")
         self.ledger = ledger
         self.sinks = tuple(sinks)
         self.settings = settings or Settings()

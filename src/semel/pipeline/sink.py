@@ -276,6 +276,16 @@ class RemembersScopes(Protocol):
         ...
 
 
+@runtime_checkable
+class OwnsItsPlace(Protocol):
+    """A sink that shares its place with no other sink of the same pipeline."""
+
+    @property
+    def place(self) -> str:
+        """Where it writes; equal for two sinks that would be in each other's way."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Guarantee:
     """What is done exactly once, where, and under which failures."""
