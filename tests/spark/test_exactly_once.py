@@ -334,6 +334,52 @@ def test_a_second_query_on_a_running_scope_is_refused_in_one_process(
     assert ids_in(sink.visible) == [1, 2]
 
 
+def test_one_object_does_not_serve_two_queries_at_once(world: World, ledger: MemoryLedger) -> None:
+    sink = MemorySink()
+    world.put(1)
+    pipeline = ExactlyOnce("app", ledger, [sink])
+    query = (
+        world.stream()
+        .writeStream.foreachBatch(pipeline)
+        .option("checkpointLocation", str(world.checkpoint("one")))
+        .trigger(processingTime="100 milliseconds")
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+        with pytest.raises(StreamingQueryException, match="run by another query already"):
+            world.run(pipeline, "two")
+        world.put(2)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+
+    assert ids_in(sink.visible) == [1, 2]
+    assert len(ledger.generations(pipeline.scope)) == 1
+
+
+def test_several_sources_are_told_apart_even_when_their_order_changes(
+    world: World, ledger: MemoryLedger, tmp_path: Path
+) -> None:
+    (tmp_path / "second").mkdir()
+    second = World(world.spark, tmp_path / "second")
+    sink = MemorySink()
+    for i in range(11):  # one more than Spark keeps before it compacts a source's log
+        world.put(i)
+    second.put(100, 101)
+
+    world.run(ExactlyOnce("app", ledger, [sink]), shape=lambda df: df.union(second.stream()))
+    everything = sorted(world.ids + second.ids)
+    assert ids_in(sink.visible) == everything
+
+    world.lose()
+    swapped = ExactlyOnce("app", ledger, [sink])
+    with pytest.raises(StreamingQueryException):
+        world.run(swapped, shape=lambda df: second.stream().union(df))
+    assert "the order of the sources has changed" in str(swapped.failure)
+    assert ids_in(sink.visible) == everything
+
+
 class Refusing(MemorySink):
     """A sink whose commits are refused a number of times."""
 
