@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from semel.errors import LeaseHeld, LeaseLost, LedgerUnusable, Misuse, NeedsOperator
+from semel.memory.sink import MemorySink
 from semel.pipeline.states import CycleState
 from semel.postgres.ledger import PostgresLedger
-from semel.sql.backup import Overwrite
+from semel.sql.backup import EPOCH_LEAP, Overwrite
 from semel.sql.sqlite import SqliteLedger
 from semel.testing.contracts.ledger_world import Driver, files, offsets
 
@@ -70,10 +72,27 @@ def test_a_restored_ledger_is_the_same_ledger(make, tmp_path):
     restored = make("elsewhere")
     restored.restore(tmp_path / "backup")
 
-    assert contents(restored, driver.scope) == contents(ledger, driver.scope)
+    *everything, record = contents(restored, driver.scope)
+    *expected, left = contents(ledger, driver.scope)
+    assert everything == expected
+    assert record == replace(left, epoch=left.epoch + EPOCH_LEAP)
     successor = Driver.of(restored)
-    assert successor.lease.epoch == driver.lease.epoch + 1
     successor.commit(offsets(10, 20), 2)
+
+
+def test_owners_of_a_restored_ledger_are_not_fenced_by_sinks_that_outlived_the_lost_one(
+    ledger, make, tmp_path
+):
+    sink = MemorySink()
+    driver = Driver.of(ledger)
+    ledger.backup(tmp_path / "backup")
+    for _ in range(5):
+        sink.fence(driver.scope, Driver.of(ledger).lease.epoch)
+
+    restored = make("elsewhere")
+    restored.restore(tmp_path / "backup")
+
+    sink.fence(driver.scope, Driver.of(restored).lease.epoch)
 
 
 def test_a_backup_is_taken_while_the_ledger_is_in_use(ledger, tmp_path):

@@ -24,6 +24,9 @@ from semel.sql import schema
 from semel.sql.database import Row, Session
 from semel.sql.rows import MICROSECONDS
 
+# More starts than there are between two backups.
+EPOCH_LEAP: Final = 10_000
+
 _COLUMN: Final = re.compile(r"[a-z_]+")
 
 
@@ -147,9 +150,14 @@ def disown(
     backup: Snapshot,
     epochs: Mapping[tuple[str, str], int],
 ) -> None:
-    """End every lease of a restored ledger, and let no epoch be given out twice."""
+    """End every lease of a restored ledger, and let no epoch be given out twice.
+
+    *epochs* are those of the ledger that is replaced.  Where it is lost, nobody knows how far
+    it came, and the sinks would take the restored one's owners for fenced ones: it leaps.
+    """
     for (app, query), epoch in backup.epochs().items():
-        raised = max(epoch, epochs.get((app, query), 0))
+        known = epochs.get((app, query))
+        raised = epoch + EPOCH_LEAP if known is None else max(epoch, known)
         run(
             "UPDATE semel_scope SET owner = NULL, lease_until = 0, epoch = :epoch"
             " WHERE app = :app AND query = :query",

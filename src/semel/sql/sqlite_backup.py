@@ -51,7 +51,8 @@ def restore(ledger: SqliteLedger, path: Path, source: Path, overwrite: Overwrite
             closing(sqlite3.connect(copied)) as made,
             closing(sqlite3.connect(path)) as target,
         ):
-            backup.disown(made.execute, saved, current.epochs() if current else {})
+            same = current is not None and current.ledger_id == saved.ledger_id
+            backup.disown(made.execute, saved, current.epochs() if current and same else {})
             made.commit()
             target.execute("PRAGMA journal_mode=WAL")
             target.execute("PRAGMA synchronous=FULL")
