@@ -399,6 +399,16 @@ class TestTidying:
         assert [r.txn.cycle.batch for r in place.ledger.history(driver.scope)] == [3]
         assert place.ledger.positions(driver.scope).ends["0", ""].end == 8
 
+    def test_finished_cycles_are_forgotten_by_processes_that_run_few_of_them(self, place):
+        for batch in range(4):
+            driver = place.started(keep_cycles=1)
+            place.run(driver, batch)
+            driver.stop()
+
+        place.started(keep_cycles=1)
+
+        assert [r.txn.cycle.batch for r in place.ledger.history(driver.scope)] == [3]
+
     def test_the_leavings_of_late_tasks_are_swept_from_time_to_time(self, place):
         driver = place.started(tidy_every=3)
         place.sink_plan.faults.append(Fault("prepare", Failing.REFUSED))

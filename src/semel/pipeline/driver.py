@@ -158,6 +158,7 @@ class Driver:
             clock=self._clock,
         )
         self._is_recovered = True
+        self._prune()  # a process that runs few cycles at a time would never come to it
         return report
 
     def stop(self) -> None:
@@ -324,11 +325,15 @@ class Driver:
         due = self._cycles % self.settings.tidy_every == 0
         if due and isinstance(outcome, CommitSucceeded):
             self._sweep()
-            try:
-                self.ledger.prune(self.scope, self.settings.keep_cycles)
-            except Exception as error:  # noqa: BLE001  as with a sweep, tidying can wait
-                reason = reason_of(error)
-                log.warning("prune failed", extra={"scope": str(self.scope), "reason": reason})
+            self._prune()
+
+    def _prune(self) -> None:
+        """Forget old cycles, as with a sweep: whatever fails, it can wait."""
+        try:
+            self.ledger.prune(self.scope, self.settings.keep_cycles)
+        except Exception as error:  # noqa: BLE001  as with a sweep, tidying can wait
+            reason = reason_of(error)
+            log.warning("prune failed", extra={"scope": str(self.scope), "reason": reason})
 
     def _sweep(self) -> None:
         """Sweep, but let no cycle fail for it: what stays is swept the next time."""
