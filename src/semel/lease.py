@@ -35,6 +35,11 @@ class Owner:
     pid: int
     started: str
     instance: str
+    pids: str = ""
+    """The namespace that *pid* belongs to: two containers of one host count their own."""
+
+    machine: str = ""
+    """What tells this machine's earlier boots from those of another one with its name."""
 
     @classmethod
     def here(cls) -> Owner:
@@ -45,6 +50,8 @@ class Owner:
             pid=os.getpid(),
             started=_started(os.getpid()),
             instance=uuid.uuid4().hex,
+            pids=_pid_namespace(),
+            machine=_machine_id(),
         )
 
     @classmethod
@@ -57,11 +64,17 @@ class Owner:
         return asdict(self)
 
     def is_gone(self) -> bool:
-        """Tell whether this owner surely no longer runs; False when it cannot be known."""
+        """Tell whether this owner surely no longer runs; False when it cannot be known.
+
+        A host's name alone proves nothing: containers share names and kernels, and another
+        boot may be that of another machine.
+        """
         if self.host != socket.gethostname() or not self.boot:
             return False
         if self.boot != _boot_id():
-            return True
+            return bool(self.machine) and self.machine == _machine_id()
+        if self.pids != _pid_namespace():
+            return False
         return _started(self.pid) != self.started
 
     def __str__(self) -> str:
@@ -71,6 +84,20 @@ class Owner:
 def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _machine_id() -> str:
+    try:
+        return Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
 

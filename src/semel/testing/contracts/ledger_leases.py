@@ -23,7 +23,6 @@ from semel.testing.contracts.ledger_world import (
     offsets,
     owner_elsewhere,
     owner_gone,
-    owner_rebooted,
     scope_of,
     together,
 )
@@ -105,11 +104,8 @@ class LeaseRules(LedgerWorld):
 
         assert driver.state(driver.reach(CycleState.FINISHED)) is CycleState.FINISHED
 
-    @pytest.mark.parametrize("dead", [owner_gone, owner_rebooted])
-    def test_a_dead_process_of_this_host_is_followed_at_once(
-        self, ledger: Ledger, dead: Callable[[], Owner]
-    ) -> None:
-        ledger.acquire(scope_of(ledger), dead(), LEASE_SECONDS)
+    def test_a_dead_process_of_this_host_is_followed_at_once(self, ledger: Ledger) -> None:
+        ledger.acquire(scope_of(ledger), owner_gone(), LEASE_SECONDS)
 
         assert Driver.of(ledger, takeover=Takeover.WAIT).lease.epoch == 2
 

@@ -62,11 +62,6 @@ def owner_gone() -> Owner:
     return replace(Owner.here(), started="made up")
 
 
-def owner_rebooted() -> Owner:
-    """Describe a process of this host before its last boot."""
-    return replace(Owner.here(), boot="made up")
-
-
 def scope_of(ledger: Ledger, app: str = "payments", query: str = "main") -> Scope:
     """Name a scope of *ledger*."""
     return Scope(ledger.ledger_id, app, query)
