@@ -27,14 +27,16 @@ from semel.testing.world import LEDGER, Invariant, Process, Violation, World
 Faults: TypeAlias = Mapping[str, Sequence[Fault]]
 MakeWorld: TypeAlias = Callable[[Faults], World]
 
-_WRITES: Final = (
-    *("fence", "sweep", "acquire", "open_generation", "plan", "set_range", "set_prepared"),
-    "finish",
-)
 # Staging and the checkpoint change the world without a call that is counted.
 _UNCOUNTED: Final = frozenset(p for p in CrashPoint if p.step in ("stage", "spark_batch"))
 
-_READS: Final = (*("recover", "mark", "scope_record", "attempt", "committed", "open_attempts"),)
+# Whether their answer is lost or they never ran comes to the same.
+_READS: Final = frozenset(
+    {
+        *("recover", "mark", "scope_record", "generations", "positions"),
+        *("open_attempts", "attempt", "attempts", "committed"),
+    }
+)
 
 
 def failings(thing: str, method: str) -> list[tuple[Failing, int]]:
@@ -45,9 +47,9 @@ def failings(thing: str, method: str) -> list[tuple[Failing, int]]:
     if thing == LEDGER and method in IN_DOUBT_METHODS:
         kinds = [Failing.REFUSED, Failing.BROKEN, Failing.LOST_REPLY]
         return [*((kind, 0) for kind in kinds), *((Failing.LATE, n) for n in (1, 2, 4))]
-    if method in _WRITES:
-        return [(Failing.REFUSED, 0), (Failing.BROKEN, 0), (Failing.LOST_REPLY, 0)]
-    return [(Failing.REFUSED, 0)] if method in _READS else []
+    if method in _READS:
+        return [(Failing.REFUSED, 0)]
+    return [(Failing.REFUSED, 0), (Failing.BROKEN, 0), (Failing.LOST_REPLY, 0)]
 
 
 @dataclass

@@ -57,26 +57,8 @@ class Fault:
 OUTCOME_METHODS: Final = ("prepare", "commit", "abort")
 """A sink's methods that answer with a `SinkOutcome`."""
 
-SINK_METHODS: Final = (*OUTCOME_METHODS, "fence", "recover", "sweep", "mark")
-"""A sink's methods that ask the outside world during a pipeline's life."""
-
 IN_DOUBT_METHODS: Final = ("decide_commit", "decide_abort")
 """A ledger's methods whose lost answer leaves the decision in doubt."""
-
-LEDGER_METHODS: Final = (
-    *IN_DOUBT_METHODS,
-    "acquire",
-    "scope_record",
-    "open_generation",
-    "plan",
-    "set_range",
-    "set_prepared",
-    "finish",
-    "attempt",
-    "committed",
-    "open_attempts",
-)
-"""A ledger's methods that a pipeline's life depends on."""
 
 
 class ConnectionBroke(OSError):
@@ -89,14 +71,18 @@ class FaultPlan:
 
     faults: list[Fault] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
+    number: int = 0
+    """Of all calls so far."""
+
     late: list[tuple[int, Callable[[], Any]]] = field(default_factory=list)
     """By number of all calls so far: what happens then."""
 
     def take(self, method: str) -> Fault | None:
         """Count a call, let what is due happen, and return the fault that strikes it."""
         self.calls[method] += 1
+        self.number += 1
         if self.late:
-            self.land(self.calls.total())
+            self.land(self.number)
         for fault in self.faults:
             if fault.method == method and fault.occurrence == self.calls[method]:
                 self.faults.remove(fault)
@@ -105,7 +91,7 @@ class FaultPlan:
 
     def put_off(self, fault: Fault, call: Callable[[], Any]) -> None:
         """Let *call* happen later."""
-        self.late.append((self.calls.total() + fault.calls_later, call))
+        self.late.append((self.number + fault.calls_later, call))
 
     def land(self, until: float = float("inf")) -> None:
         """Let everything happen that is due by now; refused like any other late request."""

@@ -160,7 +160,7 @@ class World:
     @property
     def calls(self) -> int:
         """How many calls of the ledger and the sinks were made so far."""
-        return sum(plan.calls.total() for plan in self.plans.values())
+        return sum(plan.number for plan in self.plans.values())
 
     def committed(self) -> set[int]:
         """List the batches whose decision is COMMIT, as the ledger has them in its records."""
