@@ -97,21 +97,35 @@ class Books:
         """Return a table's full name, quoted."""
         return f"{quoted(self.schema)}.{quoted(name)}"
 
-    def create(self, connection: Connection) -> None:
-        """Make the tables unless they are there.
+    def exist(self, connection: Connection) -> bool:
+        """Tell whether the tables are there."""
+        *_, has_tables = self._rights(connection)
+        return bool(has_tables)
+
+    def check_rights(self, connection: Connection) -> None:
+        """Find out whether tables may be made: staging needs some for every batch.
 
         Raises:
-            Permanent: the role may neither use nor make them; the message has the statement.
+            Permanent: the role may not; the message has the statement.
         """
-        name, user, may_create, exists, has_tables = self._rights(connection)
-        if exists and has_tables:
-            return
+        name, user, may_create, *_ = self._rights(connection)
         if not may_create:
             raise Permanent(
                 f"role {user} may not create tables in schema {name} for semel's own records: "
                 f"CREATE SCHEMA IF NOT EXISTS {quoted(name)}; "
                 f"GRANT USAGE, CREATE ON SCHEMA {quoted(name)} TO {quoted(user)};"
             )
+
+    def create(self, connection: Connection) -> None:
+        """Make the tables unless they are there.
+
+        Raises:
+            Permanent: the role may neither use nor make them; the message has the statement.
+        """
+        name, _, _, exists, has_tables = self._rights(connection)
+        if has_tables:
+            return
+        self.check_rights(connection)
         with connection.transaction():
             # Two processes may start at once, and IF NOT EXISTS does not wait for the other.
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [lock_key("books", name)])

@@ -84,6 +84,20 @@ class Database:
             self._get_ready(connection)
             yield connection
 
+    @contextmanager
+    def asking(self, scope: Scope | None = None) -> Iterator[Connection]:
+        """Lend a connection to whoever only asks: nothing is made; see `has_books`."""
+        with (
+            translated(f"sink {self.sink}"),
+            session(self.address, self.application(scope)) as connection,
+        ):
+            yield connection
+
+    def has_books(self, connection: Connection) -> bool:
+        """Tell whether semel's tables are in place; before the first owner, none are."""
+        self._is_ready = self._is_ready or self.books.exist(connection)
+        return self._is_ready
+
     def _get_ready(self, connection: Connection) -> None:
         if not self._is_ready:
             self.books.create(connection)

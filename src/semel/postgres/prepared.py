@@ -267,7 +267,7 @@ class Prepared:
             present = {gid.name for gid in self.gids(connection, txn)}
             lost = set(promise.pieces) - present - self.done(connection, txn)
             if lost:
-                return _lost(txn, lost)
+                return self._settled_or_lost(connection, txn, lost)
             if known.proof is None:
                 run(connection, [proof_of(self._books, txn, promise, finished=False), "COMMIT"])
             else:
@@ -275,7 +275,7 @@ class Prepared:
             reach(CrashPoint.POSTGRES_PROOF_WRITTEN, self._sink)
             for piece in promise.pieces:
                 if piece in present and not self._commit_one(connection, txn, piece):
-                    return _lost(txn, {piece})
+                    return self._settled_or_lost(connection, txn, {piece})
             proof = self._books.table("sink_proof")
             run(
                 connection,
@@ -302,6 +302,12 @@ class Prepared:
             return piece in self.done(connection, txn)
         reach(CrashPoint.POSTGRES_COMMIT_PREPARED_ONE, self._sink)
         return True
+
+    def _settled_or_lost(
+        self, connection: Connection, txn: SinkTxnId, pieces: set[str]
+    ) -> SinkOutcome:
+        """Look again: another process may have finished, and forgotten the tasks' proofs."""
+        return settled(txn, self._books.ask(connection, txn)) or _lost(txn, pieces)
 
     def done(self, connection: Connection, txn: SinkTxnId) -> set[str]:
         """List the tasks whose transaction is committed: their proofs became visible with it."""

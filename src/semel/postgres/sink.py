@@ -122,7 +122,9 @@ class PostgresSink:
 
     def check(self, schema: Schema | None) -> None:
         """Find out whether rows of *schema* can be written; create the table if asked to."""
-        with self._database.session() as connection:
+        with self._database.asking() as connection:
+            if self._wanted.mode != "prepared" or not self._database.has_books(connection):
+                self._database.books.check_rights(connection)
             self._checked = check(connection, self._wanted, schema)
 
     def fence(self, scope: Scope, epoch: int) -> None:
@@ -232,14 +234,18 @@ class PostgresSink:
     def look_up(self, txn: SinkTxnId, token: Token | None) -> Finding:
         """Say what is known of this attempt."""
         try:
-            with self._database.session(txn.scope) as connection:
+            with self._database.asking(txn.scope) as connection:
+                if not self._database.has_books(connection):
+                    return Finding(Found.GONE, "semel has never written to this database")
                 return self._inventory.find(connection, txn)
         except SemelError as error:
             return Finding(Found.UNREACHABLE, reason_of(error))
 
     def recover(self, scope: Scope) -> list[SinkTxnId]:
         """List this scope's prepared, unfinished transactions."""
-        with self._database.session(scope) as connection:
+        with self._database.asking(scope) as connection:
+            if not self._database.has_books(connection):
+                return []
             return self._inventory.held(connection, scope)
 
     def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
@@ -249,7 +255,9 @@ class PostgresSink:
 
     def mark(self, scope: Scope) -> SinkTxnId | None:
         """Return the highest committed cycle of *scope* with its attempt."""
-        with self._database.session(scope) as connection:
+        with self._database.asking(scope) as connection:
+            if not self._database.has_books(connection):
+                return None
             return self._inventory.mark(connection, scope)
 
     def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
@@ -259,7 +267,7 @@ class PostgresSink:
         back as they were written: nested values, jsonb, uuids from text, padded characters.
         """
         promise = Promise.of(token, SinkTxnId(cycle, str(token.get("attempt"))))
-        with self._database.session(cycle.scope) as connection:
+        with self._database.asking(cycle.scope) as connection:
             return read_tally(connection, promise, cycle)
 
     def guarantee(self) -> Guarantee:
