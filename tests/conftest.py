@@ -50,6 +50,19 @@ def postgres16_server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def quick_postgres_server() -> Iterator[PostgresServer]:
+    """A server that does not wait for the disk, for many small tests that never crash it."""
+    with require(PostgresServer(18, {"fsync": "off"}).start) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def quick_postgres16_server() -> Iterator[PostgresServer]:
+    with require(PostgresServer(16, {"fsync": "off"}).start) as server:
+        yield server
+
+
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """An empty database of PostgreSQL 18 for this test alone."""

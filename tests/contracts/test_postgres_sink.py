@@ -7,7 +7,6 @@ from itertools import count
 
 import psycopg
 import pytest
-from conftest import require
 from psycopg import sql
 from psycopg.rows import dict_row
 
@@ -21,22 +20,6 @@ pytestmark = pytest.mark.postgres
 
 NUMBERS = count(1)
 PASSWORD = "s3cr:t/p@ss"
-
-
-# Nothing here crashes the server, and without waiting for a disk a hundred tests are quick.
-QUICK = {"fsync": "off"}
-
-
-@pytest.fixture(scope="module")
-def quick_18() -> Iterator[PostgresServer]:
-    with require(PostgresServer(18, QUICK).start) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def quick_16() -> Iterator[PostgresServer]:
-    with require(PostgresServer(16, QUICK).start) as server:
-        yield server
 
 
 class PostgresSinkContract(SinkContract):
@@ -99,18 +82,18 @@ class PostgresSinkContract(SinkContract):
 
 
 class TestStagingModeOn18(PostgresSinkContract):
-    server = "quick_18"
+    server = "quick_postgres_server"
 
 
 class TestPreparedModeOn18(PostgresSinkContract):
-    server = "quick_18"
+    server = "quick_postgres_server"
     mode = "prepared"
 
 
 class TestStagingModeOn16(PostgresSinkContract):
-    server = "quick_16"
+    server = "quick_postgres16_server"
 
 
 class TestPreparedModeOn16(PostgresSinkContract):
-    server = "quick_16"
+    server = "quick_postgres16_server"
     mode = "prepared"

@@ -49,6 +49,7 @@ _TABLES: Final = {
 
 # A replayed commit finds its proof; beyond this, the mark says that the cycle is over.
 KEEP_PROOFS: Final = 1000
+PRUNE_EVERY: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,16 +219,20 @@ class Books:
         cycle = txn.cycle
         before = f"(generation, batch) < ({cycle.generation}, {cycle.batch})"
         scope = self.where(txn.scope)
-        proof = self.table("sink_proof")
-        return [
+        statements = [
             f"DELETE FROM {self.table('sink_attempt')} WHERE {self.where(txn)}",
             f"DELETE FROM {self.table('sink_attempt')} "
             f"WHERE {scope} AND state = 'aborted' AND {before}",
             f"DELETE FROM {self.table('sink_task_proof')} WHERE {self.where(txn)}",
-            f"DELETE FROM {proof} WHERE {scope} AND finished AND (generation, batch) < "
-            f"(SELECT generation, batch FROM {proof} WHERE {scope} AND finished "
-            f"ORDER BY generation DESC, batch DESC OFFSET {KEEP_PROOFS} LIMIT 1)",
         ]
+        if cycle.batch % PRUNE_EVERY == 0:
+            proof = self.table("sink_proof")
+            statements.append(
+                f"DELETE FROM {proof} WHERE {scope} AND finished AND (generation, batch) < "
+                f"(SELECT generation, batch FROM {proof} WHERE {scope} AND finished "
+                f"ORDER BY generation DESC, batch DESC OFFSET {KEEP_PROOFS} LIMIT 1)"
+            )
+        return statements
 
     def txn(self, scope: Scope, generation: int, batch: int, attempt: str) -> SinkTxnId:
         """Name the attempt that a row is about."""

@@ -198,7 +198,11 @@ class Pool:
         self.close_idle()
 
     def _count_lent(self, label: str) -> int:
-        return sum(key[0] == label for key, _ in self._lent.values())
+        """Count the lent connections that the server has not ended."""
+        return sum(
+            key[0] == label and not connection.closed and not _has_input(connection)
+            for key, connection in self._lent.values()
+        )
 
     def _arm(self) -> None:
         if self._reaper is None or not self._reaper.is_alive():
@@ -238,9 +242,14 @@ def _is_alive(connection: Connection) -> bool:
     """Tell whether a connection is idle and its server has not hung up; asks nobody."""
     if connection.closed or connection.info.transaction_status is not TransactionStatus.IDLE:
         return False
+    return not _has_input(connection)
+
+
+def _has_input(connection: Connection) -> bool:
+    """Tell whether the server has sent something unasked: mostly, that it has ended the session."""
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN | select.POLLHUP)
-    return not poll.poll(0)
+    return bool(poll.poll(0))
 
 
 @atexit.register

@@ -11,7 +11,7 @@ from semel.errors import require
 from semel.pipeline.sink import Tally
 from semel.pipeline.txn import CycleId
 from semel.postgres.connect import Connection
-from semel.postgres.names import quoted
+from semel.postgres.names import literal, quoted
 from semel.postgres.statements import Promise, cycle_text
 
 pa: Any = require("pyarrow", "postgres")
@@ -28,9 +28,10 @@ def read_tally(connection: Connection, promise: Promise, cycle: CycleId) -> Tall
         return total
     schema = schema_from_text(promise.schema)
     names = ", ".join(quoted(name) for name in schema.names)
-    query = f"SELECT {names} FROM {promise.target} WHERE {quoted(promise.cycle_column)} = %s"
+    column = quoted(promise.cycle_column)
+    query = f"SELECT {names} FROM {promise.target} WHERE {column} = {literal(cycle_text(cycle))}"
     with connection.transaction(), connection.cursor(name="semel_verify") as cursor:
-        cursor.execute(query.encode(), [cycle_text(cycle)])
+        cursor.execute(query.encode())
         while rows := cursor.fetchmany(_ROWS_AT_ONCE):
             total += tally(_batch(rows, schema))
     return total
