@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.frames import PARTITIONS, spark_session
+from bench.frames import PARTITIONS, payments, spark_session
 from bench.harness import Alternative, Benchmark, Row, Scale, Spread, Table, Target, measure
 from bench.noop import NoopSink, NoopStager
 from semel.spark import ExactlyOnce
@@ -29,25 +29,28 @@ Started: TypeAlias = tuple[Callable[[DataFrame, int], None], Callable[[], None]]
 """What Spark calls for every batch, and what is called when the query has ended."""
 
 ABOUT = """\
-A streaming query of 10,000-row batches (`rate-micro-batch`, two partitions, no pause between
-batches) into a sink that keeps nothing. *The same job* is a `foreachBatch` that runs the very
-`mapInArrow` job that semel runs, and nothing else; the difference is the cycle: reading the
-checkpoint, the lease, five durable transactions of a SQLite ledger. *Spark's noop writer* never
-leaves the JVM: beside it stands what the way to Python costs. A figure is the median of the
-batches of one run of the query (Spark's `triggerExecution`, the first batches left out), and the
-table sums up the runs."""
+A streaming query of 10,000-row batches (Parquet files, two a batch, no pause between batches) into
+a sink that keeps nothing. *The same job* is a `foreachBatch` that runs the very `mapInArrow` job
+that semel runs, and nothing else; the difference is the cycle: reading the checkpoint, the lease,
+five durable transactions of a SQLite ledger. *Spark's noop writer* never leaves the JVM: beside it
+stands what the way to Python costs. A figure is the median of the batches of one run of the query
+(Spark's `triggerExecution`, the first batches left out), and the table sums up the runs."""
 
 
 def run(scale: Scale) -> list[Table]:
     """Measure queries of 40 batches."""
     batches, left_out = (20, 8) if scale.is_quick else (50, 15)
+    source = Path(tempfile.mkdtemp(prefix="semel-bench-"))
     with spark_session() as spark:
+        for number in range(batches):
+            frame = payments(spark, ROWS_PER_BATCH, number * ROWS_PER_BATCH)
+            frame.write.mode("append").parquet(str(source))
 
         def query(start: Callable[[], Started]) -> Alternative:
             def alternative() -> float:
                 function, stop = start()
                 try:
-                    return _batch_seconds(spark, function, batches, left_out)
+                    return _batch_seconds(spark, source, function, left_out)
                 finally:
                     stop()
 
@@ -61,6 +64,7 @@ def run(scale: Scale) -> list[Table]:
             },
             scale.rounds_or(6),
         )
+    shutil.rmtree(source)
     rows = []
     for name, seconds in times.seconds.items():
         pairs = list(zip(seconds, times.seconds[PLAIN], strict=True))
@@ -91,28 +95,21 @@ def _semel() -> Started:
 
 
 def _batch_seconds(
-    spark: SparkSession, function: Callable[..., None], batches: int, left_out: int
+    spark: SparkSession, source: Path, function: Callable[..., None], left_out: int
 ) -> float:
-    """Run a query for *batches* batches; return the median time of all but the first ones."""
-    folder = Path(tempfile.mkdtemp(prefix="semel-bench-"))
-    query = (
-        spark.readStream.format("rate-micro-batch")
-        .option("rowsPerBatch", ROWS_PER_BATCH)
-        .option("numPartitions", PARTITIONS)
-        .load()
-        .writeStream.foreachBatch(function)
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(processingTime="0 seconds")
-        .start()
-    )
-    try:
-        while (last := query.lastProgress) is None or last.batchId < batches - 1:
-            if not query.isActive:
-                raise RuntimeError(f"the query ended early: {query.exception()}")
-            time.sleep(0.1)
-        progress = [p for p in query.recentProgress if left_out <= p.batchId < batches]
-    finally:
-        query.stop()
+    """Run a query over all files; return the median time of all but the first batches."""
+    with tempfile.TemporaryDirectory(prefix="semel-bench-") as folder:
+        query = (
+            spark.readStream.schema(spark.read.parquet(str(source)).schema)
+            .option("maxFilesPerTrigger", PARTITIONS)
+            .parquet(str(source))
+            .writeStream.foreachBatch(function)
+            .option("checkpointLocation", f"{folder}/checkpoint")
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        progress = [p for p in query.recentProgress if p.batchId >= left_out]
     return statistics.median(p.durationMs["triggerExecution"] for p in progress) / 1000
 
 
