@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from semel.errors import Misuse, NeedsOperator
 from semel.pipeline.adopt import Adoptable
@@ -113,11 +113,18 @@ def open_checkpoint(root: str, spark: Any = None) -> Checkpoint:
             f"one batch; put the checkpoint on a file system such as HDFS or a shared disk"
         )
     if scheme in ("", "file"):
-        path = unquote(urlsplit(root).path) if scheme else root
-        return Checkpoint(root, LocalFiles(Path(path)))
+        return Checkpoint(root, LocalFiles(Path(_local_path(root))))
     if spark is None:
         raise Misuse(f"checkpoint {root}: {scheme} cannot be read from this process")
     return Checkpoint(root, HadoopFiles(spark, root))
+
+
+def _local_path(root: str) -> str:
+    """Read ``file:/path`` and ``file:///path`` as Hadoop does: nothing in it is encoded."""
+    if not root.startswith("file:"):
+        return root
+    path = root.removeprefix("file:")
+    return "/" + path[2:].partition("/")[2] if path.startswith("//") else path
 
 
 class Checkpoint:
