@@ -435,6 +435,7 @@ def test_late_tasks_of_a_dead_owner_do_not_block_the_next_attempt(url, database)
     first = txn(2000)
     late = dead.stager(first)
     sink.fence(SCOPE, 2)
+    pool().close_idle()  # the late task runs elsewhere, on a connection of its own
     writer = late.open("late")
     writer.write(pa.RecordBatch.from_pylist([row(1)], schema=SCHEMA))
     writer.finish()
