@@ -7,6 +7,7 @@ import pickle
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from itertools import count
 
@@ -378,6 +379,7 @@ def test_asking_makes_nothing(url, database):
     sink.check(None)
     assert sink.recover(SCOPE) == []
     assert sink.mark(SCOPE) is None
+    assert sink.scopes_of(SCOPE.app, SCOPE.query) == []
     assert sink.look_up(of, None).found is Found.GONE
 
     assert rows_of(database, "SELECT FROM pg_namespace WHERE nspname = 'semel'") == []
@@ -411,8 +413,9 @@ def test_auto_says_in_one_line_what_it_chose_and_what_readers_see(url, database,
     assert "whole batches or nothing" in chosen[1]
 
 
-def test_a_key_that_two_tasks_insert_ends_with_the_constraints_own_error(url, database):
-    sink = PostgresSink(url, "entries", mode="auto", lock_seconds=0.2)
+@pytest.mark.parametrize("mode", ["auto", "prepared"])
+def test_a_key_that_two_tasks_insert_ends_with_the_constraints_own_error(url, database, mode):
+    sink = PostgresSink(url, "entries", mode=mode, lock_seconds=0.2)
     first = txn(1000)
     with pytest.raises(Retryable, match="lock timeout"):
         stage(sink, first, [row(1)], [row(1)])
@@ -427,6 +430,25 @@ def test_a_key_that_two_tasks_insert_ends_with_the_constraints_own_error(url, da
     assert left_behind(database) == []
     committed(sink, [row(1)])
     assert len(rows_of(database)) == 1
+
+
+def test_auto_gives_prepared_mode_up_when_it_fails_again_and_again(url, database):
+    def modes(batch):
+        for attempt in range(2):
+            of = txn(batch)
+            receipts = stage(sink, of, [row(2 * batch + attempt)])
+            yield receipts[0].detail["mode"]
+            assert isinstance(sink.abort(of, None), SinkOK)
+
+    sink = PostgresSink(url, "entries", mode="auto")
+
+    assert [[*modes(batch)] for batch in range(3000, 3005)] == [
+        ["prepared", "staging"],
+        ["prepared", "staging"],
+        ["prepared", "staging"],
+        ["staging", "staging"],
+        ["staging", "staging"],
+    ]
 
 
 def test_late_tasks_of_a_dead_owner_do_not_block_the_next_attempt(url, database):
@@ -691,6 +713,27 @@ def test_a_process_uses_few_connections_however_many_cycles_it_runs(url, databas
     while database.execute(query).fetchone()[0] > 1:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_threads_that_start_at_once_wait_for_each_others_connections(url, database, monkeypatch):
+    monkeypatch.setattr("semel.postgres.connect.MOST_CONNECTIONS", 3)
+    sink = PostgresSink(url, "entries")
+    of = txn()
+    stager = sink.stager(of)
+    open_at_once = []
+
+    def staged(number):
+        writer = stager.open(f"thread-{number}")
+        writer.write(pa.RecordBatch.from_pylist([row(number)], schema=SCHEMA))
+        open_at_once.append(len(pool()._lent))
+        time.sleep(0.01)
+        return writer.finish()
+
+    with ThreadPoolExecutor(12) as threads:
+        receipts = [*threads.map(staged, range(24))]
+
+    assert max(open_at_once) <= 3
+    assert isinstance(sink.prepare(of, receipts), SinkOK)
 
 
 def test_two_sinks_whose_options_name_two_databases_write_to_two(postgres_server):

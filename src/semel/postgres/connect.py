@@ -13,7 +13,7 @@ import os
 import select
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -139,6 +139,7 @@ class Pool:
         self._changed = threading.Condition()
         self._idle: dict[_Key, list[tuple[float, Connection]]] = defaultdict(list)
         self._lent: dict[int, tuple[_Key, Connection]] = {}
+        self._opening: Counter[str] = Counter()
         self._reaper: threading.Timer | None = None
 
     def take(self, address: Address, application: str) -> Connection:
@@ -162,10 +163,16 @@ class Pool:
                     self._lent[id(connection)] = (key, connection)
                     return connection
                 connection.close()
-        connection = address.connect(application)
-        with self._changed:
-            self._lent[id(connection)] = (key, connection)
-        return connection
+            self._opening[address.label] += 1  # it counts from now on, not when it is open
+        try:
+            connection = address.connect(application)
+            with self._changed:
+                self._lent[id(connection)] = (key, connection)
+            return connection
+        finally:
+            with self._changed:
+                self._opening[address.label] -= 1
+                self._changed.notify()
 
     def give_back(self, connection: Connection) -> None:
         """Take a connection back; one that is not idle, or is broken, is closed."""
@@ -198,9 +205,9 @@ class Pool:
         self.close_idle()
 
     def _count_lent(self, label: str) -> int:
-        """Count the lent connections that the server has not ended."""
-        return sum(
-            key[0] == label and not connection.closed and not _has_input(connection)
+        """Count the lent connections that the server has not ended, and those being opened."""
+        return self._opening[label] + sum(
+            key[0] == label and not connection.closed and not _has_ended(connection)
             for key, connection in self._lent.values()
         )
 
@@ -242,13 +249,20 @@ def _is_alive(connection: Connection) -> bool:
     """Tell whether a connection is idle and its server has not hung up; asks nobody."""
     if connection.closed or connection.info.transaction_status is not TransactionStatus.IDLE:
         return False
-    return not _has_input(connection)
+    return not _has(connection, select.POLLIN | select.POLLHUP)
 
 
-def _has_input(connection: Connection) -> bool:
-    """Tell whether the server has sent something unasked: mostly, that it has ended the session."""
+def _has_ended(connection: Connection) -> bool:
+    """Tell whether the server has hung up; an answer that nobody has read yet is no farewell."""
+    return _has(connection, getattr(select, "POLLRDHUP", select.POLLHUP))
+
+
+def _has(connection: Connection, events: int) -> bool:
     poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN | select.POLLHUP)
+    try:
+        poll.register(connection.fileno(), events)
+    except psycopg.Error:  # closed by another thread a moment ago
+        return True
     return bool(poll.poll(0))
 
 

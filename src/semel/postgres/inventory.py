@@ -12,6 +12,7 @@ from semel.pipeline.txn import Scope, SinkTxnId
 from semel.postgres.books import Known, run
 from semel.postgres.connect import Connection
 from semel.postgres.database import Database
+from semel.postgres.names import literal
 from semel.postgres.prepared import Prepared
 from semel.postgres.staging import Staging, drop
 
@@ -83,6 +84,17 @@ class Inventory:
         )
         rows = run(connection, [statement])[0]
         return self._books.txn(scope, *rows[0]) if rows else None
+
+    def scopes_of(self, connection: Connection, app: str, query: str) -> list[Scope]:
+        """List every scope of this app and query that committed here, of whichever ledger."""
+        named = f"f.app = {literal(app)} AND f.query = {literal(query)}"
+        statement = (
+            f"SELECT f.ledger FROM {self._books.table('sink_fence')} f "
+            f"WHERE f.sink = {literal(self._books.sink)} AND {named} "
+            f"AND EXISTS (SELECT FROM {self._books.table('sink_proof')} p "
+            f"WHERE p.scope = f.scope AND p.sink = f.sink) ORDER BY f.ledger"
+        )
+        return [Scope(ledger, app, query) for (ledger,) in run(connection, [statement])[0]]
 
     def abort(self, connection: Connection, txn: SinkTxnId) -> SinkOutcome:
         """Drop this attempt's tables and prepared transactions."""
