@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from semel import ExactlyOnce, Settings
-from semel.errors import Misuse, NeedsOperator
+from semel.errors import LeaseHeld, Misuse, NeedsOperator
 from semel.events import CycleEnded, Event, Events
+from semel.lease import Owner
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
 from semel.pipeline.adopt import adopt
@@ -23,6 +25,7 @@ from semel.pipeline.twophase import Backoff
 from semel.pipeline.txn import SinkTxnId
 from semel.spark import Exit
 from semel.spark.checkpoint import open_checkpoint
+from semel.spark.query import REAL_TIME_BYPASS
 from tests.spark.world import World, ids_in
 
 pytestmark = pytest.mark.spark
@@ -279,17 +282,25 @@ def test_a_stop_inside_a_batch_ends_the_query_instead_of_hanging_it(
     assert isinstance(pipeline.failure, stop)
 
 
-def test_rows_that_are_no_struct_are_refused_before_anything_is_staged(
-    world: World, ledger: MemoryLedger
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ("id", "must be a struct"),
+        ("array(id)", "must be a struct"),
+        ("struct(id, amount as id)", "two columns called 'id'"),
+    ],
+)
+def test_rows_that_cannot_be_staged_are_refused_before_anything_is(
+    world: World, ledger: MemoryLedger, rows: str, problem: str
 ) -> None:
     world.put(1)
-    pipeline = ExactlyOnce("app", ledger, [MemorySink(rows="id")])
+    pipeline = ExactlyOnce("app", ledger, [MemorySink(rows=rows)])
 
     with pytest.raises(StreamingQueryException):
         world.run(pipeline)
 
     assert isinstance(pipeline.failure, Misuse)
-    assert "must be a struct" in str(pipeline.failure)
+    assert problem in str(pipeline.failure)
     assert ledger.scopes() == []
 
 
@@ -456,6 +467,44 @@ def test_a_settings_that_hides_data_loss_is_refused(world: World, ledger: Memory
         world.run(pipeline)
 
     assert isinstance(pipeline.failure, Misuse)
+
+
+def test_a_setting_that_forces_real_time_mode_is_refused(
+    world: World, ledger: MemoryLedger
+) -> None:
+    world.put(1)
+    world.spark.conf.set(REAL_TIME_BYPASS, "false")
+    pipeline = ExactlyOnce("app", ledger, [MemorySink()])
+    try:
+        with pytest.raises(StreamingQueryException):
+            world.run(pipeline)
+    finally:
+        world.spark.conf.unset(REAL_TIME_BYPASS)
+
+    assert "Real-Time Mode" in str(pipeline.failure)
+
+
+def test_a_batch_that_takes_longer_than_the_lease_keeps_it(
+    world: World, ledger: MemoryLedger
+) -> None:
+    def slow(batches):  # type: ignore[no-untyped-def]
+        for batch in batches:
+            time.sleep(5)
+            yield batch
+
+    world.put(1)
+    sink = MemorySink()
+    pipeline = ExactlyOnce("app", ledger, [sink], settings=Settings(lease_seconds=2.0))
+    query = world.start(pipeline, shape=lambda df: df.mapInArrow(slow, df.schema))
+    while query.isActive and not ledger.scopes():
+        time.sleep(0.05)
+    for _ in range(4):
+        time.sleep(1.0)
+        with pytest.raises(LeaseHeld):
+            ledger.acquire(pipeline.scope, Owner("elsewhere", "boot", 1, "1", "other"), 30.0)
+
+    assert query.awaitTermination(60)
+    assert ids_in(sink.visible) == [1]
 
 
 def test_a_rate_source_is_carried_and_its_lost_checkpoint_refused(

@@ -9,6 +9,7 @@ speculation do; what the others staged is never named to a sink.
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,7 +47,8 @@ def arrow_schemas(selected: DataFrame, sinks: Sequence[TwoPhaseSink]) -> dict[st
     """Say what each sink's rows look like.
 
     Raises:
-        Misuse: a sink's rows are neither a struct nor an array of structs.
+        Misuse: a sink's rows are neither a struct nor an array of structs, or have two columns
+            of one name.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import ArrayType, StructType
@@ -62,6 +64,12 @@ def arrow_schemas(selected: DataFrame, sinks: Sequence[TwoPhaseSink]) -> dict[st
                 f"sink {sink.name!r}: rows= is {column.dataType.simpleString()}; it must be a "
                 f"struct (one row), null (no row) or an array of structs (several rows), such as "
                 f"F.struct('id', 'amount')"
+            )
+        twice = sorted(name for name, times in Counter(kind.names).items() if times > 1)
+        if twice:
+            raise Misuse(
+                f"sink {sink.name!r}: rows= has two columns called {twice[0]!r}; rename one with "
+                f".alias('…')"
             )
         schemas[sink.name] = to_arrow_schema(kind, timezone=zone)
     return schemas
