@@ -148,6 +148,19 @@ def test_a_deferred_foreign_key_is_checked_before_the_decision(url, database, mo
     assert left_behind(database) == []
 
 
+def test_a_trigger_that_drops_rows_is_named_before_the_decision(url, database):
+    database.execute(
+        "CREATE FUNCTION drop_row() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN IF NEW.id = 2 THEN RETURN NULL; END IF; RETURN NEW; END';"
+        "CREATE TRIGGER dropping BEFORE INSERT ON entries FOR EACH ROW EXECUTE FUNCTION drop_row()"
+    )
+
+    reason = refused(PostgresSink(url, "entries"), [row(1), row(2)])
+
+    assert 'table "public"."entries" took 1 of 2 rows; a trigger' in reason
+    assert rows_of(database) == []
+
+
 def test_a_row_that_somebody_else_holds_is_waited_for_and_then_tried_again(url, database):
     sink = PostgresSink(url, "entries", lock_seconds=0.2)
     of = txn()

@@ -241,8 +241,9 @@ class Staging:
                 counts = affected(connection, statements)
                 if promise.write == Write.APPEND and sum(counts) != promise.rows:
                     return SinkFatal(
-                        f"{txn}: the staging tables hold {sum(counts)} rows, and the receipts "
-                        f"say {promise.rows}"
+                        f"{txn}: table {promise.target} took {sum(counts)} of {promise.rows} "
+                        f"rows; a trigger or rule that drops or redirects rows cannot be accounted "
+                        f"for: give the sink the table that they go to"
                     )
             run(connection, ["SET CONSTRAINTS ALL IMMEDIATE"])
         except psycopg.Error as error:
