@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import datetime as dt
+import uuid
+from dataclasses import dataclass, replace
+from typing import Any
 
 from semel.errors import Fenced
 from semel.memory.sink import MemorySink
 from semel.memory.store import Shown
-from semel.pipeline.sink import Finding, Found, SinkFatal, SinkOK, SinkRetryable, digest_of
+from semel.pipeline.sink import (
+    Finding,
+    Found,
+    SinkFatal,
+    SinkOK,
+    SinkRetryable,
+    Tally,
+    digest_of,
+)
 from semel.pipeline.txn import CycleId
 
 
@@ -485,6 +496,74 @@ class SaysRetryableForever(MemorySink):
         return SinkRetryable(outcome.reason) if isinstance(outcome, SinkFatal) else outcome
 
 
+class ShowsWhatIsStaged(MemorySink):
+    """Readers see rows as soon as a task writes them."""
+
+    @property
+    def visible(self):
+        tasks = [task for tasks in self.store.staged.values() for task in tasks.values()]
+        return [*super().visible, *(row for rows in tasks for row in rows)]
+
+
+class LittersForEveryTask(MemorySink):
+    """Something stays of a task that discards its rows."""
+
+    def stager(self, txn):
+        self.store.staged.setdefault(txn, {})["litter"] = []
+        return super().stager(txn)
+
+
+class SaltsItsTallies(MemorySink):
+    """The hash of the rows depends on how they were spread over tasks."""
+
+    def stager(self, txn):
+        return SaltingStager(super().stager(txn))
+
+
+@dataclass
+class SaltingStager:
+    inner: Any
+
+    def open(self, task):
+        writer = self.inner.open(task)
+        writer.finish = lambda finish=writer.finish: salted(finish())
+        return writer
+
+
+def salted(receipt):
+    return replace(receipt, tally=Tally(receipt.tally.rows, receipt.tally.hash + 1))
+
+
+class RefusesItsOwnEpoch(MemorySink):
+    """A repeated fence is taken for another owner's."""
+
+    def fence(self, scope, epoch):
+        if self.store.epochs.get(scope) == epoch:
+            raise Fenced(f"{scope} is fenced already")
+        super().fence(scope, epoch)
+
+
+class RecoversGhosts(MemorySink):
+    """Recover lists something where nothing is."""
+
+    def recover(self, scope):
+        return super().recover(scope) or [CycleId(scope, 1, 1).attempt()]
+
+
+class HasANewNameEveryTime(MemorySink):
+    """Another process cannot find the sink's tokens by its name."""
+
+    def __init__(self, **settings):
+        super().__init__(f"memory-{uuid.uuid4().hex[:8]}", **settings)
+
+
+class KeepsItsGuaranteeToItself(MemorySink):
+    """Nobody learns what readers see."""
+
+    def guarantee(self):
+        return replace(super().guarantee(), readers_see="")
+
+
 CONVICTED_BY = {
     CommitsTwice: "committing_again_is_the_same_as_committing_once",
     ForgetsItsCommits: "another_process_may_repeat_the_commit",
@@ -536,5 +615,12 @@ CONVICTED_BY = {
     EmptyBatchesLeaveNoProof: "a_batch_without_tasks_is_committed_with_a_proof",
     LosesEqualRows: "equal_rows_are_all_kept",
     SaysRetryableForever: "committing_what_has_vanished_is_fatal",
+    ShowsWhatIsStaged: "staged_rows_are_not_visible",
+    LittersForEveryTask: "a_discarded_writer_leaves_nothing",
+    SaltsItsTallies: "receipts_of_equal_rows_add_up_to_equal_tallies",
+    RefusesItsOwnEpoch: "fencing_again_with_the_same_epoch_is_fine",
+    RecoversGhosts: "recover_lists_nothing_in_an_empty_store",
+    HasANewNameEveryTime: "a_sink_has_a_name",
+    KeepsItsGuaranteeToItself: "a_sink_states_its_guarantee_with_its_scope",
 }
 """Every broken sink, with the rule of the contract that names its fault."""

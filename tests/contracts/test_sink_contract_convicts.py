@@ -46,3 +46,9 @@ def test_the_reference_is_acquitted():
 
 def test_every_broken_sink_names_a_rule_that_exists():
     assert {f"test_{rule}" for rule in CONVICTED_BY.values()} <= set(rules())
+
+
+def test_every_rule_convicts_somebody():
+    convicting = {rule for broken in CONVICTED_BY for rule in violations(contract_of(broken))}
+
+    assert set(rules()) <= convicting
