@@ -290,11 +290,16 @@ print(type(sink.commit(txn, {token!r})).__name__)
 def test_readers_that_list_while_cycles_commit_see_whole_batches_or_nothing(tmp_path):
     sink = FilesSink(tmp_path)
     sink.fence(SCOPE, 1)
-    stop, seen = Event(), []
+    stop, seen, strange = Event(), [], []
 
     def read():
         while not stop.is_set():
-            table = ds.dataset(tmp_path, format="parquet", partitioning="hive").to_table()
+            try:
+                table = ds.dataset(tmp_path, format="parquet", partitioning="hive").to_table()
+            except FileNotFoundError as error:
+                # Arrow lists hidden folders, too, before it skips them.
+                strange.extend([] if "/_semel/" in str(error) else [error])
+                continue
             counts = table["id"].value_counts().to_pylist() if table.num_columns else []
             seen.append({count["values"]: count["counts"] for count in counts})
 
@@ -312,6 +317,7 @@ def test_readers_that_list_while_cycles_commit_see_whole_batches_or_nothing(tmp_
 
     assert seen
     assert {count for counts in seen for count in counts.values()} == {3}
+    assert strange == []
 
 
 def test_a_late_task_whose_folder_was_removed_does_no_harm(tmp_path):
