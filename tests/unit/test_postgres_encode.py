@@ -120,6 +120,7 @@ SAME = [
     (pa.list_(pa.decimal128(12, 3)), "numeric[]", [[D("1.500"), None], [D("-0.001")]]),
     (pa.list_(pa.bool_(), 2), "boolean[]", [[True, False], [None, True]]),
     (pa.null(), "integer", [None, None]),
+    (pa.timestamp("us"), "timestamp(3)", [dt.datetime.fromisoformat("1960-01-01 00:00:00.007")]),
     (pa.list_(pa.decimal128(12, 2)), "numeric(12,2)[]", [[D("1.25")], []]),
     (pa.decimal128(12, 2), "cents", [D("1.25"), D("-999.99")]),
 ]
@@ -236,6 +237,10 @@ REFUSED = [
     (pa.string(), "uuid", "not-a-uuid", "32 hex digits"),
     (pa.string(), "uuid", "g" * 32, "32 hex digits"),
     (pa.timestamp("ns"), "timestamp", 1, "lose data"),
+    (pa.timestamp("us"), "timestamp(3)", 1_500, "more than 3 digits"),
+    (pa.timestamp("us", "UTC"), "timestamptz(0)", 1, "more than 0 digits"),
+    (pa.time64("us"), "time(0)", 999_999, "more than 0 digits"),
+    (pa.list_(pa.timestamp("us")), "timestamp(0)[]", [1], "more than 0 digits"),
     (pa.timestamp("us"), "timestamp", -(2**63) + 5, "range"),
     (pa.date32(), "date", -(2**31) + 5, "range"),
 ]

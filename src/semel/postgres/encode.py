@@ -155,6 +155,21 @@ def times(column: Any) -> Field:
     return _number(column.cast(pa.time64("us")).cast(pa.int64()), np.int64, ">i8", 8)
 
 
+def unrounded(encode: Encode, digits: int) -> Encode:
+    """Refuse moments of more than *digits* after the second's point: the server would round."""
+    unit = 10 ** (6 - digits)
+
+    def checked(column: Any) -> Field:
+        is_time = pa.types.is_time(column.type)
+        kind = pa.time64("us") if is_time else pa.timestamp("us", column.type.tz)
+        moments = column.cast(kind).cast(pa.int64()).drop_null().to_numpy()
+        if (moments % unit).any():
+            raise ValueError(f"a moment has more than {digits} digits after the second's point")
+        return encode(column)
+
+    return checked
+
+
 def intervals(column: Any) -> Field:
     """Encode a duration for interval: microseconds, no days, no months."""
     microseconds = column.cast(pa.duration("us")).cast(pa.int64())

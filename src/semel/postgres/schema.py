@@ -133,6 +133,8 @@ def _column(
         # https://github.com/postgres/postgres/blob/REL_18_0/src/backend/utils/adt/numeric.c#L926
         precision = ((modifier - 4) >> 16) & 0xFFFF
         scale = (((modifier - 4) & 0x7FF) ^ 1024) - 1024
+    if {kind, element_kind} & {"timestamp", "timestamptz", "time"} and modifier >= 0:
+        precision = modifier
     return Column(
         name,
         PgType(type_sql, kind, element_kind, element_oid, precision, scale),

@@ -59,6 +59,8 @@ def wire(arrow: Any, column: PgType) -> Wire | None:
         return None
     for fits, encoder in _WIRES.get(column.kind, ()):
         if fits(arrow):
+            if column.kind in _MOMENTS and column.precision not in (None, 6):
+                encoder = encode.unrounded(encoder, column.precision or 0)
             is_exact = not (column.kind == "uuid" and pa.types.is_string(arrow))
             return Wire(encoder, is_exact=is_exact and not column.sql.startswith("character("))
     return _CAST if pa.types.is_string(arrow) else None
@@ -147,6 +149,8 @@ def _array_wire(arrow: Any, column: PgType) -> Wire | None:
         return None
     return Wire(encode.arrays(inner.encode, column.element_oid), is_exact=inner.is_exact)
 
+
+_MOMENTS: Final = ("timestamp", "timestamptz", "time")
 
 _CAST: Final = Wire(encode.texts, is_cast=True, is_exact=False)
 
