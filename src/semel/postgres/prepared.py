@@ -31,7 +31,7 @@ from semel.postgres.names import literal, quoted
 from semel.postgres.schema import Target
 from semel.postgres.staging import not_prepared, proof_of, refusal, settled
 from semel.postgres.statements import Promise, cycle_text
-from semel.postgres.writer import Rows, abandon
+from semel.postgres.writer import Rows, abandon, send
 
 _LONGEST_GID: Final = 199
 
@@ -114,7 +114,7 @@ class PreparedWriter:
                 self._rows = self._fit(batch)
             copy = self._copy or self._begin(self._rows)
             for chunk in self._rows.chunks(batch):
-                copy.write(chunk)
+                send(copy, chunk)
         except psycopg.Error as error:
             raise error_of(error, f"sink {self._stager.sink}, staging") from error
 

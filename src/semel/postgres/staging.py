@@ -30,7 +30,7 @@ from semel.postgres.faults import TWO_ROWS_FOR_ONE_KEY, error_of, is_permanent, 
 from semel.postgres.names import literal, quoted
 from semel.postgres.schema import Target
 from semel.postgres.statements import Promise, Write, insert, inserts, newest, union
-from semel.postgres.writer import Rows, abandon
+from semel.postgres.writer import Rows, abandon, send
 
 # Each takes a few of the server's shared locks.
 _TABLES_DROPPED_AT_ONCE: Final = 100
@@ -82,7 +82,7 @@ class StagingWriter:
                 self._rows = Rows(self._stager.target, batch.schema, self._stager.filled)
             copy = self._copy or self._begin(self._rows)
             for chunk in self._rows.chunks(batch):
-                copy.write(chunk)
+                send(copy, chunk)
         except psycopg.Error as error:
             raise error_of(error, f"sink {self._stager.sink}, staging") from error
 

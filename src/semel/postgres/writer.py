@@ -7,6 +7,9 @@ from contextlib import suppress
 from typing import Any, Final
 
 import psycopg
+from psycopg.abc import PQGen
+from psycopg.pq.abc import PGconn
+from psycopg.waiting import Ready, Wait
 
 from semel.arrow.tally import schema_to_text, tally
 from semel.errors import Permanent
@@ -80,6 +83,23 @@ class Rows:
             raise Permanent(
                 f"table {self.target.name}, column {name} ({fitted.column.type.sql}): {error}"
             ) from error
+
+
+def send(copy: psycopg.Copy, chunk: memoryview | bytes) -> None:
+    """Hand a chunk to the server, and wait until it has taken it.
+
+    psycopg only hands it to libpq, whose buffer grows as long as the server is the slower one.
+    """
+    copy.write(chunk)
+    copy.connection.wait(_flush(copy.connection.pgconn))
+
+
+def _flush(pgconn: PGconn) -> PQGen[None]:
+    # https://www.postgresql.org/docs/current/libpq-async.html#LIBPQ-PQFLUSH
+    while pgconn.flush():
+        ready = yield Wait.RW
+        if ready & Ready.R:
+            pgconn.consume_input()
 
 
 def abandon(connection: Connection, copying: Any) -> None:
