@@ -225,6 +225,7 @@ def test_the_checkpoint_of_a_plain_query_is_taken_over_by_adopting_it(
     world.run(ExactlyOnce("app", ledger, [sink]))
 
     assert ids_in(sink.visible) == [3, 4]
+    assert len(ledger.positions(refused.scope).paths["0"]) == 2
 
 
 def test_a_batch_that_spark_noted_without_a_decision_stops_the_query(

@@ -91,7 +91,7 @@ def test_a_driver_killed_at_a_random_time_loses_and_repeats_nothing(
 ) -> None:
     scene = Scene(tmp_path / "job", postgres_url)
 
-    scene.kill_after(random.Random(1).uniform(0.5, 4.0))
+    assert scene.kill_after(random.Random(1).uniform(0.5, 2.0))
     code, output = scene.run()
 
     assert code == 0, output

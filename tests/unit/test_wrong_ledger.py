@@ -10,7 +10,8 @@ from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
 from semel.pipeline.adopt import Adoptable, adopt
 from semel.pipeline.cycle import CommitSucceeded
-from semel.pipeline.source import BatchRange
+from semel.pipeline.positions import Position, Positions, discontinuities
+from semel.pipeline.source import BatchRange, SourceKind, SourceRange, Span
 from semel.pipeline.txn import CycleId, SinkTxnId
 
 
@@ -43,6 +44,56 @@ def test_a_new_ledger_on_sinks_that_another_filled_is_refused_until_it_is_adopte
     adopt(new, second.scope, found, who="ann", why="the old ledger is lost")
     run_one(second, batch=1)
     assert sink.visible == [0, 1]
+
+
+def test_a_ledger_with_a_history_of_its_own_is_refused_by_sinks_that_another_filled() -> None:
+    sink = MemorySink()
+    run_one(Driver("app", MemoryLedger(), [sink]))
+    experienced = MemoryLedger()
+    run_one(Driver("app", experienced, [MemorySink()]))
+
+    with pytest.raises(NeedsOperator, match="decided in another ledger"):
+        Driver("app", experienced, [MemorySink(store=sink.store)]).start()
+
+
+def test_a_committed_batch_that_spark_has_not_noted_cannot_be_adopted() -> None:
+    ledger, sink = MemoryLedger(), MemorySink()
+    driver = Driver("app", ledger, [sink])
+    run_one(driver)
+    found = Adoptable("checkpoint", 0, {}, is_stateful=False)
+
+    with pytest.raises(NeedsOperator, match="adopting would repeat it"):
+        adopt(ledger, driver.scope, found, who="ann", why="test")
+
+
+def test_files_that_an_adopted_checkpoint_has_read_count_as_committed() -> None:
+    ledger = MemoryLedger()
+    scope = Driver("app", ledger, [MemorySink()]).scope
+
+    adopt(
+        ledger,
+        scope,
+        Adoptable("one", 1, {}, is_stateful=False, paths={"0": ["/a"]}),
+        who="ann",
+        why="moving to semel",
+    )
+    second = Adoptable("two", 1, {}, is_stateful=False, paths={"0": ["/b"]})
+    adopt(ledger, scope, second, who="ann", why="the checkpoint is lost")
+    assert set(ledger.positions(scope).paths["0"]) == {"/a", "/b"}
+
+    third = Adoptable("three", 1, {}, is_stateful=False, paths={"0": ["/c"]})
+    adopt(ledger, scope, third, who="ann", why="read all again", repeat_files=True)
+    assert set(ledger.positions(scope).paths["0"]) == {"/c"}
+
+
+def test_a_topic_whose_id_cannot_be_asked_for_is_not_trusted() -> None:
+    positions = Positions({("0", "t/0"): Position(10, "id")})
+    span = {"t/0": Span(10, 20)}
+    same = SourceRange("0", SourceKind.OFFSETS, span, topic_ids={"t": "id"})
+    unknown = SourceRange("0", SourceKind.OFFSETS, span)
+
+    assert discontinuities(positions, BatchRange((same,))) == []
+    assert "cannot be asked for" in discontinuities(positions, BatchRange((unknown,)))[0]
 
 
 def test_another_app_may_share_a_sink() -> None:

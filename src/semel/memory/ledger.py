@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -133,15 +133,16 @@ class MemoryLedger:
         checkpoint: str,
         first_batch: int,
         positions: Mapping[tuple[str, str], Position],
-        forget_paths: bool = False,
+        paths: Mapping[str, Collection[str]] | None = None,
     ) -> Generation:
         """Make *checkpoint* the next generation, whatever came before."""
         with self._lock:
             held = self._fenced(lease)
             opened = self._next_generation(held, checkpoint, first_batch)
             held.ends = {where: (at, opened.number) for where, at in positions.items()}
-            if forget_paths:
+            if paths is not None:
                 held.paths.clear()
+                held.paths.update({source: set(listed) for source, listed in paths.items()})
             return opened
 
     def _next_generation(self, held: _Held, checkpoint: str, first_batch: int) -> Generation:

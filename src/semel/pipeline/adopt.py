@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from semel.errors import NeedsOperator
 from semel.lease import Owner, Takeover
 from semel.pipeline.ledger import Generation, Ledger
 from semel.pipeline.positions import Position
-from semel.pipeline.txn import Scope
+from semel.pipeline.txn import CycleId, Scope
 
 ADOPT_LEASE_SECONDS = 30.0
 
@@ -27,6 +27,9 @@ class Adoptable:
 
     is_stateful: bool
 
+    paths: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """The files that batches before it have read, by source."""
+
 
 def adopt(
     ledger: Ledger,
@@ -41,8 +44,8 @@ def adopt(
 ) -> Generation:
     """Make *found* the scope's next generation and its start the scope's positions.
 
-    Records who and why.  *repeat_files* forgets which files were committed, so that a
-    file source may read them again.
+    Files that the checkpoint has read count as committed from now on.  *repeat_files*
+    forgets all others, so that a file source may read them again.  Records who and why.
 
     Raises:
         LeaseHeld: the pipeline is running.
@@ -63,8 +66,14 @@ def adopt(
                 f"{scope}: cycle {open_cycles[0].txn.cycle} is {open_cycles[0].state}; settle it "
                 f"with `semel recover` before adopting a checkpoint"
             )
+        _refuse_repetition(ledger, scope, found)
+        known = {} if repeat_files else ledger.positions(scope).paths
+        paths = {
+            source: {*known.get(source, ()), *found.paths.get(source, ())}
+            for source in {*known, *found.paths}
+        }
         generation = ledger.adopt_generation(
-            lease, found.checkpoint, found.first_batch, found.positions, repeat_files
+            lease, found.checkpoint, found.first_batch, found.positions, paths
         )
         detail = {
             "checkpoint": found.checkpoint,
@@ -78,3 +87,18 @@ def adopt(
     finally:
         ledger.release(lease)
     return generation
+
+
+def _refuse_repetition(ledger: Ledger, scope: Scope, found: Adoptable) -> None:
+    """Refuse where the ledger has the checkpoint's next batch: a start notes it as done."""
+    for generation in ledger.generations(scope)[-1:]:
+        if generation.checkpoint != found.checkpoint:
+            continue
+        cycle = CycleId(scope, generation.number, found.first_batch)
+        record = ledger.scope_record(scope)
+        mark = record.mark if record else None
+        if ledger.committed(cycle) or (mark is not None and cycle <= mark.cycle):
+            raise NeedsOperator(
+                f"{scope}: cycle {cycle} is committed, and Spark has not noted it as done yet: "
+                f"start the query, which passes over it; adopting would repeat it"
+            )

@@ -48,6 +48,11 @@ class LedgerCoordinator:
         """Return what the winning tasks staged for *sink*."""
         return self.receipts.get(sink, ()) if txn == self.txn else ()
 
+    @property
+    def row_counts(self) -> Mapping[str, int]:
+        """How many rows were staged, by sink."""
+        return {name: tally_of(receipts).rows for name, receipts in self.receipts.items()}
+
     def begin_txn(self) -> None:
         """Verify the epoch and record the attempt."""
         self._ledger.plan(self._lease, self.txn)
@@ -66,8 +71,7 @@ class LedgerCoordinator:
 
     def keep_tokens(self, txn: SinkTxnId, tokens: Mapping[str, Token]) -> None:
         """Make every sink's token durable before the decision."""
-        rows = {name: tally_of(receipts).rows for name, receipts in self.receipts.items()}
-        self._ledger.set_prepared(self._lease, txn, tokens, rows)
+        self._ledger.set_prepared(self._lease, txn, tokens, self.row_counts)
 
     def commit_txn(self) -> CommitAnswer:
         """Decide COMMIT, with the new positions, in one ledger transaction."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
@@ -125,6 +125,16 @@ class Coordinator(Protocol):
 
     def abort_2pc(self) -> Sequence[SinkAnswer]:
         """Abort every sink, prepared or not."""
+        ...
+
+
+@runtime_checkable
+class CountsRows(Protocol):
+    """A coordinator that knows how many rows the cycle staged."""
+
+    @property
+    def row_counts(self) -> Mapping[str, int]:
+        """How many, by sink."""
         ...
 
 
@@ -376,13 +386,15 @@ class _Run:
     def report(self, outcome: CommitOutcome, interval_seconds: float | None) -> None:
         seconds = sum(self._seconds.values())
         where = (self._do.scope_label, self._do.label)
+        rows = self._do.row_counts if isinstance(self._do, CountsRows) else {}
         match outcome:
             case CommitSucceeded():
-                self._events.emit(CycleEnded(*where, "succeeded", "", seconds, self._seconds))
+                ended = CycleEnded(*where, "succeeded", "", seconds, self._seconds, rows)
             case CommitAborted(reason):
-                self._events.emit(CycleEnded(*where, "aborted", reason, seconds, self._seconds))
+                ended = CycleEnded(*where, "aborted", reason, seconds, self._seconds)
             case CommitFatal(reason):
-                self._events.emit(CycleEnded(*where, "fatal", reason, seconds, self._seconds))
+                ended = CycleEnded(*where, "fatal", reason, seconds, self._seconds)
+        self._events.emit(ended)
         commit = self._seconds.get(Step.COMMIT_2PC, 0.0) + self._seconds.get(Step.COMMIT_TXN, 0.0)
         if interval_seconds and commit > SLOW_COMMIT_FRACTION * interval_seconds:
             self._events.emit(CommitSlow(*where, commit, interval_seconds))

@@ -5,7 +5,7 @@ The contract is executable: `semel.testing.contracts.LedgerContract`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -157,12 +157,12 @@ class Ledger(Protocol):
         checkpoint: str,
         first_batch: int,
         positions: Mapping[tuple[str, str], Position],
-        forget_paths: bool = False,
+        paths: Mapping[str, Collection[str]] | None = None,
     ) -> Generation:
         """Make *checkpoint* the next generation, whatever came before: an operator's word.
 
-        In the same transaction *positions* replace all of the scope's, and with
-        *forget_paths* the committed paths go, too.
+        In the same transaction *positions* replace all of the scope's and, unless None,
+        *paths*, by source, replace its committed paths.
 
         Raises:
             LeaseLost: a newer epoch exists.

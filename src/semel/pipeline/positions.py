@@ -56,6 +56,11 @@ def _of_source(positions: Positions, source: SourceRange) -> list[str]:
         if known is None:
             continue
         topic_id = source.topic_ids.get(partition.rpartition("/")[0], "")
+        if known.topic_id and not topic_id:
+            found.append(
+                f"{where}: the topic's id cannot be asked for here, so nobody can tell whether it "
+                f"is still the topic that was read"
+            )
         if known.topic_id and topic_id and known.topic_id != topic_id:
             found.append(f"{where}: the topic was deleted and made again (its id changed)")
         elif span.start < known.end:

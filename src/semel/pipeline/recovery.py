@@ -264,14 +264,14 @@ class _Recovery:
 
 
 def check_ledger(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> None:
-    """Refuse a ledger that is new to a scope whose sinks another ledger has filled.
+    """Refuse a scope whose sinks another ledger has filled.
 
-    An operator's `adopt` opens a generation, after which nothing is asked any more.
+    An operator's `adopt` says that this ledger is the right one; nothing is asked after it.
 
     Raises:
         NeedsOperator: everything that was committed under the other ledger would be repeated.
     """
-    if ledger.generations(scope):
+    if any(act.act == "adopt" for act in ledger.acts(scope)):
         return
     for sink in sinks:
         if not isinstance(sink, RemembersScopes):
@@ -280,7 +280,7 @@ def check_ledger(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) ->
             if other != scope:
                 raise NeedsOperator(
                     f"sink {sink.name!r} holds cycles of {scope} that were decided in another "
-                    f"ledger ({other.ledger}), and ledger {ledger.url} knows none: use the other "
+                    f"ledger ({other.ledger}), which {ledger.url} knows nothing of: use the other "
                     f"ledger, restore it with `semel ledger restore`, or accept this one with "
                     f"`semel adopt`"
                 )

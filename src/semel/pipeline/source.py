@@ -92,6 +92,11 @@ class BatchRange:
         bare = [replace(source, topic_ids={}).to_json() for source in self.sources]
         return hashlib.sha256(json.dumps(bare, separators=(",", ":")).encode()).hexdigest()
 
+    @property
+    def paths(self) -> dict[str, tuple[str, ...]]:
+        """The files of the batch, by source."""
+        return {s.source: s.paths for s in self.sources if s.kind is SourceKind.FILES}
+
     def to_json(self) -> str:
         """Write the range as canonical JSON."""
         return json.dumps([s.to_json() for s in self.sources], separators=(",", ":"))

@@ -11,7 +11,13 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, Misuse, NeedsOperator, Permanent, reason_of
 from semel.events import EVENTS, Events, SinkRetried
-from semel.pipeline.cycle import AbortAnswer, CommitAnswer, Coordinator, SinkAnswer
+from semel.pipeline.cycle import (
+    AbortAnswer,
+    CommitAnswer,
+    Coordinator,
+    CountsRows,
+    SinkAnswer,
+)
 from semel.pipeline.sink import (
     Receipt,
     SinkFatal,
@@ -115,6 +121,10 @@ class _WithSinks:
     @property
     def scope_label(self) -> str:
         return self._inner.scope_label
+
+    @property
+    def row_counts(self) -> Mapping[str, int]:
+        return self._inner.row_counts if isinstance(self._inner, CountsRows) else {}
 
     @property
     def txn(self) -> SinkTxnId:

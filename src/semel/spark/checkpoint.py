@@ -215,11 +215,20 @@ class Checkpoint:
             if source.kind is SourceKind.OFFSETS
             for partition, span in source.spans.items()
         }
-        return Adoptable(self.id, next_batch, positions, self.is_stateful)
+        read = {} if last is None else self._paths_through(last)
+        return Adoptable(self.id, next_batch, positions, self.is_stateful, read)
+
+    def _paths_through(self, batch: int) -> dict[str, tuple[str, ...]]:
+        """Every file that batches up to *batch* have read, by source."""
+        return {
+            str(index): self._paths(index, -1, int(end["logOffset"]))
+            for index, end in enumerate(self._offsets(batch) or [])
+            if is_file_log(end)
+        }
 
     def _source_range(self, index: int, start: Any, end: Any) -> SourceRange:
         source = str(index)
-        if isinstance(end, Mapping) and set(end) == {"logOffset"}:
+        if is_file_log(end):
             first = -1 if start is None else int(start["logOffset"])
             paths = self._paths(index, first, int(end["logOffset"]))
             return SourceRange(source, SourceKind.FILES, paths=paths)
@@ -288,6 +297,11 @@ class Checkpoint:
                 f"checkpoint {self.root}: there is no {path}; give the checkpoint's own folder"
             )
         return found.decode()
+
+
+def is_file_log(offsets: Any) -> bool:
+    """Tell a file source's position: the newest entry of its own log."""
+    return isinstance(offsets, Mapping) and set(offsets) == {"logOffset"}
 
 
 def is_kafka(offsets: Any) -> bool:

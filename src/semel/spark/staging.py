@@ -8,6 +8,7 @@ speculation do; what the others staged is never named to a sink.
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -140,7 +141,8 @@ class Tee:
         except BaseException:
             # GeneratorExit, too: a speculative copy that lost is closed here.
             for writer in writers:
-                writer.discard()
+                with contextlib.suppress(Exception):  # the others' rows must go, too
+                    writer.discard()
             raise
         return receipts
 

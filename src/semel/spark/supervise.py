@@ -47,7 +47,7 @@ NEXT: Final = {
     Exit.DONE: "nothing to do",
     Exit.GAVE_UP: "look at the reason above; start the job again when its cause is gone",
     Exit.FENCED: "find the other process with `semel status`; start this one after stopping that",
-    Exit.OPERATOR: "nothing was changed; run `semel doctor` and follow the runbook it names",
+    Exit.OPERATOR: "run `semel doctor` and follow the runbook it names before starting again",
     Exit.STRANDED: "start the job again: recovery finishes what `semel doctor` lists",
     Exit.FAILED: "look at Spark's error above",
     Exit.INTERRUPTED: "start the job again whenever you like",

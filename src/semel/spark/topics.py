@@ -10,11 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from semel.errors import reason_of
-from semel.events import log
+from semel.errors import Retryable, reason_of
 from semel.pipeline.source import BatchRange, SourceKind, SourceRange
 
 ASK_MILLISECONDS = 10_000
+
+
+class TopicIdsUnknown(Retryable):
+    """A Kafka cluster did not tell the ids of its topics."""
+
+    def __init__(self, servers: str, reason: str) -> None:
+        super().__init__(servers, reason)
+        self.servers = servers
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"Kafka at {self.servers} did not tell its topics' ids: {self.reason}"
 
 
 class TopicIds:
@@ -45,28 +56,26 @@ class TopicIds:
             return source
         topics = sorted({partition.rpartition("/")[0] for partition in source.spans})
         ids: dict[str, str] = {}
-        for server in self._servers:
-            try:
-                ids |= self._ask(server, [topic for topic in topics if topic not in ids])
-            except Exception as error:  # noqa: BLE001  Py4J raises what the JVM did, as its own
-                log.warning(
-                    "topic ids unknown", extra={"servers": server, "reason": reason_of(error)}
-                )
+        reason = ""
+        for server in self._servers:  # which cluster has which topic, only asking tells
+            for topic in topics:
+                if topic not in ids:
+                    try:
+                        ids[topic] = self._ask(server, topic)
+                    except Exception as error:  # noqa: BLE001  Py4J raises what the JVM did
+                        reason = reason_of(error)
+        if len(ids) < len(topics):
+            # Without its id, a topic made again would be read on silently.
+            raise TopicIdsUnknown(", ".join(self._servers), reason)
         return replace(source, topic_ids=ids)
 
-    def _ask(self, server: str, topics: Sequence[str]) -> dict[str, str]:
-        if not topics:
-            return {}
+    def _ask(self, server: str, topic: str) -> str:
         jvm = self._spark._jvm
         names = jvm.java.util.ArrayList()
-        for topic in topics:
-            names.add(topic)
-        futures = self._admin(server).describeTopics(names).topicNameValues()
-        seconds = jvm.java.util.concurrent.TimeUnit.MILLISECONDS
-        return {
-            topic: str(futures.get(topic).get(ASK_MILLISECONDS, seconds).topicId().toString())
-            for topic in topics
-        }
+        names.add(topic)
+        future = self._admin(server).describeTopics(names).topicNameValues().get(topic)
+        unit = jvm.java.util.concurrent.TimeUnit.MILLISECONDS
+        return str(future.get(ASK_MILLISECONDS, unit).topicId().toString())
 
     def _admin(self, server: str) -> Any:
         if server not in self._admins:

@@ -8,7 +8,7 @@ until the commit.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -107,15 +107,16 @@ class SqlLedger:
         checkpoint: str,
         first_batch: int,
         positions: Mapping[tuple[str, str], Position],
-        forget_paths: bool = False,
+        paths: Mapping[str, Collection[str]] | None = None,
     ) -> Generation:
         """Make *checkpoint* the next generation, whatever came before."""
         with self._leased(lease) as (session, known):
             opened = questions.next_generation(session, known, checkpoint, first_batch)
             session.run(statements.FORGET_POSITIONS, keys(lease.scope))
             questions.move(session, lease.scope, positions, opened.number)
-            if forget_paths:
+            if paths is not None:
                 session.run(statements.FORGET_PATHS, keys(lease.scope))
+                questions.add_paths(session, lease.scope, paths)
             return opened
 
     def plan(self, lease: Lease, txn: SinkTxnId) -> None:
@@ -161,7 +162,7 @@ class SqlLedger:
             winner = questions.winner(session, txn.cycle)
             batch = rules.check_commit(txn, attempt, winner, known.mark, standing)
             questions.move(session, scope, rules.next_positions(ends, batch), generation)
-            questions.add_paths(session, scope, batch)
+            questions.add_paths(session, scope, batch.paths)
             session.run(statements.DECIDE_COMMIT, {**txn_keys(txn), "now": known.now})
 
     def decide_abort(self, txn: SinkTxnId, reason: str = "") -> Decision:

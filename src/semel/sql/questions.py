@@ -85,14 +85,11 @@ def committed_paths(
     return found
 
 
-def add_paths(session: Session, scope: Scope, batch: BatchRange) -> None:
-    """Keep the batch's files as committed."""
-    for source in batch.sources:
-        if source.kind is SourceKind.FILES:
-            added = {**keys(scope), "source": source.source}
-            session.run_many(
-                statements.ADD_PATH, ({**added, "path": path} for path in source.paths)
-            )
+def add_paths(session: Session, scope: Scope, paths: Mapping[str, Iterable[str]]) -> None:
+    """Keep files, by source, as committed."""
+    for source, listed in paths.items():
+        added = {**keys(scope), "source": source}
+        session.run_many(statements.ADD_PATH, ({**added, "path": path} for path in listed))
 
 
 def move(

@@ -35,7 +35,7 @@ WRITES: Final[Mapping[str, tuple[CycleState, Callable[[Ledger, Lease, SinkTxnId]
     ),
     "adopt_generation": (
         CycleState.PLANNED,
-        lambda ledger, lease, txn: ledger.adopt_generation(lease, "other", 0, {}, True),
+        lambda ledger, lease, txn: ledger.adopt_generation(lease, "other", 0, {}, {}),
     ),
     "plan": (CycleState.PLANNED, lambda ledger, lease, txn: ledger.plan(lease, txn)),
     "plan anew": (

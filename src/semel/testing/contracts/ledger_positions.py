@@ -73,9 +73,19 @@ class PositionRules(LedgerWorld):
         driver = Driver.of(ledger)
         driver.commit(offsets(0, 10, topic_id="one"), 0)
         driver.commit(offsets(10, 10, topic_id="one"), 1)
-        driver.commit(offsets(10, 25), 2)
+        driver.commit(offsets(10, 25, topic_id="one"), 2)
 
         assert ledger.positions(driver.scope).ends == {("0", "t/0"): Position(25, "one")}
+
+    def test_a_batch_whose_topic_cannot_be_told_is_refused(self, ledger: Ledger) -> None:
+        driver = Driver.of(ledger)
+        driver.commit(offsets(0, 10, topic_id="one"), 0)
+        txn = driver.reach(CycleState.PREPARED, 1, offsets(10, 20))
+
+        with pytest.raises(NeedsOperator, match="cannot be asked for"):
+            ledger.decide_commit(driver.lease, txn)
+
+        assert driver.end() == 10
 
     def test_an_empty_batch_is_a_batch(self, ledger: Ledger) -> None:
         driver = Driver.of(ledger)
@@ -211,7 +221,7 @@ class PositionRules(LedgerWorld):
         ledger.open_generation(driver.lease, "one")
         read = BatchRange.of_offsets({"t/0": (0, 10), "t/1": (0, 10)}).sources
         driver.commit(BatchRange(read + files("/in/a", source="1").sources))
-        adopted = {("0", "t/0"): Position(500, "id"), ("0", ""): Position(500)}
+        adopted = {("0", "t/0"): Position(500), ("0", ""): Position(500)}
 
         ledger.adopt_generation(driver.lease, "two", 7, adopted)
 
@@ -231,5 +241,8 @@ class PositionRules(LedgerWorld):
         assert not ledger.positions(driver.scope).ends
         assert set(ledger.positions(driver.scope).paths["1"]) == {"/in/a"}
 
-        ledger.adopt_generation(driver.lease, "two", 0, {}, forget_paths=True)
+        ledger.adopt_generation(driver.lease, "two", 0, {}, paths={"1": ["/in/b"]})
+        assert dict(ledger.positions(driver.scope).paths) == {"1": {"/in/b"}}
+
+        ledger.adopt_generation(driver.lease, "two", 0, {}, paths={})
         assert ledger.positions(driver.scope).is_empty

@@ -123,7 +123,7 @@ class RecordRules(LedgerWorld):
         for look in (ledger.history, ledger.generations, ledger.acts, ledger.open_attempts):
             assert look(stranger.scope) == []
         assert ledger.positions(stranger.scope).is_empty
-        ledger.adopt_generation(stranger.lease, "other", 0, {}, forget_paths=True)
+        ledger.adopt_generation(stranger.lease, "other", 0, {}, paths={})
         mine = stranger.commit(offsets(700, 701), 0)
         stranger.commit(offsets(701, 702), 1)
         twin = SinkTxnId(stranger.cycle(7), txn.attempt)
