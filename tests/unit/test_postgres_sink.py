@@ -445,6 +445,21 @@ def test_a_key_that_two_tasks_insert_ends_with_the_constraints_own_error(url, da
     assert len(rows_of(database)) == 1
 
 
+@pytest.mark.parametrize("mode", ["auto", "prepared"])
+def test_a_table_with_a_unique_index_is_staged_under_speculation(url, database, caplog, mode):
+    caplog.set_level(logging.INFO, "semel")
+    sink = PostgresSink(url, "entries", mode=mode)
+    sink.expect_speculation()
+    sink.check(SCHEMA)
+    of = txn(3100)
+
+    receipts = stage(sink, of, [row(6200)])
+
+    assert receipts[0].detail["mode"] == "staging"
+    assert "with speculation, a task and its copy" in caplog.text
+    assert isinstance(sink.abort(of, None), SinkOK)
+
+
 def test_auto_gives_prepared_mode_up_when_it_fails_again_and_again(url, database):
     def modes(batch):
         for attempt in range(2):

@@ -255,6 +255,15 @@ class CountsVisibleRows(Protocol):
 
 
 @runtime_checkable
+class MindsSpeculation(Protocol):
+    """A sink that works otherwise when a task may run twice at the same time."""
+
+    def expect_speculation(self) -> None:
+        """Be ready for speculative copies of tasks; called before `check`."""
+        ...
+
+
+@runtime_checkable
 class DescribesGuarantee(Protocol):
     """A sink that can say what it promises, for the lint."""
 

@@ -36,6 +36,8 @@ class Wanted:
     cycle_column: str
     mode: str
     create_table: str
+    speculates: bool = False
+    """Two copies of one task may run at the same time."""
 
     @property
     def filled(self) -> tuple[str, ...]:
@@ -182,6 +184,8 @@ def _mode(
     assert row is not None
     slots, used = row
     cast = [f.column.name for f in fitted or () if f.wire.is_cast]
+    # The copy would wait for the key that the first one has prepared.
+    collides = "with speculation, a task and its copy would insert the same unique keys"
     if wanted.mode == "prepared":
         if not slots:
             raise Permanent(
@@ -193,12 +197,17 @@ def _mode(
                 f"table {target.name}: text can be cast to {', '.join(map(quoted, cast))} in "
                 f"staging mode only: use mode='staging'"
             )
+        if wanted.speculates and target.keys:
+            log.warning(f"sink {wanted.sink}: staging mode instead of prepared: {collides}")
+            return "staging"
         return "prepared"
     why_not = (
         f"prepared mode can only append, and this is {wanted.write}"
         if wanted.write is not Write.APPEND
         else f"text is cast to {', '.join(map(quoted, cast))}"
         if cast
+        else collides
+        if wanted.speculates and target.keys
         else f"the server has {slots} slots for prepared transactions, {used} of them in use"
         if slots - used < SLOTS_WANTED
         else ""

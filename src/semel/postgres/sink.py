@@ -126,6 +126,10 @@ class PostgresSink:
 
     # Before the first batch
 
+    def expect_speculation(self) -> None:
+        """Use staging mode where the table has a unique index: a task's copy would wait for it."""
+        self._wanted = replace(self._wanted, speculates=True)
+
     def check(self, schema: Schema | None) -> None:
         """Find out whether rows of *schema* can be written; create the table if asked to."""
         with self._database.asking() as connection:

@@ -17,7 +17,7 @@ from semel.pipeline.generation import CheckpointView, settle_generation
 from semel.pipeline.heartbeat import Heartbeat
 from semel.pipeline.ledger import Generation, Ledger
 from semel.pipeline.recovery import RecoveryReport
-from semel.pipeline.sink import TwoPhaseSink
+from semel.pipeline.sink import MindsSpeculation, TwoPhaseSink
 from semel.pipeline.txn import CycleId, Scope, checked_name
 from semel.spark.checkpoint import Checkpoint, open_checkpoint
 from semel.spark.query import is_connect, refuse_unsafe, running_query
@@ -240,7 +240,10 @@ class ExactlyOnce:
         spark = None if is_connect(df) else df.sparkSession
         checkpoint = open_checkpoint(query.checkpoint, spark)
         schemas = arrow_schemas(select_rows(df, self.sinks), self.sinks)
+        speculates = df.sparkSession.conf.get("spark.speculation", "false") == "true"
         for sink in self.sinks:
+            if speculates and isinstance(sink, MindsSpeculation):
+                sink.expect_speculation()
             sink.check(schemas[sink.name])
         if self._started_ahead and self.driver.is_started:
             self._watch(query.is_active)
