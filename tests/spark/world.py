@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 SCHEMA = "id long, amount long, at long"
 EVERYTHING: Callable[[DataFrame], DataFrame] = lambda df: df  # noqa: E731  a default, named
@@ -85,3 +86,16 @@ class World:
 def ids_in(rows: list[Any]) -> list[int]:
     """The ids of some rows, sorted, so that two of one show."""
     return sorted(row["id"] for row in rows)
+
+
+def deduplicated(df: DataFrame) -> DataFrame:
+    """Pass every id once an hour: a query with state."""
+    timed = df.withColumn("time", F.timestamp_seconds("at")).withWatermark("time", "1 hour")
+    return timed.dropDuplicatesWithinWatermark(["id"]).drop("time")
+
+
+def counted(df: DataFrame) -> DataFrame:
+    """Close a window of ten ids when the watermark passes it: rows come in later batches."""
+    timed = df.withColumn("time", F.timestamp_seconds("at")).withWatermark("time", "0 seconds")
+    windows = timed.groupBy(F.window("time", "10 seconds")).agg(F.count("*").alias("n"))
+    return windows.select(F.unix_timestamp("window.start").alias("id"), "n")

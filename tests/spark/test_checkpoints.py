@@ -1,0 +1,179 @@
+"""What the ledger says to checkpoints that are lost, foreign or out of step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from semel import ExactlyOnce
+from semel.errors import NeedsOperator
+from semel.memory.ledger import MemoryLedger
+from semel.memory.sink import MemorySink
+from semel.pipeline.adopt import adopt
+from semel.pipeline.generation import CheckpointRefused
+from semel.spark.checkpoint import open_checkpoint
+from tests.spark.world import World, deduplicated, ids_in
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_lost_checkpoint_that_would_repeat_files_is_refused_until_it_is_adopted(
+    world: World, ledger: MemoryLedger
+) -> None:
+    sink = MemorySink()
+    world.put(*range(10))
+    world.run(ExactlyOnce("app", ledger, [sink]))
+    world.lose()
+
+    refused = ExactlyOnce("app", ledger, [sink])
+    with pytest.raises(StreamingQueryException):
+        world.run(refused)
+    assert isinstance(refused.failure, CheckpointRefused)
+    assert "00001.json is committed already" in str(refused.failure)
+    assert ids_in(sink.visible) == world.ids
+    refused.stop()
+
+    found = open_checkpoint(str(world.checkpoint())).adoptable()
+    adopt(ledger, refused.scope, found, who="ann", why="test", repeat_files=True)
+    world.run(ExactlyOnce("app", ledger, [sink]))
+
+    assert ids_in(sink.visible) == sorted(world.ids * 2)
+    assert ledger.acts(refused.scope)[0].who == "ann"
+
+
+def test_a_stateful_query_that_lost_its_checkpoint_is_refused(
+    world: World, ledger: MemoryLedger
+) -> None:
+    sink = MemorySink()
+    world.put(*range(10))
+    world.run(ExactlyOnce("app", ledger, [sink]), shape=deduplicated)
+    world.lose()
+
+    refused = ExactlyOnce("app", ledger, [sink])
+    with pytest.raises(StreamingQueryException):
+        world.run(refused, shape=deduplicated)
+    refused.stop()
+
+    assert "has lost its state" in str(refused.failure)
+    found = open_checkpoint(str(world.checkpoint())).adoptable()
+    with pytest.raises(NeedsOperator, match="--state-lost"):
+        adopt(ledger, refused.scope, found, who="ann", why="test")
+
+
+def test_the_checkpoint_of_a_plain_query_is_taken_over_by_adopting_it(
+    world: World, ledger: MemoryLedger
+) -> None:
+    sink = MemorySink()
+    world.put(1, 2)
+    world.run(lambda df, batch: None)
+    world.put(3, 4)
+
+    refused = ExactlyOnce("app", ledger, [sink])
+    with pytest.raises(StreamingQueryException):
+        world.run(refused)
+    assert "semel adopt" in str(refused.failure)
+    refused.stop()
+
+    found = open_checkpoint(str(world.checkpoint())).adoptable()
+    adopt(ledger, refused.scope, found, who="ann", why="moving to semel")
+    world.run(ExactlyOnce("app", ledger, [sink]))
+
+    assert ids_in(sink.visible) == [3, 4]
+    assert len(ledger.positions(refused.scope).paths["0"]) == 2
+
+
+def test_a_batch_that_spark_noted_without_a_decision_stops_the_query(
+    world: World, ledger: MemoryLedger
+) -> None:
+    sink = MemorySink()
+    world.put(1)
+    world.run(ExactlyOnce("app", ledger, [sink]))
+    world.put(2)
+    world.run(lambda df, batch: None)
+    world.put(3)
+
+    pipeline = ExactlyOnce("app", ledger, [sink])
+    with pytest.raises(StreamingQueryException):
+        world.run(pipeline)
+
+    assert "no COMMIT" in str(pipeline.failure)
+    assert ids_in(sink.visible) == [1]
+
+
+def test_a_reused_batch_number_with_other_input_fails_loudly(
+    world: World, ledger: MemoryLedger
+) -> None:
+    sink = MemorySink()
+    world.put(1)
+    world.run(ExactlyOnce("app", ledger, [sink]))
+    world.forget_commit(0)
+    entry = world.checkpoint() / "sources" / "0" / "0"
+    entry.write_text(entry.read_text().replace("00001.json", "00002.json"))
+    (entry.parent / ".0.crc").unlink()
+    world.put(2)
+
+    pipeline = ExactlyOnce("app", ledger, [sink])
+    with pytest.raises(StreamingQueryException):
+        world.run(pipeline)
+
+    assert "another source range" in str(pipeline.failure)
+    assert ids_in(sink.visible) == [1]
+
+
+def test_several_sources_are_told_apart_even_when_their_order_changes(
+    world: World, ledger: MemoryLedger, tmp_path: Path
+) -> None:
+    (tmp_path / "second").mkdir()
+    second = World(world.spark, tmp_path / "second")
+    sink = MemorySink()
+    for i in range(11):  # one more than Spark keeps before it compacts a source's log
+        world.put(i)
+    second.put(100, 101)
+
+    world.run(ExactlyOnce("app", ledger, [sink]), shape=lambda df: df.union(second.stream()))
+    everything = sorted(world.ids + second.ids)
+    assert ids_in(sink.visible) == everything
+
+    world.lose()
+    swapped = ExactlyOnce("app", ledger, [sink])
+    with pytest.raises(StreamingQueryException):
+        world.run(swapped, shape=lambda df: second.stream().union(df))
+    assert "the order of the sources has changed" in str(swapped.failure)
+    assert ids_in(sink.visible) == everything
+
+
+def test_a_rate_source_is_carried_and_its_lost_checkpoint_refused(
+    world: World, ledger: MemoryLedger
+) -> None:
+    sink = MemorySink(rows="struct(value as id)")
+
+    def run(pipeline: ExactlyOnce) -> None:
+        query = (
+            world.spark.readStream.format("rate-micro-batch")
+            .option("rowsPerBatch", 10)
+            .load()
+            .writeStream.foreachBatch(pipeline)
+            .option("checkpointLocation", str(world.checkpoint()))
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+        try:
+            while query.isActive and len(sink.visible) < 20:
+                query.awaitTermination(0.1)
+            if query.exception():
+                raise query.exception()
+        finally:
+            query.stop()
+
+    run(ExactlyOnce("app", ledger, [sink]))
+    seen = ids_in(sink.visible)
+    assert seen == list(range(len(seen)))
+    world.lose()
+    sink.store.visible.clear()
+
+    refused = ExactlyOnce("app", ledger, [sink])
+    with pytest.raises(StreamingQueryException):
+        run(refused)
+    assert "without durable positions" in str(refused.failure)

@@ -1,0 +1,246 @@
+"""Whom `ExactlyOnce` refuses, and how `run` ends."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from semel import ExactlyOnce, Settings
+from semel.errors import LeaseHeld, Misuse
+from semel.events import CycleEnded, Event, Events
+from semel.lease import Owner
+from semel.memory.ledger import MemoryLedger
+from semel.memory.sink import MemorySink
+from semel.pipeline.sink import SinkFatal, SinkOutcome, SinkRetryable, Token
+from semel.pipeline.twophase import Backoff
+from semel.pipeline.txn import SinkTxnId
+from semel.spark import Exit
+from semel.spark.query import REAL_TIME_BYPASS
+from tests.spark.world import World, ids_in
+
+pytestmark = pytest.mark.spark
+
+AT_ONCE = Backoff(tries=2, first_seconds=0.0)
+IMPATIENT = Settings(cycle_backoff=AT_ONCE, commit_backoff=AT_ONCE)
+
+
+@pytest.mark.parametrize("stop", [SystemExit, KeyboardInterrupt])
+def test_a_stop_inside_a_batch_ends_the_query_instead_of_hanging_it(
+    world: World, ledger: MemoryLedger, stop: type[BaseException]
+) -> None:
+    class Stopping(MemorySink):
+        def prepare(self, txn: SinkTxnId, receipts: object) -> SinkOutcome:
+            raise stop
+
+    world.put(1)
+    pipeline = ExactlyOnce("app", ledger, [Stopping()])
+
+    with pytest.raises(StreamingQueryException, match=stop.__name__):
+        world.run(pipeline)
+
+    assert isinstance(pipeline.failure, stop)
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ("id", "must be a struct"),
+        ("array(id)", "must be a struct"),
+        ("struct(id, amount as id)", "two columns called 'id'"),
+    ],
+)
+def test_rows_that_cannot_be_staged_are_refused_before_anything_is(
+    world: World, ledger: MemoryLedger, rows: str, problem: str
+) -> None:
+    world.put(1)
+    pipeline = ExactlyOnce("app", ledger, [MemorySink(rows=rows)])
+
+    with pytest.raises(StreamingQueryException):
+        world.run(pipeline)
+
+    assert isinstance(pipeline.failure, Misuse)
+    assert problem in str(pipeline.failure)
+    assert ledger.scopes() == []
+
+
+def test_two_queries_of_one_app_do_not_fence_each_other(world: World, ledger: MemoryLedger) -> None:
+    left, right = MemorySink("left"), MemorySink("right")
+    world.put(*range(5))
+
+    queries = [
+        world.start(ExactlyOnce("app", ledger, [left], query="left"), "left"),
+        world.start(ExactlyOnce("app", ledger, [right], query="right"), "right"),
+    ]
+    for query in queries:
+        assert query.awaitTermination(60)
+
+    assert ids_in(left.visible) == ids_in(right.visible) == world.ids
+
+
+def test_a_second_query_on_a_running_scope_is_refused_in_one_process(
+    world: World, ledger: MemoryLedger
+) -> None:
+    sink = MemorySink()
+    world.put(1)
+    running = ExactlyOnce("app", ledger, [sink])
+    query = (
+        world.stream()
+        .writeStream.foreachBatch(running)
+        .option("checkpointLocation", str(world.checkpoint("one")))
+        .trigger(processingTime="100 milliseconds")
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+        second = ExactlyOnce("app", ledger, [sink])
+        with pytest.raises(StreamingQueryException):
+            world.run(second, "two")
+        assert "another query of this process" in str(second.failure)
+        world.put(2)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+
+    assert ids_in(sink.visible) == [1, 2]
+
+
+def test_one_object_does_not_serve_two_queries_at_once(world: World, ledger: MemoryLedger) -> None:
+    sink = MemorySink()
+    world.put(1)
+    pipeline = ExactlyOnce("app", ledger, [sink])
+    query = (
+        world.stream()
+        .writeStream.foreachBatch(pipeline)
+        .option("checkpointLocation", str(world.checkpoint("one")))
+        .trigger(processingTime="100 milliseconds")
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+        with pytest.raises(StreamingQueryException, match="run by another query already"):
+            world.run(pipeline, "two")
+        world.put(2)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+
+    assert ids_in(sink.visible) == [1, 2]
+    assert len(ledger.generations(pipeline.scope)) == 1
+
+
+class Refusing(MemorySink):
+    """A sink whose commits are refused a number of times."""
+
+    def __init__(self, refusals: int, outcome: SinkOutcome) -> None:
+        super().__init__("refusing")
+        self.refusals = refusals
+        self.answer = outcome
+
+    def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        self.refusals -= 1
+        return self.answer if self.refusals >= 0 else super().commit(txn, token)
+
+
+def test_run_finishes_a_stranded_sink_when_it_is_started_again(
+    world: World, ledger: MemoryLedger
+) -> None:
+    sink = Refusing(2, SinkRetryable("not now"))
+    world.put(1)
+    first = ExactlyOnce("app", ledger, [sink], settings=IMPATIENT)
+
+    assert first.run(lambda: world.start(first)) is Exit.STRANDED
+    assert sink.visible == []
+
+    second = ExactlyOnce("app", ledger, [sink], settings=IMPATIENT)
+    assert second.run(lambda: world.start(second)) is Exit.DONE
+    assert ids_in(sink.visible) == [1]
+
+
+def test_run_calls_an_operator_when_a_promise_was_broken(
+    world: World, ledger: MemoryLedger
+) -> None:
+    sink = Refusing(99, SinkFatal("the promised rows are gone"))
+    world.put(1)
+    pipeline = ExactlyOnce("app", ledger, [sink], settings=IMPATIENT)
+    pipeline.run(lambda: world.start(pipeline))
+
+    again = ExactlyOnce("app", ledger, [sink], settings=IMPATIENT)
+
+    assert again.run(lambda: world.start(again)) is Exit.OPERATOR
+
+
+def test_run_starts_the_query_again_after_a_failure_that_may_pass(
+    world: World, ledger: MemoryLedger
+) -> None:
+    class FailsTwice(MemorySink):
+        left = 3
+
+        def prepare(self, txn: SinkTxnId, receipts: object) -> SinkOutcome:
+            self.left -= 1
+            if self.left >= 0:
+                return SinkRetryable("not now")
+            return super().prepare(txn, receipts)  # type: ignore[arg-type]
+
+    events = Events()
+    seen: list[Event] = []
+    events.subscribe(seen.append)
+    sink = FailsTwice()
+    world.put(1)
+    pipeline = ExactlyOnce("app", ledger, [sink], settings=IMPATIENT, events=events)
+
+    code = pipeline.run(lambda: world.start(pipeline), backoff=Backoff(first_seconds=0.0))
+
+    assert code is Exit.DONE
+    assert ids_in(sink.visible) == [1]
+    outcomes = [event.outcome for event in seen if isinstance(event, CycleEnded)]
+    assert outcomes == ["aborted", "aborted", "aborted", "succeeded"]
+
+
+def test_a_settings_that_hides_data_loss_is_refused(world: World, ledger: MemoryLedger) -> None:
+    world.put(1)
+    pipeline = ExactlyOnce("app", ledger, [MemorySink()], fails_on_data_loss=False)
+
+    with pytest.raises(StreamingQueryException):
+        world.run(pipeline)
+
+    assert isinstance(pipeline.failure, Misuse)
+
+
+def test_a_setting_that_forces_real_time_mode_is_refused(
+    world: World, ledger: MemoryLedger
+) -> None:
+    world.put(1)
+    world.spark.conf.set(REAL_TIME_BYPASS, "false")
+    pipeline = ExactlyOnce("app", ledger, [MemorySink()])
+    try:
+        with pytest.raises(StreamingQueryException):
+            world.run(pipeline)
+    finally:
+        world.spark.conf.unset(REAL_TIME_BYPASS)
+
+    assert "Real-Time Mode" in str(pipeline.failure)
+
+
+def test_a_batch_that_takes_longer_than_the_lease_keeps_it(
+    world: World, ledger: MemoryLedger
+) -> None:
+    def slow(batches):  # type: ignore[no-untyped-def]
+        for batch in batches:
+            time.sleep(5)
+            yield batch
+
+    world.put(1)
+    sink = MemorySink()
+    pipeline = ExactlyOnce("app", ledger, [sink], settings=Settings(lease_seconds=2.0))
+    query = world.start(pipeline, shape=lambda df: df.mapInArrow(slow, df.schema))
+    while query.isActive and not ledger.scopes():
+        time.sleep(0.05)
+    for _ in range(4):
+        time.sleep(1.0)
+        with pytest.raises(LeaseHeld):
+            ledger.acquire(pipeline.scope, Owner("elsewhere", "boot", 1, "1", "other"), 30.0)
+
+    assert query.awaitTermination(60)
+    assert ids_in(sink.visible) == [1]
