@@ -44,6 +44,26 @@ def select_rows(df: DataFrame, sinks: Sequence[TwoPhaseSink]) -> DataFrame:
     return df.select(*(rows_column(sink).alias(f"s{i}") for i, sink in enumerate(sinks)))
 
 
+def shared_rows(sinks: Sequence[TwoPhaseSink]) -> tuple[list[TwoPhaseSink], list[int]]:
+    """Return a sink for every different `rows`, and for each sink its place among them.
+
+    The way to Python costs more than writing: sinks of the same rows are sent them once.
+    """
+    different: list[TwoPhaseSink] = []
+    places = []
+    for sink in sinks:
+        alike = [i for i, other in enumerate(different) if _are_same(sink.rows, other.rows)]
+        if not alike:
+            different.append(sink)
+        places.append(alike[0] if alike else len(different) - 1)
+    return different, places
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    # Two columns cannot be compared: == makes a third.
+    return one is other or (isinstance(one, str) and isinstance(other, str) and one == other)
+
+
 def arrow_schemas(selected: DataFrame, sinks: Sequence[TwoPhaseSink]) -> dict[str, pa.Schema]:
     """Say what each sink's rows look like.
 
@@ -88,9 +108,10 @@ def stage(
 
     session = df.sparkSession
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_PER_ARROW_BATCH))
-    tee = Tee([(sink.name, sink.stager(txn)) for sink in sinks])
+    different, places = shared_rows(sinks)
+    tee = Tee([(sink.name, sink.stager(txn)) for sink in sinks], places)
     try:
-        collected = select_rows(df, sinks).mapInArrow(tee, RECEIPTS).collect()
+        collected = select_rows(df, different).mapInArrow(tee, RECEIPTS).collect()
     except PythonException as error:
         raise StagingFailed(_last_line(str(error))) from error
     receipts: dict[str, list[Receipt]] = {sink.name: [] for sink in sinks}
@@ -104,10 +125,16 @@ class StagingFailed(Retryable):
 
 
 class Tee:
-    """What runs in a task: every Arrow batch goes to every sink's writer."""
+    """What runs in a task: every Arrow batch goes to every sink's writer.
 
-    def __init__(self, stagers: Sequence[tuple[str, Stager]]) -> None:
+    *places* says which column of a batch holds each sink's rows; by default each has its own.
+    """
+
+    def __init__(
+        self, stagers: Sequence[tuple[str, Stager]], places: Sequence[int] | None = None
+    ) -> None:
         self._stagers = stagers
+        self._places = range(len(stagers)) if places is None else places
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write all of the partition, then return one receipt per sink."""
@@ -129,8 +156,9 @@ class Tee:
                 reach(CrashPoint.STAGE_BEFORE, name)
                 writers.append(stager.open(task))
             for batch in batches:
-                for index, writer in enumerate(writers):
-                    rows = rows_of(batch.column(index))
+                columns = [rows_of(column) for column in batch.columns]
+                for place, writer in zip(self._places, writers, strict=True):
+                    rows = columns[place]
                     if rows.num_rows:
                         writer.write(rows)
                 reach(CrashPoint.STAGE_WRITTEN)
