@@ -46,7 +46,7 @@ def filled(ledger):
     ledger.open_generation(driver.lease, "checkpoint")
     driver.commit(offsets(0, 10, topic_id="id"), 0)
     driver.commit(files("/in/ü", source="1"), 1)
-    driver.reach(CycleState.PREPARED, 2, offsets(10, 20))
+    driver.reach(CycleState.PREPARED, 2, offsets(10, 20, topic_id="id"))
     ledger.record_act(driver.scope, "ann", "adopt", "because", {"x": [1]})
     ledger.release(driver.lease)
     return driver
@@ -77,7 +77,7 @@ def test_a_restored_ledger_is_the_same_ledger(make, tmp_path):
     assert everything == expected
     assert record == replace(left, epoch=left.epoch + EPOCH_LEAP)
     successor = Driver.of(restored)
-    successor.commit(offsets(10, 20), 2)
+    successor.commit(offsets(10, 20, topic_id="id"), 2)
 
 
 def test_owners_of_a_restored_ledger_are_not_fenced_by_sinks_that_outlived_the_lost_one(
@@ -119,7 +119,7 @@ def test_a_ledger_that_knows_more_is_kept(ledger, tmp_path):
     driver = filled(ledger)
     ledger.backup(tmp_path / "backup")
     later = Driver.of(ledger)
-    later.commit(offsets(10, 20), 2)
+    later.commit(offsets(10, 20, topic_id="id"), 2)
     ledger.release(later.lease)
     before = contents(ledger, driver.scope)
 
@@ -143,7 +143,7 @@ def test_force_goes_back_and_fences_whoever_still_runs(ledger, tmp_path):
     running = Driver.of(ledger)
     ledger.backup(tmp_path / "backup")
     running = Driver.of(ledger)
-    txn = running.reach(CycleState.PREPARED, 2, offsets(10, 20))
+    txn = running.reach(CycleState.PREPARED, 2, offsets(10, 20, topic_id="id"))
 
     ledger.restore(tmp_path / "backup", Overwrite.FORCE)
 

@@ -168,7 +168,7 @@ def test_a_ledger_of_version_1_keeps_everything_and_goes_on(store):
         assert driver.record(won).tokens == {"left": {"gid": "x"}}
         (left_open,) = ledger.open_attempts(scope)
         assert ledger.decide_abort(left_open.txn) is Decision.ABORT
-        driver.commit(offsets(50, 60), 5)
+        driver.commit(offsets(50, 60, topic_id="topic"), 5)
         assert driver.end() == 60
 
 
