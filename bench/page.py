@@ -24,7 +24,9 @@ Every table compares alternatives that ran in turns, in one process, on one mach
 **ratios** mean something; the times are that machine's. A figure is the median, with the smallest
 and the largest in brackets. A ratio is taken within each round, then its median over the rounds:
 above 1 is faster. Targets were set before the code was written, and stay here when they are
-missed.
+missed. Below each table stands how many cores other programs kept busy when it began: much more
+than 0 widens the ranges, and limits in seconds are then missed more easily than on a machine of
+one's own.
 
 Do it again with your own machine's figures (all of it takes about half an hour):
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from pyspark.sql import DataFrame
 
 from bench.frames import Cycles, cached, payments, spark_session
-from bench.harness import Alternative, Benchmark, Scale, Table, compared, measure, timed
+from bench.harness import (
+    Alternative,
+    Benchmark,
+    Row,
+    Scale,
+    Table,
+    Target,
+    compared,
+    measure,
+    timed,
+)
 from bench.server import Database, postgres
 from semel.postgres.sink import Mode, PostgresSink
 
@@ -26,9 +37,10 @@ a checkpoint taken before every timing.
 * **JDBC append** is Spark's own writer, tuned: `reWriteBatchedInserts=true`, `batchsize` 10000.
   It can write rows twice after a failure, and readers see half-written batches.
 * **semel** is a whole cycle: staging in one `mapInArrow` job, prepare, the decision in a SQLite
-  ledger (four durable transactions), commit.
+  ledger (five durable transactions), commit.
 * **raw COPY** sends bytes that were encoded before the clock started, on two connections, without
-  Spark: the limit."""
+  Spark: the limit. The aim of 0.9 of it leaves out what Spark costs: in a prototype, bringing a
+  million rows from Spark to Python took 1.6 to 1.9 s of CPU, on the same two cores."""
 
 
 def run(scale: Scale) -> list[Table]:
@@ -42,7 +54,10 @@ def run(scale: Scale) -> list[Table]:
             frame = cached(payments(spark, rows))
             times = measure(_alternatives(database, frame, rows), scale.rounds_or(rounds), 2)
             wanted = {PREPARED: prepared, STAGING: staging}
-            tables.append(compared(f"{rows:,} rows", times, JDBC, wanted, RAW))
+            table = compared(f"{rows:,} rows", times, JDBC, wanted, RAW)
+            share = times.ratio(PREPARED, RAW)
+            aim = Row(f"{PREPARED}, of {RAW}", ["", "", share.text(2)], Target.at_least(0.9, share))
+            tables.append(replace(table, rows=[*table.rows, aim]))
             frame.unpersist()
     return tables
 
