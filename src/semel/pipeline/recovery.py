@@ -326,8 +326,8 @@ def sweep(
     return swept
 
 
-class SinkBlocksStart(Retryable):
-    """A sink did not carry out what recovery asked, and may do so later."""
+class _Unsettled(SemelError):
+    """What recovery asked of a sink, and what came back."""
 
     def __init__(self, sink: str, txn: str, act: str, reason: str) -> None:
         super().__init__(sink, txn, act, reason)
@@ -335,6 +335,10 @@ class SinkBlocksStart(Retryable):
         self.txn = txn
         self.act = act
         self.reason = reason
+
+
+class SinkBlocksStart(_Unsettled, Retryable):
+    """A sink did not carry out what recovery asked, and may do so later."""
 
     def __str__(self) -> str:
         return (
@@ -343,15 +347,8 @@ class SinkBlocksStart(Retryable):
         )
 
 
-class CycleStuck(NeedsOperator):
+class CycleStuck(_Unsettled, NeedsOperator):
     """A sink can never carry out what the decision demands."""
-
-    def __init__(self, sink: str, txn: str, act: str, reason: str) -> None:
-        super().__init__(sink, txn, act, reason)
-        self.sink = sink
-        self.txn = txn
-        self.act = act
-        self.reason = reason
 
     def __str__(self) -> str:
         return (
@@ -361,6 +358,6 @@ class CycleStuck(NeedsOperator):
 
 
 def _insist(sink: TwoPhaseSink, txn: SinkTxnId, outcome: SinkOutcome, act: str) -> None:
-    errors: dict[type, type[SemelError]] = {SinkRetryable: SinkBlocksStart, SinkFatal: CycleStuck}
+    errors: dict[type, type[_Unsettled]] = {SinkRetryable: SinkBlocksStart, SinkFatal: CycleStuck}
     if not isinstance(outcome, SinkOK):
         raise errors[type(outcome)](sink.name, str(txn), act, outcome.reason)

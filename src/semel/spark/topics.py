@@ -33,18 +33,12 @@ class TopicIds:
 
     def __init__(self, spark: Any, source_options: Sequence[Mapping[str, str]]) -> None:
         self._spark = spark
-        self._servers = sorted(
-            {
-                options["kafka.bootstrap.servers"]
-                for options in source_options
-                if "kafka.bootstrap.servers" in options
-            }
-        )
         self._options = {
             options["kafka.bootstrap.servers"]: options
             for options in source_options
             if "kafka.bootstrap.servers" in options
         }
+        self._servers = sorted(self._options)
         self._admins: dict[str, Any] = {}
 
     def added_to(self, batch: BatchRange) -> BatchRange:
