@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Iterator
 from decimal import Decimal
@@ -61,10 +60,18 @@ def main() -> None:
     [receipt] = Tee([(sink.name, sink.stager(txn))]).write(batches(rows), "task")
     if receipt.tally.rows != rows:
         raise ValueError(f"{receipt.tally.rows} rows were staged")
-    # Kilobytes, but bytes on macOS.
-    per_mb = 2**20 if sys.platform == "darwin" else 2**10
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / per_mb)
+    print(peak_mb())
     sink.abort(txn, None)
+
+
+def peak_mb() -> float:
+    """Return the most memory that this program has had since it began.
+
+    `getrusage` would be wrong: its peak survives `exec`, and begins with the parent's.
+    """
+    status = Path("/proc/self/status").read_text()
+    [peak] = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(peak.split()[1]) / 2**10
 
 
 if __name__ == "__main__":
