@@ -32,6 +32,7 @@ BASE = frozenset(
         "events",
         "lazy",
         "lease",
+        "measures",
         "message",
         "policy",
         "secrets",
@@ -52,6 +53,7 @@ BINDINGS = frozenset(
         "s3",
         "spark",
         "sql",
+        "sqlalchemy",
     }
 )
 TOPS = frozenset({"__main__", "cli", "console", "demo"})
@@ -82,7 +84,10 @@ CLIENTS = {
     "pyiceberg": {"iceberg"},
     "httpx": {"http"},
     "faststream": {"faststream"},
-    "sqlalchemy": {"sql", "faststream"},
+    "sqlalchemy": {"sqlalchemy", "faststream", "testing"},
+    "asyncpg": {"sqlalchemy"},
+    "aiosqlite": {"sqlalchemy"},
+    "yaml": {"policy"},
     "starlette": {"console"},
     "uvicorn": {"console"},
     "typer": {"cli", "demo"},
