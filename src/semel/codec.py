@@ -1,0 +1,240 @@
+"""From a record to a message: decode the payload, find the id, the key, the type.
+
+A record that cannot be read is not an exception but an answer, `Unreadable`:
+its bytes go to the dead letters, and its offset is never passed silently.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol, TypeAlias
+
+from semel.errors import Misuse, Permanent, reason_of
+from semel.message import Coordinates, Message, Record
+
+
+class Undecodable(Permanent):
+    """The payload is not what the codec can read."""
+
+
+class SchemaIncompatible(Undecodable):
+    """The payload is readable, but of a schema that this consumer does not know."""
+
+
+class Codec(Protocol):
+    """Turns a payload's bytes into what the handler gets."""
+
+    name: str
+
+    def decode(self, raw: bytes, headers: Mapping[str, bytes]) -> Any:
+        """Read *raw*.
+
+        Raises:
+            Undecodable: the bytes are broken, and will be the next time.
+            SchemaIncompatible: they are of another schema; a new release may read them.
+        """
+        ...
+
+
+class JsonCodec:
+    """UTF-8 JSON; numbers beyond 64 bits keep their digits, duplicated keys are refused."""
+
+    name = "json"
+
+    def decode(self, raw: bytes, headers: Mapping[str, bytes]) -> Any:
+        """Read *raw* as JSON."""
+        try:
+            return json.loads(raw.decode(), object_pairs_hook=_without_repeated_keys)
+        except (ValueError, RecursionError) as error:
+            raise Undecodable(f"not JSON: {reason_of(error)}") from error
+
+
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has the same key twice")
+    return found
+
+
+class RawCodec:
+    """The bytes as they are."""
+
+    name = "raw"
+
+    def decode(self, raw: bytes, headers: Mapping[str, bytes]) -> Any:
+        """Return *raw*."""
+        return raw
+
+
+@dataclass(frozen=True, slots=True)
+class FromHeader:
+    """A value that the producer puts into a header."""
+
+    name: str
+
+    def find(self, record: Record, payload: Any) -> Any:
+        """Return the header's text, or None."""
+        found = record.headers.get(self.name)
+        return None if found is None else _text(found)
+
+    def __str__(self) -> str:
+        return f"header {self.name!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class FromPayload:
+    """A value in the payload; dots lead into nested objects."""
+
+    path: str
+
+    def find(self, record: Record, payload: Any) -> Any:
+        """Return the field's value, or None."""
+        found = payload
+        for step in self.path.split("."):
+            found = found.get(step) if isinstance(found, Mapping) else getattr(found, step, None)
+            if found is None:
+                return None
+        return found
+
+    def __str__(self) -> str:
+        return f"payload field {self.path!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class FromCoordinates:
+    """``topic/partition/offset``: for producers that give no id.
+
+    A message that is produced again, or copied to another topic, has other coordinates:
+    only the deliveries of one record are recognised.
+    """
+
+    def find(self, record: Record, payload: Any) -> Any:
+        """Return the record's coordinates."""
+        return str(record.at)
+
+    def __str__(self) -> str:
+        return "coordinates"
+
+
+@dataclass(frozen=True, slots=True)
+class FromKey:
+    """The record's key."""
+
+    def find(self, record: Record, payload: Any) -> Any:
+        """Return the key's text, or None."""
+        return None if record.key is None else _text(record.key)
+
+    def __str__(self) -> str:
+        return "record key"
+
+
+Place: TypeAlias = FromHeader | FromPayload | FromCoordinates | FromKey
+
+
+class Unread(StrEnum):
+    """Why a record is no message."""
+
+    UNDECODABLE = "undecodable"
+    SCHEMA_INCOMPATIBLE = "schema_incompatible"
+    NO_ID = "no_id"
+    BAD_FIELD = "bad_field"
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A record that is no message for this consumer, kept as it came."""
+
+    record: Record
+    why: Unread
+    reason: str
+
+    @property
+    def id(self) -> str:
+        """What the dead letter is filed under: the coordinates, as there is no id."""
+        return f"unreadable:{self.record.at}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a consumer reads records."""
+
+    id_from: Place
+    codec: Codec = field(default_factory=JsonCodec)
+    key_from: Place = field(default_factory=FromKey)
+    type_from: Place = field(default_factory=lambda: FromPayload("type"))
+    version_from: Place | None = None
+    schema_version_from: Place = field(default_factory=lambda: FromHeader("schema-version"))
+    correlation_from: Place = field(default_factory=lambda: FromHeader("correlation-id"))
+    model: Callable[[Any], Any] | None = None
+    """Makes the handler's own type of the decoded payload: a pydantic model's validator, say."""
+
+    def read(self, record: Record) -> Message | Unreadable:
+        """Make a message of *record*, or say why there is none."""
+        try:
+            payload = self.codec.decode(record.value or b"", record.headers)
+            ids = self.id_from.find(record, payload)
+            if not _is_id(ids):
+                return Unreadable(record, Unread.NO_ID, f"no message id in the {self.id_from}")
+            return Message(
+                id=str(ids),
+                payload=payload if self.model is None else self.model(payload),
+                raw=record.value or b"",
+                key=self._text_at(self.key_from, record, payload),
+                type=self._text_at(self.type_from, record, payload) or "",
+                headers=record.headers,
+                source=record.at,
+                timestamp=record.timestamp,
+                version=self._version(record, payload),
+                schema_version=self._text_at(self.schema_version_from, record, payload) or "",
+                correlation_id=self._text_at(self.correlation_from, record, payload) or "",
+            )
+        except SchemaIncompatible as error:
+            return Unreadable(record, Unread.SCHEMA_INCOMPATIBLE, reason_of(error))
+        except Undecodable as error:
+            return Unreadable(record, Unread.UNDECODABLE, reason_of(error))
+        except Misuse:
+            raise
+        except Exception as error:  # noqa: BLE001  a model's validator raises what it likes
+            return Unreadable(record, Unread.BAD_FIELD, reason_of(error))
+
+    def _text_at(self, place: Place, record: Record, payload: Any) -> str | None:
+        found = place.find(record, payload)
+        return None if found is None else str(found)
+
+    def _version(self, record: Record, payload: Any) -> int | None:
+        if self.version_from is None:
+            return None
+        found = self.version_from.find(record, payload)
+        if found is None or isinstance(found, bool):
+            raise Undecodable(f"no version in the {self.version_from}")
+        try:
+            return int(found)
+        except (TypeError, ValueError) as error:
+            raise Undecodable(f"the version in the {self.version_from} is {found!r}") from error
+
+
+def _is_id(found: Any) -> bool:
+    return (isinstance(found, str) and found != "") or (
+        isinstance(found, int) and not isinstance(found, bool)
+    )
+
+
+def _text(raw: bytes) -> str:
+    """Read bytes as text; what is no UTF-8 stays distinguishable."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def coordinates_of(text: str) -> Coordinates:
+    """Read ``topic/partition/offset``.
+
+    Raises:
+        Misuse: it is something else.
+    """
+    topic, _, rest = text.rpartition("/")
+    topic, _, partition = topic.rpartition("/")
+    if not topic or not partition.isdecimal() or not rest.isdecimal():
+        raise Misuse(f"{text!r} is no topic/partition/offset")
+    return Coordinates(topic, int(partition), int(rest))

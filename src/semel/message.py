@@ -1,0 +1,104 @@
+"""A message, the record it travels in, and where its id may come from.
+
+    Record   what a broker delivered: bytes, headers, coordinates
+    Message  what a handler gets: an id, a payload, and where it came from
+
+An id comes only from a place that was declared: a header, a field of the
+payload, or the coordinates.  A framework's own message id changes between
+deliveries, and whatever is derived from it handles a message twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Partition:
+    """One partition of a topic."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.number}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Coordinates:
+    """Where a record stands in its topic."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    @property
+    def place(self) -> Partition:
+        """The partition, without the offset."""
+        return Partition(self.topic, self.partition)
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a broker delivered, before anybody has read it."""
+
+    at: Coordinates
+    value: bytes | None
+    key: bytes | None = None
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    """A header that was sent several times has its last value."""
+
+    timestamp: float = 0.0
+    """Seconds since 1970, as the broker says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message, decoded; deliveries of it that repeat carry the same id."""
+
+    id: str
+    payload: Any
+    raw: bytes = b""
+    """The payload's own bytes; the hash that tells a repetition from a conflict is theirs."""
+
+    key: str | None = None
+    type: str = ""
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    source: Coordinates | None = None
+    timestamp: float = 0.0
+    version: int | None = None
+    """The version of the aggregate that *key* names, for consumers that check the sequence."""
+
+    schema_version: str = ""
+    correlation_id: str = ""
+    is_duplicate: bool = False
+    """The message was handled before: the handler writes nothing and sends everything again."""
+
+    attempt: int = 1
+    """How often this consumer has tried the message, this time included."""
+
+    digest: str = field(default="", compare=False)
+    """The sha256 of *raw*, in hex; made where none is given."""
+
+    def __post_init__(self) -> None:
+        if not self.digest:
+            object.__setattr__(self, "digest", digest_of(self.raw))
+
+    def repeated(self) -> Message:
+        """Return the message as a handler gets it that is invoked for duplicates, too."""
+        return replace(self, is_duplicate=True)
+
+    def tried(self, attempt: int) -> Message:
+        """Return the message with the number of this attempt."""
+        return self if attempt == self.attempt else replace(self, attempt=attempt)
+
+
+def digest_of(raw: bytes) -> str:
+    """Return the hash that tells a repetition of a message from another one with its id."""
+    return hashlib.sha256(raw).hexdigest()

@@ -1,0 +1,98 @@
+"""The audit trail: what operators did, in a chain that shows every change to it.
+
+Each entry carries the hash of the one before it.  Whoever changes, removes or
+inserts an entry breaks the chain at that place; whoever cuts off its end must
+also change the head, so the head's hash is worth writing down elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+FIRST_HASH: Final = "0" * 64
+"""What the first entry has for the hash of the one before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Something that a person or a command did."""
+
+    actor: str
+    act: str
+    """A verb with its noun: ``park.release``, ``dlq.replay``, ``delete.approve``."""
+
+    consumer: str = ""
+    message_id: str = ""
+    reason: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One act, in its place in the chain."""
+
+    number: int
+    at: float
+    act: Act
+    previous_hash: str
+    hash: str
+
+
+def hash_of(number: int, at: float, act: Act, previous_hash: str) -> str:
+    """Return an entry's hash over all that it says and the hash before it."""
+    said = [
+        number,
+        # Microseconds, as the databases keep it: a float's digits are not the same everywhere.
+        round(at * 1_000_000),
+        act.actor,
+        act.act,
+        act.consumer,
+        act.message_id,
+        act.reason,
+        act.details,
+        previous_hash,
+    ]
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def break_in(entries: Sequence[AuditEntry], before: AuditEntry | None = None) -> str | None:
+    """Say where a stretch of the chain is broken; None where it is whole."""
+    number = before.number if before else 0
+    previous = before.hash if before else FIRST_HASH
+    for entry in entries:
+        if entry.number != number + 1:
+            return f"entry {number + 1} is missing: {entry.number} follows {number}"
+        if entry.previous_hash != previous:
+            return f"entry {entry.number} does not follow the entry before it"
+        if entry.hash != hash_of(entry.number, entry.at, entry.act, entry.previous_hash):
+            return f"entry {entry.number} was changed"
+        number, previous = entry.number, entry.hash
+    return None
+
+
+class AuditTrail(Protocol):
+    """The trail, in one open transaction: an act and its entry are durable together.
+
+    The contract is executable: `semel.testing.contracts.AuditContract`.
+    """
+
+    async def append(self, act: Act) -> AuditEntry:
+        """Write an act at the end of the chain; writers wait for one another."""
+        ...
+
+    async def read(self, after: int, limit: int) -> Sequence[AuditEntry]:
+        """Return the entries behind number *after*, in order."""
+        ...
+
+    async def about(self, consumer: str, message_id: str) -> Sequence[AuditEntry]:
+        """Return the entries about one message, in order."""
+        ...
+
+    async def head(self) -> tuple[int, str]:
+        """Return number and hash of the last entry, as the head's own record has them."""
+        ...

@@ -1,0 +1,431 @@
+"""The claim: the durable "this consumer takes this message", and its life.
+
+    (nothing) ──▶ COMPLETED                          transactional: claim, effect and
+        │                                            state in one transaction
+        ├──▶ IN_PROGRESS ──▶ COMPLETED               leased: for long handlers
+        │        │
+        └────────┴──▶ FAILED_RETRYABLE ──▶ COMPLETED | FAILED_TERMINAL | PARKED
+                      (due again later)
+
+A failure to ask is never a duplicate: whoever cannot ask raises, and the
+delivery comes back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol, TypeAlias
+
+from semel.errors import Fenced, Retryable
+from semel.message import Message
+
+
+class ClaimState(StrEnum):
+    """What is known of one message of one consumer."""
+
+    IN_PROGRESS = "IN_PROGRESS"
+    """An owner holds a lease on it."""
+
+    COMPLETED = "COMPLETED"
+    """Its effect is durable."""
+
+    FAILED_RETRYABLE = "FAILED_RETRYABLE"
+    """It failed and may be tried again when it is due."""
+
+    FAILED_TERMINAL = "FAILED_TERMINAL"
+    """It is a dead letter."""
+
+    PARKED = "PARKED"
+    """It waits for a person, or behind a message of its key that does."""
+
+
+TERMINAL: Final = frozenset({ClaimState.COMPLETED, ClaimState.FAILED_TERMINAL})
+"""The only states that retention may delete."""
+
+_ANY = frozenset(ClaimState)
+
+ARROWS: Final[Mapping[ClaimState, frozenset[ClaimState]]] = {
+    ClaimState.IN_PROGRESS: _ANY,
+    ClaimState.FAILED_RETRYABLE: _ANY,
+    ClaimState.COMPLETED: frozenset(),
+    # Only an operator's act leads out of these two, and it is audited.
+    ClaimState.FAILED_TERMINAL: frozenset({ClaimState.FAILED_RETRYABLE}),
+    ClaimState.PARKED: frozenset(
+        {ClaimState.FAILED_RETRYABLE, ClaimState.COMPLETED, ClaimState.FAILED_TERMINAL}
+    ),
+}
+"""Where a state may lead; COMPLETED leads nowhere, ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The message is this caller's to handle."""
+
+    attempt: int = 1
+    """Counts from 1."""
+
+    fence: int = 0
+    """What `mark_completed` and `renew` of a leased claim must show."""
+
+    from_owner: str = ""
+    """Who held the lease that had expired; empty where nobody did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The effect is durable already: settle with an ack."""
+
+    result: str | None = None
+    """What the handler returned the first time, as JSON, where the consumer keeps results."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotDue:
+    """It failed, and its next attempt is later."""
+
+    seconds_left: float
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldElsewhere:
+    """Another owner is at it, and may still fail: no ack, it comes back."""
+
+    owner: str = ""
+    seconds_left: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """A lease that ran out, where the policy is not simply to reclaim it."""
+
+    owner: str
+    seconds_ago: float
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """It waits for a person; never silently handled again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """It is a dead letter; never silently handled again."""
+
+    error_code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """The id is known with another payload."""
+
+    expected: str
+    found: str
+
+
+ClaimAnswer: TypeAlias = (
+    Claimed | Duplicate | NotDue | HeldElsewhere | Stale | Parked | Terminal | Conflict
+)
+
+
+class Found(StrEnum):
+    """What a claim can find, and the answer's only input besides the stale policy."""
+
+    NOTHING = "nothing"
+    COMPLETED = "COMPLETED"
+    RETRYABLE_DUE = "FAILED_RETRYABLE, due"
+    RETRYABLE_LATER = "FAILED_RETRYABLE, not yet due"
+    LEASE_LIVE = "IN_PROGRESS with a live lease"
+    LEASE_EXPIRED = "IN_PROGRESS with an expired lease"
+    TERMINAL = "FAILED_TERMINAL"
+    PARKED = "PARKED"
+    LOCKED = "a lock that did not come free in time"
+    OTHER_PAYLOAD = "the same id with another payload"
+
+
+class StalePolicy(StrEnum):
+    """What becomes of a lease that ran out (S3-20); none of them blocks for ever."""
+
+    RECLAIM = "reclaim"
+    """The next delivery takes it over."""
+
+    WAIT = "wait"
+    """It is left alone for a while longer, then parked."""
+
+    INSPECT = "inspect"
+    """The consumer's own function says whether the effect happened."""
+
+    ABANDON = "abandon"
+    """It is parked at once."""
+
+
+CLAIM_TABLE: Final[Mapping[Found, tuple[type[ClaimAnswer], str]]] = {
+    Found.NOTHING: (Claimed, "handle it"),
+    Found.RETRYABLE_DUE: (Claimed, "handle it again"),
+    Found.LEASE_EXPIRED: (Claimed, "take it over, or Stale where the stale policy says so"),
+    Found.RETRYABLE_LATER: (
+        NotDue,
+        "ack if the retry table holds the payload, else seek back and pause until it is due",
+    ),
+    Found.COMPLETED: (Duplicate, "ack"),
+    Found.TERMINAL: (Terminal, "by policy; never handled silently"),
+    Found.PARKED: (Parked, "by policy; never handled silently"),
+    Found.LEASE_LIVE: (HeldElsewhere, "no ack; it comes back later"),
+    Found.LOCKED: (HeldElsewhere, "no ack; it comes back later"),
+    Found.OTHER_PAYLOAD: (Conflict, "its own outcome, with both hashes"),
+}
+"""What the claim finds, what it answers, and what the consumer does then."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRow:
+    """One row of ``processed_message``."""
+
+    consumer: str
+    message_id: str
+    state: ClaimState
+    attempts: int = 1
+    owner: str = ""
+    fence: int = 0
+    lease_until: float = 0.0
+    due_at: float = 0.0
+    payload_hash: str = ""
+    first_seen_at: float = 0.0
+    updated_at: float = 0.0
+    error_code: str = ""
+    result: str | None = None
+
+
+def found_of(row: ClaimRow | None, payload_hash: str, now: float) -> Found:
+    """Say what a claim with *payload_hash* finds; the pure model of the SQL.
+
+    An empty hash on either side is one that is not known, and conflicts with nothing.
+    """
+    if row is None:
+        return Found.NOTHING
+    if row.payload_hash and payload_hash and row.payload_hash != payload_hash:
+        return Found.OTHER_PAYLOAD
+    match row.state:
+        case ClaimState.COMPLETED:
+            return Found.COMPLETED
+        case ClaimState.FAILED_TERMINAL:
+            return Found.TERMINAL
+        case ClaimState.PARKED:
+            return Found.PARKED
+        case ClaimState.FAILED_RETRYABLE:
+            return Found.RETRYABLE_DUE if row.due_at <= now else Found.RETRYABLE_LATER
+        case ClaimState.IN_PROGRESS:
+            return Found.LEASE_EXPIRED if row.lease_until <= now else Found.LEASE_LIVE
+
+
+def refusal(row: ClaimRow, payload_hash: str, now: float) -> ClaimAnswer | None:
+    """Answer for a row that is not simply there to be taken; None where it is."""
+    match found_of(row, payload_hash, now):
+        case Found.OTHER_PAYLOAD:
+            return Conflict(expected=row.payload_hash, found=payload_hash)
+        case Found.COMPLETED:
+            return Duplicate(row.result)
+        case Found.TERMINAL:
+            return Terminal(row.error_code)
+        case Found.PARKED:
+            return Parked()
+        case Found.RETRYABLE_LATER:
+            return NotDue(row.due_at - now, row.attempts)
+        case Found.LEASE_LIVE:
+            return HeldElsewhere(row.owner, row.lease_until - now)
+        case _:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """Which message is to be claimed."""
+
+    message_id: str
+    payload_hash: str = ""
+
+    @classmethod
+    def of(cls, message: Message) -> ClaimRequest:
+        """Ask for *message*."""
+        return cls(message.id, message.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What is written of a failed attempt."""
+
+    state: ClaimState
+    attempts: int
+    error_code: str
+    delay_seconds: float = 0.0
+    """Until it is due again, on the database's clock."""
+
+    payload_hash: str = ""
+
+
+class ProcessedMessageStore(Protocol):
+    """The claims of one open transaction; nothing here ends it.
+
+    The contract is executable: `semel.testing.contracts.ClaimsContract`.
+    """
+
+    async def claim(self, *, consumer_name: str, event_id: str) -> bool:
+        """Claim a message; False where it was handled before.
+
+        Raises:
+            NotClaimable: it is neither: held elsewhere, not due, parked, dead, or a conflict.
+            Retryable: the database could not be asked.
+        """
+        ...
+
+    async def try_claim(self, consumer: str, request: ClaimRequest) -> ClaimAnswer:
+        """Claim in its final state: COMPLETED, if and when the caller's transaction commits."""
+        ...
+
+    async def try_claim_many(
+        self, consumer: str, requests: Sequence[ClaimRequest]
+    ) -> list[ClaimAnswer]:
+        """Claim a batch of different ids in one statement, sorted; answers in the given order.
+
+        Raises:
+            Locked: one of them is held by another transaction; claim them one by one.
+        """
+        ...
+
+    async def lease(
+        self,
+        consumer: str,
+        request: ClaimRequest,
+        *,
+        owner: str,
+        seconds: float,
+        stale: StalePolicy = StalePolicy.RECLAIM,
+    ) -> ClaimAnswer:
+        """Claim as IN_PROGRESS with a lease; the caller commits before it handles."""
+        ...
+
+    async def renew(self, consumer: str, message_id: str, fence: int, seconds: float) -> bool:
+        """Make the lease last *seconds* from now; False where it was lost."""
+        ...
+
+    async def mark_completed(
+        self, consumer: str, message_id: str, fence: int | None = None, result: str | None = None
+    ) -> bool:
+        """Complete a leased claim; False, and nothing changed, where *fence* is not its fence.
+
+        Without a fence: complete whatever is not completed (an operator's skip).
+        """
+        ...
+
+    async def mark_failed(
+        self, consumer: str, message_id: str, failure: Failure, fence: int | None = None
+    ) -> bool:
+        """Write a failed attempt; False, and nothing changed, where it is COMPLETED.
+
+        With a fence: only if the claim is still leased under it.
+        """
+        ...
+
+    async def undo(self, consumer: str, message_id: str, failure: Failure) -> None:
+        """Turn a claim that *this* transaction took into a failed attempt.
+
+        For batches, where the claims of failed messages and the effects of the others
+        share a transaction.
+        """
+        ...
+
+    async def keep_result(self, consumer: str, message_id: str, result: str) -> None:
+        """Write what the handler returned beside a claim that this transaction took."""
+        ...
+
+    async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
+        """Replace the hash that repetitions are compared with, after an audited revision."""
+        ...
+
+    async def reopen(self, consumer: str, message_id: str) -> bool:
+        """Make a dead or parked message claimable again; an operator's act."""
+        ...
+
+    async def look_up(self, consumer: str, message_id: str) -> ClaimRow | None:
+        """Read a claim without locking it."""
+        ...
+
+    async def delete_expired(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+        """Delete at most *limit* terminal claims that were last changed so long ago."""
+        ...
+
+
+class NotClaimable(Retryable):
+    """The message is not this caller's now, and not known to be done: do not ack it."""
+
+    def __init__(self, consumer: str, message_id: str, answer: ClaimAnswer) -> None:
+        super().__init__(consumer, message_id, answer)
+        self.consumer = consumer
+        self.message_id = message_id
+        self.answer = answer
+
+    def __str__(self) -> str:
+        return (
+            f"consumer {self.consumer}: message {self.message_id!r} cannot be claimed now "
+            f"({self.answer}); it was not handled, and must not be acknowledged"
+        )
+
+
+class Locked(Retryable):
+    """Another transaction holds a row for longer than the lock timeout."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.what} is held by another transaction; nothing was changed, it comes back"
+
+
+class ClaimLost(Fenced):
+    """The lease of a running handler ended, or another owner took it."""
+
+    def __init__(self, consumer: str, message_id: str) -> None:
+        super().__init__(consumer, message_id)
+        self.consumer = consumer
+        self.message_id = message_id
+
+    def __str__(self) -> str:
+        return (
+            f"consumer {self.consumer}: the lease on message {self.message_id!r} was lost; "
+            f"its handler was cancelled and its completion refused"
+        )
+
+
+LONGEST_ID_BYTES: Final = 512
+
+
+def stored_id(message_id: str) -> str:
+    """Return the id as databases keep it: itself, or a hash where it is long or no plain text.
+
+    Ids that look like such a hash are hashed, too, so that two ids never meet.
+    """
+    raw = message_id.encode("utf-8", "surrogatepass")
+    plain = len(raw) <= LONGEST_ID_BYTES and "\0" not in message_id
+    if plain and not message_id.startswith("sha256:") and _is_text(message_id):
+        return message_id
+    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+def original_id(message_id: str) -> str | None:
+    """Return what is kept beside a hashed id, for people; None where nothing was hashed."""
+    if stored_id(message_id) == message_id:
+        return None
+    return message_id.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,78 @@
+"""What became of every offset, kept as ranges: the completeness audit (B-7).
+
+    handled + duplicate + skipped + parked + dead-lettered + holes = all offsets
+
+A hole is an offset that the broker never delivers: a transaction marker, or a
+record that compaction removed.  An offset in no range is a loss, or was not
+reached yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from semel.message import Partition
+
+HOLE: Final = "hole"
+"""The outcome of offsets that have no record."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class OutcomeRange:
+    """Neighbouring offsets of one partition with the same outcome; both ends included."""
+
+    partition: Partition
+    first: int
+    last: int
+    outcome: str
+
+    @property
+    def length(self) -> int:
+        """How many offsets it covers."""
+        return self.last - self.first + 1
+
+
+def ranges_of(
+    partition: Partition, outcomes: Sequence[tuple[int, str]], position: int | None = None
+) -> list[OutcomeRange]:
+    """Fold (offset, outcome) pairs in order of offset into ranges.
+
+    From *position* on, offsets between delivered records are holes: the broker went past them.
+    """
+    ranges: list[OutcomeRange] = []
+    following = position
+    for offset, outcome in outcomes:
+        if following is not None and offset > following:
+            ranges.append(OutcomeRange(partition, following, offset - 1, HOLE))
+        last = ranges[-1] if ranges else None
+        if last is not None and last.outcome == outcome and last.last == offset - 1:
+            ranges[-1] = OutcomeRange(partition, last.first, offset, outcome)
+        else:
+            ranges.append(OutcomeRange(partition, offset, offset, outcome))
+        following = offset + 1
+    return ranges
+
+
+class OutcomeStore(Protocol):
+    """The outcome ranges, in one open transaction."""
+
+    async def record(self, consumer: str, ranges: Sequence[OutcomeRange]) -> None:
+        """Write ranges; one that continues a kept range of the same outcome extends it.
+
+        An offset may be in several ranges: it was delivered several times.
+        """
+        ...
+
+    async def ranges(self, consumer: str, partition: Partition) -> Sequence[OutcomeRange]:
+        """Return the ranges of a partition in order."""
+        ...
+
+    async def partitions(self, consumer: str) -> Sequence[Partition]:
+        """Return the partitions that have ranges."""
+        ...
+
+    async def prune(self, consumer: str, partition: Partition, below: int) -> int:
+        """Forget what lies wholly below an offset."""
+        ...

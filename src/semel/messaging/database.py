@@ -1,0 +1,116 @@
+"""One database, one transaction: the stores of the messaging half, together.
+
+    async with database.begin() as unit:
+        answer = await unit.claims.try_claim("billing", request)
+        …
+                                            committed here, all of it, or none
+
+`semel.memory` and `semel.sqlalchemy` implement it; the engine knows no other way in.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from semel.messaging.audit import AuditTrail
+from semel.messaging.claims import ProcessedMessageStore
+from semel.messaging.completeness import OutcomeStore
+from semel.messaging.deadletters import DeadLetters
+from semel.messaging.failure import Classification
+from semel.messaging.inbox import InboxStore
+from semel.messaging.members import Members
+from semel.messaging.outbox import OutboxStore
+from semel.messaging.sequence import Versions
+from semel.messaging.waiting import WaitingRoom
+
+
+class Unit(Protocol):
+    """One open transaction; what is done through it becomes durable together or not at all."""
+
+    @property
+    def session(self) -> Any:
+        """What handlers get: it can write, but not end the transaction."""
+        ...
+
+    @property
+    def claims(self) -> ProcessedMessageStore:
+        """The claims."""
+        ...
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The dead letters."""
+        ...
+
+    @property
+    def waiting(self) -> WaitingRoom:
+        """The waiting room: retries and parked messages."""
+        ...
+
+    @property
+    def audit(self) -> AuditTrail:
+        """What operators did."""
+        ...
+
+    @property
+    def outbox(self) -> OutboxStore:
+        """The outgoing messages."""
+        ...
+
+    @property
+    def inbox(self) -> InboxStore:
+        """The stored incoming messages."""
+        ...
+
+    @property
+    def members(self) -> Members:
+        """The running processes."""
+        ...
+
+    @property
+    def outcomes(self) -> OutcomeStore:
+        """What became of every offset."""
+        ...
+
+    @property
+    def versions(self) -> Versions:
+        """The applied versions of aggregates."""
+        ...
+
+    def savepoint(self) -> AbstractAsyncContextManager[None]:
+        """Undo what the block did if it raises, and only that.
+
+        Leaving the block sends the session's pending writes, so that their errors are the
+        block's.
+        """
+        ...
+
+    async def now(self) -> float:
+        """Return the database's time, in seconds since 1970."""
+        ...
+
+
+class Database(Protocol):
+    """Where messages, claims and effects live."""
+
+    @property
+    def classification(self) -> Classification:
+        """What this database's own exceptions mean."""
+        ...
+
+    def begin(self) -> AbstractAsyncContextManager[Unit]:
+        """Open a transaction: committed when the block ends, rolled back when it raises.
+
+        Isolation is READ COMMITTED, whatever the engine's default.
+
+        Raises:
+            Retryable: there is no connection, or the commit was refused for now (a
+                serialization failure, a deadlock): the whole block may be run again.
+            InDoubt: the commit was sent and no answer came back.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give the connections back."""
+        ...

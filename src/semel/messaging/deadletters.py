@@ -1,0 +1,109 @@
+"""Dead letters: durable, owned, replayable records of what could not be handled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from semel.message import Coordinates
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One dead letter, with the thirteen fields of S3-27; one per consumer and message id."""
+
+    consumer: str
+    message_id: str
+    topic: str
+    partition: int | None
+    offset: int | None
+    key: str | None
+    payload: bytes | None
+    """The bytes as they came; None once they were erased."""
+
+    reason: str
+    exception: str
+    error_code: str
+    attempts: int
+    first_failed_at: float
+    last_failed_at: float
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    schema_version: str = ""
+    correlation_id: str = ""
+    message_type: str = ""
+    timestamp: float = 0.0
+    payload_hash: str = ""
+    owner: str = ""
+    """The team that looks after it."""
+
+    outcome: str = "dlq"
+    """``dlq``, ``deserialization_failure``, ``schema_incompatible`` or ``conflict``."""
+
+    expected_hash: str = ""
+    """For a conflict: the hash of the payload that came first."""
+
+    erased_at: float | None = None
+    replays: int = 0
+    """How often it was sent back to its consumer; the loop guard counts it."""
+
+    @property
+    def source(self) -> Coordinates | None:
+        """Where the record stood, if that is known."""
+        if self.partition is None or self.offset is None:
+            return None
+        return Coordinates(self.topic, self.partition, self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFilter:
+    """Which dead letters are meant; what is None does not matter."""
+
+    consumer: str | None = None
+    message_id: str | None = None
+    key: str | None = None
+    topic: str | None = None
+    error_code: str | None = None
+    outcome: str | None = None
+    since: float | None = None
+    until: float | None = None
+    after: tuple[float, str] | None = field(default=None)
+    """Go on behind this (first_failed_at, message_id), for pages."""
+
+
+class DeadLetters(Protocol):
+    """The dead letters, in one open transaction.
+
+    The contract is executable: `semel.testing.contracts.DeadLettersContract`.
+    """
+
+    async def put(self, letter: DeadLetter) -> None:
+        """Write a dead letter; a later failure of the same message updates it.
+
+        The first failure's time and the original payload stay.
+        """
+        ...
+
+    async def get(self, consumer: str, message_id: str) -> DeadLetter | None:
+        """Return one dead letter."""
+        ...
+
+    async def find(self, which: DeadLetterFilter, limit: int) -> Sequence[DeadLetter]:
+        """Return matching dead letters, the oldest first."""
+        ...
+
+    async def count(self, which: DeadLetterFilter) -> int:
+        """Count matching dead letters."""
+        ...
+
+    async def remove(self, consumer: str, message_id: str) -> bool:
+        """Take a dead letter away: it was replayed, skipped, parked or deleted."""
+        ...
+
+    async def count_replay(self, consumer: str, message_id: str) -> int:
+        """Note that it is sent back once more; return how often that was done."""
+        ...
+
+    async def erase(self, which: DeadLetterFilter) -> int:
+        """Remove payload and headers of matching letters; hashes and reasons stay."""
+        ...

@@ -1,0 +1,192 @@
+"""What a failure is: its class and its code, by type, never by the words of a message.
+
+    RetryableMessageError       nothing happened, try it later
+    NonRetryableMessageError    it will fail every time
+
+Handlers raise these, or anything at all: `Classification` maps exception types
+and codes to the seven classes, and a consumer extends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+from semel.errors import Fenced, Misuse, Permanent, Retryable, SemelError, reason_of
+
+
+class FailureClass(StrEnum):
+    """The seven kinds of failure (S3-23)."""
+
+    TRANSIENT = "transient"
+    """A timeout, a lost connection, a deadlock: gone the next time."""
+
+    POISON = "poison"
+    """It fails every time, for a reason in the message or in the code."""
+
+    DEPENDENCY_OUTAGE = "dependency_outage"
+    """Something that the handler needs is down."""
+
+    RATE_LIMIT = "rate_limit"
+    """Somebody asked for fewer calls."""
+
+    BUSINESS_PRECONDITION = "business_precondition"
+    """The world is not yet as the message expects it; it may become so."""
+
+    SCHEMA = "schema"
+    """The payload is of a shape that this consumer does not know."""
+
+    AUTHORIZATION = "authorization"
+    """The handler may not do it."""
+
+
+RETRYABLE_CLASSES: Final = frozenset(
+    {
+        FailureClass.TRANSIENT,
+        FailureClass.DEPENDENCY_OUTAGE,
+        FailureClass.RATE_LIMIT,
+        FailureClass.BUSINESS_PRECONDITION,
+    }
+)
+"""What is worth another attempt unless the policy says otherwise."""
+
+CODES: Final[Mapping[str, FailureClass]] = {
+    "DATABASE_TIMEOUT": FailureClass.TRANSIENT,
+    "DATABASE_CONFLICT": FailureClass.TRANSIENT,
+    "TIMEOUT": FailureClass.TRANSIENT,
+    "CONNECTION_LOST": FailureClass.TRANSIENT,
+    "CRASHED": FailureClass.TRANSIENT,
+    "DEPENDENCY_UNAVAILABLE": FailureClass.DEPENDENCY_OUTAGE,
+    "RATE_LIMITED": FailureClass.RATE_LIMIT,
+    "PRECONDITION_FAILED": FailureClass.BUSINESS_PRECONDITION,
+    "SEQUENCE_GAP": FailureClass.BUSINESS_PRECONDITION,
+    "SCHEMA_INVALID": FailureClass.SCHEMA,
+    "DESERIALIZATION_FAILED": FailureClass.SCHEMA,
+    "UNKNOWN_EVENT_TYPE": FailureClass.SCHEMA,
+    "MESSAGE_ID_MISSING": FailureClass.SCHEMA,
+    "AUTHORIZATION_FAILED": FailureClass.AUTHORIZATION,
+    "CONSTRAINT_VIOLATED": FailureClass.POISON,
+    "HANDLER_MISUSE": FailureClass.POISON,
+    "PAYLOAD_CONFLICT": FailureClass.POISON,
+    "REJECTED": FailureClass.POISON,
+    "HANDLER_FAILED": FailureClass.POISON,
+}
+"""The codes that semel itself gives, and the class of each; policies may name others."""
+
+
+UNKNOWN_CODE: Final = "HANDLER_FAILED"
+"""The code of an exception that no rule knows."""
+
+
+class RetryableMessageError(Retryable):
+    """Raised by a handler: this attempt failed, a later one may succeed."""
+
+    def __init__(self, reason: str = "", code: str = "DEPENDENCY_UNAVAILABLE") -> None:
+        super().__init__(reason, code)
+        self.reason = reason
+        self.code = code
+
+    def __str__(self) -> str:
+        return self.reason or self.code
+
+
+class NonRetryableMessageError(Permanent):
+    """Raised by a handler: no attempt will succeed; the message goes to the dead letters."""
+
+    def __init__(self, reason: str = "", code: str = "REJECTED") -> None:
+        super().__init__(reason, code)
+        self.reason = reason
+        self.code = code
+
+    def __str__(self) -> str:
+        return self.reason or self.code
+
+
+class SequenceGap(RetryableMessageError):
+    """A version was skipped: the messages between have not come (yet)."""
+
+    def __init__(self, key: str, expected: int, found: int) -> None:
+        super().__init__(f"key {key!r}: version {found} came, {expected} is next", "SEQUENCE_GAP")
+        self.key = key
+        self.expected = expected
+        self.found = found
+
+    def __reduce__(self) -> tuple[type[SequenceGap], tuple[str, int, int]]:
+        """Pickle by the own arguments, not by the parent's."""
+        return (SequenceGap, (self.key, self.expected, self.found))
+
+
+@dataclass(frozen=True, slots=True)
+class Classified:
+    """A failure, as the policy and the records see it."""
+
+    failure_class: FailureClass
+    code: str
+    reason: str
+    exception: str
+    """The exception's class, with its module."""
+
+
+Rule: TypeAlias = str | Callable[[BaseException], str | None]
+"""A code, or a function that finds one; None where it has no opinion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """Exception types and codes, mapped to classes; the nearest type of an exception wins."""
+
+    rules: Mapping[type[BaseException], Rule]
+    codes: Mapping[str, FailureClass]
+
+    def extended(
+        self,
+        rules: Mapping[type[BaseException], Rule] | None = None,
+        codes: Mapping[str, FailureClass] | None = None,
+    ) -> Classification:
+        """Return a copy in which the given rules and codes come first."""
+        return Classification({**self.rules, **(rules or {})}, {**self.codes, **(codes or {})})
+
+    def classify(self, error: BaseException) -> Classified:
+        """Say what *error* is; what nobody knows is poison, and poison is tried a few times."""
+        code = self._code(error)
+        kind = type(error)
+        return Classified(
+            self.codes.get(code, FailureClass.POISON),
+            code,
+            reason_of(error),
+            f"{kind.__module__}.{kind.__qualname__}",
+        )
+
+    def _code(self, error: BaseException) -> str:
+        for kind in type(error).__mro__:
+            rule = self.rules.get(kind)
+            found = rule(error) if callable(rule) else rule
+            if found is not None:
+                return found
+        return UNKNOWN_CODE
+
+
+def _own_code(error: BaseException) -> str | None:
+    found = getattr(error, "code", None)
+    return found if isinstance(found, str) else None
+
+
+CLASSIFICATION: Final = Classification(
+    {
+        RetryableMessageError: _own_code,
+        NonRetryableMessageError: _own_code,
+        asyncio.TimeoutError: "TIMEOUT",
+        ConnectionError: "CONNECTION_LOST",
+        PermissionError: "AUTHORIZATION_FAILED",
+        Misuse: "HANDLER_MISUSE",
+        Permanent: "REJECTED",
+        Fenced: "DATABASE_CONFLICT",
+        Retryable: "DEPENDENCY_UNAVAILABLE",
+        SemelError: UNKNOWN_CODE,
+    },
+    CODES,
+)
+"""What is known of everybody's exceptions; a database's own are its binding's to add."""

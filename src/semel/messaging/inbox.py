@@ -1,0 +1,95 @@
+"""The inbox: messages stored with us first, and handled now or later (S4-8, S4-9)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from semel.message import Coordinates, Message
+
+
+@dataclass(frozen=True, slots=True)
+class InboxMessage:
+    """One message of the inbox; one per consumer and message id."""
+
+    consumer: str
+    message_id: str
+    message_type: str
+    payload: bytes | None
+    key: str | None = None
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    source: Coordinates | None = None
+    timestamp: float = 0.0
+    payload_hash: str = ""
+    correlation_id: str = ""
+    schema_version: str = ""
+    place: int = 0
+    received_at: float = 0.0
+    processed_at: float | None = None
+    due_at: float = 0.0
+    attempts: int = 0
+    error: str = ""
+    result: str | None = None
+    erased_at: float | None = None
+
+    @classmethod
+    def of(cls, consumer: str, message: Message) -> InboxMessage:
+        """Put *message* into words of the inbox."""
+        return cls(
+            consumer,
+            message.id,
+            message.type,
+            message.raw,
+            message.key,
+            message.headers,
+            message.source,
+            message.timestamp,
+            message.digest,
+            message.correlation_id,
+            message.schema_version,
+        )
+
+
+class InboxStore(Protocol):
+    """The inbox, in one open transaction.
+
+    The contract is executable: `semel.testing.contracts.InboxContract`.
+    """
+
+    async def store(self, message: InboxMessage) -> bool:
+        """Write a message; False where its id is there already."""
+        ...
+
+    async def take_due(self, consumer: str, limit: int) -> Sequence[InboxMessage]:
+        """Lock and return unprocessed messages that are due, in order of arrival.
+
+        Of each key only the first, and none whose key another transaction has locked.
+        """
+        ...
+
+    async def done(self, consumer: str, message_id: str, result: str | None = None) -> None:
+        """Mark a message as processed in this transaction."""
+        ...
+
+    async def failed(
+        self, consumer: str, message_id: str, error: str, delay_seconds: float | None
+    ) -> int:
+        """Write a failed attempt and when it is due again (None: never); return the attempts."""
+        ...
+
+    async def get(self, consumer: str, message_id: str) -> InboxMessage | None:
+        """Return one message."""
+        ...
+
+    async def pending(self, consumer: str) -> int:
+        """Count what is not processed yet."""
+        ...
+
+    async def delete_processed(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+        """Delete at most *limit* messages that were processed so long ago."""
+        ...
+
+    async def erase(self, *, message_id: str | None = None, key: str | None = None) -> int:
+        """Remove payload and headers of matching messages."""
+        ...

@@ -1,0 +1,55 @@
+"""Who is running: the row by which a message that kills its process is found out.
+
+A process writes its row when it starts, names the partitions it works on, and
+removes the row at a clean stop.  A row that stands without its process means
+that something in flight may have killed it; whoever gets the partition next
+handles what was in flight one message at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from semel.message import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One running process of one consumer."""
+
+    consumer: str
+    name: str
+    """Unique per start."""
+
+    owner: str
+    """`semel.lease.Owner` as JSON: whether the process still runs."""
+
+    partitions: frozenset[Partition]
+    in_flight: int
+    """How many records it may have had at once, per partition."""
+
+    expires_at: float = 0.0
+
+
+class Members(Protocol):
+    """The running members, in one open transaction."""
+
+    async def enter(self, member: Member, seconds: float) -> None:
+        """Write or renew a member's row, with its partitions, for *seconds* from now."""
+        ...
+
+    async def leave(self, consumer: str, name: str) -> None:
+        """Remove a row: its process ended cleanly, or what it left was worked off."""
+        ...
+
+    async def others(
+        self, consumer: str, name: str, partitions: Collection[Partition]
+    ) -> Sequence[Member]:
+        """Return other members' rows that name one of *partitions*."""
+        ...
+
+    async def release(self, consumer: str, name: str, partition: Partition) -> None:
+        """Take a partition off a row; the last one removes the row if it has expired."""
+        ...
