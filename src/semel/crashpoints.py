@@ -73,6 +73,33 @@ class CrashPoint(StrEnum):
     SPARK_BATCH_BEFORE = "spark_batch:before"
     SPARK_BATCH_AFTER = "spark_batch:after"
 
+    MEMBER_ENTER_AFTER = "member_enter:after"
+    MEMBER_LEAVE_BEFORE = "member_leave:before"
+    CAREFUL_ATTEMPT_AFTER = "careful_attempt:after"
+    CLAIM_BEFORE = "claim:before"
+    CLAIM_AFTER = "claim:after"
+    HANDLE_AFTER = "handle:after"
+    MESSAGE_COMMIT_BEFORE = "message_commit:before"
+    MESSAGE_COMMIT_AFTER = "message_commit:after"
+    LEASED_CLAIM_AFTER = "leased_claim:after"
+    LEASED_COMPLETE_BEFORE = "leased_complete:before"
+    LEASED_COMPLETE_AFTER = "leased_complete:after"
+    FAILURE_BEFORE = "failure:before"
+    FAILURE_AFTER = "failure:after"
+    RETRY_TAKE_AFTER = "retry_take:after"
+    OUTCOMES_AFTER = "outcomes:after"
+    SETTLE_BEFORE = "settle:before"
+    SETTLE_AFTER = "settle:after"
+    RELAY_READ_AFTER = "relay_read:after"
+    RELAY_PUBLISH_BEFORE = "relay_publish:before"
+    RELAY_PUBLISH_AFTER = "relay_publish:after"
+    RELAY_DELETE_BEFORE = "relay_delete:before"
+    RELAY_DELETE_AFTER = "relay_delete:after"
+    PARK_BEFORE = "park:before"
+    PARK_AFTER = "park:after"
+    REPLAY_BEFORE = "replay:before"
+    REPLAY_AFTER = "replay:after"
+
     @property
     def step(self) -> str:
         """The part before the last colon: what was being done."""
@@ -87,6 +114,20 @@ class CrashPoint(StrEnum):
         """Name the window, with its *sink* if it has one, as ``SEMEL_CRASH_AT`` spells it."""
         return f"{self.step}:{sink}:{self.side}" if sink else self.value
 
+
+MESSAGING_POINTS: Final = frozenset(
+    point
+    for point in CrashPoint
+    if point.step.split("_")[0]
+    in {
+        *("member", "careful", "claim", "handle", "message", "leased", "failure"),
+        *("retry", "outcomes", "settle", "relay", "park", "replay"),
+    }
+)
+"""The windows of the half that handles one message at a time."""
+
+PIPELINE_POINTS: Final = frozenset(CrashPoint) - MESSAGING_POINTS
+"""The windows of the half that handles a batch at a time."""
 
 Hook = Callable[[CrashPoint, str | None], None]
 

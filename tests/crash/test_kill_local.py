@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from local_scene import KINDS, Scene
 
-from semel.crashpoints import CrashPoint
+from semel.crashpoints import PIPELINE_POINTS
 from semel.testing.kill import Zygote
 from semel.testing.local_driver import DONE, FENCED
 
@@ -101,7 +101,7 @@ def found(zygote, tmp_path_factory, postgres_server) -> Iterator[list[Way]]:
 def test_every_crash_point_is_a_window_of_the_local_driver(found):
     reached = {(w.window.partition(":")[0], w.window.rpartition(":")[2]) for w in found}
 
-    assert {(point.step, point.side) for point in CrashPoint} == reached
+    assert {(point.step, point.side) for point in PIPELINE_POINTS} == reached
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.crashpoints import CrashPoint
+from semel.crashpoints import PIPELINE_POINTS, CrashPoint
 from semel.testing.services import jdbc_jars
 from tests.conftest import require
 from tests.spark.killing import ROWS_A_FILE, Scene, end
@@ -45,7 +45,11 @@ def points(mode: str) -> list[CrashPoint]:
     """The windows that a healthy run of the job passes in *mode*."""
     other = ONLY_IN["prepared" if mode == "staging" else "staging"]
     unseen = ("recover", "abort", "sweep")
-    return [p for p in CrashPoint if p not in other and not p.step.startswith(unseen)]
+    return [
+        p
+        for p in CrashPoint
+        if p in PIPELINE_POINTS and p not in other and not p.step.startswith(unseen)
+    ]
 
 
 def kill_at(scene: Scene, point: CrashPoint) -> None:
