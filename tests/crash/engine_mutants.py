@@ -49,20 +49,15 @@ def recovery_forgets_one_sink(patch):
 
 
 def recovery_gives_up_what_is_committed(patch):
-    def settle(self, attempt):
-        for sink in self._sinks.values():
-            self._abort_txn(sink, attempt.txn, attempt, recovery.LedgerSays.UNDECIDED)
-
-    patch.setattr(_Recovery, "_settle_open", settle)
+    decide = _Recovery._decided
+    patch.setattr(_Recovery, "_decided", lambda self, left: (decide(self, left), ([*left], []))[1])
 
 
 def recovery_forgets_what_is_undecided(patch):
-    settle = _Recovery._settle_open
-    patch.setattr(MemoryLedger, "abort_undecided", lambda self, lease, reason="": [])
     patch.setattr(
         _Recovery,
-        "_settle_open",
-        lambda self, attempt: settle(self, attempt) if attempt.state.is_committed else None,
+        "_decided",
+        lambda self, left: ([], [attempt for attempt in left if attempt.state.is_committed]),
     )
     patch.setattr(_Recovery, "_settle_held", lambda self, sink: None)
 

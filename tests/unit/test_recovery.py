@@ -14,14 +14,13 @@ from semel.memory.store import MemoryStore
 from semel.pipeline.ledger import is_loser
 from semel.pipeline.recovery import (
     DECIDE,
-    CycleStuck,
     LedgerSays,
     RecoveryDecision,
-    SinkBlocksStart,
     recover,
     sweep,
     what_ledger_says,
 )
+from semel.pipeline.settle import SILENT_IN_A_ROW, CycleStuck, SinkBlocksStart
 from semel.pipeline.sink import Found
 from semel.pipeline.source import BatchRange
 from semel.pipeline.states import CycleState
@@ -384,6 +383,48 @@ def test_an_abort_that_the_ledger_does_not_confirm_stops_recovery_before_anythin
         place.recover(ledger=silent)
 
     assert place.found(txn) == [Found.HELD, Found.HELD]
+
+
+def test_an_attempt_that_a_sink_does_not_give_up_stops_the_start_but_not_the_others(place):
+    committed = place.attempt(0, CycleState.COMMITTED)
+    first, second, third = (place.attempt(n, CycleState.PREPARED) for n in (1, 2, 3))
+    left, right = place.new_sinks()
+
+    with pytest.raises(SinkBlocksStart, match="did not abort") as blocked:
+        place.recover([faulty_sink(left, Fault("abort", Failing.REFUSED)), right])
+
+    assert blocked.value.txn == str(first)
+    assert place.found(first) == [Found.HELD, Found.GONE]
+    assert place.found(second) == place.found(third) == [Found.GONE, Found.GONE]
+    assert place.found(committed) == [Found.VISIBLE, Found.VISIBLE]
+    place.recover()
+    assert place.left == [[], []]
+
+
+def test_an_attempt_that_only_a_person_can_settle_is_told_before_one_that_can_wait(place):
+    waits, stuck = (place.attempt(n, CycleState.PREPARED) for n in (0, 1))
+    left, right = place.new_sinks()
+    faults = [Fault("abort", Failing.REFUSED, 1), Fault("abort", Failing.FATAL, 2)]
+
+    with pytest.raises(CycleStuck) as told:
+        place.recover([faulty_sink(left, *faults), right])
+
+    assert told.value.txn == str(stuck)
+    assert place.found(waits) == [Found.HELD, Found.GONE]
+
+
+def test_a_sink_that_has_fallen_silent_is_not_asked_a_thousand_times(place):
+    for number in range(20):
+        place.attempt(number, CycleState.PREPARED)
+    left, right = place.new_sinks()
+    plan = FaultPlan([Fault("abort", Failing.BROKEN, n) for n in range(1, 21)])
+
+    with pytest.raises(SinkBlocksStart):
+        place.recover([faulty_sink(left, plan=plan), right])
+
+    assert plan.calls["abort"] == SILENT_IN_A_ROW
+    place.recover()
+    assert place.left == [[], []]
 
 
 def test_the_late_tasks_of_an_aborted_attempt_are_swept(place):

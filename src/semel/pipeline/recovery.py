@@ -15,19 +15,13 @@ from typing import Final
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import LeaseLost, NeedsOperator, Retryable, SemelError
+from semel.errors import LeaseLost, NeedsOperator
 from semel.events import EVENTS, CycleRecovered, Events, LeavingsSwept, log
 from semel.pipeline.ledger import AttemptRecord, Lease, Ledger, is_loser
-from semel.pipeline.sink import (
-    RemembersScopes,
-    SinkFatal,
-    SinkOK,
-    SinkOutcome,
-    SinkRetryable,
-    TwoPhaseSink,
-)
+from semel.pipeline.settle import CycleStuck, Unsettled, abort_all, unsettled
+from semel.pipeline.sink import RemembersScopes, Token, TwoPhaseSink
 from semel.pipeline.states import CycleState, Decision
-from semel.pipeline.twophase import COMMIT_BACKOFF, Backoff, commit_with_retries, guarded
+from semel.pipeline.twophase import COMMIT_BACKOFF, Backoff, commit_with_retries
 from semel.pipeline.txn import Scope, SinkTxnId
 
 
@@ -148,6 +142,7 @@ class _Recovery:
         self._events = events
         self._clock = clock
         self._report = RecoveryReport()
+        self._unsettled: list[Unsettled] = []
 
     def run(self) -> RecoveryReport:
         for sink in self._sinks.values():
@@ -156,28 +151,45 @@ class _Recovery:
             reach(CrashPoint.FENCE_AFTER, sink.name)
         check_ledger(self._ledger, self._scope, self._sinks.values())
         check_marks(self._ledger, self._scope, self._sinks.values())
-        left = self._ledger.open_attempts(self._scope)
-        self._ledger.abort_undecided(self._lease, "recovery: its owner is fenced")
-        for attempt in left:
-            self._settle_open(attempt)
+        losers, winners = self._decided(self._ledger.open_attempts(self._scope))
+        for sink in self._sinks.values():
+            given_up = {a.txn: a.tokens.get(sink.name) for a in losers}
+            self._abort_all(sink, given_up, dict.fromkeys(given_up, LedgerSays.UNDECIDED))
+        for attempt in losers:
+            self._name_out_of_reach(attempt)
+            self._report.aborted.append(attempt.txn)
+        for attempt in winners:
+            self._carry_through(attempt)
+        self._stop_if_unsettled()
         for sink in self._sinks.values():
             self._settle_held(sink)
+        self._stop_if_unsettled()
         self._report.swept = sweep(
             self._ledger, self._scope, list(self._sinks.values()), self._events
         )
         return self._report
 
-    def _settle_open(self, attempt: AttemptRecord) -> None:
-        if attempt.state is not CycleState.COMMITTED:
-            self._refuse_newer(attempt)
-            standing = self._ledger.attempt(attempt.txn)
-            if standing is None or not standing.state.is_committed:
-                for sink in self._sinks.values():
-                    self._abort_txn(sink, attempt.txn, attempt, LedgerSays.UNDECIDED)
-                self._name_out_of_reach(attempt)
-                self._report.aborted.append(attempt.txn)
-                return
-        self._carry_through(attempt)
+    def _decided(
+        self, left: Sequence[AttemptRecord]
+    ) -> tuple[list[AttemptRecord], list[AttemptRecord]]:
+        """Win ABORT for all that is undecided; return the losers, and what must go through."""
+        reason = "recovery: its owner is fenced"
+        won = set(self._ledger.abort_undecided(self._lease, reason))
+        losers: list[AttemptRecord] = []
+        winners: list[AttemptRecord] = []
+        for attempt in left:
+            has_lost = attempt.txn in won
+            if not has_lost and attempt.state is not CycleState.COMMITTED:
+                self._refuse_newer(attempt)
+                has_lost = self._ledger.decide_abort(attempt.txn, reason) is Decision.ABORT
+                attempt = self._ledger.attempt(attempt.txn) or attempt
+            (losers if has_lost else winners).append(attempt)
+        return losers, winners
+
+    def _stop_if_unsettled(self) -> None:
+        """Raise what a sink did not do, first of all what needs a person."""
+        if self._unsettled:
+            raise max(self._unsettled, key=lambda error: isinstance(error, CycleStuck))
 
     def _name_out_of_reach(self, attempt: AttemptRecord) -> None:
         """Say which sinks still hold a part of an aborted attempt but are configured no more."""
@@ -206,20 +218,23 @@ class _Recovery:
 
     def _settle_held(self, sink: TwoPhaseSink) -> None:
         held = sink.recover(self._scope)
-        for txn, says in what_ledger_says(self._ledger, self._scope, held).items():
+        given_up: dict[SinkTxnId, Token | None] = {}
+        known = what_ledger_says(self._ledger, self._scope, held)
+        for txn, says in known.items():
             decision = DECIDE[says]
             if says is LedgerSays.UNDECIDED:
                 self._refuse_newer(self._ledger.attempt(txn))
                 standing = self._ledger.decide_abort(txn, "recovery: held by a sink, owner fenced")
                 if standing is Decision.COMMIT:
-                    says, decision = LedgerSays.COMMITTED, RecoveryDecision.COMMIT_FROM_TOKEN
+                    decision = RecoveryDecision.COMMIT_FROM_TOKEN
             record = self._ledger.attempt(txn)
             if decision is RecoveryDecision.UNKNOWN_LEAVE_AS_IS:
                 self._note(sink.name, txn, says, decision, "not in this ledger; left as it is")
             elif decision is RecoveryDecision.COMMIT_FROM_TOKEN and record is not None:
                 self._commit(sink, record)
             else:
-                self._abort_txn(sink, txn, record, says)
+                given_up[txn] = record.tokens.get(sink.name) if record else None
+        self._abort_all(sink, given_up, known)
 
     def _refuse_newer(self, attempt: AttemptRecord | None) -> None:
         """Stop before giving up a living successor's attempt: we were fenced and woke late."""
@@ -237,19 +252,23 @@ class _Recovery:
             self._clock,
         )
         reach(CrashPoint.RECOVER_COMMIT_AFTER, sink.name)
-        _insist(sink, attempt.txn, outcome, "commit")
+        if (error := unsettled(sink, attempt.txn, outcome, "commit")) is not None:
+            raise error
         decision = RecoveryDecision.COMMIT_FROM_TOKEN
         self._note(sink.name, attempt.txn, LedgerSays.COMMITTED, decision, "the decision is COMMIT")
 
-    def _abort_txn(
-        self, sink: TwoPhaseSink, txn: SinkTxnId, record: AttemptRecord | None, says: LedgerSays
+    def _abort_all(
+        self,
+        sink: TwoPhaseSink,
+        tokens: Mapping[SinkTxnId, Token | None],
+        says: Mapping[SinkTxnId, LedgerSays],
     ) -> None:
-        token = record.tokens.get(sink.name) if record else None
-        reach(CrashPoint.RECOVER_ABORT_BEFORE, sink.name)
-        outcome = guarded(lambda: sink.abort(txn, token))
-        reach(CrashPoint.RECOVER_ABORT_AFTER, sink.name)
-        _insist(sink, txn, outcome, "abort")
-        self._note(sink.name, txn, says, RecoveryDecision.ABORT_FROM_TOKEN, "the decision is ABORT")
+        decision = RecoveryDecision.ABORT_FROM_TOKEN
+        for txn, outcome in abort_all(sink, tokens):
+            if (error := unsettled(sink, txn, outcome, "abort")) is not None:
+                self._unsettled.append(error)
+            else:
+                self._note(sink.name, txn, says[txn], decision, "the decision is ABORT")
 
     def _note(
         self,
@@ -324,40 +343,3 @@ def sweep(
             swept[sink.name] = len(gone)
             events.emit(LeavingsSwept(str(scope), sink.name, len(gone)))
     return swept
-
-
-class _Unsettled(SemelError):
-    """What recovery asked of a sink, and what came back."""
-
-    def __init__(self, sink: str, txn: str, act: str, reason: str) -> None:
-        super().__init__(sink, txn, act, reason)
-        self.sink = sink
-        self.txn = txn
-        self.act = act
-        self.reason = reason
-
-
-class SinkBlocksStart(_Unsettled, Retryable):
-    """A sink did not carry out what recovery asked, and may do so later."""
-
-    def __str__(self) -> str:
-        return (
-            f"recovery of {self.txn}: sink {self.sink!r} did not {self.act}: {self.reason}; "
-            f"the start waits for it, nothing is lost"
-        )
-
-
-class CycleStuck(_Unsettled, NeedsOperator):
-    """A sink can never carry out what the decision demands."""
-
-    def __str__(self) -> str:
-        return (
-            f"recovery of {self.txn}: sink {self.sink!r} cannot {self.act}: {self.reason}; "
-            f"see `semel doctor`, then `semel cycle resolve`"
-        )
-
-
-def _insist(sink: TwoPhaseSink, txn: SinkTxnId, outcome: SinkOutcome, act: str) -> None:
-    errors: dict[type, type[_Unsettled]] = {SinkRetryable: SinkBlocksStart, SinkFatal: CycleStuck}
-    if not isinstance(outcome, SinkOK):
-        raise errors[type(outcome)](sink.name, str(txn), act, outcome.reason)

@@ -286,6 +286,18 @@ class RemembersScopes(Protocol):
 
 
 @runtime_checkable
+class AbortsTogether(Protocol):
+    """A sink that gives up a thousand attempts sooner together than one by one."""
+
+    def abort_together(self, txns: Sequence[SinkTxnId]) -> set[SinkTxnId]:
+        """Do what `abort` does for those of *txns* with which nothing is special; return them.
+
+        Whatever is left out, and everything if this raises, is aborted one by one.
+        """
+        ...
+
+
+@runtime_checkable
 class OwnsItsPlace(Protocol):
     """A sink that shares its place with no other sink of the same pipeline."""
 

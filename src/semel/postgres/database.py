@@ -191,7 +191,7 @@ class Database:
             Fenced: a newer owner exists.
             Retryable: a newer owner is at work on it.
         """
-        keys = [lock_key("attempt", txn.scope.slug, self.sink, txn.label)]
+        keys = [self._lock_key(txn)]
         if with_cycle:
             keys.append(lock_key("cycle", txn.scope.slug, self.sink, txn.cycle.label))
         fence = f"SELECT epoch FROM {self.books.table('sink_fence')} " + (
@@ -199,8 +199,7 @@ class Database:
         )
         tried = ", ".join(f"pg_try_advisory_xact_lock({key})" for key in keys)
         statements = [
-            "BEGIN",
-            f"SET LOCAL lock_timeout = '{int(self.lock_seconds * 1000)}ms'",
+            *self._begin,
             fence,
             f"SELECT {tried}",
             *self.books.questions(txn),
@@ -219,6 +218,27 @@ class Database:
             if time.monotonic() > deadline:
                 raise Retryable(f"sink {self.sink}: {txn} is held by another session")
             time.sleep(_POLL_SECONDS)
+
+    def begin_together(
+        self, connection: Connection, txns: Sequence[SinkTxnId]
+    ) -> dict[SinkTxnId, Known]:
+        """Begin a transaction that alone works on those of *txns* with which nobody else does."""
+        tried = ", ".join(f"pg_try_advisory_xact_lock({self._lock_key(txn)})" for txn in txns)
+        asked = [question for txn in txns for question in self.books.questions(txn)]
+        _, _, locked, *answers = run(connection, [*self._begin, f"SELECT {tried}", *asked])
+        each = len(answers) // len(txns)
+        return {
+            txn: self.books.known(txn, answers[number * each : (number + 1) * each])
+            for number, (txn, is_ours) in enumerate(zip(txns, locked[0], strict=True))
+            if is_ours
+        }
+
+    @property
+    def _begin(self) -> tuple[str, str]:
+        return "BEGIN", f"SET LOCAL lock_timeout = '{int(self.lock_seconds * 1000)}ms'"
+
+    def _lock_key(self, txn: SinkTxnId) -> int:
+        return lock_key("attempt", txn.scope.slug, self.sink, txn.label)
 
     def _evict(self, connection: Connection, scope: Scope, keys: Sequence[int]) -> None:
         ours = {held.info.backend_pid: txn for txn, held in self._held.items() if not held.closed}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import psycopg
 
@@ -13,8 +14,11 @@ from semel.postgres.books import Known, run
 from semel.postgres.connect import Connection
 from semel.postgres.database import Database
 from semel.postgres.names import literal
-from semel.postgres.prepared import Prepared
+from semel.postgres.prepared import Prepared, roll_back
 from semel.postgres.staging import Staging, drop
+
+# Each takes a lock of its own and a few for every table: the server's default allows thousands.
+_ABORTED_AT_ONCE: Final = 100
 
 
 class Inventory:
@@ -30,8 +34,7 @@ class Inventory:
         """Say what the books, the tables and the prepared transactions show."""
         known = self._books.ask(connection, txn)
         proof = known.proof
-        is_ours = proof is not None and proof.attempt == txn.attempt
-        if proof is not None and is_ours and proof.finished:
+        if proof is not None and proof.attempt == txn.attempt and proof.finished:
             return Finding(Found.VISIBLE, f"{proof.rows} rows, by its proof", proof.since)
         if known.state == "prepared":
             return self._find_prepared(connection, txn, known)
@@ -103,6 +106,24 @@ class Inventory:
             self._prepared.drop(connection, txn)
         return outcome
 
+    def abort_together(
+        self, connection: Connection, txns: Sequence[SinkTxnId]
+    ) -> Iterator[SinkTxnId]:
+        """Drop the things of those attempts that are free and not committed, some at a time."""
+        for first in range(0, len(txns), _ABORTED_AT_ONCE):
+            some = txns[first : first + _ABORTED_AT_ONCE]
+            for txn in some:
+                self._database.release(txn)
+            begun = self._database.begin_together(connection, some)
+            free = {txn: known for txn, known in begun.items() if not _is_committed(txn, known)}
+            if not free:
+                connection.execute("ROLLBACK")
+                continue
+            self._staging.give_up(connection, free)
+            prepared = self._prepared.gids(connection, some[0].scope)
+            roll_back(connection, [gid.name for gid in prepared if gid.txn in free])
+            yield from free
+
     def sweep(
         self, connection: Connection, scope: Scope, is_loser: Callable[[SinkTxnId], bool]
     ) -> list[SinkTxnId]:
@@ -150,3 +171,7 @@ class Inventory:
         drop(connection, self._books, txn, pieces, self._books.forget(txn))
         self._prepared.drop(connection, txn)
         return True
+
+
+def _is_committed(txn: SinkTxnId, known: Known) -> bool:
+    return known.proof is not None and known.proof.attempt == txn.attempt

@@ -209,6 +209,29 @@ class PostgresSink:
 
     def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
         """Drop this attempt's tables and prepared transactions."""
+        self._note_failure(txn)
+        with self._database.session(txn.scope) as connection:
+            try:
+                return self._inventory.abort(connection, txn)
+            except psycopg.Error as error:
+                return outcome_of(error, "abort")
+
+    def abort_together(self, txns: Sequence[SinkTxnId]) -> set[SinkTxnId]:
+        """Drop the things of many attempts of one scope in a few transactions."""
+        gone: set[SinkTxnId] = set()
+        with self._database.session(txns[0].scope) as connection:
+            for txn in txns:
+                self._note_failure(txn)
+            try:
+                for txn in self._inventory.abort_together(connection, txns):
+                    gone.add(txn)
+            except psycopg.Error as error:
+                reason = {"sink": self.name, "reason": str(error)}
+                log.warning("attempts are aborted one by one", extra=reason)
+        return gone
+
+    def _note_failure(self, txn: SinkTxnId) -> None:
+        """Prefer staging mode for the next attempt, if this one was in prepared mode."""
         if txn in self._hasty:
             # Perhaps two tasks insert one key: staging mode has the constraint's own error.
             self._slow_cycle = txn.cycle
@@ -219,11 +242,6 @@ class PostgresSink:
             )
         self._hasty.discard(txn)
         self._checked = None  # perhaps the table was altered
-        with self._database.session(txn.scope) as connection:
-            try:
-                return self._inventory.abort(connection, txn)
-            except psycopg.Error as error:
-                return outcome_of(error, "abort")
 
     def _is_slow(self, cycle: CycleId) -> bool:
         """Tell whether prepared mode has failed for this cycle, or for too many before it."""

@@ -10,7 +10,7 @@ staging tables, which are ordinary, logged ones.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,7 +21,7 @@ from semel.crashpoints import CrashPoint, reach
 from semel.errors import SemelError
 from semel.events import log
 from semel.pipeline.sink import Batch, Receipt, SinkFatal, SinkOK, SinkOutcome, SinkRetryable
-from semel.pipeline.txn import SinkTxnId
+from semel.pipeline.txn import Scope, SinkTxnId
 from semel.postgres.books import Books, Known, affected, run
 from semel.postgres.connect import Address, Connection, pool, session
 from semel.postgres.database import Database, give_back
@@ -274,17 +274,25 @@ class Staging:
         if known.proof is not None and known.proof.attempt == txn.attempt:
             connection.execute("ROLLBACK")
             return committed(txn)
+        self.give_up(connection, {txn: known})
+        return SinkOK()
+
+    def give_up(self, connection: Connection, known: Mapping[SinkTxnId, Known]) -> None:
+        """End the begun transaction by remembering these attempts as aborted; drop their tables."""
         run(
             connection,
             [
                 # Lost in a crash of the server, it is simply done again.
                 "SET LOCAL synchronous_commit = off",
-                self._books.remember(txn, "aborted", known.mode or "staging", known.digest, ()),
+                *(
+                    self._books.remember(txn, "aborted", found.mode or "staging", found.digest, ())
+                    for txn, found in known.items()
+                ),
                 "COMMIT",
             ],
         )
-        drop(connection, self._books, txn, [piece.name for piece in known.staged])
-        return SinkOK()
+        pieces = [piece.name for found in known.values() for piece in found.staged]
+        drop(connection, self._books, next(iter(known)).scope, pieces)
 
     def tidy(self, connection: Connection, txn: SinkTxnId) -> None:
         """Drop a finished attempt's tables and old records; what fails is swept later."""
@@ -310,7 +318,7 @@ class Staging:
 def drop(
     connection: Connection,
     books: Books,
-    txn: SinkTxnId,
+    of: Scope | SinkTxnId,
     pieces: Sequence[str],
     more: Iterable[str] = (),
 ) -> None:
@@ -330,7 +338,7 @@ def drop(
                 *begin,
                 f"DROP TABLE IF EXISTS {tables}",
                 f"DELETE FROM {books.table('sink_staged')} "
-                f"WHERE {books.where(txn)} AND piece IN ({listed})",
+                f"WHERE {books.where(of)} AND piece IN ({listed})",
                 "COMMIT",
             ],
         )
