@@ -27,7 +27,9 @@ class InboxMessage:
     place: int = 0
     received_at: float = 0.0
     processed_at: float | None = None
-    due_at: float = 0.0
+    due_at: float | None = 0.0
+    """When it may be tried; None: never again."""
+
     attempts: int = 0
     error: str = ""
     result: str | None = None
@@ -58,24 +60,35 @@ class InboxStore(Protocol):
     """
 
     async def store(self, message: InboxMessage) -> bool:
-        """Write a message; False where its id is there already."""
+        """Write a message that is due at once; False where its id is there already.
+
+        Waits for another transaction that is writing the same id.
+
+        Raises:
+            Locked: that transaction did not end in time.
+        """
         ...
 
     async def take_due(self, consumer: str, limit: int) -> Sequence[InboxMessage]:
         """Lock and return unprocessed messages that are due, in order of arrival.
 
-        Of each key only the first, and none whose key another transaction has locked.
+        Of each key only the first, and none whose key another transaction has locked.  One
+        that waits for its next attempt holds back its key; one that is not tried any more
+        does not.
         """
         ...
 
     async def done(self, consumer: str, message_id: str, result: str | None = None) -> None:
-        """Mark a message as processed in this transaction."""
+        """Mark a message as processed in this transaction, and count the attempt."""
         ...
 
     async def failed(
         self, consumer: str, message_id: str, error: str, delay_seconds: float | None
     ) -> int:
-        """Write a failed attempt and when it is due again (None: never); return the attempts."""
+        """Write a failed attempt and when it is due again (None: never); return the attempts.
+
+        A processed message stays as it is.
+        """
         ...
 
     async def get(self, consumer: str, message_id: str) -> InboxMessage | None:
@@ -83,7 +96,7 @@ class InboxStore(Protocol):
         ...
 
     async def pending(self, consumer: str) -> int:
-        """Count what is not processed yet."""
+        """Count what is not processed yet and will be tried."""
         ...
 
     async def delete_processed(self, consumer: str, older_than_seconds: float, limit: int) -> int:
@@ -91,5 +104,9 @@ class InboxStore(Protocol):
         ...
 
     async def erase(self, *, message_id: str | None = None, key: str | None = None) -> int:
-        """Remove payload and headers of matching messages."""
+        """Remove payload and headers of matching messages; those that waited are not tried.
+
+        Raises:
+            Misuse: neither an id nor a key is given.
+        """
         ...

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from semel.errors import Fenced
+
 NAMESPACE: Final = uuid.UUID("6f0d6c1e-8a55-5d0b-9d53-7a0d5e3a1c11")
 """What every outgoing id of ours is derived in; it never changes."""
 
@@ -74,6 +76,37 @@ class Leadership:
     epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who relays an outbox, as anybody may read it."""
+
+    owner: str
+    """Empty where the last one resigned."""
+
+    epoch: int
+    seconds_left: float
+    """Of the lease; 0 where it ran out."""
+
+
+class LeadershipLost(Fenced):
+    """A newer leader relays the outbox: this one deletes and parks nothing more."""
+
+    def __init__(self, outbox: str, epoch: int) -> None:
+        super().__init__(outbox, epoch)
+        self.outbox = outbox
+        self.epoch = epoch
+
+    def __str__(self) -> str:
+        return (
+            f"outbox {self.outbox}: the leadership of epoch {self.epoch} was lost; "
+            f"what was published and not deleted is published again, under the same ids"
+        )
+
+
+ERASED_REASON: Final = "its payload was erased"
+"""Why an erased entry is parked: a message without its value would mean something else."""
+
+
 class OutboxStore(Protocol):
     """The outbox, in one open transaction.
 
@@ -84,12 +117,22 @@ class OutboxStore(Protocol):
         """Write entries; an id that is there already is left as it is."""
         ...
 
-    async def lead(self, outbox: str, owner: str, seconds: float) -> Leadership | None:
-        """Take or keep the leadership; None while another owner's lease lives."""
+    async def lead(
+        self, outbox: str, owner: str, seconds: float, *, instead_of: str = ""
+    ) -> Leadership | None:
+        """Take or keep the leadership; None while another owner's lease lives.
+
+        The epoch stays the same while the owner does, and rises with every other one.  The
+        lease of *instead_of*, an owner that is known to be gone, is not waited for.
+        """
+        ...
+
+    async def leader(self, outbox: str) -> Leader | None:
+        """Say who relays; None where nobody ever did."""
         ...
 
     async def resign(self, leadership: Leadership) -> None:
-        """Give the leadership up."""
+        """Give the leadership up; nothing happens where it was lost."""
         ...
 
     async def read(self, outbox: str, after_place: int, limit: int) -> Sequence[OutboxEntry]:
@@ -100,20 +143,31 @@ class OutboxStore(Protocol):
         """Delete exactly these entries, if the leadership still stands.
 
         Raises:
-            Fenced: another leader took over; nothing was deleted.
+            LeadershipLost: another leader took over; nothing was deleted.
+        """
+        ...
+
+    async def failed(self, leadership: Leadership, places: Sequence[int]) -> None:
+        """Count a failed publication of each of these entries.
+
+        Raises:
+            LeadershipLost: another leader took over; nothing was counted.
         """
         ...
 
     async def park(self, leadership: Leadership, place: int, reason: str) -> None:
-        """Set an entry aside that the broker will never take.
+        """Set an entry aside that the broker will never take, and count the failure.
 
         Raises:
-            Fenced: another leader took over.
+            LeadershipLost: another leader took over; nothing was parked.
         """
         ...
 
     async def unpark(self, outbox: str, message_id: str) -> bool:
-        """Send a parked entry again; an operator's act."""
+        """Send a parked entry again, as if for the first time; an operator's act.
+
+        False where there is no such parked entry, or its payload was erased.
+        """
         ...
 
     async def drop(self, outbox: str, message_id: str) -> bool:
@@ -137,5 +191,9 @@ class OutboxStore(Protocol):
         ...
 
     async def erase(self, *, message_id: str | None = None, key: str | None = None) -> int:
-        """Remove value and headers of matching entries."""
+        """Remove value and headers of matching entries, and park those that were not.
+
+        Raises:
+            Misuse: neither an id nor a key is given.
+        """
         ...

@@ -18,9 +18,18 @@ from semel.testing.contracts.sink import SinkContract
 from semel.testing.contracts.sink_world import Capability
 
 if TYPE_CHECKING:
+    from semel.testing.contracts.inbox import InboxContract
     from semel.testing.contracts.ledger import LedgerContract
+    from semel.testing.contracts.outbox import OutboxContract
 
-__all__ = ["Capability", "LedgerContract", "SinkContract"]
+__all__ = ["Capability", "InboxContract", "LedgerContract", "OutboxContract", "SinkContract"]
 
-# Unlike the sink's, this one needs pytest.
-__getattr__ = lazily(__name__, {"LedgerContract": "semel.testing.contracts.ledger"})
+# Unlike the sink's, these need pytest.
+__getattr__ = lazily(
+    __name__,
+    {
+        "InboxContract": "semel.testing.contracts.inbox",
+        "LedgerContract": "semel.testing.contracts.ledger",
+        "OutboxContract": "semel.testing.contracts.outbox",
+    },
+)

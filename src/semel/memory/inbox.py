@@ -1,0 +1,109 @@
+"""The inbox in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from semel.errors import Misuse
+from semel.memory.database import MemoryTables
+from semel.memory.tables import Table
+from semel.messaging.inbox import InboxMessage
+
+
+class MemoryInboxStore:
+    """The inbox of one open transaction."""
+
+    def __init__(self, tables: MemoryTables) -> None:
+        self._tables = tables
+        self._messages: Table[tuple[str, str], InboxMessage] = tables.table("inbox_message")
+
+    async def store(self, message: InboxMessage) -> bool:
+        """Write a message that is due at once; False where its id is there already."""
+        if (message.consumer, message.message_id) in self._messages:
+            return False
+        now = self._tables.clock.now()
+        place = self._tables.next_number("inbox_message")
+        self._put(replace(message, place=place, received_at=now, due_at=now))
+        return True
+
+    async def take_due(self, consumer: str, limit: int) -> Sequence[InboxMessage]:
+        """Lock and return unprocessed messages that are due, in order of arrival."""
+        now = self._tables.clock.now()
+        keys: set[str] = set()
+        due: list[InboxMessage] = []
+        for message in sorted(self._of(consumer), key=lambda message: message.place):
+            if message.processed_at is not None or message.due_at is None:
+                continue
+            if message.due_at <= now and message.key not in keys and len(due) < limit:
+                due.append(message)
+            if message.key is not None:
+                keys.add(message.key)
+        return due
+
+    async def done(self, consumer: str, message_id: str, result: str | None = None) -> None:
+        """Mark a message as processed in this transaction, and count the attempt."""
+        message = self._messages.get((consumer, message_id))
+        if message is not None:
+            now, attempts = self._tables.clock.now(), message.attempts + 1
+            self._put(
+                replace(message, processed_at=now, result=result, error="", attempts=attempts)
+            )
+
+    async def failed(
+        self, consumer: str, message_id: str, error: str, delay_seconds: float | None
+    ) -> int:
+        """Write a failed attempt and when it is due again (None: never); return the attempts."""
+        message = self._messages.get((consumer, message_id))
+        if message is None:
+            return 0
+        if message.processed_at is not None:
+            return message.attempts
+        due = None if delay_seconds is None else self._tables.clock.now() + delay_seconds
+        attempts = message.attempts + 1
+        self._put(replace(message, error=error, due_at=due, attempts=attempts))
+        return attempts
+
+    async def get(self, consumer: str, message_id: str) -> InboxMessage | None:
+        """Return one message."""
+        return self._messages.get((consumer, message_id))
+
+    async def pending(self, consumer: str) -> int:
+        """Count what is not processed yet and will be tried."""
+        waits = (m for m in self._of(consumer) if m.processed_at is None and m.due_at is not None)
+        return sum(1 for _ in waits)
+
+    async def delete_processed(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+        """Delete at most *limit* messages that were processed so long ago."""
+        before = self._tables.clock.now() - older_than_seconds
+        old = [
+            message
+            for message in self._of(consumer)
+            if message.processed_at is not None and message.processed_at <= before
+        ]
+        for message in old[:limit]:
+            self._messages.remove((consumer, message.message_id))
+        return len(old[:limit])
+
+    async def erase(self, *, message_id: str | None = None, key: str | None = None) -> int:
+        """Remove payload and headers of matching messages; those that waited are not tried."""
+        if message_id is None and key is None:
+            raise Misuse("say whose messages of the inbox are erased: an id or a key")
+        meant = [
+            message
+            for message in self._messages.rows()
+            if message_id in (None, message.message_id)
+            and key in (None, message.key)
+            and message.erased_at is None
+        ]
+        for message in meant:
+            due = message.due_at if message.processed_at is not None else None
+            now = self._tables.clock.now()
+            self._put(replace(message, payload=None, headers={}, erased_at=now, due_at=due))
+        return len(meant)
+
+    def _of(self, consumer: str) -> list[InboxMessage]:
+        return [message for message in self._messages.rows() if message.consumer == consumer]
+
+    def _put(self, message: InboxMessage) -> None:
+        self._messages.put((message.consumer, message.message_id), message)

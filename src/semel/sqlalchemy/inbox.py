@@ -1,0 +1,240 @@
+"""The inbox in PostgreSQL and SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import (
+    Executable,
+    bindparam,
+    case,
+    delete,
+    func,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import CursorResult
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from semel.errors import Misuse
+from semel.message import Coordinates
+from semel.messaging.claims import original_id, stored_id
+from semel.messaging.inbox import InboxMessage
+from semel.sqlalchemy.encoding import headers_from_text, headers_to_text
+from semel.sqlalchemy.faults import translated
+from semel.sqlalchemy.tables import inbox_message
+from semel.sqlalchemy.times import now_us, to_seconds, to_us
+
+_M: Final = inbox_message.c
+_EARLIER: Final = inbox_message.alias("earlier")
+_OF: Final = _M.consumer == bindparam("of_consumer")
+_ME: Final = (_OF, _M.message_id == bindparam("of_id"))
+
+STORE: Final = (
+    insert(inbox_message)
+    .values(received_at=now_us(), due_at=now_us())
+    .on_conflict_do_nothing(index_elements=[_M.consumer, _M.message_id])
+    .returning(_M.place)
+)
+
+_MESSAGE: Final = (
+    _M.consumer,
+    func.coalesce(_M.original_id, _M.message_id),
+    _M.message_type,
+    _M.payload,
+    _M.key,
+    _M.headers,
+    _M.topic,
+    _M.partition,
+    _M.offset,
+    _M.timestamp,
+    _M.payload_hash,
+    _M.correlation_id,
+    _M.schema_version,
+    _M.place,
+    _M.received_at,
+    _M.processed_at,
+    _M.due_at,
+    _M.attempts,
+    _M.error,
+    _M.result,
+    _M.erased_at,
+)
+GET: Final = select(*_MESSAGE).where(*_ME)
+
+_KEY_WAITS: Final = (
+    select(_EARLIER.c.place)
+    .where(
+        _EARLIER.c.consumer == _M.consumer,
+        _EARLIER.c.key == _M.key,
+        _EARLIER.c.place < _M.place,
+        _EARLIER.c.processed_at.is_(None),
+        _EARLIER.c.due_at.is_not(None),
+    )
+    .exists()
+)
+TAKE_DUE: Final = (
+    select(*_MESSAGE)
+    .where(
+        _OF,
+        _M.processed_at.is_(None),
+        _M.due_at <= now_us(),
+        or_(_M.key.is_(None), ~_KEY_WAITS),
+    )
+    .order_by(_M.place)
+    .limit(bindparam("most"))
+    .with_for_update(skip_locked=True, of=inbox_message)
+)
+
+DONE: Final = (
+    update(inbox_message)
+    .where(*_ME)
+    .values(processed_at=now_us(), result=bindparam("kept"), error="", attempts=_M.attempts + 1)
+)
+FAILED: Final = (
+    update(inbox_message)
+    .where(*_ME, _M.processed_at.is_(None))
+    .values(error=bindparam("why"), due_at=now_us() + bindparam("us"), attempts=_M.attempts + 1)
+    .returning(_M.attempts)
+)
+PENDING: Final = select(func.count()).where(_OF, _M.processed_at.is_(None), _M.due_at.is_not(None))
+DELETE_PROCESSED: Final = delete(inbox_message).where(
+    _M.place.in_(
+        select(_M.place)
+        .where(_OF, _M.processed_at <= now_us() - bindparam("us"))
+        .limit(bindparam("most"))
+    )
+)
+ERASE: Final = (
+    update(inbox_message)
+    .where(_M.erased_at.is_(None))
+    .values(
+        payload=None,
+        headers="",
+        erased_at=now_us(),
+        due_at=case((_M.processed_at.is_(None), None), else_=_M.due_at),
+    )
+)
+
+
+class SqlInboxStore:
+    """The inbox of one open transaction."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def store(self, message: InboxMessage) -> bool:
+        """Write a message that is due at once; False where its id is there already."""
+        return (await self._run(STORE, _row(message))).first() is not None
+
+    async def take_due(self, consumer: str, limit: int) -> Sequence[InboxMessage]:
+        """Lock and return unprocessed messages that are due, in order of arrival."""
+        found = await self._run(TAKE_DUE, {"of_consumer": consumer, "most": limit})
+        return [_message(row) for row in found]
+
+    async def done(self, consumer: str, message_id: str, result: str | None = None) -> None:
+        """Mark a message as processed in this transaction, and count the attempt."""
+        await self._run(DONE, {**_me(consumer, message_id), "kept": result})
+
+    async def failed(
+        self, consumer: str, message_id: str, error: str, delay_seconds: float | None
+    ) -> int:
+        """Write a failed attempt and when it is due again (None: never); return the attempts."""
+        me = _me(consumer, message_id)
+        us = None if delay_seconds is None else to_us(delay_seconds)
+        words = error.replace("\0", "\\0")
+        attempts = (await self._run(FAILED, {**me, "why": words, "us": us})).scalar_one_or_none()
+        if attempts is None:
+            known = await self.get(consumer, message_id)
+            return known.attempts if known is not None else 0
+        return int(attempts)
+
+    async def get(self, consumer: str, message_id: str) -> InboxMessage | None:
+        """Return one message."""
+        row = (await self._run(GET, _me(consumer, message_id))).one_or_none()
+        return None if row is None else _message(row)
+
+    async def pending(self, consumer: str) -> int:
+        """Count what is not processed yet and will be tried."""
+        return int((await self._run(PENDING, {"of_consumer": consumer})).scalar_one())
+
+    async def delete_processed(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+        """Delete at most *limit* messages that were processed so long ago."""
+        asked = {"of_consumer": consumer, "us": to_us(older_than_seconds), "most": limit}
+        return (await self._run(DELETE_PROCESSED, asked)).rowcount
+
+    async def erase(self, *, message_id: str | None = None, key: str | None = None) -> int:
+        """Remove payload and headers of matching messages; those that waited are not tried."""
+        if message_id is None and key is None:
+            raise Misuse("say whose messages of the inbox are erased: an id or a key")
+        meant = ERASE
+        if message_id is not None:
+            meant = meant.where(_M.message_id == stored_id(message_id))
+        if key is not None:
+            meant = meant.where(_M.key == key)
+        return (await self._run(meant)).rowcount
+
+    async def _run(
+        self, statement: Executable, parameters: Mapping[str, Any] | None = None
+    ) -> CursorResult[Any]:
+        async with translated("the inbox"):
+            connection = await self._session.connection(bind_arguments={"clause": inbox_message})
+            return await connection.execute(statement, parameters)
+
+
+def _me(consumer: str, message_id: str) -> dict[str, Any]:
+    return {"of_consumer": consumer, "of_id": stored_id(message_id)}
+
+
+def _row(message: InboxMessage) -> dict[str, Any]:
+    source = message.source
+    return {
+        "consumer": message.consumer,
+        "message_id": stored_id(message.message_id),
+        "original_id": original_id(message.message_id),
+        "key": message.key,
+        "payload": message.payload,
+        "topic": source.topic if source else "",
+        "partition": source.partition if source else None,
+        "offset": source.offset if source else None,
+        "headers": headers_to_text(message.headers),
+        "timestamp": to_us(message.timestamp),
+        "payload_hash": message.payload_hash,
+        "message_type": message.message_type,
+        "schema_version": message.schema_version,
+        "correlation_id": message.correlation_id,
+    }
+
+
+def _message(row: Any) -> InboxMessage:
+    (consumer, message_id, kind, payload, key, headers, topic, partition, offset, *rest) = row
+    (timestamp, digest, correlation_id, schema_version, place, received, processed, *last) = rest
+    due, attempts, error, result, erased = last
+    return InboxMessage(
+        consumer=consumer,
+        message_id=message_id,
+        message_type=kind,
+        payload=payload,
+        key=key,
+        headers=headers_from_text(headers),
+        source=None if partition is None else Coordinates(topic, partition, offset),
+        timestamp=to_seconds(timestamp),
+        payload_hash=digest,
+        correlation_id=correlation_id,
+        schema_version=schema_version,
+        place=place,
+        received_at=to_seconds(received),
+        processed_at=_seconds(processed),
+        due_at=_seconds(due),
+        attempts=attempts,
+        error=error,
+        result=result,
+        erased_at=_seconds(erased),
+    )
+
+
+def _seconds(us: int | None) -> float | None:
+    return None if us is None else to_seconds(us)

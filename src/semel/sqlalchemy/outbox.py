@@ -1,0 +1,316 @@
+"""The outbox in PostgreSQL and SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    Select,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import CursorResult
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+
+from semel.errors import Misuse
+from semel.messaging.claims import original_id, stored_id
+from semel.messaging.outbox import (
+    ERASED_REASON,
+    Leader,
+    Leadership,
+    LeadershipLost,
+    OutboxEntry,
+    OutboxNumbers,
+)
+from semel.sqlalchemy.encoding import headers_from_text, headers_to_text
+from semel.sqlalchemy.faults import translated
+from semel.sqlalchemy.numbers import among
+from semel.sqlalchemy.tables import outbox_leader, outbox_message
+from semel.sqlalchemy.times import now_us, to_seconds, to_us
+
+_M: Final = outbox_message.c
+_L: Final = outbox_leader.c
+_OF: Final = _M.outbox == bindparam("of_outbox")
+_IS_PARKED: Final = _M.parked_reason.is_not(None)
+_MEANT: Final = (_OF, _M.message_id == bindparam("of_id"), _IS_PARKED)
+
+ADD: Final = (
+    insert(outbox_message)
+    .values(created_at=now_us())
+    .on_conflict_do_nothing(index_elements=[_M.outbox, _M.message_id])
+    # Without it every row comes back with the place it was given.
+    .inline()
+)
+
+_IS_MINE: Final = _L.owner == bindparam("me")
+
+LEAD: Final = (
+    update(outbox_leader)
+    .where(
+        _L.outbox == bindparam("of_outbox"),
+        or_(_IS_MINE, _L.lease_until <= now_us(), _L.owner == bindparam("instead_of")),
+    )
+    .values(
+        epoch=case((_IS_MINE, _L.epoch), else_=_L.epoch + 1),
+        owner=bindparam("me"),
+        lease_until=now_us() + bindparam("us"),
+    )
+    .returning(_L.epoch)
+)
+NEW_LEASE: Final = insert(outbox_leader).on_conflict_do_nothing(index_elements=[_L.outbox])
+LEADER: Final = select(_L.owner, _L.epoch, _L.lease_until - now_us()).where(
+    _L.outbox == bindparam("of_outbox")
+)
+
+_STANDS: Final = (
+    _L.outbox == bindparam("of_outbox"),
+    _L.owner == bindparam("me"),
+    _L.epoch == bindparam("of_epoch"),
+)
+RESIGN: Final = update(outbox_leader).where(*_STANDS).values(owner="", lease_until=0)
+STANDS: Final = select(literal(1)).where(*_STANDS)
+
+# The lock makes a new leader wait for this statement's transaction, or this statement find
+# the new epoch: nothing of an old leader comes after the first act of a new one.
+_FENCE: Final = exists(select(literal(1)).where(*_STANDS).with_for_update(read=True))
+_FENCED: Final = (_OF, among(_M.place, "places"), _FENCE)
+
+DELETE: Final = delete(outbox_message).where(*_FENCED)
+FAILED: Final = update(outbox_message).where(*_FENCED).values(attempts=_M.attempts + 1)
+PARK: Final = FAILED.values(parked_reason=bindparam("reason"))
+
+UNPARK: Final = (
+    update(outbox_message)
+    .where(*_MEANT, _M.erased_at.is_(None))
+    .values(parked_reason=None, attempts=0)
+)
+DROP: Final = delete(outbox_message).where(*_MEANT)
+
+_ENTRY: Final = (
+    func.coalesce(_M.original_id, _M.message_id),
+    _M.topic,
+    _M.payload,
+    _M.key,
+    _M.headers,
+    _M.place,
+    _M.outbox,
+    _M.created_at,
+    _M.attempts,
+    _M.parked_reason,
+    _M.parent,
+    _M.erased_at,
+)
+
+
+def _entries(*where: ColumnElement[bool]) -> Select[Any]:
+    return select(*_ENTRY).where(*where).order_by(_M.place)
+
+
+READ: Final = _entries(_OF, _M.place > bindparam("after_place"), _M.parked_reason.is_(None)).limit(
+    bindparam("most")
+)
+PARKED: Final = _entries(_OF, _IS_PARKED).limit(bindparam("most"))
+CHILDREN: Final = _entries(_M.parent == bindparam("of_parent"))
+PARKED_KEYS: Final = select(_M.topic, _M.key).where(_OF, _IS_PARKED, _M.key.is_not(None)).distinct()
+_PENDING: Final = _M.parked_reason.is_(None)
+NUMBERS: Final = select(
+    func.count().filter(_PENDING),
+    func.count(_M.parked_reason),
+    now_us() - func.min(_M.created_at).filter(_PENDING),
+).where(_OF)
+
+ERASE: Final = (
+    update(outbox_message)
+    .where(_M.erased_at.is_(None))
+    .values(
+        payload=None,
+        headers="",
+        erased_at=now_us(),
+        parked_reason=func.coalesce(_M.parked_reason, ERASED_REASON),
+    )
+)
+
+
+class SqlOutboxStore:
+    """The outbox of one open transaction."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def add(self, entries: Sequence[OutboxEntry]) -> None:
+        """Write entries; an id that is there already is left as it is."""
+        if entries:
+            await self._run(ADD, [_row(entry) for entry in entries])
+
+    async def lead(
+        self, outbox: str, owner: str, seconds: float, *, instead_of: str = ""
+    ) -> Leadership | None:
+        """Take or keep the leadership; None while another owner's lease lives."""
+        # Whoever resigned is called "", and has no lease.
+        asked = {"of_outbox": outbox, "me": owner, "us": to_us(seconds), "instead_of": instead_of}
+        epoch = (await self._run(LEAD, asked)).scalar_one_or_none()
+        if epoch is None and await self.leader(outbox) is None:
+            await self._run(NEW_LEASE, {"outbox": outbox})
+            epoch = (await self._run(LEAD, asked)).scalar_one_or_none()
+        return None if epoch is None else Leadership(outbox, owner, epoch)
+
+    async def leader(self, outbox: str) -> Leader | None:
+        """Say who relays; None where nobody ever did."""
+        found: Any = (await self._run(LEADER, {"of_outbox": outbox})).one_or_none()
+        if found is None:
+            return None
+        owner, epoch, us_left = found
+        return Leader(owner, epoch, max(0.0, to_seconds(us_left)))
+
+    async def resign(self, leadership: Leadership) -> None:
+        """Give the leadership up; nothing happens where it was lost."""
+        await self._run(RESIGN, _shown(leadership))
+
+    async def read(self, outbox: str, after_place: int, limit: int) -> Sequence[OutboxEntry]:
+        """Return entries behind *after_place* that are not parked, in order."""
+        asked = {"of_outbox": outbox, "after_place": after_place, "most": limit}
+        return _read(await self._run(READ, asked))
+
+    async def delete(self, leadership: Leadership, places: Sequence[int]) -> int:
+        """Delete exactly these entries, if the leadership still stands."""
+        return await self._fenced(DELETE, leadership, places)
+
+    async def failed(self, leadership: Leadership, places: Sequence[int]) -> None:
+        """Count a failed publication of each of these entries."""
+        await self._fenced(FAILED, leadership, places)
+
+    async def park(self, leadership: Leadership, place: int, reason: str) -> None:
+        """Set an entry aside that the broker will never take, and count the failure."""
+        await self._fenced(PARK, leadership, [place], reason=reason.replace("\0", "\\0"))
+
+    async def unpark(self, outbox: str, message_id: str) -> bool:
+        """Send a parked entry again, as if for the first time; an operator's act."""
+        return await self._change_one(UNPARK, outbox, message_id)
+
+    async def drop(self, outbox: str, message_id: str) -> bool:
+        """Take a parked entry out for good; an operator's act."""
+        return await self._change_one(DROP, outbox, message_id)
+
+    async def parked(self, outbox: str, limit: int) -> Sequence[OutboxEntry]:
+        """Return the entries that were set aside, in order."""
+        return _read(await self._run(PARKED, {"of_outbox": outbox, "most": limit}))
+
+    async def parked_keys(self, outbox: str) -> frozenset[tuple[str, str]]:
+        """Return (topic, key) of parked entries: their later messages wait behind them."""
+        found = await self._run(PARKED_KEYS, {"of_outbox": outbox})
+        return frozenset(tuple(row) for row in found)
+
+    async def children(self, parent: str) -> Sequence[OutboxEntry]:
+        """Return entries that handling one message wrote and that are still here."""
+        return _read(await self._run(CHILDREN, {"of_parent": parent}))
+
+    async def numbers(self, outbox: str) -> OutboxNumbers:
+        """Count what is pending and say how old the oldest is."""
+        found: Any = (await self._run(NUMBERS, {"of_outbox": outbox})).one()
+        pending, parked, us = found
+        return OutboxNumbers(pending, parked, to_seconds(us))
+
+    async def erase(self, *, message_id: str | None = None, key: str | None = None) -> int:
+        """Remove value and headers of matching entries, and park those that were not."""
+        if message_id is None and key is None:
+            raise Misuse("say whose entries of the outbox are erased: an id or a key")
+        meant = ERASE
+        if message_id is not None:
+            meant = meant.where(_M.message_id == stored_id(message_id))
+        if key is not None:
+            meant = meant.where(_M.key == key)
+        return (await self._run(meant)).rowcount
+
+    async def _fenced(
+        self, statement: Executable, leadership: Leadership, places: Sequence[int], **more: str
+    ) -> int:
+        asked = {**_shown(leadership), "places": places, **more}
+        count = (await self._run(statement, asked)).rowcount
+        # Nothing changed where the entries are gone already, too: by this leader's own delete,
+        # whose answer was lost.
+        if count == 0 and (await self._run(STANDS, _shown(leadership))).first() is None:
+            raise LeadershipLost(leadership.outbox, leadership.epoch)
+        return count
+
+    async def _change_one(self, statement: Executable, outbox: str, message_id: str) -> bool:
+        meant = {"of_outbox": outbox, "of_id": stored_id(message_id)}
+        return (await self._run(statement, meant)).rowcount == 1
+
+    async def _run(
+        self,
+        statement: Executable,
+        parameters: Mapping[str, Any] | list[dict[str, Any]] | None = None,
+    ) -> CursorResult[Any]:
+        async with translated("the outbox"):
+            # Where a session has several binds, ours is that of these tables.
+            binds = {"clause": outbox_message}
+            connection = await self._session.connection(bind_arguments=binds)
+            return await connection.execute(statement, parameters)
+
+
+def store_of(session: object) -> SqlOutboxStore:
+    """Return the outbox in the transaction of a session.
+
+    Raises:
+        Misuse: it is no asynchronous session of SQLAlchemy.
+    """
+    if isinstance(session, async_scoped_session):
+        session = session()
+    if not isinstance(session, AsyncSession):
+        kind = type(session)
+        raise Misuse(
+            f"the outbox writes into an AsyncSession's transaction; this is a "
+            f"{kind.__module__}.{kind.__qualname__}"
+        )
+    return SqlOutboxStore(session)
+
+
+def _shown(leadership: Leadership) -> dict[str, Any]:
+    """Return what the fence asks for."""
+    return {"of_outbox": leadership.outbox, "me": leadership.owner, "of_epoch": leadership.epoch}
+
+
+def _row(entry: OutboxEntry) -> dict[str, Any]:
+    return {
+        "outbox": entry.outbox,
+        "message_id": stored_id(entry.message_id),
+        "original_id": original_id(entry.message_id),
+        "topic": entry.topic,
+        "key": entry.key,
+        "payload": entry.value,
+        "headers": headers_to_text(entry.headers),
+        "parent": entry.parent,
+    }
+
+
+def _read(found: CursorResult[Any]) -> list[OutboxEntry]:
+    return [_entry(row) for row in found]
+
+
+def _entry(row: Any) -> OutboxEntry:
+    message_id, topic, value, key, headers, place, outbox, created, attempts, why, parent, at = row
+    return OutboxEntry(
+        message_id,
+        topic,
+        value,
+        key,
+        headers_from_text(headers),
+        place,
+        outbox,
+        created / 1_000_000,
+        attempts,
+        why or "",
+        parent,
+        None if at is None else to_seconds(at),
+    )
