@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from semel.messaging.claims import stored_id
+
 FIRST_HASH: Final = "0" * 64
 """What the first entry has for the hash of the one before it."""
 
@@ -58,6 +60,26 @@ def hash_of(number: int, at: float, act: Act, previous_hash: str) -> str:
     ]
     text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def recorded(act: Act) -> Act:
+    """Return an act as every database keeps it, so that its hash is the same everywhere.
+
+    Text may hold anything that came with a message, and details are JSON from here on.
+    """
+    return Act(
+        plain(act.actor),
+        plain(act.act),
+        plain(act.consumer),
+        stored_id(act.message_id),
+        plain(act.reason),
+        json.loads(json.dumps(act.details)),
+    )
+
+
+def plain(text: str) -> str:
+    """Return words as every database takes them; what came with a message may be anything."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def break_in(entries: Sequence[AuditEntry], before: AuditEntry | None = None) -> str | None:

@@ -132,15 +132,20 @@ class WaitingRoom(Protocol):
         """Lock the keys, in sorted order, until the transaction ends; say which are held.
 
         Called with the claim by consumers that keep order per key: between this answer and
-        the commit nobody can begin or end the holding of one of the keys.
+        the commit nobody else can begin to hold one of the keys.  Holding may end meanwhile:
+        whoever queues up behind nobody has its turn at once.
+
+        Raises:
+            Locked: another transaction has one of the keys for longer than the lock timeout.
         """
         ...
 
     async def put(self, waiting: WaitingMessage, delay_seconds: float = 0.0) -> None:
         """Let a message in, at the end of the queue; one that is there already is updated.
 
-        *delay_seconds* until it is due, on the database's clock.  The message keeps its place
-        and its first failure's time when it is updated.
+        *delay_seconds* until it is due, on the database's clock.  An update says anew for what
+        it waits, and after which failure; place, payload, label and the first failure's time
+        stay.  An erased message stays parked.
         """
         ...
 
@@ -150,6 +155,14 @@ class WaitingRoom(Protocol):
         These are RETRY messages that are due, and BEHIND messages before which nothing of
         their key is left.  Only the first of each held key.  Messages that another
         transaction has locked are left out.
+        """
+        ...
+
+    async def take(self, consumer: str, message_id: str) -> WaitingMessage | None:
+        """Lock and return one message, if it is its turn; as `take_due` does with many.
+
+        For a worker that took several and begins a transaction for each: whoever was quicker
+        may have handled it, and a person may have changed it, meanwhile.
         """
         ...
 
@@ -181,6 +194,22 @@ class WaitingRoom(Protocol):
         """Write what a person classified it as."""
         ...
 
+    async def revise(
+        self, consumer: str, message_id: str, payload: bytes, payload_hash: str, new_id: str
+    ) -> bool:
+        """Replace what will be handled, and under which id; the place in the queue stays.
+
+        False, and nothing changed, where there is no such message or it was erased.
+        """
+        ...
+
     async def erase(self, which: WaitingFilter) -> int:
-        """Remove payload and headers of matching messages; hashes and reasons stay."""
+        """Remove payload and headers of matching messages; hashes and reasons stay.
+
+        What was erased cannot be handled: it is parked from now on.
+        """
+        ...
+
+    async def forget_keys(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+        """Delete at most *limit* locks of keys that are that old and that nobody has locked."""
         ...
