@@ -1,0 +1,259 @@
+"""The claims in memory: the pure functions of the claim table, on rows that can be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from semel.errors import Misuse
+from semel.memory.tables import Table
+from semel.messaging.claims import (
+    TERMINAL,
+    ClaimAnswer,
+    Claimed,
+    ClaimRequest,
+    ClaimRow,
+    ClaimState,
+    Duplicate,
+    Failure,
+    Found,
+    NotClaimable,
+    Stale,
+    StalePolicy,
+    found_of,
+    refusal,
+)
+
+if TYPE_CHECKING:
+    from semel.memory.database import MemoryTables
+
+
+class MemoryProcessedMessageStore:
+    """The claims of the transaction that is open in *tables*."""
+
+    def __init__(self, tables: MemoryTables) -> None:
+        self._tables = tables
+        self._claims: Table[tuple[str, str], ClaimRow] = tables.table("processed_message")
+
+    async def claim(self, *, consumer_name: str, event_id: str) -> bool:
+        """Claim a message; False where it was handled before.
+
+        Raises:
+            NotClaimable: it is neither: held elsewhere, not due, parked, dead, or a conflict.
+        """
+        answer = await self.try_claim(consumer_name, ClaimRequest(event_id))
+        if isinstance(answer, Claimed):
+            return True
+        if isinstance(answer, Duplicate):
+            return False
+        raise NotClaimable(consumer_name, event_id, answer)
+
+    async def try_claim(self, consumer: str, request: ClaimRequest) -> ClaimAnswer:
+        """Claim in its final state: COMPLETED, if and when the transaction commits."""
+        row = self._get(consumer, request.message_id)
+        no = None if row is None else refusal(row, request.payload_hash, self._now)
+        if no is not None:
+            return no
+        taken = self._taken(row, consumer, request, ClaimState.COMPLETED)
+        self._put(taken)
+        return Claimed(taken.attempts, from_owner=row.owner if row else "")
+
+    async def try_claim_many(
+        self, consumer: str, requests: Sequence[ClaimRequest]
+    ) -> list[ClaimAnswer]:
+        """Claim a batch; answers in the given order, those that claims one by one would give."""
+        return [await self.try_claim(consumer, request) for request in requests]
+
+    async def lease(
+        self,
+        consumer: str,
+        request: ClaimRequest,
+        *,
+        owner: str,
+        seconds: float,
+        stale: StalePolicy = StalePolicy.RECLAIM,
+    ) -> ClaimAnswer:
+        """Claim as IN_PROGRESS with a lease; the caller commits before it handles."""
+        row, now = self._get(consumer, request.message_id), self._now
+        no = None if row is None else refusal(row, request.payload_hash, now)
+        if no is not None:
+            return no
+        expired = found_of(row, request.payload_hash, now) is Found.LEASE_EXPIRED
+        if row is not None and expired and stale is not StalePolicy.RECLAIM:
+            return Stale(row.owner, now - row.lease_until, row.attempts)
+        leased = replace(
+            self._taken(row, consumer, request, ClaimState.IN_PROGRESS),
+            owner=owner,
+            lease_until=now + seconds,
+            # Counted for all claims: none is given twice, whatever retention removes.
+            fence=self._tables.next_number("fence"),
+        )
+        self._put(leased)
+        return Claimed(leased.attempts, leased.fence, row.owner if row else "")
+
+    async def renew(self, consumer: str, message_id: str, fence: int, seconds: float) -> bool:
+        """Make the lease last *seconds* from now; False where another owner has it, or nobody.
+
+        A lease that ran out and that nobody took is still its owner's.
+        """
+        row = self._leased(consumer, message_id, fence)
+        if row is None:
+            return False
+        # No change of state: retention counts on from the last one.
+        self._claims.put(_key(row), replace(row, lease_until=self._now + seconds))
+        return True
+
+    async def mark_completed(
+        self, consumer: str, message_id: str, fence: int | None = None, result: str | None = None
+    ) -> bool:
+        """Complete a leased claim; False, and nothing changed, where *fence* is not its fence.
+
+        Without a fence: complete whatever is not completed, a message without a claim
+        included; False where it is completed.
+        """
+        row = self._writable(consumer, message_id, fence)
+        if row is None:
+            return False
+        kept = row.result if result is None else result
+        self._put(_released(row, state=ClaimState.COMPLETED, result=kept, due_at=0.0))
+        return True
+
+    async def mark_failed(
+        self, consumer: str, message_id: str, failure: Failure, fence: int | None = None
+    ) -> bool:
+        """Write a failed attempt; False, and nothing changed, where it is COMPLETED.
+
+        With a fence: only if the claim is still leased under it.
+        """
+        row = self._writable(consumer, message_id, fence)
+        if row is None:
+            return False
+        self._put(self._failed(row, failure))
+        return True
+
+    async def undo(self, consumer: str, message_id: str, failure: Failure) -> None:
+        """Turn a claim that *this* transaction took into a failed attempt.
+
+        Raises:
+            Misuse: there is no such claim.
+        """
+        row = self._get(consumer, message_id)
+        if row is None:
+            raise Misuse(
+                f"consumer {consumer}: message {message_id!r}: there is no claim to undo; "
+                f"this transaction did not take it"
+            )
+        self._put(self._failed(row, failure))
+
+    async def give_back(self, consumer: str, message_id: str, claimed: Claimed) -> None:
+        """Let go of a claim that *this* transaction took, as if it had never been asked for."""
+        row = self._get(consumer, message_id)
+        if row is None:
+            return
+        if not row.error_code and not row.fence:
+            # It never failed and was never leased: it is new with this transaction.
+            self._claims.remove(_key(row))
+            return
+        leased = bool(claimed.from_owner)
+        state = ClaimState.IN_PROGRESS if leased else ClaimState.FAILED_RETRYABLE
+        before = _released(row, state=state, attempts=row.attempts - 1)
+        self._put(replace(before, owner=claimed.from_owner))
+
+    async def keep_result(self, consumer: str, message_id: str, result: str) -> None:
+        """Write what the handler returned beside a claim that this transaction took."""
+        row = self._get(consumer, message_id)
+        if row is not None:
+            self._claims.put(_key(row), replace(row, result=result))
+
+    async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
+        """Replace the hash that repetitions are compared with, after an audited revision."""
+        row = self._get(consumer, message_id)
+        if row is not None:
+            self._claims.put(_key(row), replace(row, payload_hash=payload_hash))
+
+    async def reopen(self, consumer: str, message_id: str) -> bool:
+        """Make a dead or parked message claimable again, its attempts counted from the start.
+
+        False, and nothing changed, in every other state.
+        """
+        row = self._get(consumer, message_id)
+        if row is None or row.state not in (ClaimState.FAILED_TERMINAL, ClaimState.PARKED):
+            return False
+        again = ClaimState.FAILED_RETRYABLE
+        self._put(_released(row, state=again, attempts=0, due_at=self._now))
+        return True
+
+    async def look_up(self, consumer: str, message_id: str) -> ClaimRow | None:
+        """Read a claim."""
+        return self._get(consumer, message_id)
+
+    async def delete_expired(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+        """Delete at most *limit* terminal claims that were last changed so long ago."""
+        long_ago = self._now - older_than_seconds
+        old = [
+            row
+            for row in self._claims.rows()
+            if row.consumer == consumer and row.state in TERMINAL and row.updated_at <= long_ago
+        ]
+        chosen = sorted(old, key=lambda row: row.updated_at)[:limit]
+        for row in chosen:
+            self._claims.remove(_key(row))
+        return len(chosen)
+
+    @property
+    def _now(self) -> float:
+        return self._tables.clock.now()
+
+    def _get(self, consumer: str, message_id: str) -> ClaimRow | None:
+        return self._claims.get((consumer, message_id))
+
+    def _put(self, row: ClaimRow) -> None:
+        self._claims.put(_key(row), replace(row, updated_at=self._now))
+
+    def _leased(self, consumer: str, message_id: str, fence: int) -> ClaimRow | None:
+        row = self._get(consumer, message_id)
+        if row is None or row.state is not ClaimState.IN_PROGRESS or row.fence != fence:
+            return None
+        return row
+
+    def _writable(self, consumer: str, message_id: str, fence: int | None) -> ClaimRow | None:
+        """Return the claim that may end, a new one where there is none; None where it may not."""
+        if fence is not None:
+            return self._leased(consumer, message_id, fence)
+        row = self._get(consumer, message_id)
+        if row is None:
+            return ClaimRow(consumer, message_id, ClaimState.IN_PROGRESS, first_seen_at=self._now)
+        return None if row.state is ClaimState.COMPLETED else row
+
+    def _taken(
+        self, row: ClaimRow | None, consumer: str, request: ClaimRequest, state: ClaimState
+    ) -> ClaimRow:
+        if row is None:
+            return ClaimRow(
+                consumer,
+                request.message_id,
+                state,
+                payload_hash=request.payload_hash,
+                first_seen_at=self._now,
+            )
+        kept = row.payload_hash or request.payload_hash
+        return _released(row, state=state, attempts=row.attempts + 1, due_at=0.0, payload_hash=kept)
+
+    def _failed(self, row: ClaimRow, failure: Failure) -> ClaimRow:
+        return _released(
+            row,
+            state=failure.state,
+            attempts=failure.attempts,
+            error_code=failure.error_code,
+            due_at=self._now + failure.delay_seconds,
+            payload_hash=row.payload_hash or failure.payload_hash,
+        )
+
+
+def _key(row: ClaimRow) -> tuple[str, str]:
+    return row.consumer, row.message_id
+
+
+def _released(row: ClaimRow, **changes: Any) -> ClaimRow:
+    return replace(row, owner="", lease_until=0.0, **changes)

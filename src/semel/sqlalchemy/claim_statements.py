@@ -1,0 +1,231 @@
+"""The statements of the claims, written once for PostgreSQL and SQLite.
+
+    TAKE     one round trip, and the only one for a message that is new
+    WHY      what stands in the way, and the database's time
+    RETAKE   what failed and is due, or whose lease ran out
+
+`ON CONFLICT DO UPDATE … WHERE` is used nowhere: it locks the row where its condition
+is false, too, and two deliveries of a handled message would wait for each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Insert,
+    Integer,
+    Select,
+    Text,
+    Update,
+    and_,
+    any_,
+    bindparam,
+    case,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, insert
+
+from semel.messaging.claims import ClaimState
+from semel.sqlalchemy.tables import processed_message
+from semel.sqlalchemy.times import now_us
+
+_C: Final = processed_message.c
+
+_BY: Final = bindparam("by", type_=Text)
+_ID: Final = bindparam("id", type_=Text)
+_DIGEST: Final = bindparam("digest", type_=Text)
+_OWNED_BY: Final = bindparam("owned_by", type_=Text)
+_SEEN: Final = bindparam("seen", type_=BigInteger)
+_LEASE_US: Final = bindparam("lease_us", type_=BigInteger)
+_DELAY_US: Final = bindparam("delay_us", type_=BigInteger)
+_AGE_US: Final = bindparam("age_us", type_=BigInteger)
+
+_ME: Final = and_(_C.consumer_name == _BY, _C.message_id == _ID)
+_DUE: Final = or_(
+    and_(_C.state == ClaimState.FAILED_RETRYABLE.value, _C.due_at <= now_us()),
+    and_(_C.state == ClaimState.IN_PROGRESS.value, _C.lease_until <= now_us()),
+)
+# An empty hash is one that is not known, and conflicts with nothing.
+_SAME_PAYLOAD: Final = or_(_C.payload_hash == "", _DIGEST == "", _C.payload_hash == _DIGEST)
+# The first hash that is known stays; `expect_payload` alone replaces it.
+_KEPT_HASH: Final = case((_C.payload_hash == "", _DIGEST), else_=_C.payload_hash)
+_LEASED: Final = and_(_C.state == ClaimState.IN_PROGRESS.value, _C.fence == _SEEN)
+_NOT_COMPLETED: Final = _C.state != ClaimState.COMPLETED.value
+
+
+def _new(**values: Any) -> Insert:
+    """Insert a claim unless there is one."""
+    return (
+        insert(processed_message)
+        .values(
+            consumer_name=_BY,
+            message_id=_ID,
+            original_id=bindparam("original", type_=Text),
+            payload_hash=_DIGEST,
+            first_seen_at=now_us(),
+            updated_at=now_us(),
+            **values,
+        )
+        .on_conflict_do_nothing(index_elements=list(processed_message.primary_key))
+    )
+
+
+def _change(*where: ColumnElement[bool], **values: Any) -> Update:
+    """Change this claim's state; nobody holds a lease on it any more unless *values* say so."""
+    released = {"owner": "", "lease_until": 0, "updated_at": now_us()}
+    return update(processed_message).where(_ME, *where).values({**released, **values})
+
+
+TAKE: Final = _new(state=ClaimState.COMPLETED.value).returning(_C.message_id)
+
+WHY: Final = select(processed_message, now_us().label("now")).where(_ME)
+
+RETAKE: Final = _change(
+    _DUE,
+    _SAME_PAYLOAD,
+    _C.fence == _SEEN,
+    state=ClaimState.COMPLETED.value,
+    attempts=_C.attempts + 1,
+    payload_hash=_KEPT_HASH,
+    due_at=0,
+).returning(_C.attempts)
+
+# The time makes a fence that was never given before, even if retention has removed the
+# claim that had the last one; a clock that went back does not make it fall.
+_NEXT_FENCE: Final = case((_C.fence >= now_us(), _C.fence + 1), else_=now_us())
+
+LEASE: Final = _new(
+    state=ClaimState.IN_PROGRESS.value,
+    owner=_OWNED_BY,
+    fence=now_us(),
+    lease_until=now_us() + _LEASE_US,
+).returning(_C.fence)
+
+LEASE_AGAIN: Final = _change(
+    _DUE,
+    _SAME_PAYLOAD,
+    _C.fence == _SEEN,
+    state=ClaimState.IN_PROGRESS.value,
+    owner=_OWNED_BY,
+    lease_until=now_us() + _LEASE_US,
+    fence=_NEXT_FENCE,
+    attempts=_C.attempts + 1,
+    payload_hash=_KEPT_HASH,
+    due_at=0,
+).returning(_C.attempts, _C.fence)
+
+RENEW: Final = (
+    update(processed_message).where(_ME, _LEASED).values(lease_until=now_us() + _LEASE_US)
+)
+
+_RESULT: Final = func.coalesce(bindparam("returned", type_=Text), _C.result)
+COMPLETE_LEASED: Final = _change(
+    _LEASED, state=ClaimState.COMPLETED.value, result=_RESULT, due_at=0
+)
+COMPLETE: Final = _change(
+    _NOT_COMPLETED, state=ClaimState.COMPLETED.value, result=_RESULT, due_at=0
+)
+COMPLETE_NEW: Final = _new(
+    state=ClaimState.COMPLETED.value, result=bindparam("returned", type_=Text)
+).returning(_C.message_id)
+
+_FAILED: Final[dict[str, Any]] = {
+    "state": bindparam("into", type_=Text),
+    "attempts": bindparam("tried", type_=Integer),
+    "error_code": bindparam("code", type_=Text),
+    "due_at": now_us() + _DELAY_US,
+}
+FAIL_NEW: Final = _new(**_FAILED).returning(_C.message_id)
+FAIL: Final = _change(_NOT_COMPLETED, payload_hash=_KEPT_HASH, **_FAILED)
+FAIL_LEASED: Final = _change(_LEASED, payload_hash=_KEPT_HASH, **_FAILED)
+UNDO: Final = _change(payload_hash=_KEPT_HASH, **_FAILED)
+
+# A claim that never failed and was never leased is new with this transaction.
+GIVE_BACK_NEW: Final = delete(processed_message).where(_ME, _C.error_code == "", _C.fence == 0)
+GIVE_BACK: Final = _change(
+    state=case(
+        (_OWNED_BY == "", ClaimState.FAILED_RETRYABLE.value), else_=ClaimState.IN_PROGRESS.value
+    ),
+    owner=_OWNED_BY,
+    attempts=_C.attempts - 1,
+)
+
+KEEP_RESULT: Final = (
+    update(processed_message).where(_ME).values(result=bindparam("returned", type_=Text))
+)
+EXPECT_PAYLOAD: Final = update(processed_message).where(_ME).values(payload_hash=_DIGEST)
+
+REOPEN: Final = _change(
+    _C.state.in_([ClaimState.FAILED_TERMINAL.value, ClaimState.PARKED.value]),
+    state=ClaimState.FAILED_RETRYABLE.value,
+    attempts=0,
+    due_at=now_us(),
+)
+
+# A clock that is read for every row cannot bound an index scan; read once, it can.
+_LONG_AGO: Final = select(now_us() - _AGE_US).scalar_subquery()
+_OLD: Final = (
+    select(_C.message_id)
+    .where(
+        _C.consumer_name == _BY,
+        _C.state == bindparam("over", type_=Text),
+        _C.updated_at <= _LONG_AGO,
+    )
+    .order_by(_C.updated_at)
+    .limit(bindparam("at_most", type_=Integer))
+    .with_for_update(skip_locked=True)
+    .cte("old")
+)
+DELETE_OLD: Final = (
+    delete(processed_message)
+    .where(_C.consumer_name == _BY, _C.message_id.in_(select(_OLD.c.message_id)))
+    # sqlite3 counts the rows of a statement that begins with DELETE, and of no other.
+    .returning(_C.state)
+)
+
+
+def _take_many_at_once() -> Insert:
+    """Insert a batch from arrays: one statement, whose text does not depend on their length."""
+    given = (
+        func.unnest(
+            bindparam("ids", type_=ARRAY(Text)),
+            bindparam("originals", type_=ARRAY(Text)),
+            bindparam("digests", type_=ARRAY(Text)),
+        )
+        .table_valued("id", "original", "digest")
+        .render_derived(name="given")
+    )
+    rows = {
+        _C.consumer_name: _BY,
+        _C.message_id: given.c.id,
+        _C.original_id: given.c.original,
+        _C.payload_hash: given.c.digest,
+        _C.state: literal(ClaimState.COMPLETED.value, Text),
+        _C.first_seen_at: now_us(),
+        _C.updated_at: now_us(),
+    }
+    return (
+        insert(processed_message)
+        .from_select(list(rows), select(*rows.values()).order_by(given.c.id.collate("C")))
+        .on_conflict_do_nothing(index_elements=list(processed_message.primary_key))
+        .returning(_C.message_id)
+    )
+
+
+TAKE_MANY: Final = _take_many_at_once()
+"""PostgreSQL's; sorted by bytes, as Python sorts text, or two workers wait for each other."""
+
+WHY_MANY: Final[Select[Any]] = select(processed_message, now_us().label("now")).where(
+    _C.consumer_name == _BY, _C.message_id == any_(bindparam("ids", type_=ARRAY(Text)))
+)
+WHY_MANY_SQLITE: Final[Select[Any]] = select(processed_message, now_us().label("now")).where(
+    _C.consumer_name == _BY, _C.message_id.in_(bindparam("ids", expanding=True))
+)

@@ -1,0 +1,389 @@
+"""The claims in PostgreSQL and SQLite, in a session that may be anybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from sqlalchemy import Connection, CursorResult, Executable, Row
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from semel.errors import Misuse
+from semel.messaging.claims import (
+    TERMINAL,
+    ClaimAnswer,
+    Claimed,
+    ClaimRequest,
+    ClaimRow,
+    ClaimState,
+    Duplicate,
+    Failure,
+    Found,
+    NotClaimable,
+    Stale,
+    StalePolicy,
+    found_of,
+    original_id,
+    refusal,
+    stored_id,
+)
+from semel.sqlalchemy import claim_statements as sql
+from semel.sqlalchemy.faults import DatabaseConflict, translated
+from semel.sqlalchemy.tables import processed_message
+from semel.sqlalchemy.times import to_seconds, to_us
+
+# Each turn means that another transaction changed or removed the claim between two of our
+# statements; whoever loses five times in a row comes back later.
+MOST_TURNS: Final = 5
+
+
+class SqlAlchemyProcessedMessageStore:
+    """The claims of the transaction that *session* is in; it is begun here, and never ended.
+
+    Any `AsyncSession` will do.  Where its transaction begins with a claim, it is READ COMMITTED
+    on PostgreSQL, whatever the engine's default; on SQLite the engine must be one of
+    `semel.sqlalchemy.engine`.  After `Locked` or any other error the transaction is over: roll
+    it back.
+    """
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def claim(self, *, consumer_name: str, event_id: str) -> bool:
+        """Claim a message; False where it was handled before.
+
+        Raises:
+            NotClaimable: it is neither: held elsewhere, not due, parked, dead, or a conflict.
+            Retryable: the database could not be asked.
+        """
+        answer = await self.try_claim(consumer_name, ClaimRequest(event_id))
+        if isinstance(answer, Claimed):
+            return True
+        if isinstance(answer, Duplicate):
+            return False
+        raise NotClaimable(consumer_name, event_id, answer)
+
+    async def try_claim(self, consumer: str, request: ClaimRequest) -> ClaimAnswer:
+        """Claim in its final state: COMPLETED, if and when the caller's transaction commits.
+
+        Raises:
+            Locked: another transaction holds it, and did not end within the lock timeout.
+            Retryable: the database could not be asked.
+        """
+        me = _Me.of(consumer, request)
+        for _ in range(MOST_TURNS):
+            if await self._row(sql.TAKE, me, me.new()):
+                return Claimed()
+            why = await self._row(sql.WHY, me, me.key())
+            if why is not None and (answer := await self._answer(me, why)) is not None:
+                return answer
+        raise me.changes_all_the_time()
+
+    async def try_claim_many(
+        self, consumer: str, requests: Sequence[ClaimRequest]
+    ) -> list[ClaimAnswer]:
+        """Claim a batch in one statement, sorted; answers in the given order.
+
+        They are those that claims one by one would give: an id that comes a second time in
+        the batch is a duplicate of itself, or a conflict.
+
+        Raises:
+            Locked: one of them is held by another transaction; claim them one by one.
+        """
+        asked = [_Me.of(consumer, request) for request in requests]
+        first = {me.id: me for me in reversed(asked)}
+        taken = await self._take_many(consumer, first)
+        missed = sorted(first.keys() - taken)
+        whys = {row.message_id: row for row in await self._why_many(consumer, missed)}
+        answers: dict[str, ClaimAnswer] = {}
+        for id in missed:
+            why = whys.get(id)
+            answer = None if why is None else await self._answer(first[id], why)
+            answers[id] = answer or await self.try_claim(consumer, first[id].request)
+        return [
+            (Claimed() if me.id in taken else answers[me.id])
+            if me is first[me.id]
+            else await self.try_claim(consumer, me.request)
+            for me in asked
+        ]
+
+    async def lease(
+        self,
+        consumer: str,
+        request: ClaimRequest,
+        *,
+        owner: str,
+        seconds: float,
+        stale: StalePolicy = StalePolicy.RECLAIM,
+    ) -> ClaimAnswer:
+        """Claim as IN_PROGRESS with a lease; the caller commits before it handles.
+
+        Raises:
+            Locked: another transaction holds it, and did not end within the lock timeout.
+            Retryable: the database could not be asked.
+        """
+        me = _Me.of(consumer, request)
+        terms = {"owned_by": owner, "lease_us": to_us(seconds)}
+        for _ in range(MOST_TURNS):
+            taken = await self._row(sql.LEASE, me, {**me.new(), **terms})
+            if taken is not None:
+                return Claimed(fence=taken.fence)
+            why = await self._row(sql.WHY, me, me.key())
+            if why is not None and (answer := await self._lease_again(me, why, terms, stale)):
+                return answer
+        raise me.changes_all_the_time()
+
+    async def renew(self, consumer: str, message_id: str, fence: int, seconds: float) -> bool:
+        """Make the lease last *seconds* from now; False where another owner has it, or nobody.
+
+        A lease that ran out and that nobody took is still its owner's.
+        """
+        me = _Me.of(consumer, ClaimRequest(message_id))
+        return await self._change(
+            sql.RENEW, me, {**me.key(), "seen": fence, "lease_us": to_us(seconds)}
+        )
+
+    async def mark_completed(
+        self, consumer: str, message_id: str, fence: int | None = None, result: str | None = None
+    ) -> bool:
+        """Complete a leased claim; False, and nothing changed, where *fence* is not its fence.
+
+        Without a fence: complete whatever is not completed, a message without a claim
+        included; False where it is completed.
+        """
+        me = _Me.of(consumer, ClaimRequest(message_id))
+        returned = {"returned": result}
+        if fence is not None:
+            leased = {**me.key(), **returned, "seen": fence}
+            return await self._change(sql.COMPLETE_LEASED, me, leased)
+        for _ in range(MOST_TURNS):
+            if await self._change(sql.COMPLETE, me, {**me.key(), **returned}):
+                return True
+            if await self._row(sql.COMPLETE_NEW, me, {**me.new(), **returned}):
+                return True
+            if await self._is_completed(me):
+                return False
+        raise me.changes_all_the_time()
+
+    async def mark_failed(
+        self, consumer: str, message_id: str, failure: Failure, fence: int | None = None
+    ) -> bool:
+        """Write a failed attempt; False, and nothing changed, where it is COMPLETED.
+
+        With a fence: only if the claim is still leased under it.
+        """
+        me = _Me.of(consumer, ClaimRequest(message_id, failure.payload_hash))
+        if fence is not None:
+            leased = {**me.key_and_hash(), **_written(failure), "seen": fence}
+            return await self._change(sql.FAIL_LEASED, me, leased)
+        for _ in range(MOST_TURNS):
+            # The rollback of the attempt has usually taken its claim away.
+            if await self._row(sql.FAIL_NEW, me, {**me.new(), **_written(failure)}):
+                return True
+            if await self._change(sql.FAIL, me, {**me.key_and_hash(), **_written(failure)}):
+                return True
+            if await self._is_completed(me):
+                return False
+        raise me.changes_all_the_time()
+
+    async def undo(self, consumer: str, message_id: str, failure: Failure) -> None:
+        """Turn a claim that *this* transaction took into a failed attempt.
+
+        Raises:
+            Misuse: there is no such claim.
+        """
+        me = _Me.of(consumer, ClaimRequest(message_id, failure.payload_hash))
+        if not await self._change(sql.UNDO, me, {**me.key_and_hash(), **_written(failure)}):
+            raise Misuse(f"{me}: there is no claim to undo; this transaction did not take it")
+
+    async def give_back(self, consumer: str, message_id: str, claimed: Claimed) -> None:
+        """Let go of a claim that *this* transaction took, as if it had never been asked for."""
+        me = _Me.of(consumer, ClaimRequest(message_id))
+        if not await self._change(sql.GIVE_BACK_NEW, me, me.key()):
+            before = {**me.key(), "owned_by": claimed.from_owner}
+            await self._change(sql.GIVE_BACK, me, before)
+
+    async def keep_result(self, consumer: str, message_id: str, result: str) -> None:
+        """Write what the handler returned beside a claim that this transaction took."""
+        me = _Me.of(consumer, ClaimRequest(message_id))
+        await self._change(sql.KEEP_RESULT, me, {**me.key(), "returned": result})
+
+    async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
+        """Replace the hash that repetitions are compared with, after an audited revision."""
+        me = _Me.of(consumer, ClaimRequest(message_id, payload_hash))
+        await self._change(sql.EXPECT_PAYLOAD, me, me.key_and_hash())
+
+    async def reopen(self, consumer: str, message_id: str) -> bool:
+        """Make a dead or parked message claimable again, its attempts counted from the start.
+
+        False, and nothing changed, in every other state.
+        """
+        me = _Me.of(consumer, ClaimRequest(message_id))
+        return await self._change(sql.REOPEN, me, me.key())
+
+    async def look_up(self, consumer: str, message_id: str) -> ClaimRow | None:
+        """Read a claim without locking it."""
+        me = _Me.of(consumer, ClaimRequest(message_id))
+        row = await self._row(sql.WHY, me, me.key())
+        return None if row is None else me.row(row)
+
+    async def delete_expired(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+        """Delete at most *limit* terminal claims that were last changed so long ago.
+
+        Claims that another transaction is changing are left for the next time.
+        """
+        deleted = 0
+        for state in sorted(TERMINAL):
+            which = {"by": consumer, "over": state.value, "age_us": to_us(older_than_seconds)}
+            old = {**which, "at_most": limit - deleted}
+            done = await self._execute(sql.DELETE_OLD, f"the claims of consumer {consumer}", old)
+            deleted += len(done.all())
+        return deleted
+
+    async def _answer(self, me: _Me, why: Row[Any]) -> ClaimAnswer | None:
+        """Say why a message is not new, or take it all the same; None where that has changed."""
+        row, now = me.row(why), to_seconds(why.now)
+        no = refusal(row, me.request.payload_hash, now)
+        if no is not None:
+            return no
+        taken = await self._row(sql.RETAKE, me, {**me.key_and_hash(), "seen": why.fence})
+        if taken is None:
+            return None
+        return Claimed(taken.attempts, from_owner=row.owner)
+
+    async def _lease_again(
+        self, me: _Me, why: Row[Any], terms: Mapping[str, Any], stale: StalePolicy
+    ) -> ClaimAnswer | None:
+        row, now = me.row(why), to_seconds(why.now)
+        no = refusal(row, me.request.payload_hash, now)
+        if no is not None:
+            return no
+        expired = found_of(row, me.request.payload_hash, now) is Found.LEASE_EXPIRED
+        if expired and stale is not StalePolicy.RECLAIM:
+            return Stale(row.owner, now - row.lease_until, row.attempts)
+        again = {**me.key_and_hash(), **terms, "seen": why.fence}
+        taken = await self._row(sql.LEASE_AGAIN, me, again)
+        if taken is None:
+            return None
+        return Claimed(taken.attempts, taken.fence, row.owner)
+
+    async def _take_many(self, consumer: str, batch: Mapping[str, _Me]) -> set[str]:
+        if not batch:
+            return set()
+        new = [batch[id].new() for id in sorted(batch)]
+        statement: Executable = sql.TAKE
+        parameters: Any = new
+        if self._is_postgres:
+            statement = sql.TAKE_MANY
+            parameters = {
+                "by": consumer,
+                "ids": [each["id"] for each in new],
+                "originals": [each["original"] for each in new],
+                "digests": [each["digest"] for each in new],
+            }
+        what = f"a batch of {len(batch)} messages of consumer {consumer}"
+        return set((await self._execute(statement, what, parameters)).scalars())
+
+    async def _why_many(self, consumer: str, ids: Sequence[str]) -> Sequence[Row[Any]]:
+        if not ids:
+            return []
+        statement = sql.WHY_MANY if self._is_postgres else sql.WHY_MANY_SQLITE
+        what = f"the claims of consumer {consumer}"
+        return (await self._execute(statement, what, {"by": consumer, "ids": list(ids)})).all()
+
+    async def _is_completed(self, me: _Me) -> bool:
+        row = await self._row(sql.WHY, me, me.key())
+        return row is not None and row.state == ClaimState.COMPLETED
+
+    async def _row(self, statement: Executable, me: _Me, values: Any) -> Row[Any] | None:
+        return (await self._execute(statement, str(me), values)).one_or_none()
+
+    async def _change(self, statement: Executable, me: _Me, values: Any) -> bool:
+        return (await self._execute(statement, str(me), values)).rowcount > 0
+
+    async def _execute(self, statement: Executable, what: str, values: Any) -> CursorResult[Any]:
+        async with translated(what):
+            await self._begin()
+            return await self._session.execute(statement, values)  # type: ignore[return-value]
+
+    async def _begin(self) -> None:
+        """Begin the transaction as READ COMMITTED, where it is ours to begin.
+
+        At a higher level, the second of two claims fails instead of finding the first.
+        """
+        if self._is_postgres and not self._has_connection():
+            await self._session.connection(
+                bind_arguments={"clause": processed_message},
+                execution_options={"isolation_level": "READ COMMITTED"},
+            )
+
+    def _has_connection(self) -> bool:
+        begun = self._session.sync_session.get_transaction()
+        # `session.begin()` takes no connection yet, and nothing else in SQLAlchemy tells.
+        if begun is not None and begun._connections:
+            return True
+        # A connection of the caller's keeps its level beyond this transaction: theirs to choose.
+        return isinstance(self._session.get_bind(clause=processed_message), Connection)
+
+    @cached_property
+    def _is_postgres(self) -> bool:
+        return self._session.get_bind(clause=processed_message).dialect.name == "postgresql"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Me:
+    """One message of one consumer, as the statements name it."""
+
+    consumer: str
+    request: ClaimRequest
+    id: str
+
+    @classmethod
+    def of(cls, consumer: str, request: ClaimRequest) -> _Me:
+        return cls(consumer, request, stored_id(request.message_id))
+
+    def key(self) -> dict[str, Any]:
+        return {"by": self.consumer, "id": self.id}
+
+    def key_and_hash(self) -> dict[str, Any]:
+        return {**self.key(), "digest": self.request.payload_hash}
+
+    def new(self) -> dict[str, Any]:
+        return {**self.key_and_hash(), "original": original_id(self.request.message_id)}
+
+    def row(self, found: Row[Any]) -> ClaimRow:
+        return ClaimRow(
+            self.consumer,
+            self.request.message_id,
+            ClaimState(found.state),
+            found.attempts,
+            found.owner,
+            found.fence,
+            to_seconds(found.lease_until),
+            to_seconds(found.due_at),
+            found.payload_hash,
+            to_seconds(found.first_seen_at),
+            to_seconds(found.updated_at),
+            found.error_code,
+            found.result,
+        )
+
+    def changes_all_the_time(self) -> DatabaseConflict:
+        return DatabaseConflict(
+            f"{self}: other transactions changed the claim {MOST_TURNS} times between asking and "
+            f"taking; nothing was changed here, it comes back"
+        )
+
+    def __str__(self) -> str:
+        return f"consumer {self.consumer}: message {self.request.message_id!r}"
+
+
+def _written(failure: Failure) -> dict[str, Any]:
+    return {
+        "into": failure.state.value,
+        "tried": failure.attempts,
+        "code": failure.error_code,
+        "delay_us": to_us(failure.delay_seconds),
+    }

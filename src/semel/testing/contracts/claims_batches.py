@@ -1,0 +1,167 @@
+"""The rules of batches: many claims in one statement answer as claims one by one would."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+
+import pytest
+
+from semel.messaging.claims import Claimed, Conflict, Duplicate, Found, Locked
+from semel.testing.contracts.claims_table import STRANGE_IDS, WITH_A_ROW
+from semel.testing.contracts.claims_world import (
+    CONSUMER,
+    HASH,
+    MOMENT_SECONDS,
+    OTHER_HASH,
+    arranged,
+    asking,
+    claim,
+    fail,
+    known,
+    look_up,
+    rolled_back,
+)
+from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
+
+WORKERS = 4
+ROUNDS = 3
+
+
+class BatchRules(DatabaseContract):
+    """Many claims at once."""
+
+    @in_world
+    async def test_a_batch_answers_as_claims_one_by_one_would(self, world: DatabaseWorld) -> None:
+        requests = {}
+        async with AsyncExitStack() as stack:
+            for found in (Found.NOTHING, Found.OTHER_PAYLOAD, *WITH_A_ROW):
+                for number in range(2):
+                    message_id = f"{number}: {found}"
+                    await stack.enter_async_context(arranged(world, found, message_id))
+                    payload_hash = OTHER_HASH if found is Found.OTHER_PAYLOAD else HASH
+                    requests[message_id] = asking(message_id, payload_hash)
+            shuffled = random.Random(1).sample(list(requests.values()), len(requests))
+
+            one_by_one = []
+            async with rolled_back(world) as unit:
+                for request in shuffled:
+                    one_by_one.append(await unit.claims.try_claim(CONSUMER, request))
+            async with world.database.begin() as unit:
+                at_once = await unit.claims.try_claim_many(CONSUMER, shuffled)
+
+        assert [type(answer) for answer in at_once] == [type(answer) for answer in one_by_one]
+        granted = [answer for answer in at_once if isinstance(answer, Claimed)]
+        assert granted == [answer for answer in one_by_one if isinstance(answer, Claimed)]
+
+    @in_world
+    async def test_a_batch_is_claimed_with_its_transaction_or_not_at_all(
+        self, world: DatabaseWorld
+    ) -> None:
+        requests = [asking(f"m{number}") for number in range(20)]
+        async with rolled_back(world) as unit:
+            await unit.claims.try_claim_many(CONSUMER, requests)
+        async with world.database.begin() as unit:
+            first = await unit.claims.try_claim_many(CONSUMER, requests)
+        async with world.database.begin() as unit:
+            second = await unit.claims.try_claim_many(CONSUMER, requests)
+
+        assert first == [Claimed()] * 20
+        assert second == [Duplicate()] * 20
+
+    @in_world
+    async def test_a_message_that_comes_twice_in_a_batch_is_claimed_once(
+        self, world: DatabaseWorld
+    ) -> None:
+        requests = [asking("m"), asking("n"), asking("m"), asking("m", OTHER_HASH)]
+
+        async with world.database.begin() as unit:
+            answers = await unit.claims.try_claim_many(CONSUMER, requests)
+
+        conflict = Conflict(expected=HASH, found=OTHER_HASH)
+        assert answers == [Claimed(), Claimed(), Duplicate(), conflict]
+
+    @in_world
+    async def test_no_messages_are_claimed_by_an_empty_batch(self, world: DatabaseWorld) -> None:
+        async with world.database.begin() as unit:
+            assert await unit.claims.try_claim_many(CONSUMER, []) == []
+
+    @in_world
+    async def test_a_batch_takes_ids_of_every_kind(self, world: DatabaseWorld) -> None:
+        requests = [asking(message_id) for message_id in STRANGE_IDS]
+
+        async with world.database.begin() as unit:
+            first = await unit.claims.try_claim_many(CONSUMER, requests)
+        async with world.database.begin() as unit:
+            second = await unit.claims.try_claim_many(CONSUMER, requests)
+
+        assert first == [Claimed()] * len(requests)
+        assert second == [Duplicate()] * len(requests)
+        assert (await known(world, STRANGE_IDS[-1])).payload_hash == HASH
+
+    @in_world
+    async def test_a_batch_may_be_large(self, world: DatabaseWorld) -> None:
+        requests = [asking(f"m{number}") for number in range(2500)]
+
+        async with world.database.begin() as unit:
+            first = await unit.claims.try_claim_many(CONSUMER, requests)
+            second = await unit.claims.try_claim_many(CONSUMER, requests)
+
+        assert first == [Claimed()] * 2500
+        assert second == [Duplicate()] * 2500
+
+    @in_world
+    async def test_workers_with_the_same_ids_in_any_order_never_deadlock(
+        self, world: DatabaseWorld
+    ) -> None:
+        for attempt in range(ROUNDS):
+            ids = [f"{attempt}/{number}" for number in range(100)]
+            for message_id in ids[:10]:
+                await fail(world, message_id)
+
+            wins = await asyncio.gather(*[_won(world, ids, seed) for seed in range(WORKERS)])
+
+            assert sorted(id for won in wins for id in won) == sorted(ids)
+
+    @in_world
+    async def test_a_batch_takes_its_locks_in_order(self, world: DatabaseWorld) -> None:
+        if not world.waits_for_locks:
+            return
+        async with world.database.begin() as holder:
+            await holder.claims.try_claim(CONSUMER, asking("m"))
+            batch = asyncio.create_task(_claims(world, ["z", "m", "a"]))
+            await asyncio.wait({batch}, timeout=MOMENT_SECONDS)
+
+            # Whoever waits for "m" holds "a" and has not come to "z".
+            async with asyncio.timeout(2 * MOMENT_SECONDS):
+                behind = await claim(world, "z")
+
+        assert isinstance(behind, Claimed)
+        assert await batch == [Duplicate(), Duplicate(), Claimed()]
+
+    @in_world
+    async def test_a_batch_with_a_message_that_is_held_elsewhere_changes_nothing(
+        self, world: DatabaseWorld
+    ) -> None:
+        async with world.database.begin() as holder:
+            await holder.claims.try_claim(CONSUMER, asking("held"))
+
+            with pytest.raises(Locked):
+                await _claims(world, ["a", "held", "z"])
+
+        assert isinstance(await claim(world, "held"), Duplicate)
+        assert await look_up(world, "a") is None
+        assert await look_up(world, "z") is None
+
+
+async def _claims(world: DatabaseWorld, ids: list[str]) -> list[object]:
+    async with world.database.begin() as unit:
+        requests = [asking(message_id) for message_id in ids]
+        return list(await unit.claims.try_claim_many(CONSUMER, requests))
+
+
+async def _won(world: DatabaseWorld, ids: list[str], seed: int) -> list[str]:
+    shuffled = random.Random(seed).sample(ids, len(ids))
+    answers = await _claims(world, shuffled)
+    return [id for id, answer in zip(shuffled, answers, strict=True) if isinstance(answer, Claimed)]

@@ -1,0 +1,272 @@
+"""The rules of the claim table: what a claim finds, what it answers, what it leaves alone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from semel.messaging.claims import (
+    CLAIM_TABLE,
+    Claimed,
+    ClaimState,
+    Conflict,
+    Duplicate,
+    Failure,
+    Found,
+    HeldElsewhere,
+    NotClaimable,
+    NotDue,
+    Terminal,
+    found_of,
+    stored_id,
+)
+from semel.testing.contracts.claims_world import (
+    CONSUMER,
+    DELAY_SECONDS,
+    HASH,
+    LEASE_SECONDS,
+    OTHER_HASH,
+    OWNER,
+    arranged,
+    asking,
+    claim,
+    claim_and_roll_back,
+    fail,
+    failing,
+    hash_for,
+    known,
+    lease,
+    look_up,
+)
+from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
+
+TAKEN: Final = (Found.NOTHING, Found.RETRYABLE_DUE, Found.LEASE_EXPIRED)
+WITH_A_ROW: Final = (
+    Found.COMPLETED,
+    Found.RETRYABLE_DUE,
+    Found.RETRYABLE_LATER,
+    Found.LEASE_LIVE,
+    Found.LEASE_EXPIRED,
+    Found.TERMINAL,
+    Found.PARKED,
+)
+REFUSED: Final = tuple(found for found in WITH_A_ROW if found not in TAKEN)
+
+STRANGE_IDS: Final = (
+    "",
+    " ",
+    "ä/∀/🐟",
+    "nul\0byte",
+    "nul\\x00byte",
+    "a lone surrogate \ud800",
+    "a lone surrogate \\ud800",
+    "x" * 512,
+    "x" * 513,
+    "x" * 100_000,
+    "x" * 100_001,
+    "ü" * 300,
+    "sha256:3b1b1c5e",
+    "'; DROP TABLE processed_message; --",
+    "%s %(id)s :id $1 ?",
+    "Case",
+    "case",
+    "trailing ",
+    "trailing",
+)
+
+
+class TableRules(DatabaseContract):
+    """What a claim answers to everything it can find."""
+
+    @in_world
+    async def test_every_cell_of_the_claim_table_has_its_answer(self, world: DatabaseWorld) -> None:
+        for found in Found:
+            message_id = f"claimed: {found}"
+            async with arranged(world, found, message_id):
+                answer = await claim(world, message_id, hash_for(found))
+
+            assert type(answer) is CLAIM_TABLE[found][0], found
+
+    @in_world
+    async def test_every_cell_of_the_claim_table_has_its_answer_for_a_lease(
+        self, world: DatabaseWorld
+    ) -> None:
+        for found in Found:
+            message_id = f"leased: {found}"
+            async with arranged(world, found, message_id):
+                answer = await lease(world, message_id, hash_for(found), owner="worker-2")
+
+            assert type(answer) is CLAIM_TABLE[found][0], found
+
+    @in_world
+    async def test_rows_are_what_the_pure_model_of_the_table_takes_them_for(
+        self, world: DatabaseWorld
+    ) -> None:
+        for found in WITH_A_ROW:
+            message_id = f"read: {found}"
+            async with arranged(world, found, message_id), world.database.begin() as unit:
+                row = await unit.claims.look_up(CONSUMER, message_id)
+                now = await unit.now()
+
+            assert found_of(row, HASH, now) is found
+
+    @in_world
+    async def test_a_claim_that_is_refused_changes_nothing(self, world: DatabaseWorld) -> None:
+        for found in REFUSED:
+            message_id = f"left alone: {found}"
+            async with arranged(world, found, message_id):
+                before = await known(world, message_id)
+                await claim(world, message_id)
+                await lease(world, message_id, owner="worker-2")
+
+                assert await known(world, message_id) == before, found
+
+    @in_world
+    async def test_a_claim_that_is_granted_is_completed_with_its_transaction(
+        self, world: DatabaseWorld
+    ) -> None:
+        for found in TAKEN:
+            message_id = f"granted: {found}"
+            async with arranged(world, found, message_id):
+                await claim(world, message_id)
+
+                row = await known(world, message_id)
+                assert row.state is ClaimState.COMPLETED, found
+                assert row.payload_hash == HASH
+                assert row.owner == ""
+                assert isinstance(await claim(world, message_id), Duplicate)
+
+    @in_world
+    async def test_a_claim_that_is_rolled_back_never_was(self, world: DatabaseWorld) -> None:
+        for found in TAKEN:
+            message_id = f"rolled back: {found}"
+            async with arranged(world, found, message_id):
+                before = await look_up(world, message_id)
+                first = await claim_and_roll_back(world, message_id)
+                left = await look_up(world, message_id)
+                second = await claim(world, message_id)
+
+            assert isinstance(first, Claimed), found
+            assert left == before
+            assert second == first, "an attempt that was rolled back is not counted"
+
+    @in_world
+    async def test_answers_say_how_long_and_why(self, world: DatabaseWorld) -> None:
+        await fail(world, "later", failing(attempts=3, delay=DELAY_SECONDS))
+        await fail(world, "dead", failing(ClaimState.FAILED_TERMINAL))
+        await lease(world, "leased")
+
+        later, dead, leased = [await claim(world, id) for id in ("later", "dead", "leased")]
+
+        assert isinstance(later, NotDue)
+        assert later.attempts == 3
+        assert DELAY_SECONDS - 30 < later.seconds_left <= DELAY_SECONDS
+        assert dead == Terminal("TIMEOUT")
+        assert isinstance(leased, HeldElsewhere)
+        assert leased.owner == OWNER
+        assert LEASE_SECONDS - 30 < leased.seconds_left <= LEASE_SECONDS
+
+    @in_world
+    async def test_claim_is_true_for_a_new_message_and_false_for_a_handled_one(
+        self, world: DatabaseWorld
+    ) -> None:
+        async with world.database.begin() as unit:
+            first = await unit.claims.claim(consumer_name=CONSUMER, event_id="e1")
+        async with world.database.begin() as unit:
+            second = await unit.claims.claim(consumer_name=CONSUMER, event_id="e1")
+
+        assert (first, second) == (True, False)
+
+    @in_world
+    async def test_claim_raises_for_whatever_is_neither_new_nor_handled(
+        self, world: DatabaseWorld
+    ) -> None:
+        for found in [found for found in REFUSED if found is not Found.COMPLETED]:
+            message_id = f"neither: {found}"
+            async with arranged(world, found, message_id):
+                with pytest.raises(NotClaimable) as raised:
+                    async with world.database.begin() as unit:
+                        await unit.claims.claim(consumer_name=CONSUMER, event_id=message_id)
+
+            assert type(raised.value.answer) is CLAIM_TABLE[found][0], found
+
+    @in_world
+    async def test_each_consumer_claims_for_itself(self, world: DatabaseWorld) -> None:
+        await claim(world, "shared")
+
+        async with world.database.begin() as unit:
+            others = await unit.claims.try_claim("shipping", asking("shared"))
+
+        assert isinstance(others, Claimed)
+
+    @in_world
+    async def test_another_payload_is_a_conflict_with_both_hashes_in_every_state(
+        self, world: DatabaseWorld
+    ) -> None:
+        for found in WITH_A_ROW:
+            message_id = f"conflict: {found}"
+            async with arranged(world, found, message_id):
+                before = await known(world, message_id)
+                answers = [
+                    await claim(world, message_id, OTHER_HASH),
+                    await lease(world, message_id, OTHER_HASH),
+                ]
+
+                assert answers == [Conflict(expected=HASH, found=OTHER_HASH)] * 2, found
+                assert await known(world, message_id) == before, found
+
+    @in_world
+    async def test_a_hash_that_is_not_known_conflicts_with_nothing(
+        self, world: DatabaseWorld
+    ) -> None:
+        for found in WITH_A_ROW:
+            message_id = f"asked without a hash: {found}"
+            async with arranged(world, found, message_id):
+                answer = await claim(world, message_id, "")
+
+            assert type(answer) is CLAIM_TABLE[found][0], found
+            assert (await known(world, message_id)).payload_hash == HASH, "what is known stays"
+
+    @in_world
+    async def test_the_first_hash_that_comes_is_the_one_that_is_expected(
+        self, world: DatabaseWorld
+    ) -> None:
+        async with world.database.begin() as unit:
+            unknown = Failure(ClaimState.FAILED_RETRYABLE, 1, "TIMEOUT")
+            await unit.claims.mark_failed(CONSUMER, "hash comes later", unknown)
+        before = await known(world, "hash comes later")
+        await lease(world, "hash comes later", HASH)
+
+        assert before.payload_hash == ""
+        assert await claim(world, "hash comes later", OTHER_HASH) == Conflict(HASH, OTHER_HASH)
+
+    @in_world
+    async def test_a_revision_replaces_the_hash_that_is_expected(
+        self, world: DatabaseWorld
+    ) -> None:
+        await fail(world, "revised")
+        async with world.database.begin() as unit:
+            await unit.claims.expect_payload(CONSUMER, "revised", OTHER_HASH)
+
+        assert await claim(world, "revised", HASH) == Conflict(OTHER_HASH, HASH)
+        assert isinstance(await claim(world, "revised", OTHER_HASH), Claimed)
+
+    @in_world
+    async def test_ids_are_any_text_and_never_meet(self, world: DatabaseWorld) -> None:
+        first = [await claim(world, message_id) for message_id in STRANGE_IDS]
+        second = [await claim(world, message_id) for message_id in STRANGE_IDS]
+        rows = [await known(world, message_id) for message_id in STRANGE_IDS]
+
+        assert [type(answer) for answer in first] == [Claimed] * len(STRANGE_IDS)
+        assert [type(answer) for answer in second] == [Duplicate] * len(STRANGE_IDS)
+        assert [row.message_id for row in rows] == list(STRANGE_IDS)
+
+    @in_world
+    async def test_an_id_that_looks_like_the_hash_of_another_one_is_itself(
+        self, world: DatabaseWorld
+    ) -> None:
+        long = "y" * 1000
+        await claim(world, long)
+
+        assert isinstance(await claim(world, stored_id(long)), Claimed)
