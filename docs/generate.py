@@ -25,12 +25,12 @@ from semel.cli.app import app
 from semel.cli.exits import MEANS
 from semel.cli.reports.doctor import RUNBOOKS, Kind
 from semel.crashpoints import CrashPoint
-from semel.pipeline.cycle import FAILURES, Step
 from semel.pipeline.driver import Settings
 from semel.pipeline.recovery import DECIDE
 from semel.pipeline.sink import Found, TwoPhaseSink
 from semel.pipeline.source import SourceKind
 from semel.pipeline.states import ARROWS
+from semel.pipeline.steps import FAILURES, Step
 from semel.pipeline.twophase import Backoff
 from semel.spark.supervise import NEXT, RESTART_BACKOFF, Exit
 from semel.sql.schema import MIGRATIONS

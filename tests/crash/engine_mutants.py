@@ -16,11 +16,12 @@ from semel.memory.sink import MemorySink
 from semel.memory.store import Shown
 from semel.pipeline import recovery, rules
 from semel.pipeline.coordinator import LedgerCoordinator
-from semel.pipeline.cycle import FAILURES, AbortAnswer, Failure, Step, Verdict, _Run
+from semel.pipeline.cycle import AbortAnswer, _Run
 from semel.pipeline.driver import Driver
 from semel.pipeline.recovery import _Recovery
 from semel.pipeline.sink import SinkOK
 from semel.pipeline.states import CycleState
+from semel.pipeline.steps import FAILURES, Failure, Step, Verdict
 from semel.testing.world import Invariant, World
 
 I = Invariant  # noqa: E741  the table below is read across

@@ -9,19 +9,16 @@ import pytest
 from semel.errors import InDoubt, LeaseLost, LedgerUnavailable, NeedsOperator
 from semel.events import CommitSlow, CycleEnded, Events, StepDone, StepFailed
 from semel.pipeline.cycle import (
-    FAILURES,
     SLOW_COMMIT_FRACTION,
     AbortAnswer,
     CommitAborted,
     CommitAnswer,
     CommitFatal,
     CommitSucceeded,
-    Failure,
-    Step,
-    Verdict,
     run_commit_cycle,
 )
 from semel.pipeline.sink import SinkFatal, SinkRetryable
+from semel.pipeline.steps import FAILURES, Failure, Step, Verdict
 from semel.testing.clock import SimulatedClock
 from semel.testing.crash import Crash
 from semel.testing.recorder import RecordingCoordinator, ScriptedCoordinator

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from semel.demo.place import Variant
-from semel.pipeline.cycle import Step
 from semel.pipeline.recovery import RecoveryDecision
+from semel.pipeline.steps import Step
 
 SINK_NAMES: Final = {"postgres": "Postgres", "files": "Parquet"}
 

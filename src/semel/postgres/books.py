@@ -21,6 +21,7 @@ from semel.errors import Permanent
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 from semel.postgres.connect import Connection
 from semel.postgres.names import literal, quoted
+from semel.postgres.statements import Promise
 
 _KEY: Final = "scope text, sink text, generation bigint, batch bigint"
 
@@ -212,6 +213,14 @@ class Books:
             f"ON CONFLICT (scope, sink, generation, batch, attempt) DO UPDATE SET "
             f"state = EXCLUDED.state, mode = EXCLUDED.mode, digest = EXCLUDED.digest, "
             f"pieces = EXCLUDED.pieces, since = EXCLUDED.since"
+        )
+
+    def proof(self, txn: SinkTxnId, promise: Promise, *, finished: bool) -> str:
+        """Write the statement that proves the cycle's commit."""
+        return (
+            f"INSERT INTO {self.table('sink_proof')} (scope, sink, generation, batch, attempt, "
+            f"digest, rows, row_hash, finished) VALUES ({self.values(txn)}, "
+            f"{literal(promise.digest)}, {promise.rows}, {promise.row_hash}, {finished})"
         )
 
     def forget(self, txn: SinkTxnId) -> list[str]:

@@ -11,27 +11,33 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
 
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Permanent, SemelError
+from semel.errors import Permanent
 from semel.events import log
-from semel.pipeline.sink import Batch, Receipt, SinkFatal, SinkOK, SinkOutcome, SinkRetryable
+from semel.pipeline.sink import (
+    Receipt,
+    SinkFatal,
+    SinkOK,
+    SinkOutcome,
+    SinkRetryable,
+    Tally,
+)
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+from semel.postgres.answers import not_prepared, refusal, settled
 from semel.postgres.books import Books, run
-from semel.postgres.connect import Address, Connection, pool, session
+from semel.postgres.connect import Address, Connection
 from semel.postgres.database import Database, give_back
 from semel.postgres.encode import field_of
-from semel.postgres.faults import UNDEFINED_OBJECT, error_of, outcome_of
+from semel.postgres.faults import UNDEFINED_OBJECT, outcome_of
 from semel.postgres.names import literal, quoted
 from semel.postgres.schema import Target
-from semel.postgres.staging import not_prepared, proof_of, refusal, settled
 from semel.postgres.statements import Promise, cycle_text
-from semel.postgres.writer import Rows, abandon, send
+from semel.postgres.writer import Rows, TaskWriter
 
 _LONGEST_GID: Final = 199
 
@@ -86,101 +92,58 @@ class PreparedStager:
     cycle_column: str
     lock_seconds: float
 
-    def open(self, task: str) -> PreparedWriter:
+    def open(self, task: str) -> TaskWriter:
         """Start to stage for one task attempt; nothing happens before the first row."""
-        return PreparedWriter(self, task)
+        return TaskWriter(self.address, self.application, _TaskTransaction(self, task))
 
 
-class PreparedWriter:
-    """One task attempt's rows, copied into the target and prepared."""
+class _TaskTransaction:
+    """One task attempt's rows, copied into the target, where nobody sees them, and prepared."""
+
+    mode = "prepared"
 
     def __init__(self, stager: PreparedStager, task: str) -> None:
         self._stager = stager
         self._books = Books(stager.schema, stager.sink)
-        self._task = task
-        self._gid = Gid.of(stager.sink, stager.txn, stager.epoch, task).name
-        self._rows: Rows | None = None
-        self._connection: Connection | None = None
-        self._copying: Any = None
-        self._copy: psycopg.Copy | None = None
-        self._is_finished = False
+        self.sink = stager.sink
+        self.task = task
+        self.name = Gid.of(stager.sink, stager.txn, stager.epoch, task).name
 
-    def write(self, batch: Batch) -> None:
-        """Copy the rows into the target, where nobody sees them yet."""
-        if not batch.num_rows:
-            return
-        try:
-            if self._rows is None:
-                self._rows = self._fit(batch)
-            copy = self._copy or self._begin(self._rows)
-            for chunk in self._rows.chunks(batch):
-                send(copy, chunk)
-        except psycopg.Error as error:
-            raise error_of(error, f"sink {self._stager.sink}, staging") from error
-
-    def _fit(self, batch: Batch) -> Rows:
+    def fit(self, schema: Any) -> Rows:
         stager = self._stager
         filled, last = [], b""
         if stager.cycle_column:
             filled = [stager.cycle_column]
             last = field_of(cycle_text(stager.txn.cycle).encode())
-        rows = Rows(stager.target, batch.schema, filled, last)
+        rows = Rows(stager.target, schema, filled, last)
         check_direct(rows)
         return rows
 
-    def _begin(self, rows: Rows) -> psycopg.Copy:
+    def begin(self, connection: Connection, rows: Rows) -> str:
         stager = self._stager
-        self._connection = pool().take(stager.address, stager.application)
         names = [quoted(fitted.column.name) for fitted in rows.fitted]
         names += [quoted(stager.cycle_column)] if stager.cycle_column else []
         # A key that two tasks insert would make the second wait for the first one's
         # decision, which waits for the second.
         timeout = f"SET LOCAL lock_timeout = '{int(stager.lock_seconds * 1000)}ms'"
-        run(self._connection, ["BEGIN", timeout])
-        statement = f"COPY {stager.target.name} ({', '.join(names)}) FROM STDIN (FORMAT binary)"
-        self._copying = self._connection.cursor().copy(statement.encode())
-        copy: psycopg.Copy = self._copying.__enter__()
-        self._copy = copy
-        return copy
+        run(connection, ["BEGIN", timeout])
+        return f"COPY {stager.target.name} ({', '.join(names)}) FROM STDIN (FORMAT binary)"
 
-    def finish(self) -> Receipt:
-        """Prepare the transaction and describe it."""
-        if self._rows is None or self._copy is None or self._connection is None:
-            return Receipt(self._task, detail={"mode": "prepared"})
-        tally, txn = self._rows.tally, self._stager.txn
-        try:
-            self._copy.write(self._rows.end())
-            self._copying.__exit__(None, None, None)
-            reach(CrashPoint.POSTGRES_STAGE_COPIED, self._stager.sink)
-            run(
-                self._connection,
-                [
-                    f"INSERT INTO {self._books.table('sink_task_proof')} (scope, sink, "
-                    f"generation, batch, attempt, piece, rows, row_hash) VALUES "
-                    f"({self._books.values(txn)}, {literal(self._gid)}, "
-                    f"{tally.rows}, {tally.hash})",
-                    f"PREPARE TRANSACTION {literal(self._gid)}",
-                ],
-            )
-            self._is_finished = True
-            reach(CrashPoint.POSTGRES_TASK_PREPARED, self._stager.sink)
-        except psycopg.Error as error:
-            raise error_of(error, f"sink {self._stager.sink}, staging") from error
-        pool().give_back(self._connection)
-        detail = {"mode": "prepared", "piece": self._gid, **self._rows.detail()}
-        return Receipt(self._task, tally, detail)
+    def finish(self, connection: Connection, tally: Tally) -> None:
+        run(
+            connection,
+            [
+                f"INSERT INTO {self._books.table('sink_task_proof')} (scope, sink, "
+                f"generation, batch, attempt, piece, rows, row_hash) VALUES "
+                f"({self._books.values(self._stager.txn)}, {literal(self.name)}, "
+                f"{tally.rows}, {tally.hash})",
+                f"PREPARE TRANSACTION {literal(self.name)}",
+            ],
+        )
+        reach(CrashPoint.POSTGRES_TASK_PREPARED, self.sink)
 
-    def discard(self) -> None:
-        """Roll back what was written, prepared or not."""
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        with suppress(psycopg.Error, SemelError):
-            if not self._is_finished:
-                abandon(connection, self._copying)
-                return
-            with session(self._stager.address, self._stager.application) as another:
-                roll_back(another, [self._gid])
+    def undo(self, connection: Connection) -> None:
+        roll_back(connection, [self.name])
 
 
 class Prepared:
@@ -269,7 +232,7 @@ class Prepared:
             if lost:
                 return self._settled_or_lost(connection, txn, lost)
             if known.proof is None:
-                run(connection, [proof_of(self._books, txn, promise, finished=False), "COMMIT"])
+                run(connection, [self._books.proof(txn, promise, finished=False), "COMMIT"])
             else:
                 connection.execute("ROLLBACK")
             reach(CrashPoint.POSTGRES_PROOF_WRITTEN, self._sink)

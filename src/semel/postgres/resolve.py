@@ -14,12 +14,13 @@ import psycopg
 
 from semel.errors import NeedsOperator
 from semel.pipeline.txn import SinkTxnId
+from semel.postgres.answers import not_prepared, settled
 from semel.postgres.books import affected, run
 from semel.postgres.connect import Connection
 from semel.postgres.database import Database
 from semel.postgres.faults import is_permanent, words
 from semel.postgres.names import TableName, literal, quoted
-from semel.postgres.staging import Staging, not_prepared, proof_of, settled
+from semel.postgres.staging import Staging
 from semel.postgres.statements import Promise, cycle_text, insert
 
 
@@ -53,7 +54,7 @@ def divert(
             raise NeedsOperator(getattr(refused, "reason", str(txn)))
         run(
             connection,
-            [_reject_table(reject), proof_of(database.books, txn, promise, finished=True)],
+            [_reject_table(reject), database.books.proof(txn, promise, finished=True)],
         )
         written, lost = _bring(connection, database.books.schema, txn, promise, reject)
         proof = database.books.table("sink_proof")

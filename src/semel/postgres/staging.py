@@ -18,19 +18,26 @@ from typing import Any, Final
 import psycopg
 
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import SemelError
 from semel.events import log
-from semel.pipeline.sink import Batch, Receipt, SinkFatal, SinkOK, SinkOutcome, SinkRetryable
+from semel.pipeline.sink import (
+    Receipt,
+    SinkFatal,
+    SinkOK,
+    SinkOutcome,
+    SinkRetryable,
+    Tally,
+)
 from semel.pipeline.txn import Scope, SinkTxnId
+from semel.postgres.answers import committed, not_prepared, refusal, settled
 from semel.postgres.books import Books, Known, affected, run
-from semel.postgres.connect import Address, Connection, pool, session
+from semel.postgres.connect import Address, Connection
 from semel.postgres.database import Database, give_back
 from semel.postgres.explain import explained
-from semel.postgres.faults import TWO_ROWS_FOR_ONE_KEY, error_of, is_permanent, outcome_of
+from semel.postgres.faults import TWO_ROWS_FOR_ONE_KEY, is_permanent, outcome_of
 from semel.postgres.names import literal, quoted
 from semel.postgres.schema import Target
 from semel.postgres.statements import Promise, Write, insert, inserts, newest, union
-from semel.postgres.writer import Rows, abandon, send
+from semel.postgres.writer import Rows, TaskWriter
 
 # Each takes a few of the server's shared locks.
 _TABLES_DROPPED_AT_ONCE: Final = 100
@@ -49,49 +56,32 @@ class StagingStager:
     txn: SinkTxnId
     filled: tuple[str, ...]
 
-    def open(self, task: str) -> StagingWriter:
+    def open(self, task: str) -> TaskWriter:
         """Start to stage for one task attempt; nothing is made before the first row."""
-        return StagingWriter(self, task)
+        return TaskWriter(self.address, self.application, _TaskTable(self, task))
 
 
-class StagingWriter:
+class _TaskTable:
     """One task attempt's table, made, filled and registered in a single transaction."""
+
+    mode = "staging"
 
     def __init__(self, stager: StagingStager, task: str) -> None:
         self._stager = stager
         self._books = Books(stager.schema, stager.sink)
-        self._task = task
+        self.sink = stager.sink
+        self.task = task
         named = hashlib.sha256(f"{stager.sink}\0{task}".encode()).hexdigest()[:16]
-        self._piece = f"stg_{stager.txn.slug}_{named}"
-        self._rows: Rows | None = None
-        self._connection: Connection | None = None
-        self._copying: Any = None
-        self._copy: psycopg.Copy | None = None
-        self._is_finished = False
+        self.name = f"stg_{stager.txn.slug}_{named}"
+        self._table = self._books.table(self.name)
 
-    @property
-    def _table(self) -> str:
-        return self._books.table(self._piece)
+    def fit(self, schema: Any) -> Rows:
+        return Rows(self._stager.target, schema, self._stager.filled)
 
-    def write(self, batch: Batch) -> None:
-        """Copy the rows into the staging table."""
-        if not batch.num_rows:
-            return
-        try:
-            if self._rows is None:
-                self._rows = Rows(self._stager.target, batch.schema, self._stager.filled)
-            copy = self._copy or self._begin(self._rows)
-            for chunk in self._rows.chunks(batch):
-                send(copy, chunk)
-        except psycopg.Error as error:
-            raise error_of(error, f"sink {self._stager.sink}, staging") from error
-
-    def _begin(self, rows: Rows) -> psycopg.Copy:
-        stager = self._stager
-        self._connection = pool().take(stager.address, stager.application)
+    def begin(self, connection: Connection, rows: Rows) -> str:
         columns = ", ".join(f"{quoted(f.column.name)} {f.staged_type}" for f in rows.fitted)
         run(
-            self._connection,
+            connection,
             [
                 "BEGIN",
                 # `prepare` commits after all tasks have, and durably: its commit record
@@ -101,49 +91,22 @@ class StagingWriter:
             ],
         )
         # Frozen rows: the scan of the final transaction has no hint bits to set.
-        statement = f"COPY {self._table} FROM STDIN (FORMAT binary, FREEZE)"
-        self._copying = self._connection.cursor().copy(statement.encode())
-        copy: psycopg.Copy = self._copying.__enter__()
-        self._copy = copy
-        return copy
+        return f"COPY {self._table} FROM STDIN (FORMAT binary, FREEZE)"
 
-    def finish(self) -> Receipt:
-        """Commit the table and describe it."""
-        if self._rows is None or self._copy is None or self._connection is None:
-            return Receipt(self._task, detail={"mode": "staging"})
-        tally, txn = self._rows.tally, self._stager.txn
-        try:
-            self._copy.write(self._rows.end())
-            self._copying.__exit__(None, None, None)
-            reach(CrashPoint.POSTGRES_STAGE_COPIED, self._stager.sink)
-            run(
-                self._connection,
-                [
-                    f"INSERT INTO {self._books.table('sink_staged')} (scope, sink, generation, "
-                    f"batch, attempt, task, piece, rows, row_hash) VALUES "
-                    f"({self._books.values(txn)}, {literal(self._task)}, "
-                    f"{literal(self._piece)}, {tally.rows}, {tally.hash})",
-                    "COMMIT",
-                ],
-            )
-        except psycopg.Error as error:
-            raise error_of(error, f"sink {self._stager.sink}, staging") from error
-        self._is_finished = True
-        pool().give_back(self._connection)
-        detail = {"mode": "staging", "piece": self._piece, **self._rows.detail()}
-        return Receipt(self._task, tally, detail)
+    def finish(self, connection: Connection, tally: Tally) -> None:
+        run(
+            connection,
+            [
+                f"INSERT INTO {self._books.table('sink_staged')} (scope, sink, generation, "
+                f"batch, attempt, task, piece, rows, row_hash) VALUES "
+                f"({self._books.values(self._stager.txn)}, {literal(self.task)}, "
+                f"{literal(self.name)}, {tally.rows}, {tally.hash})",
+                "COMMIT",
+            ],
+        )
 
-    def discard(self) -> None:
-        """Drop what was written: the transaction, or the table it has made."""
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        with suppress(psycopg.Error, SemelError):
-            if not self._is_finished:
-                abandon(connection, self._copying)
-                return
-            with session(self._stager.address, self._stager.application) as another:
-                drop(another, self._books, self._stager.txn, [self._piece])
+    def undo(self, connection: Connection) -> None:
+        drop(connection, self._books, self._stager.txn, [self.name])
 
 
 class Staging:
@@ -234,7 +197,7 @@ class Staging:
         statements = inserts(promise, self._books.schema, txn.cycle)
         guarded = promise.write == Write.UPSERT and promise.version_column
         try:
-            run(connection, [proof_of(self._books, txn, promise, finished=True)])
+            run(connection, [self._books.proof(txn, promise, finished=True)])
             if guarded:
                 self._bring_newest(connection, txn, promise, statements)
             elif statements:
@@ -344,62 +307,6 @@ def drop(
         )
     if more:
         run(connection, [*begin, *more, "COMMIT"])
-
-
-def proof_of(books: Books, txn: SinkTxnId, promise: Promise, *, finished: bool) -> str:
-    """Write the statement that proves the cycle's commit."""
-    return (
-        f"INSERT INTO {books.table('sink_proof')} (scope, sink, generation, batch, attempt, "
-        f"digest, rows, row_hash, finished) VALUES ({books.values(txn)}, "
-        f"{literal(promise.digest)}, {promise.rows}, {promise.row_hash}, {finished})"
-    )
-
-
-def settled(txn: SinkTxnId, known: Known) -> SinkOutcome | None:
-    """Answer a commit from the cycle's proof, if there is a finished one."""
-    if known.proof is None:
-        return None
-    if known.proof.attempt != txn.attempt:
-        return another_attempt(txn, known.proof.attempt)
-    return SinkOK() if known.proof.finished else None
-
-
-def not_prepared(txn: SinkTxnId, known: Known, promise: Promise) -> SinkOutcome | None:
-    """Refuse to commit what is not held: lost is never OK."""
-    if known.state == "aborted":
-        return SinkFatal(f"{txn} was aborted")
-    if known.state is None:
-        return SinkFatal(f"{txn} is not held here: never prepared, or lost")
-    if known.digest != promise.digest:
-        return SinkFatal(f"{txn} is held with other rows than its token says")
-    return None
-
-
-def refusal(txn: SinkTxnId, known: Known, promise: Promise) -> SinkOutcome | None:
-    """Answer a prepare from what the books know; None if the rows may be taken."""
-    proof = known.proof
-    if proof is not None and proof.attempt != txn.attempt:
-        return another_attempt(txn, proof.attempt)
-    digest = proof.digest if proof else known.digest if known.state == "prepared" else None
-    if digest not in (None, promise.digest):
-        return SinkFatal(f"{txn} was prepared before, with other rows")
-    if proof is not None:
-        return SinkOK(promise.token())
-    if known.state == "aborted":
-        return SinkFatal(f"{txn} was aborted")
-    if known.mark is not None and txn.cycle <= known.mark:
-        return SinkFatal(f"{txn} is at or below the mark, {known.mark}: it belongs to a loser")
-    return None
-
-
-def another_attempt(txn: SinkTxnId, attempt: str) -> SinkFatal:
-    """Refuse a loser."""
-    return SinkFatal(f"{txn}: the cycle was committed by another attempt, {attempt[:8]}")
-
-
-def committed(txn: SinkTxnId) -> SinkFatal:
-    """Refuse to abort."""
-    return SinkFatal(f"{txn} is committed and cannot be aborted; nothing was deleted")
 
 
 def _missing(txn: SinkTxnId, known: Known, receipts: Sequence[Receipt]) -> SinkOutcome | None:

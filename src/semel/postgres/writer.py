@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from typing import Any, Final
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Final, Protocol
 
 import psycopg
 from psycopg.abc import PQGen
@@ -12,10 +12,12 @@ from psycopg.pq.abc import PGconn
 from psycopg.waiting import Ready, Wait
 
 from semel.arrow.tally import schema_to_text, tally
-from semel.errors import Permanent
-from semel.pipeline.sink import Batch, Tally
-from semel.postgres.connect import Connection, pool
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Permanent, SemelError
+from semel.pipeline.sink import Batch, Receipt, Tally
+from semel.postgres.connect import Address, Connection, pool, session
 from semel.postgres.encode import HEADER, TRAILER, encode_rows, plain
+from semel.postgres.faults import translated
 from semel.postgres.names import quoted
 from semel.postgres.schema import Fitted, Target, fit
 
@@ -83,6 +85,94 @@ class Rows:
             raise Permanent(
                 f"table {self.target.name}, column {name} ({fitted.column.type.sql}): {error}"
             ) from error
+
+
+class TaskPlace(Protocol):
+    """Where one task attempt's rows go: a table of its own, or a prepared transaction."""
+
+    mode: str
+    sink: str
+    task: str
+    name: str
+
+    def fit(self, schema: Any) -> Rows:
+        """Fit rows of *schema* to the target."""
+        ...
+
+    def begin(self, connection: Connection, rows: Rows) -> str:
+        """Begin the transaction; return the statement that copies."""
+        ...
+
+    def finish(self, connection: Connection, tally: Tally) -> None:
+        """End the transaction, leaving what survives this process."""
+        ...
+
+    def undo(self, connection: Connection) -> None:
+        """Remove what `finish` left."""
+        ...
+
+
+class TaskWriter:
+    """One task attempt's rows, copied to their place in a single transaction."""
+
+    def __init__(self, address: Address, application: str, place: TaskPlace) -> None:
+        self._address = address
+        self._application = application
+        self._place = place
+        self._rows: Rows | None = None
+        self._connection: Connection | None = None
+        self._copying: Any = None
+        self._copy: psycopg.Copy | None = None
+        self._is_finished = False
+
+    def write(self, batch: Batch) -> None:
+        """Copy the rows to their place, where nobody sees them yet."""
+        if not batch.num_rows:
+            return
+        with self._translated():
+            if self._rows is None:
+                self._rows = self._place.fit(batch.schema)
+            copy = self._copy or self._begin(self._rows)
+            for chunk in self._rows.chunks(batch):
+                send(copy, chunk)
+
+    def _begin(self, rows: Rows) -> psycopg.Copy:
+        self._connection = pool().take(self._address, self._application)
+        statement = self._place.begin(self._connection, rows)
+        self._copying = self._connection.cursor().copy(statement.encode())
+        copy: psycopg.Copy = self._copying.__enter__()
+        self._copy = copy
+        return copy
+
+    def finish(self) -> Receipt:
+        """Make what was copied outlive this process, and describe it."""
+        place = self._place
+        if self._rows is None or self._copy is None or self._connection is None:
+            return Receipt(place.task, detail={"mode": place.mode})
+        with self._translated():
+            self._copy.write(self._rows.end())
+            self._copying.__exit__(None, None, None)
+            reach(CrashPoint.POSTGRES_STAGE_COPIED, place.sink)
+            place.finish(self._connection, self._rows.tally)
+        self._is_finished = True
+        pool().give_back(self._connection)
+        detail = {"mode": place.mode, "piece": place.name, **self._rows.detail()}
+        return Receipt(place.task, self._rows.tally, detail)
+
+    def discard(self) -> None:
+        """Remove what was written, finished or not."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        with suppress(psycopg.Error, SemelError):
+            if not self._is_finished:
+                abandon(connection, self._copying)
+                return
+            with session(self._address, self._application) as another:
+                self._place.undo(another)
+
+    def _translated(self) -> AbstractContextManager[None]:
+        return translated(f"sink {self._place.sink}, staging")
 
 
 def send(copy: psycopg.Copy, chunk: memoryview | bytes) -> None:

@@ -8,28 +8,22 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from semel.cli.answer import answering, table
-from semel.cli.options import (
-    DebugOption,
-    JsonOption,
-    LedgerOption,
-    TakeoverOption,
-    WhoOption,
-    WhyOption,
-    YesOption,
-    who_is_it,
-)
+from semel.cli.answer import Answer, table
+from semel.cli.options import LedgerOption
+from semel.cli.preamble import Operator, begins_with, changing
 from semel.cli.reports.adoption import AdoptionPlan, AdoptReport, adoption_plan
 from semel.cli.target import ledger_url, open_existing
 from semel.cli.words import counted
-from semel.errors import Misuse
-from semel.lease import Takeover
 from semel.ledgers import open_ledger
 from semel.pipeline.adopt import adopt as adopt_checkpoint
 from semel.pipeline.txn import Scope
 
 
+@begins_with(changing, "adopt")
 def adopt(
+    answer: Answer,
+    operator: Operator,
+    *,
     app: Annotated[str, typer.Option("--app", metavar="NAME", help="The pipeline's app.")],
     checkpoint: Annotated[
         str, typer.Option("--checkpoint", metavar="PATH", help="The checkpoint to go on with.")
@@ -49,15 +43,9 @@ def adopt(
         bool,
         typer.Option("--create-ledger", help="Make the ledger if there is none yet."),
     ] = False,
-    takeover: TakeoverOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what it means; change nothing.")
     ] = False,
-    who: WhoOption = None,
-    why: WhyOption = None,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Accept a checkpoint whose start does not follow from the ledger.
 
@@ -70,37 +58,34 @@ def adopt(
     """
     from semel.spark.checkpoint import open_checkpoint
 
-    with answering("adopt", as_json, debug) as answer:
-        url = ledger_url(answer, ledger)
-        opened = (
-            open_ledger(url)
-            if create_ledger and not dry_run
-            else open_existing(answer, url, " (or make one with --create-ledger)")
-        )
-        found_at = open_checkpoint(checkpoint)
-        found = found_at.adoptable()
-        scope = Scope(opened.ledger_id, app, query)
-        plan = adoption_plan(opened, scope, checkpoint, found_at, found)
-        name = who_is_it(who)
-        if dry_run:
-            answer.give(AdoptReport(False, name, why or "", None, plan), show_adopted)
-            return
-        answer.show(plan, show_plan)
-        if not why:
-            raise Misuse("adopting changes positions, and the audit wants a reason: add --why '…'")
-        answer.confirm(f"Adopt {checkpoint} for {scope}?", yes)
-        generation = adopt_checkpoint(
-            opened,
-            scope,
-            found,
-            who=name,
-            why=why,
-            state_lost=state_lost,
-            repeat_files=repeat_files,
-            takeover=Takeover.FORCE if takeover else Takeover.WAIT,
-        )
-        report = AdoptReport(True, name, why, generation.number, plan)
-        answer.give(report, show_result)
+    url = ledger_url(answer, ledger)
+    opened = (
+        open_ledger(url)
+        if create_ledger and not dry_run
+        else open_existing(answer, url, " (or make one with --create-ledger)")
+    )
+    found_at = open_checkpoint(checkpoint)
+    found = found_at.adoptable()
+    scope = Scope(opened.ledger_id, app, query)
+    plan = adoption_plan(opened, scope, checkpoint, found_at, found)
+    if dry_run:
+        answer.give(AdoptReport(False, operator.name, operator.why, None, plan), show_adopted)
+        return
+    answer.show(plan, show_plan)
+    question = f"Adopt {checkpoint} for {scope}?"
+    operator.confirm(answer, "adopting changes positions", question)
+    generation = adopt_checkpoint(
+        opened,
+        scope,
+        found,
+        who=operator.name,
+        why=operator.why,
+        state_lost=state_lost,
+        repeat_files=repeat_files,
+        takeover=operator.takeover,
+    )
+    report = AdoptReport(True, operator.name, operator.why, generation.number, plan)
+    answer.give(report, show_result)
 
 
 def show_plan(console: Console, plan: AdoptionPlan) -> None:

@@ -8,17 +8,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from semel.cli.answer import answering, table
-from semel.cli.options import (
-    DebugOption,
-    JsonOption,
-    PipelineOption,
-    TakeoverOption,
-    WhoOption,
-    WhyOption,
-    YesOption,
-    who_is_it,
-)
+from semel.cli.answer import Answer, table
+from semel.cli.options import PipelineOption
+from semel.cli.preamble import Operator, begins_with, changing
 from semel.cli.reports.resolution import (
     Choice,
     ResolutionPlan,
@@ -29,13 +21,16 @@ from semel.cli.reports.resolution import (
 from semel.cli.reports.resolution import resolve as carry_through
 from semel.cli.target import need_pipeline
 from semel.errors import Misuse
-from semel.lease import Takeover
 
 app = typer.Typer(no_args_is_help=True, help="Work on a single cycle.")
 
 
 @app.command("resolve")
+@begins_with(changing, "cycle resolve")
 def resolve(
+    answer: Answer,
+    operator: Operator,
+    *,
     cycle: Annotated[
         str, typer.Option("--cycle", metavar="g1.b42", help="The stuck cycle; see `semel doctor`.")
     ],
@@ -62,12 +57,6 @@ def resolve(
             help="Give up the rows of a sink that is not configured any more: they are lost there.",
         ),
     ] = None,
-    takeover: TakeoverOption = False,
-    who: WhoOption = None,
-    why: WhyOption = None,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Carry through a cycle that is committed and that recovery cannot finish.
 
@@ -78,17 +67,16 @@ def resolve(
     Example: semel cycle resolve --pipeline payments:pipeline --cycle g1.b42 --divert rejects
     --why "foreign rows took the keys"
     """
-    with answering("cycle resolve", as_json, debug) as answer:
-        choice = _choice(sink, retry, divert, without)
-        known = need_pipeline(answer, pipeline)
-        record, plan = resolution_plan(known, cycle, choice)
-        answer.show(plan, show_plan)
-        if not why:
-            raise Misuse("resolving changes things, and the audit wants a reason: add --why '…'")
-        answer.confirm(f"Resolve {plan.scope}/{cycle} by {choice.way}?", yes)
-        force = Takeover.FORCE if takeover else Takeover.WAIT
-        report = carry_through(known, record, plan, choice, who_is_it(who), why, force)
-        answer.give(report, show_resolved)
+    choice = _choice(sink, retry, divert, without)
+    known = need_pipeline(answer, pipeline)
+    record, plan = resolution_plan(known, cycle, choice)
+    answer.show(plan, show_plan)
+    question = f"Resolve {plan.scope}/{cycle} by {choice.way}?"
+    operator.confirm(answer, "resolving changes things", question)
+    report = carry_through(
+        known, record, plan, choice, operator.name, operator.why, operator.takeover
+    )
+    answer.give(report, show_resolved)
 
 
 def _choice(sink: str | None, retry: bool, divert: str | None, without: str | None) -> Choice:

@@ -9,31 +9,22 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from semel.cli.answer import answering, table
-from semel.cli.options import (
-    AppOption,
-    DebugOption,
-    JsonOption,
-    LedgerOption,
-    PipelineOption,
-    QueryOption,
-)
+from semel.cli.answer import Answer, table
+from semel.cli.preamble import begins_with, looking
 from semel.cli.reports.doctor import DoctorReport, Patient, ScopeDiagnosis, doctor_report
 from semel.cli.reports.stranded import OpenAttempt, Stranded
-from semel.cli.target import find_target
+from semel.cli.target import Target
 from semel.cli.words import lasting, pairs
 
 
+@begins_with(looking, "doctor")
 def doctor(
-    pipeline: PipelineOption = None,
-    ledger: LedgerOption = None,
-    app: AppOption = None,
-    query: QueryOption = None,
+    answer: Answer,
+    target: Target,
+    *,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 for weakening settings, too.")
     ] = False,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Find every stranded transaction, with evidence and the decision that follows.
 
@@ -43,14 +34,12 @@ def doctor(
 
     Example: semel doctor --pipeline payments:pipeline
     """
-    with answering("doctor", as_json, debug) as answer:
-        target = find_target(answer, ledger, pipeline, app, query)
-        known = target.pipeline
-        patients = [
-            Patient(scope, known.sinks if known else (), known.settings if known else None)
-            for scope in target.scopes
-        ]
-        answer.give(doctor_report(target.ledger, patients, strict), show_doctor)
+    known = target.pipeline
+    patients = [
+        Patient(scope, known.sinks if known else (), known.settings if known else None)
+        for scope in target.scopes
+    ]
+    answer.give(doctor_report(target.ledger, patients, strict), show_doctor)
 
 
 def show_doctor(console: Console, report: DoctorReport) -> None:

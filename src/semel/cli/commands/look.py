@@ -8,32 +8,23 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from semel.cli.answer import answering, table
-from semel.cli.options import (
-    AppOption,
-    DebugOption,
-    JsonOption,
-    LedgerOption,
-    PipelineOption,
-    QueryOption,
-)
+from semel.cli.answer import Answer, table
+from semel.cli.preamble import begins_with, looking
 from semel.cli.reports.attempts import AttemptReport, SourceReport
 from semel.cli.reports.history import HistoryReport, ScopeHistory, history_report
 from semel.cli.reports.status import Files, ScopeStatus, StatusReport, status_report
-from semel.cli.target import find_target
+from semel.cli.target import Target
 from semel.cli.words import at, counted, lasting, listed, pairs
 
 
+@begins_with(looking, "status")
 def status(
-    ledger: LedgerOption = None,
-    pipeline: PipelineOption = None,
-    app: AppOption = None,
-    query: QueryOption = None,
+    answer: Answer,
+    target: Target,
+    *,
     files: Annotated[
         bool, typer.Option("--files", help="Count the committed files, which may take a while.")
     ] = False,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Show who owns each scope, and where it stands.
 
@@ -41,33 +32,27 @@ def status(
 
     Example: semel status --ledger sqlite:///payments.ledger
     """
-    with answering("status", as_json, debug) as answer:
-        target = find_target(answer, ledger, pipeline, app, query)
-        counting = Files.COUNTED if files else Files.LEFT_OUT
-        answer.give(status_report(target.ledger, target.scopes, counting), show_status)
+    counting = Files.COUNTED if files else Files.LEFT_OUT
+    answer.give(status_report(target.ledger, target.scopes, counting), show_status)
 
 
+@begins_with(looking, "history")
 def history(
-    ledger: LedgerOption = None,
-    pipeline: PipelineOption = None,
-    app: AppOption = None,
-    query: QueryOption = None,
+    answer: Answer,
+    target: Target,
+    *,
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, help="How many attempts of each scope.")
     ] = 20,
     cycle: Annotated[
         str | None, typer.Option("--cycle", metavar="g1.b42", help="All attempts of one cycle.")
     ] = None,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """List the newest attempts at cycles, with rows and durations, and what operators did.
 
     Example: semel history --ledger sqlite:///payments.ledger --limit 50
     """
-    with answering("history", as_json, debug) as answer:
-        target = find_target(answer, ledger, pipeline, app, query)
-        answer.give(history_report(target.ledger, target.scopes, limit, cycle), show_history)
+    answer.give(history_report(target.ledger, target.scopes, limit, cycle), show_history)
 
 
 def show_status(console: Console, report: StatusReport) -> None:

@@ -12,18 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from semel.cli.answer import Answer, answering
+from semel.cli.answer import Answer
 from semel.cli.commands.doctor import show_attempts, show_stranded
-from semel.cli.options import (
-    DebugOption,
-    JsonOption,
-    PipelineOption,
-    TakeoverOption,
-    WhoOption,
-    WhyOption,
-    YesOption,
-    who_is_it,
-)
+from semel.cli.options import PipelineOption
+from semel.cli.preamble import Operator, begins_with, changing
 from semel.cli.reports.recovery import (
     Recovered,
     RecoveryPlan,
@@ -33,14 +25,18 @@ from semel.cli.reports.recovery import (
 )
 from semel.cli.target import need_pipeline
 from semel.cli.words import counted, pairs
-from semel.errors import LeaseHeld, Misuse
+from semel.errors import LeaseHeld
 from semel.lease import Takeover
 
 # Fewer are settled before a bar could be read.
 MANY = 20
 
 
+@begins_with(changing, "recover")
 def recover(
+    answer: Answer,
+    operator: Operator,
+    *,
     pipeline: PipelineOption = None,
     dry_run: Annotated[
         bool,
@@ -48,12 +44,6 @@ def recover(
             "--dry-run", help="Show the decisions; take no lease and change nothing at all."
         ),
     ] = False,
-    takeover: TakeoverOption = False,
-    who: WhoOption = None,
-    why: WhyOption = None,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Finish what is committed and give up what is not, in every sink.
 
@@ -63,26 +53,22 @@ def recover(
 
     Example: semel recover --pipeline payments:pipeline --dry-run
     """
-    with answering("recover", as_json, debug) as answer:
-        known = need_pipeline(answer, pipeline)
-        plan = recovery_plan(known)
-        if dry_run:
-            answer.give(plan, show_plan)
-            return
-        name, reason = who_is_it(who), why or ""
-        if plan.is_empty and not plan.blocked_by:
-            answer.give(nothing_done(known, name, reason), show_recovered)
-            return
-        answer.show(plan, show_plan)
-        if plan.owner.is_live and not takeover:
-            raise LeaseHeld(plan.scope, str(plan.owner), plan.owner.lease_left_seconds)
-        if not why:
-            raise Misuse("recovery changes things, and the audit wants a reason: add --why '…'")
-        answer.confirm(f"Recover {plan.scope} in {plan.ledger}?", yes)
-        force = Takeover.FORCE if takeover else Takeover.WAIT
-        with _bar(answer, plan.steps) as step:
-            done = carry_out(known, plan, name, reason, force, step)
-        answer.give(done, show_recovered)
+    known = need_pipeline(answer, pipeline)
+    plan = recovery_plan(known)
+    if dry_run:
+        answer.give(plan, show_plan)
+        return
+    if plan.is_empty and not plan.blocked_by:
+        answer.give(nothing_done(known, operator.name, operator.why), show_recovered)
+        return
+    answer.show(plan, show_plan)
+    if plan.owner.is_live and operator.takeover is not Takeover.FORCE:
+        raise LeaseHeld(plan.scope, str(plan.owner), plan.owner.lease_left_seconds)
+    question = f"Recover {plan.scope} in {plan.ledger}?"
+    operator.confirm(answer, "recovery changes things", question)
+    with _bar(answer, plan.steps) as step:
+        done = carry_out(known, plan, operator.name, operator.why, operator.takeover, step)
+    answer.give(done, show_recovered)
 
 
 def show_plan(console: Console, plan: RecoveryPlan) -> None:

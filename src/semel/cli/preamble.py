@@ -1,0 +1,118 @@
+"""What several commands begin with: the same options, and what becomes of them.
+
+    @begins_with(looking, "status")
+    def status(answer: Answer, target: Target, files: FilesOption = False) -> None: ...
+
+The command line gets the options of `looking` and of `status`; the command gets
+what `looking` made of its own, and the rest.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Final, get_type_hints
+
+from semel.cli.answer import Answer, answering
+from semel.cli.options import (
+    AppOption,
+    DebugOption,
+    JsonOption,
+    LedgerOption,
+    PipelineOption,
+    QueryOption,
+    TakeoverOption,
+    WhoOption,
+    WhyOption,
+    YesOption,
+    who_is_it,
+)
+from semel.cli.target import Target, find_target
+from semel.errors import Misuse
+from semel.lease import Takeover
+
+_KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
+
+
+@contextmanager
+def looking(
+    name: str,
+    ledger: LedgerOption = None,
+    pipeline: PipelineOption = None,
+    app: AppOption = None,
+    query: QueryOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Iterator[tuple[Answer, Target]]:
+    """Answer about the scopes of a ledger or of a pipeline."""
+    with answering(name, as_json, debug) as answer:
+        yield answer, find_target(answer, ledger, pipeline, app, query)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Who changes something, why, and how far they go."""
+
+    name: str
+    why: str
+    yes: bool
+    takeover: Takeover
+
+    def confirm(self, answer: Answer, act: str, question: str) -> None:
+        """Insist on a reason, and ask unless told not to.
+
+        Raises:
+            Misuse: there is no reason, or the answer is no.
+        """
+        if not self.why:
+            raise Misuse(f"{act}, and the audit wants a reason: add --why '…'")
+        answer.confirm(question, self.yes)
+
+
+@contextmanager
+def changing(
+    name: str,
+    takeover: TakeoverOption = False,
+    who: WhoOption = None,
+    why: WhyOption = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Iterator[tuple[Answer, Operator]]:
+    """Answer after an operator's act."""
+    with answering(name, as_json, debug) as answer:
+        force = Takeover.FORCE if takeover else Takeover.WAIT
+        yield answer, Operator(who_is_it(who), why or "", yes, force)
+
+
+def begins_with(
+    preamble: Callable[..., AbstractContextManager[tuple[Any, ...]]], name: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of *preamble*, and what *preamble* makes of them."""
+    _, *shared = _options(preamble)
+    names = {option.name for option in shared}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**given: Any) -> None:
+            theirs = {option: given.pop(option) for option in names}
+            with preamble(name, **theirs) as made:
+                command(*made, **given)
+
+        own = [option for option in _options(command) if option.kind is _KEYWORD]
+        both = [option.replace(kind=_KEYWORD) for option in (*own, *shared)]
+        # Typer reads both; without the second it would take the command's own.
+        run.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
+        run.__annotations__ = {option.name: option.annotation for option in both}
+        return run
+
+    return decorate
+
+
+def _options(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters
+    return [one.replace(annotation=hints[name]) for name, one in parameters.items()]

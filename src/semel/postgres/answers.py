@@ -1,0 +1,55 @@
+"""What the books of a sink let it answer, before anything is done, in either mode."""
+
+from __future__ import annotations
+
+from semel.pipeline.sink import SinkFatal, SinkOK, SinkOutcome
+from semel.pipeline.txn import SinkTxnId
+from semel.postgres.books import Known
+from semel.postgres.statements import Promise
+
+
+def settled(txn: SinkTxnId, known: Known) -> SinkOutcome | None:
+    """Answer a commit from the cycle's proof, if there is a finished one."""
+    if known.proof is None:
+        return None
+    if known.proof.attempt != txn.attempt:
+        return another_attempt(txn, known.proof.attempt)
+    return SinkOK() if known.proof.finished else None
+
+
+def not_prepared(txn: SinkTxnId, known: Known, promise: Promise) -> SinkOutcome | None:
+    """Refuse to commit what is not held: lost is never OK."""
+    if known.state == "aborted":
+        return SinkFatal(f"{txn} was aborted")
+    if known.state is None:
+        return SinkFatal(f"{txn} is not held here: never prepared, or lost")
+    if known.digest != promise.digest:
+        return SinkFatal(f"{txn} is held with other rows than its token says")
+    return None
+
+
+def refusal(txn: SinkTxnId, known: Known, promise: Promise) -> SinkOutcome | None:
+    """Answer a prepare from what the books know; None if the rows may be taken."""
+    proof = known.proof
+    if proof is not None and proof.attempt != txn.attempt:
+        return another_attempt(txn, proof.attempt)
+    digest = proof.digest if proof else known.digest if known.state == "prepared" else None
+    if digest not in (None, promise.digest):
+        return SinkFatal(f"{txn} was prepared before, with other rows")
+    if proof is not None:
+        return SinkOK(promise.token())
+    if known.state == "aborted":
+        return SinkFatal(f"{txn} was aborted")
+    if known.mark is not None and txn.cycle <= known.mark:
+        return SinkFatal(f"{txn} is at or below the mark, {known.mark}: it belongs to a loser")
+    return None
+
+
+def another_attempt(txn: SinkTxnId, attempt: str) -> SinkFatal:
+    """Refuse a loser."""
+    return SinkFatal(f"{txn}: the cycle was committed by another attempt, {attempt[:8]}")
+
+
+def committed(txn: SinkTxnId) -> SinkFatal:
+    """Refuse to abort."""
+    return SinkFatal(f"{txn} is committed and cannot be aborted; nothing was deleted")
