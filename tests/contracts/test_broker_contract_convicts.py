@@ -18,7 +18,7 @@ VERDICTS = (AssertionError, pytest.fail.Exception, SemelError)
 
 def contract_of(broker_class):
     class Contract(InThisProcess):
-        patience_seconds = 1.0
+        patience_seconds = 0.5
 
         async def open(self):
             self.clock = SimulatedClock()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.errors import Misuse, Permanent, Retryable
-from semel.memory.broker import MemoryBroker
-from semel.memory.broker_failures import Call, Failing, Failure
+from semel.memory.broker import Call, Failing, Failure, MemoryBroker
 from semel.message import Partition
 from semel.messaging.broker import Outgoing
 from semel.testing.contracts.asynchronous import asynchronous

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from semel.memory.broker_groups import Patience
+from semel.memory.broker import Patience
 from semel.message import Partition
 from semel.messaging.broker import Outgoing
 from semel.testing.contracts.asynchronous import asynchronous, run
@@ -22,7 +22,7 @@ DEADLINE_SECONDS = 30
 PREAMBLE = """
 import asyncio, sys
 from semel.errors import Fenced
-from semel.memory.broker_groups import Patience
+from semel.memory.broker import Patience
 from semel.messaging.broker import Outgoing
 from semel.testing.filebroker import FileBroker
 

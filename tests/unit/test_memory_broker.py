@@ -9,8 +9,7 @@ import threading
 import pytest
 
 from semel.errors import Fenced, Misuse, NeedsOperator
-from semel.memory.broker import MemoryBroker
-from semel.memory.broker_groups import Patience
+from semel.memory.broker import MemoryBroker, Patience
 from semel.memory.broker_publisher import partition_of
 from semel.message import Coordinates, Partition
 from semel.testing.clock import SimulatedClock

@@ -20,13 +20,15 @@ from typing import Any, ClassVar, Final, NoReturn
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import Misuse, Retryable
 from semel.memory.broker_bell import Bell
-from semel.memory.broker_failures import Failure, Failures
+from semel.memory.broker_failures import Call, Failing, Failure, Failures
 from semel.memory.broker_groups import Group, Patience
 from semel.memory.broker_member import MemorySubscription
 from semel.memory.broker_publisher import MemoryPublisher, MemoryReader, partition_of
 from semel.memory.broker_store import BrokerStore, Entry, MemoryBrokerStore
 from semel.message import Coordinates, Partition, Record
 from semel.messaging.broker import Outgoing
+
+__all__ = ["MAX_MESSAGE_BYTES", "Call", "Failing", "Failure", "MemoryBroker", "Patience"]
 
 # What Kafka allows unless it is told otherwise (message.max.bytes).
 MAX_MESSAGE_BYTES: Final = 1_048_588

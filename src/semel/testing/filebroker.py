@@ -93,6 +93,7 @@ class FileBrokerStore:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._pid = 0
+        self._inherited: list[sqlite3.Connection] = []
 
     def topics(self) -> Mapping[str, int]:
         """Return the number of partitions of each topic."""
@@ -236,7 +237,11 @@ class FileBrokerStore:
 
     def _open(self) -> sqlite3.Connection:
         """Return this process's connection: one that came through a fork is not it."""
-        if self._connection is None or self._pid != os.getpid():
+        if self._connection is not None and self._pid != os.getpid():
+            # Kept, because closing it here could end the parent's locks (sqlite.org/howtocorrupt).
+            self._inherited.append(self._connection)
+            self._connection = None
+        if self._connection is None:
             self._connection = connect(self._path)
             self._pid = os.getpid()
         return self._connection
