@@ -675,6 +675,26 @@ def test_the_cycle_column_attributes_rows_and_verifies_them(url, database, mode)
     assert plain.visible_tally(*(lambda of, token: (of.cycle, token))(*committed(plain))) is None
 
 
+@pytest.mark.parametrize(
+    ("arrow", "moment"),
+    [(pa.date32(), -800_000), (pa.date32(), 3_000_000), (pa.timestamp("s"), 3_000_000 * 86_400)],
+    ids=["before year 1", "after year 9999", "a moment after year 9999"],
+)
+def test_whether_rows_that_python_cannot_read_are_equal_is_unknown(url, database, arrow, moment):
+    kind, storage = ("date", pa.int32()) if arrow == pa.date32() else ("timestamp", pa.int64())
+    database.execute(f"CREATE TABLE days (day {kind}, cycle text)")
+    sink = PostgresSink(url, "days", cycle_column="cycle")
+    of = txn()
+    writer = sink.stager(of).open("task")
+    writer.write(pa.RecordBatch.from_arrays([pa.array([moment], storage).view(arrow)], ["day"]))
+    token = sink.prepare(of, [writer.finish()]).token
+    sink.commit(of, token)
+
+    assert sink.visible_tally(of.cycle, token) is None
+
+    assert database.execute("SELECT count(*) FROM days").fetchone() == (1,)
+
+
 # Settings and secrets.
 
 

@@ -318,7 +318,8 @@ class PostgresSink:
         """Count and hash the rows that *cycle* appended; None without a cycle column.
 
         None, too, for upserts (later cycles replace rows) and for columns that do not come
-        back as they were written: nested values, jsonb, uuids from text, padded characters.
+        back as they were written: nested values, jsonb, uuids from text, padded characters,
+        dates outside of the years 1 to 9999.
         """
         promise = Promise.of(token, SinkTxnId(cycle, str(token.get("attempt"))))
         with self._database.asking(cycle.scope) as connection:

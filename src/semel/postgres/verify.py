@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Final
 
+import psycopg
+
 from semel.arrow.tally import schema_from_text, tally
 from semel.errors import require
 from semel.pipeline.sink import Tally
@@ -30,10 +32,16 @@ def read_tally(connection: Connection, promise: Promise, cycle: CycleId) -> Tall
     names = ", ".join(quoted(name) for name in schema.names)
     column = quoted(promise.cycle_column)
     query = f"SELECT {names} FROM {promise.target} WHERE {column} = {literal(cycle_text(cycle))}"
-    with connection.transaction(), connection.cursor(name="semel_verify") as cursor:
-        cursor.execute(query.encode())
-        while rows := cursor.fetchmany(_ROWS_AT_ONCE):
-            total += tally(_batch(rows, schema))
+    try:
+        with connection.transaction(), connection.cursor(name="semel_verify") as cursor:
+            cursor.execute(query.encode())
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                total += tally(_batch(rows, schema))
+    except psycopg.DataError as error:
+        if error.sqlstate is not None:
+            raise
+        # The rows are there, and no value of Python's: a date before year 1 or after 9999.
+        return None
     return total
 
 
