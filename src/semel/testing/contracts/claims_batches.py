@@ -128,17 +128,8 @@ class BatchRules(DatabaseContract):
     async def test_a_batch_takes_its_locks_in_order(self, world: DatabaseWorld) -> None:
         if not world.waits_for_locks:
             return
-        async with world.database.begin() as holder:
-            await holder.claims.try_claim(CONSUMER, asking("m"))
-            batch = asyncio.create_task(_claims(world, ["z", "m", "a"]))
-            await asyncio.wait({batch}, timeout=MOMENT_SECONDS)
-
-            # Whoever waits for "m" holds "a" and has not come to "z".
-            async with asyncio.timeout(2 * MOMENT_SECONDS):
-                behind = await claim(world, "z")
-
-        assert isinstance(behind, Claimed)
-        assert await batch == [Duplicate(), Duplicate(), Claimed()]
+        # A busy machine may take longer than the lock timeout; it does not do so every time.
+        assert any([await _last_is_free(world, number) for number in range(3)])
 
     @in_world
     async def test_a_batch_with_a_message_that_is_held_elsewhere_changes_nothing(
@@ -153,6 +144,22 @@ class BatchRules(DatabaseContract):
         assert isinstance(await claim(world, "held"), Duplicate)
         assert await look_up(world, "a") is None
         assert await look_up(world, "z") is None
+
+
+async def _last_is_free(world: DatabaseWorld, number: int) -> bool:
+    """Tell whether a batch that waits for its second id in order has not come to its third."""
+    first, held, last = f"{number} a", f"{number} m", f"{number} z"
+    try:
+        async with world.database.begin() as holder, world.database.begin() as other:
+            await holder.claims.try_claim(CONSUMER, asking(held))
+            batch = asyncio.create_task(_claims(world, [last, held, first]))
+            await asyncio.wait({batch}, timeout=MOMENT_SECONDS)
+            async with asyncio.timeout(2 * MOMENT_SECONDS):
+                answer = await other.claims.try_claim(CONSUMER, asking(last))
+        return isinstance(answer, Claimed) and await batch == [Duplicate(), Duplicate(), Claimed()]
+    except (TimeoutError, Locked):
+        await asyncio.gather(batch, return_exceptions=True)
+        return False
 
 
 async def _claims(world: DatabaseWorld, ids: list[str]) -> list[object]:

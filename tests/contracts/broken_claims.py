@@ -1,0 +1,311 @@
+"""Stores of claims that are broken on purpose, each in one way that looks reasonable."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from sqlalchemy import insert, select, update
+
+from semel.errors import Retryable
+from semel.memory.claims import MemoryProcessedMessageStore
+from semel.messaging.claims import (
+    Claimed,
+    ClaimRequest,
+    ClaimState,
+    Duplicate,
+    HeldElsewhere,
+    StalePolicy,
+)
+from semel.sqlalchemy import claim_statements as sql
+from semel.sqlalchemy.claims import SqlAlchemyProcessedMessageStore
+from semel.sqlalchemy.tables import processed_message
+from semel.sqlalchemy.times import to_us
+
+
+class NeverTriesAgain(MemoryProcessedMessageStore):
+    """Keeps the claim of a failed attempt: its redelivery is then a duplicate, and lost."""
+
+    async def try_claim(self, consumer, request):
+        row = self._get(consumer, request.message_id)
+        if row is not None and row.state is ClaimState.FAILED_RETRYABLE:
+            return Duplicate()
+        return await super().try_claim(consumer, request)
+
+
+class TriesAgainAtOnce(MemoryProcessedMessageStore):
+    """Does not wait until a failed message is due."""
+
+    async def try_claim(self, consumer, request):
+        row = self._get(consumer, request.message_id)
+        if row is not None and row.state is ClaimState.FAILED_RETRYABLE:
+            self._put(replace(row, due_at=0.0))
+        return await super().try_claim(consumer, request)
+
+
+class AcksWhatIsHeld(MemoryProcessedMessageStore):
+    """Takes a message for handled that another owner may still fail."""
+
+    async def try_claim(self, consumer, request):
+        answer = await super().try_claim(consumer, request)
+        return Duplicate() if isinstance(answer, HeldElsewhere) else answer
+
+
+class HandlesTheDead(MemoryProcessedMessageStore):
+    """Takes dead letters and parked messages up again when they are delivered again."""
+
+    async def try_claim(self, consumer, request):
+        await self.reopen(consumer, request.message_id)
+        return await super().try_claim(consumer, request)
+
+
+class ClaimSaysFalseForEverything(MemoryProcessedMessageStore):
+    """Answers "not claimed", which callers acknowledge."""
+
+    async def claim(self, *, consumer_name, event_id):
+        answer = await self.try_claim(consumer_name, ClaimRequest(event_id))
+        return isinstance(answer, Claimed)
+
+
+class CompletesWithoutFence(MemoryProcessedMessageStore):
+    """Believes whoever says that the message is done."""
+
+    async def mark_completed(self, consumer, message_id, fence=None, result=None):
+        return await super().mark_completed(consumer, message_id, None, result)
+
+
+class RenewsForAnybody(MemoryProcessedMessageStore):
+    """Renews the lease of the current owner for a stale one."""
+
+    async def renew(self, consumer, message_id, fence, seconds):
+        row = self._get(consumer, message_id)
+        return await super().renew(consumer, message_id, row.fence if row else 0, seconds)
+
+
+class CountsFencesPerClaim(MemoryProcessedMessageStore):
+    """Begins with 1 again after retention has removed the claim."""
+
+    async def lease(self, consumer, request, *, owner, seconds, stale=StalePolicy.RECLAIM):
+        before = self._get(consumer, request.message_id)
+        answer = await super().lease(consumer, request, owner=owner, seconds=seconds, stale=stale)
+        if not isinstance(answer, Claimed):
+            return answer
+        fence = before.fence + 1 if before else 1
+        self._put(replace(self._get(consumer, request.message_id), fence=fence))
+        return replace(answer, fence=fence)
+
+
+class AlwaysReclaims(MemoryProcessedMessageStore):
+    """Takes every expired lease over, whatever the policy."""
+
+    async def lease(self, consumer, request, *, owner, seconds, stale=StalePolicy.RECLAIM):
+        return await super().lease(consumer, request, owner=owner, seconds=seconds)
+
+
+class OverwritesCompleted(MemoryProcessedMessageStore):
+    """Writes a late failure over a success."""
+
+    def _writable(self, consumer, message_id, fence):
+        return self._get(consumer, message_id) or super()._writable(consumer, message_id, fence)
+
+
+class ForgetsTheFailure(MemoryProcessedMessageStore):
+    """Updates the claim, which the rollback has taken away."""
+
+    async def mark_failed(self, consumer, message_id, failure, fence=None):
+        if self._get(consumer, message_id) is None:
+            return False
+        return await super().mark_failed(consumer, message_id, failure, fence)
+
+
+class CountsNoAttempts(MemoryProcessedMessageStore):
+    """Begins every attempt at 1: retries never end."""
+
+    async def try_claim(self, consumer, request):
+        answer = await super().try_claim(consumer, request)
+        return replace(answer, attempt=1) if isinstance(answer, Claimed) else answer
+
+
+class IgnoresThePayload(MemoryProcessedMessageStore):
+    """Compares ids alone."""
+
+    async def try_claim(self, consumer, request):
+        return await super().try_claim(consumer, ClaimRequest(request.message_id))
+
+
+class ExpectsTheLastPayload(MemoryProcessedMessageStore):
+    """Lets a failed conflict become what is expected."""
+
+    def _failed(self, row, failure):
+        return replace(super()._failed(row, failure), payload_hash=failure.payload_hash)
+
+
+class ConflictsWithTheUnknown(MemoryProcessedMessageStore):
+    """Takes a hash that nobody gave for another payload."""
+
+    async def try_claim(self, consumer, request):
+        unknown = request.payload_hash or "unknown"
+        return await super().try_claim(consumer, ClaimRequest(request.message_id, unknown))
+
+
+class CutsIds(MemoryProcessedMessageStore):
+    """Keeps as much of an id as fits into the column."""
+
+    async def try_claim(self, consumer, request):
+        short = replace(request, message_id=request.message_id[:512])
+        return await super().try_claim(consumer, short)
+
+
+class ClaimsTwiceInABatch(MemoryProcessedMessageStore):
+    """Looks up what was inserted by id, and finds it for both."""
+
+    async def try_claim_many(self, consumer, requests):
+        answers = {}
+        for request in requests:
+            if request.message_id not in answers:
+                answers[request.message_id] = await self.try_claim(consumer, request)
+        return [answers[request.message_id] for request in requests]
+
+
+class AnswersInSortedOrder(MemoryProcessedMessageStore):
+    """Sorts the batch and forgets to sort back."""
+
+    async def try_claim_many(self, consumer, requests):
+        ordered = sorted(requests, key=lambda request: request.message_id)
+        return await super().try_claim_many(consumer, ordered)
+
+
+class UndoesByDeleting(MemoryProcessedMessageStore):
+    """Forgets the attempt with the claim."""
+
+    async def undo(self, consumer, message_id, failure):
+        self._claims.remove((consumer, message_id))
+
+
+class GivesBackByDeleting(MemoryProcessedMessageStore):
+    """Forgets what was known before the claim."""
+
+    async def give_back(self, consumer, message_id, claimed):
+        self._claims.remove((consumer, message_id))
+
+
+class LosesResults(MemoryProcessedMessageStore):
+    """Keeps what the handler returned until somebody asks."""
+
+    async def try_claim(self, consumer, request):
+        answer = await super().try_claim(consumer, request)
+        return Duplicate() if isinstance(answer, Duplicate) else answer
+
+
+class ReopensTheCompleted(MemoryProcessedMessageStore):
+    """Lets an operator have a message handled a second time."""
+
+    async def reopen(self, consumer, message_id):
+        row = self._get(consumer, message_id)
+        if row is None:
+            return False
+        self._put(replace(row, state=ClaimState.FAILED_RETRYABLE, attempts=0, due_at=0.0))
+        return True
+
+
+class DeletesTheParked(MemoryProcessedMessageStore):
+    """Deletes whatever is not being handled."""
+
+    async def delete_expired(self, consumer, older_than_seconds, limit):
+        deleted = 0
+        for key, row in self._claims.items():
+            if row.state is ClaimState.PARKED and row.updated_at < self._now - older_than_seconds:
+                deleted += self._claims.remove(key)
+        return deleted + await super().delete_expired(consumer, older_than_seconds, limit)
+
+
+class DeletesByTheFirstSight(MemoryProcessedMessageStore):
+    """Counts from the claim's birth, not from its last change."""
+
+    async def delete_expired(self, consumer, older_than_seconds, limit):
+        for key, row in self._claims.items():
+            self._claims.put(key, replace(row, updated_at=row.first_seen_at))
+        return await super().delete_expired(consumer, older_than_seconds, limit)
+
+
+class DeletesWithoutLimit(MemoryProcessedMessageStore):
+    """Holds up everybody else for as long as it takes."""
+
+    async def delete_expired(self, consumer, older_than_seconds, limit):
+        return await super().delete_expired(consumer, older_than_seconds, 1_000_000)
+
+
+class ChecksThenActs(SqlAlchemyProcessedMessageStore):
+    """Looks whether the message is new, and writes it a moment later."""
+
+    async def try_claim(self, consumer, request):
+        if await self.look_up(consumer, request.message_id) is not None:
+            return await super().try_claim(consumer, request)
+        new = {"consumer_name": consumer, "message_id": request.message_id}
+        await self._session.execute(insert(processed_message).values(**new, state="COMPLETED"))
+        return Claimed()
+
+
+class TakesAnOutageForADuplicate(SqlAlchemyProcessedMessageStore):
+    """Goes on after any error, as if the insert had found the message."""
+
+    async def try_claim(self, consumer, request):
+        try:
+            return await super().try_claim(consumer, request)
+        except Retryable:
+            return Duplicate()
+
+
+class TriesAgainTwice(SqlAlchemyProcessedMessageStore):
+    """Decides by what it read, not by what it changed."""
+
+    async def try_claim(self, consumer, request):
+        row = await self.look_up(consumer, request.message_id)
+        if row is None or row.state is not ClaimState.FAILED_RETRYABLE:
+            return await super().try_claim(consumer, request)
+        here = processed_message.c
+        mine = (here.consumer_name == consumer, here.message_id == request.message_id)
+        await self._session.execute(
+            update(processed_message).where(*mine).values(state="COMPLETED", attempts=2)
+        )
+        return Claimed(2)
+
+
+class GoesByItsOwnClock(SqlAlchemyProcessedMessageStore):
+    """Computes the end of the lease where it runs."""
+
+    async def lease(self, consumer, request, *, owner, seconds, stale=StalePolicy.RECLAIM):
+        answer = await super().lease(consumer, request, owner=owner, seconds=seconds, stale=stale)
+        if isinstance(answer, Claimed):
+            here = processed_message.c
+            until = to_us(time.time() + seconds)
+            await self._session.execute(
+                update(processed_message)
+                .where(here.message_id == request.message_id)
+                .values(lease_until=until)
+            )
+        return answer
+
+
+class LocksTheHandled(SqlAlchemyProcessedMessageStore):
+    """Locks a row to read it in peace."""
+
+    async def try_claim(self, consumer, request):
+        await self._session.execute(
+            select(processed_message.c.state)
+            .where(processed_message.c.message_id == request.message_id)
+            .with_for_update()
+        )
+        return await super().try_claim(consumer, request)
+
+
+class ClaimsInTheGivenOrder(SqlAlchemyProcessedMessageStore):
+    """Takes the rows of a batch as they come: two workers wait for each other."""
+
+    async def try_claim_many(self, consumer, requests):
+        taken = []
+        for request in requests:
+            new = {"by": consumer, "id": request.message_id, "digest": request.payload_hash}
+            row = await self._session.execute(sql.TAKE, {**new, "original": None})
+            taken.append(row.one_or_none() is not None)
+        return [Claimed() if each else Duplicate() for each in taken]
