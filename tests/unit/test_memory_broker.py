@@ -33,7 +33,7 @@ def values(records):
 async def until(met, broker):
     async with asyncio.timeout(10):
         while not met():
-            await broker.bell.wait(broker.bell.number, 1.0)
+            await broker.bell.wait(broker.bell.number, 0.05)
 
 
 async def settled_pair(broker):
@@ -133,6 +133,29 @@ async def test_a_member_that_dies_while_it_gives_up_holds_the_others_for_its_ses
     await broker.settled("g")
 
     assert other.assignment == {P0, P1}
+
+
+@asynchronous
+async def test_a_member_that_dies_and_wakes_up_at_once_tells_its_listener_again():
+    broker = filled(partitions=2)
+    member = await broker.subscribe("g", ["t"])
+    told, may_end = [], asyncio.Event()
+
+    async def waits(partitions):
+        told.append(partitions)
+        await may_end.wait()
+
+    member.on_revoked(waits)
+    await broker.subscribe("g", ["t"])
+    await until(lambda: len(told) == 1, broker)
+    broker.kill(member)
+    broker.revive(member)
+    await until(lambda: len(told) == 2, broker)
+    may_end.set()
+    await broker.settled("g")
+
+    assert len(told) == 2
+    assert len(member.assignment) == 1
 
 
 @asynchronous

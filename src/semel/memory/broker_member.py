@@ -219,7 +219,9 @@ class MemorySubscription:
         except Exception as error:  # noqa: BLE001  the next fetch raises it
             self._trouble = error
         finally:
-            self._revoking = None
+            # One that was killed may have been revived before this runs.
+            if self._revoking is asyncio.current_task():
+                self._revoking = None
 
     async def _tell(self) -> None:
         """Wait for the listeners."""
