@@ -139,6 +139,30 @@ def test_a_type_without_an_exact_form_is_found_before_the_first_batch(
     assert "good" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("arrow", "storage", "number"),
+    [
+        (pa.timestamp("us"), pa.int64(), 3_000_000 * 86_400_000_000),
+        (pa.timestamp("s", "UTC"), pa.int64(), -800_000 * 86_400),
+        (pa.date32(), pa.int32(), 3_000_000),
+        (pa.duration("s"), pa.int64(), 10**15),
+    ],
+    ids=str,
+)
+def test_a_moment_that_json_lines_cannot_keep_is_refused_by_the_name_of_its_column(
+    arrow, storage, number, tmp_path
+):
+    moments = pa.array([number], storage).view(arrow)
+    batch = pa.RecordBatch.from_arrays([pa.array([1]), moments], ["id", "at"])
+    writer = FilesSink(tmp_path, format="jsonl").stager(CycleId(SCOPE, 1, 0).attempt()).open("task")
+
+    with pytest.raises(Permanent, match=r"column at .*write parquet"):
+        writer.write(batch)
+
+    writer.discard()
+    write(FilesSink(tmp_path / "parquet"), [batch])
+
+
 def test_two_columns_of_one_name_are_refused(tmp_path):
     schema = pa.schema([("a", pa.int64()), ("a", pa.int64())])
 

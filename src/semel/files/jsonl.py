@@ -23,7 +23,7 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
-from semel.errors import require
+from semel.errors import Permanent, require
 from semel.pipeline.sink import Batch, Schema
 
 pa: Any = require("pyarrow", "files")
@@ -49,18 +49,30 @@ def check_type(kind: Any) -> None:
 
 
 def encode(batch: Batch) -> Iterator[str]:
-    """Write each row as one line, without its end."""
-    columns = []
-    for column in batch.columns:
-        codec = _codec(column.type)
-        values = column.to_pylist()
-        if codec is not None:
-            write = codec[0]
-            values = [None if value is None else write(value) for value in values]
-        columns.append(values)
+    """Write each row as one line, without its end.
+
+    Raises:
+        Permanent: a moment or a duration is one that ISO 8601, or Python, does not have.
+    """
     names = batch.schema.names
+    columns = [_written(*named) for named in zip(names, batch.columns, strict=True)]
     for row in zip(*columns, strict=True):
         yield _dump(dict(zip(names, row, strict=True)))
+
+
+def _written(name: str, column: Any) -> list[Any]:
+    codec = _codec(column.type)
+    try:
+        values: list[Any] = column.to_pylist()
+        if codec is None:
+            return values
+        write = codec[0]
+        return [None if value is None else write(value) for value in values]
+    except OverflowError as error:
+        raise Permanent(
+            f"column {name} ({column.type}): a value has no form in JSON lines, which keep the "
+            f"years 1 to 9999 ({error}); cast it, or write parquet"
+        ) from error
 
 
 def decode(lines: Iterable[str], schema: Schema) -> Iterator[Batch]:
