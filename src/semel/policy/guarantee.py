@@ -1,0 +1,279 @@
+"""What really happens once, where, and under which failures: computed, never claimed.
+
+    when the broker is told  ×  how a repetition is met  ──▶  semantics
+
+Every effect of a consumer has a promise of its own, because the weakest one
+says nothing about the others: rows may be effectively-once while an e-mail of
+the same handler is at-least-once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from semel.codec import FromCoordinates
+from semel.policy.durations import duration_words
+from semel.policy.effective import Effective, consumer_path
+from semel.policy.problems import Path
+from semel.policy.sections import SideEffect
+from semel.policy.vocabulary import (
+    CommitTiming,
+    DuplicateHandling,
+    Mode,
+    Semantics,
+    StaleLease,
+    Strategy,
+)
+
+
+class Ack(StrEnum):
+    """When the broker is told, as far as it matters for the semantics."""
+
+    BEFORE = "before the work"
+    AFTER = "after the work"
+    WITHIN = "in the transaction of the output"
+
+
+ACK: Final[Mapping[CommitTiming, Ack]] = {
+    CommitTiming.BEFORE_PROCESSING: Ack.BEFORE,
+    CommitTiming.AFTER_PROCESSING: Ack.AFTER,
+    CommitTiming.AFTER_DB_TRANSACTION: Ack.AFTER,
+    CommitTiming.IN_OUTPUT_TRANSACTION: Ack.WITHIN,
+    CommitTiming.AFTER_SIDE_EFFECT: Ack.AFTER,
+}
+
+
+class Repetition(StrEnum):
+    """How an effect meets a message that comes again."""
+
+    APPLIED = "applied again"
+    RECOGNISED = "recognised"
+    ONE_TRANSACTION = "met by nothing: the broker undid the first attempt"
+
+
+SEMANTICS: Final[Mapping[tuple[Ack, Repetition], Semantics]] = {
+    # Whatever comes after the ack is lost by a crash, however well it is protected.
+    (Ack.BEFORE, Repetition.APPLIED): Semantics.AT_MOST_ONCE,
+    (Ack.BEFORE, Repetition.RECOGNISED): Semantics.AT_MOST_ONCE,
+    (Ack.BEFORE, Repetition.ONE_TRANSACTION): Semantics.AT_MOST_ONCE,
+    (Ack.AFTER, Repetition.APPLIED): Semantics.AT_LEAST_ONCE,
+    (Ack.AFTER, Repetition.RECOGNISED): Semantics.EFFECTIVELY_ONCE,
+    # A broker transaction that leaves the offset out is repeated with it.
+    (Ack.AFTER, Repetition.ONE_TRANSACTION): Semantics.AT_LEAST_ONCE,
+    (Ack.WITHIN, Repetition.APPLIED): Semantics.AT_LEAST_ONCE,
+    (Ack.WITHIN, Repetition.RECOGNISED): Semantics.EFFECTIVELY_ONCE,
+    (Ack.WITHIN, Repetition.ONE_TRANSACTION): Semantics.EXACTLY_ONCE,
+}
+"""The one table from which the lint's guarantee and the delivery matrix are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyFacts:
+    """What a strategy does for the handler's rows."""
+
+    claims: bool
+    """A claim is taken before the handler runs."""
+
+    at_target: bool
+    """The rows themselves refuse a repetition, without any claim."""
+
+    outlives_claims: bool
+    """They do so however old the message is."""
+
+
+STRATEGIES: Final[Mapping[Strategy, StrategyFacts]] = {
+    Strategy.PROCESSED_MESSAGE: StrategyFacts(True, at_target=False, outlives_claims=False),
+    Strategy.AGGREGATE_VERSION_UPSERT: StrategyFacts(True, at_target=True, outlives_claims=True),
+    Strategy.UNIQUE_EVENT_ID: StrategyFacts(True, at_target=True, outlives_claims=True),
+    Strategy.STATE_VERSION_CHECK: StrategyFacts(True, at_target=True, outlives_claims=True),
+    # An old message that comes again after newer ones would overwrite them.
+    Strategy.DETERMINISTIC_DOCUMENT_ID: StrategyFacts(True, at_target=True, outlives_claims=False),
+    Strategy.OVERWRITE_BY_KEY: StrategyFacts(True, at_target=True, outlives_claims=False),
+    # These two protect the call, not the rows.
+    Strategy.NOTIFICATION_ID: StrategyFacts(True, at_target=False, outlives_claims=False),
+    Strategy.PROVIDER_IDEMPOTENCY_KEY: StrategyFacts(True, at_target=False, outlives_claims=False),
+    Strategy.NONE: StrategyFacts(False, at_target=False, outlives_claims=False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The semantics of one effect, with its scope."""
+
+    semantics: Semantics
+    what: str
+    """The effect, and where it is."""
+
+    under: tuple[str, ...]
+    """The failures that it withstands; empty where it is no better than its ack."""
+
+    caveat: str
+    """Why it is not more, or on what it rests."""
+
+    path: Path
+    """The key that decides it."""
+
+    @property
+    def sentence(self) -> str:
+        """The promise with its scope; the semantics never stands alone."""
+        if self.under:
+            scope = f"{self.semantics} for {self.what}, under {listing(self.under)}"
+            return f"{scope}, {self.caveat}" if self.caveat else scope
+        return f"{self.semantics} for {self.what}: {self.caveat}"
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """The promises of one consumer on one topic."""
+
+    promises: tuple[Promise, ...]
+
+    @property
+    def sentence(self) -> str:
+        """All promises in one sentence."""
+        return "; ".join(promise.sentence for promise in self.promises)
+
+    @property
+    def weakest(self) -> Promise:
+        """The promise with the weakest semantics."""
+        order = [*Semantics]
+        return min(self.promises, key=lambda promise: order.index(promise.semantics))
+
+
+def guarantee_of(effective: Effective) -> Guarantee:
+    """Compute what a consumer really guarantees on a topic."""
+    own = effective.consumer
+    timing = own.offset_commit.timing
+    first = _records if ACK[timing] is Ack.WITHIN else _rows
+    promises = [first(effective)]
+    promises += [_call(effective, effect, n) for n, effect in enumerate(effective.side_effects)]
+    if own.outbox:
+        promises.append(_outgoing(effective))
+    return Guarantee(tuple(promises))
+
+
+def rows_repetition(effective: Effective) -> tuple[Repetition, str]:
+    """Say how the handler's rows meet a repetition, and why they apply it where they do."""
+    own = effective.consumer
+    facts = STRATEGIES[own.idempotency.strategy]
+    if not facts.claims:
+        return Repetition.APPLIED, "no claim is taken, and a repetition is handled again"
+    stale = own.lease.stale if own.lease else StaleLease.RECLAIM
+    if own.mode is Mode.TRANSACTIONAL or facts.at_target or stale is StaleLease.INSPECT:
+        return Repetition.RECOGNISED, ""
+    return Repetition.APPLIED, _LEASE_LOST[stale]
+
+
+_LEASE_LOST: Final[Mapping[StaleLease, str]] = {
+    StaleLease.RECLAIM: "when a lease runs out, work that may be done already is done again",
+    StaleLease.WAIT: "a handler that died is parked, and nobody knows whether its work is done",
+    StaleLease.ABANDON: "a handler that died is parked, and nobody knows whether its work is done",
+    StaleLease.INSPECT: "",
+}
+
+_LOST = "the offset is committed before the work, and a crash loses it"
+_FAILURES = ("process crash", "broker redelivery")
+
+
+def _rows(effective: Effective) -> Promise:
+    repetition, why = rows_repetition(effective)
+    key = "mode" if STRATEGIES[effective.consumer.idempotency.strategy].claims else _STRATEGY
+    what = "rows in the handler's database"
+    if repetition is Repetition.APPLIED:
+        return _promise(effective, repetition, what, (), why, key)
+    facts = STRATEGIES[effective.consumer.idempotency.strategy]
+    under = (*_FAILURES, _replay_words(effective, facts.outlives_claims))
+    return _promise(effective, repetition, what, under, _rests_on(effective), _STRATEGY)
+
+
+_STRATEGY = "idempotency.strategy"
+
+
+def _records(effective: Effective) -> Promise:
+    return _promise(
+        effective,
+        Repetition.ONE_TRANSACTION,
+        "records in Kafka, within the broker's transaction",
+        _FAILURES,
+        "as readers with read_committed see them",
+        "offsetCommit.timing",
+    )
+
+
+def _call(effective: Effective, effect: SideEffect, number: int) -> Promise:
+    what = f"side effect {effect.name!r}"
+    key = f"sideEffects.{number}" if effective.consumer.side_effects else "idempotency"
+    if effect.intent is not None:
+        return _intent(effective, what, key)
+    if effect.idempotency_key:
+        kept = "as long as its provider keeps the key"
+        return _promise(effective, Repetition.RECOGNISED, what, (*_FAILURES, "replay"), kept, key)
+    return _promise(effective, Repetition.APPLIED, what, (), "no idempotency key", key)
+
+
+def _intent(effective: Effective, what: str, key: str) -> Promise:
+    """Promise the wish: it is a row like the others, and somebody else carries it out."""
+    repetition, why = rows_repetition(effective)
+    what = f"the intent of {what}"
+    if repetition is Repetition.APPLIED:
+        return _promise(effective, repetition, what, (), why, key)
+    later = "and whoever carries it out may get it again, with the same id"
+    under = (*_FAILURES, _replay_words(effective, outlives_claims=False))
+    return _promise(effective, repetition, what, under, later, key)
+
+
+def _outgoing(effective: Effective) -> Promise:
+    repetition, why = rows_repetition(effective)
+    what = "messages in the outbox"
+    if repetition is Repetition.APPLIED:
+        return _promise(effective, repetition, what, (), why, "outbox")
+    again = "and their receivers may get one again, with the same id"
+    under = (*_FAILURES, _replay_words(effective, outlives_claims=False))
+    return _promise(effective, repetition, what, under, again, "outbox")
+
+
+def _promise(
+    effective: Effective,
+    repetition: Repetition,
+    what: str,
+    under: Sequence[str],
+    caveat: str,
+    key: str,
+) -> Promise:
+    ack = ACK[effective.consumer.offset_commit.timing]
+    if ack is Ack.BEFORE:
+        under, caveat, key = (), _LOST, "offsetCommit.timing"
+    steps = tuple(int(step) if step.isdigit() else step for step in key.split("."))
+    path = (*consumer_path(effective.consumer_name), *steps)
+    return Promise(SEMANTICS[ack, repetition], what, tuple(under), caveat, path)
+
+
+def _replay_words(effective: Effective, outlives_claims: bool) -> str:
+    """Say until when a replay is recognised.
+
+    An old version is skipped before the handler runs; a strategy at the target saves the rows
+    and nothing else.
+    """
+    if effective.consumer.versioned or outlives_claims:
+        return "replay at any time"
+    return f"replay within {duration_words(effective.claims_ttl)}"
+
+
+def _rests_on(effective: Effective) -> str:
+    own = effective.consumer
+    parts = []
+    if own.idempotency.duplicate_handling is DuplicateHandling.INVOKE:
+        parts.append("as long as the handler writes nothing for a duplicate")
+    if own.mode is Mode.LEASED and not STRATEGIES[own.idempotency.strategy].at_target:
+        parts.append("as far as the consumer's own inspection is right")
+    if own.message_id and isinstance(own.message_id.place, FromCoordinates):
+        parts.append("but a message that is published again counts as a new one")
+    return ", ".join(parts)
+
+
+def listing(words: Sequence[str]) -> str:
+    """Write a list as a sentence has it: ``a, b and c``."""
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)

@@ -1,0 +1,101 @@
+"""The lint of a policy: the real guarantee, the twenty questions, and what is wrong.
+
+    policy ──▶ effective ──▶ guarantee ──▶ rules ──▶ findings ──▶ questions
+
+Pure: it looks at the policy and at nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from semel.policy.effective import topic_path
+from semel.policy.guarantee import Guarantee, guarantee_of
+from semel.policy.model import Policy
+from semel.policy.problems import path_words
+from semel.policy.questions import QUESTIONS, Answer
+from semel.policy.rulebook_effects import EFFECT_RULES
+from semel.policy.rulebook_failures import FAILURE_RULES
+from semel.policy.rules import Case, Finding, Severity
+
+RULES: Final = (*EFFECT_RULES, *FAILURE_RULES)
+"""Everything that the lint looks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """What the lint says of one consumer on one topic."""
+
+    consumer: str
+    topic: str | None
+    guarantee: Guarantee
+    findings: tuple[Finding, ...]
+    """The worst first."""
+
+    answers: tuple[Answer, ...]
+
+    @property
+    def refused(self) -> bool:
+        """Tell whether the combination cannot keep what it promises."""
+        return any(finding.severity is Severity.REFUSED for finding in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Linted:
+    """What the lint says of a policy."""
+
+    reviews: tuple[Review, ...]
+    findings: tuple[Finding, ...]
+    """Those that belong to no consumer."""
+
+    @property
+    def every_finding(self) -> tuple[Finding, ...]:
+        """All findings, those of consumers included."""
+        return (*self.findings, *(f for review in self.reviews for f in review.findings))
+
+
+def lint_policy(policy: Policy, consumer: str | None = None) -> Linted:
+    """Lint a policy, or one consumer of it, on every topic that it reads.
+
+    Raises:
+        PolicyNameUnknown: there is no such consumer.
+    """
+    names = list(policy.consumers) if consumer is None else [consumer]
+    reviews = tuple(
+        review(policy, name, topic) for name in names for topic in policy.topics_of(name) or (None,)
+    )
+    return Linted(reviews, () if consumer is not None else _of_topics(policy))
+
+
+def review(policy: Policy, consumer: str, topic: str | None = None) -> Review:
+    """Lint one consumer on one topic.
+
+    Raises:
+        PolicyNameUnknown: there is no such consumer or topic, or it does not read it.
+    """
+    effective = policy.effective(consumer, topic)
+    case = Case(effective, guarantee_of(effective), policy.source)
+    found = [finding for rule in RULES for finding in rule.judge(case)]
+    findings = tuple(sorted(found, key=lambda f: [*Severity].index(f.severity), reverse=True))
+    answers = tuple(
+        question.answer(number, case, findings) for number, question in enumerate(QUESTIONS, 1)
+    )
+    return Review(consumer, topic, case.guarantee, findings, answers)
+
+
+def _of_topics(policy: Policy) -> tuple[Finding, ...]:
+    """Name the topics that nobody reads; nothing else can be wrong with a topic alone."""
+    read = {topic for consumer in policy.consumers for topic in policy.topics_of(consumer)}
+    return tuple(
+        Finding(
+            Severity.NOTE,
+            "topic-unread",
+            f"no consumer of this file reads topic {topic}",
+            "add its consumers, whose policies differ, or take it out",
+            path_words(topic_path(topic)),
+            policy.source.line_of(topic_path(topic)),
+        )
+        for topic in policy.topics
+        if topic not in read
+    )

@@ -1,0 +1,331 @@
+"""The twenty questions to ask before a consumer ships (S3-61), and how a policy answers them.
+
+A question is answered from the policy alone.  Findings of the lint decide how
+good the answer is; what the policy does not say is unknown, not fine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from semel.policy.durations import duration_words
+from semel.policy.effective import OVERLAPS, topic_path
+from semel.policy.guarantee import ACK, STRATEGIES, Ack, Repetition, listing, rows_repetition
+from semel.policy.kinds import IdPlace
+from semel.policy.problems import Path, path_words
+from semel.policy.rules import Case, Finding, Severity
+from semel.policy.vocabulary import OnExhausted, Ordering, Semantics
+
+
+class Status(StrEnum):
+    """How good an answer is."""
+
+    OK = "ok"
+    """Stated, and nothing speaks against it."""
+
+    UNKNOWN = "unknown"
+    """The policy does not say."""
+
+    WARN = "warn"
+    """A finding warns."""
+
+    REFUSED = "refused"
+    """A finding refuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One question, answered for one consumer on one topic."""
+
+    number: int
+    question: str
+    status: Status
+    text: str
+    key: str
+    """The key that decides it."""
+
+    line: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question, and what its answer is made of."""
+
+    text: str
+    key: str
+    """The consumer's key that decides; after ``topic:`` the topic's, or a matter of both."""
+
+    says: Callable[[Case], str | None]
+    """The answer in words; None where the policy does not say."""
+
+    codes: tuple[str, ...] = ()
+    """The findings that make the answer worse."""
+
+    def answer(self, number: int, case: Case, findings: Sequence[Finding]) -> Answer:
+        """Answer for one case, whose findings are known."""
+        said = self.says(case)
+        bad = [f for f in findings if f.code in self.codes and f.severity is not Severity.NOTE]
+        path = self._path(case)
+        words = [*([said] if said else []), *(finding.sentence for finding in bad)]
+        return Answer(
+            number,
+            self.text,
+            _status(said, bad),
+            "; ".join(words) or "the policy does not say",
+            path_words(path),
+            case.source.line_of(path),
+        )
+
+    def _path(self, case: Case) -> Path:
+        matter, topic = self.key.removeprefix("topic:"), case.effective.topic_name
+        if matter == self.key:
+            return case.at(self.key)
+        if matter in case.effective.decided_by:
+            return case.effective.decided_by[matter]
+        overlap = OVERLAPS.get(matter)
+        if topic is not None:
+            return topic_path(topic, overlap.topic_key if overlap else matter)
+        return case.at(overlap.consumer_key if overlap else "topics")
+
+
+def _status(said: str | None, bad: Sequence[Finding]) -> Status:
+    if any(finding.severity is Severity.REFUSED for finding in bad):
+        return Status.REFUSED
+    if bad:
+        return Status.WARN
+    return Status.UNKNOWN if said is None else Status.OK
+
+
+def _semantics(case: Case) -> str:
+    delivery = Semantics.AT_LEAST_ONCE
+    if ACK[case.own.offset_commit.timing] is Ack.BEFORE:
+        delivery = Semantics.AT_MOST_ONCE
+    return f"{delivery} delivery; {case.guarantee.sentence}"
+
+
+def _duplicates(case: Case) -> str:
+    return "yes: by redelivery, rebalances, a producer's retry, or a replay"
+
+
+def _message_id(case: Case) -> str | None:
+    found = case.own.message_id
+    return IdPlace().words(found.place) if found else None
+
+
+def _idempotent(case: Case) -> str:
+    strategy = case.own.idempotency.strategy
+    if not STRATEGIES[strategy].claims:
+        return "no"
+    kept = duration_words(case.effective.claims_ttl)
+    how = f"{strategy}; duplicates: {case.own.idempotency.duplicate_handling}; claims kept {kept}"
+    return f"yes, by {how}"
+
+
+def _side_effects(case: Case) -> str | None:
+    if case.effective.side_effects:
+        return listing([effect.name for effect in case.effective.side_effects])
+    return None if case.own.side_effects is None else "none"
+
+
+def _deduplicated(case: Case) -> str | None:
+    effects = case.effective.side_effects
+    if not effects:
+        return None if case.own.side_effects is None else "there are none"
+    return "; ".join(
+        f"{effect.name}: "
+        + ("intent in the outbox" if effect.intent else "key" if effect.idempotency_key else "no")
+        for effect in effects
+    )
+
+
+def _acked(case: Case) -> str:
+    return str(case.own.offset_commit.timing)
+
+
+def _crash_before_ack(case: Case) -> str:
+    if ACK[case.own.offset_commit.timing] is Ack.BEFORE:
+        return (
+            "there is no such moment: the ack comes first, and a crash after it loses the message"
+        )
+    if ACK[case.own.offset_commit.timing] is Ack.WITHIN:
+        return "the broker aborts the transaction, and the message comes again"
+    if rows_repetition(case.effective)[0] is Repetition.RECOGNISED:
+        return "the message comes again, its repetition is recognised, and only the ack is made up"
+    return "the message comes again, and is handled again"
+
+
+def _crash_after_effect(case: Case) -> str | None:
+    effects = case.effective.side_effects
+    if not effects:
+        return None if case.own.side_effects is None else "there are none"
+    return "; ".join(
+        f"{effect.name}: "
+        + (
+            "only the wish is written, with the rows"
+            if effect.intent
+            else "called again with the same key"
+            if effect.idempotency_key
+            else "repeated"
+        )
+        for effect in effects
+    )
+
+
+def _ordering(case: Case) -> str | None:
+    e = case.effective
+    if "ordering" not in e.decided_by:
+        return None
+    if e.ordering is Ordering.NONE:
+        return "none"
+    behind = "; later messages of a key wait behind one that waits" if e.holds_keys else ""
+    return f"{e.ordering}; retries: {case.own.retry.mode}{behind}"
+
+
+def _partition_key(case: Case) -> str | None:
+    return case.effective.topic.key
+
+
+def _poison(case: Case) -> str:
+    tries = case.effective.poison_attempts
+    often = "never set aside" if tries is None else f"after {tries} attempts"
+    return often if tries is None else f"{often}: {_GOES_TO[case.effective.on_exhausted]}"
+
+
+_GOES_TO: Final = {
+    OnExhausted.DLQ: "to the dead letters",
+    OnExhausted.PARK: "into the parking lot",
+}
+
+
+def _bounded(case: Case) -> str:
+    retry, attempts = case.own.retry, case.effective.attempts
+    if attempts is None:
+        return "no"
+    return (
+        f"yes: {attempts} attempts, {retry.backoff} from {retry.initial_delay_ms} ms to "
+        f"{retry.max_delay_ms} ms"
+    )
+
+
+def _owned(case: Case) -> str | None:
+    return f"by {case.own.dlq.owner}" if case.own.dlq.enabled and case.own.dlq.owner else None
+
+
+def _replay_safe(case: Case) -> str:
+    if refusal := case.effective.replay_refusal:
+        return refusal
+    first = case.guarantee.promises[0]
+    return f"allowed; {f'recognised: {first.under[-1]}' if first.under else first.caveat}"
+
+
+def _unreadable(case: Case) -> str | None:
+    return "to the dead letters, with their bytes, at once" if case.own.dlq.enabled else None
+
+
+def _lag(case: Case) -> str | None:
+    slo = case.own.lag_slo
+    return f"above {slo.max_lag_seconds:g} s" if slo else None
+
+
+QUESTIONS: Final = (
+    Question(
+        "What delivery semantics are assumed?",
+        "topic:guarantee",
+        _semantics,
+        ("weaker-than-wanted", "exactly-once-without-scope"),
+    ),
+    Question("Can a message be duplicated?", "idempotency.strategy", _duplicates),
+    Question("What is the message id?", "messageId.from", _message_id, ("id-by-coordinates",)),
+    Question(
+        "Is the consumer idempotent?",
+        "idempotency.strategy",
+        _idempotent,
+        (
+            "assumes-no-duplicates",
+            "lease-repeats-work",
+            "claims-ttl-too-short",
+            "retention-unknown",
+        ),
+    ),
+    Question("What side effects happen?", "sideEffects", _side_effects),
+    Question(
+        "Are external side effects deduplicated?",
+        "sideEffects",
+        _deduplicated,
+        ("side-effect-unprotected", "batch-repeats-calls"),
+    ),
+    Question(
+        "When is the offset committed?",
+        "offsetCommit.timing",
+        _acked,
+        ("commits-before-processing", "may-lose-messages"),
+    ),
+    Question(
+        "What happens if a crash occurs before the ack?",
+        "offsetCommit.timing",
+        _crash_before_ack,
+        ("commits-before-processing", "lease-repeats-work", "assumes-no-duplicates"),
+    ),
+    Question(
+        "What happens if a crash occurs after a side effect?",
+        "sideEffects",
+        _crash_after_effect,
+        ("side-effect-unprotected",),
+    ),
+    Question(
+        "Is ordering required?",
+        "topic:ordering",
+        _ordering,
+        (
+            "global-ordering",
+            "retry-breaks-order",
+            "batch-breaks-order",
+            "order-across-a-pause",
+            "dead-letter-leaves-hole",
+        ),
+    ),
+    Question("What is the partition key?", "topic:key", _partition_key, ("ordering-without-key",)),
+    Question(
+        "What happens on a poison message?",
+        "poison.maxAttemptsBeforePark",
+        _poison,
+        ("retries-forever", "without-effect", "parking-without-owner"),
+    ),
+    Question(
+        "Is retry bounded?",
+        "retry.maxAttempts",
+        _bounded,
+        ("retries-forever", "retries-exceed-lag-slo"),
+    ),
+    Question("Is the DLQ owned?", "dlq.owner", _owned, ("dlq-without-owner", "unreadable-unheard")),
+    Question(
+        "Is replay safe?",
+        "topic:replay",
+        _replay_safe,
+        ("replay-unsafe", "claims-ttl-too-short"),
+    ),
+    Question(
+        "Are schema and deserialization failures handled?",
+        "dlq.enabled",
+        _unreadable,
+        ("unreadable-unheard", "retries-unreadable"),
+    ),
+    Question("Is lag monitored?", "lagSlo.maxLagSeconds", _lag, ("no-lag-alert",)),
+    Question(
+        "Are duplicate tests written?",
+        "tests.duplicates",
+        lambda case: case.own.tests.duplicates,
+        ("duplicates-untested",),
+    ),
+    Question(
+        "Is crash-window behaviour tested?",
+        "tests.crashWindow",
+        lambda case: case.own.tests.crash_window,
+        ("crash-window-untested",),
+    ),
+    Question("Is a runbook ready?", "runbook", lambda case: case.own.runbook, ("no-runbook",)),
+)
+"""In the order of the checklist; the first is number 1."""

@@ -1,0 +1,208 @@
+"""The words that a policy file may use as values."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Semantics(StrEnum):
+    """The four delivery semantics, from the weakest to the strongest (S3-1)."""
+
+    AT_MOST_ONCE = "at-most-once"
+    """A message may be lost, and is not repeated."""
+
+    AT_LEAST_ONCE = "at-least-once"
+    """A message is not lost, and may be repeated."""
+
+    EFFECTIVELY_ONCE = "effectively-once"
+    """Repetitions happen and are recognised: the effect is applied once."""
+
+    EXACTLY_ONCE = "exactly-once"
+    """Effect and acknowledgement are one transaction; only ever within a scope."""
+
+
+class Ordering(StrEnum):
+    """Which order the messages of a topic keep, from the weakest to the strongest."""
+
+    NONE = "none"
+    """Any order will do."""
+
+    PER_KEY = "per-key"
+    """Messages of one key are handled in the order of their partition."""
+
+    GLOBAL = "global"
+    """All messages, in one order: one partition, one worker, and no way to scale."""
+
+
+class ReplayAllowed(StrEnum):
+    """Whether messages may be sent to a consumer again, from the freest to the strictest."""
+
+    YES = "true"
+    """They may."""
+
+    NOT_FOR_SIDE_EFFECT = "false-for-side-effect"
+    """They may, unless the consumer has side effects."""
+
+    NO = "false"
+    """They may not."""
+
+
+class Strategy(StrEnum):
+    """How a consumer recognises that a message has had its effect already (S3-16)."""
+
+    PROCESSED_MESSAGE = "processed-message"
+    """By the claim alone."""
+
+    AGGREGATE_VERSION_UPSERT = "aggregate-version-upsert"
+    """A projection is upserted by aggregate id, if the version is newer."""
+
+    UNIQUE_EVENT_ID = "unique-event-id"
+    """The row carries the event's id under a unique constraint: audit rows."""
+
+    STATE_VERSION_CHECK = "state-version-check"
+    """A transition happens only from the state or version it expects: workflows."""
+
+    DETERMINISTIC_DOCUMENT_ID = "deterministic-document-id"
+    """The document's id follows from the message: search indexes."""
+
+    OVERWRITE_BY_KEY = "overwrite-by-key"
+    """The value of the key is replaced: caches."""
+
+    NOTIFICATION_ID = "notification-id"
+    """A notification's id follows from the message; its provider may or may not recognise it."""
+
+    PROVIDER_IDEMPOTENCY_KEY = "provider-idempotency-key"
+    """An external API gets a key that follows from the message."""
+
+    NONE = "none"
+    """It does not: no claim is taken, and every delivery is handled."""
+
+
+class DuplicateHandling(StrEnum):
+    """What a consumer does with a message that it has handled before (S2-7, S2-8)."""
+
+    SKIP = "skip"
+    """Nothing: it is acknowledged."""
+
+    INVOKE = "invoke"
+    """The handler runs with ``is_duplicate`` set, and sends its messages again."""
+
+
+class CommitTiming(StrEnum):
+    """When the broker is told that a message is done (S3-11)."""
+
+    BEFORE_PROCESSING = "before-processing"
+    """Before the work: a crash loses the message."""
+
+    AFTER_PROCESSING = "after-processing"
+    """After the handler returned."""
+
+    AFTER_DB_TRANSACTION = "after-db-transaction"
+    """After the handler's database transaction committed."""
+
+    IN_OUTPUT_TRANSACTION = "in-output-transaction"
+    """In the broker transaction that also writes the output records."""
+
+    AFTER_SIDE_EFFECT = "after-side-effect"
+    """After the external call."""
+
+
+class Mode(StrEnum):
+    """How a claim and the handler's work belong together."""
+
+    TRANSACTIONAL = "transactional"
+    """Claim, work and completion are one database transaction."""
+
+    LEASED = "leased"
+    """The claim is committed first, under a lease: for long handlers."""
+
+
+class StaleLease(StrEnum):
+    """What becomes of a lease that ran out (S3-20)."""
+
+    RECLAIM = "reclaim"
+    """The next delivery takes it over."""
+
+    WAIT = "wait"
+    """It is left alone for a while longer, then parked."""
+
+    INSPECT = "inspect"
+    """The consumer's own function says whether the effect happened."""
+
+    ABANDON = "abandon"
+    """It is parked at once."""
+
+
+class Backoff(StrEnum):
+    """How the waits between attempts grow."""
+
+    EXPONENTIAL_JITTER = "exponential-jitter"
+    """They double, and each is shortened at random."""
+
+    EXPONENTIAL = "exponential"
+    """They double."""
+
+
+class RetryMode(StrEnum):
+    """Where a message waits for its next attempt (S3-26)."""
+
+    BLOCKING = "blocking"
+    """In the broker: its partition stands still until it is due."""
+
+    RETRY_TABLE = "retry-table"
+    """In a table of the consumer's database."""
+
+    RETRY_TOPIC = "retry-topic"
+    """In another topic."""
+
+
+class OnExhausted(StrEnum):
+    """Where a message goes that is not tried again."""
+
+    DLQ = "dlq"
+    """To the dead letters; later messages of its key go on without it."""
+
+    PARK = "park"
+    """Into the parking lot; with order per key, later messages of its key wait behind it."""
+
+
+class OnGap(StrEnum):
+    """What happens when versions of an aggregate are missing (S3-35)."""
+
+    RETRY = "retry"
+    """The message is tried again later."""
+
+    FETCH = "fetch"
+    """The consumer's own function brings the state up to the version before."""
+
+    REBUILD = "rebuild"
+    """The consumer's own function rebuilds the aggregate."""
+
+    PARK_KEY = "park-key"
+    """The key waits for a person, with its later messages behind it."""
+
+    ALERT = "alert"
+    """The message is applied across the gap, which stays listed."""
+
+
+class Intent(StrEnum):
+    """Where the wish for a side effect becomes durable before anybody carries it out."""
+
+    OUTBOX = "outbox"
+    """In the outbox, with the handler's own transaction."""
+
+
+class BatchPolicy(StrEnum):
+    """What one failed message does to its batch (S3-13, S3-37)."""
+
+    STOP = "stop"
+    """Those before it are done; the batch stops there and goes on with it."""
+
+    INDEPENDENT = "independent"
+    """Every message is handled for itself, and safe offsets are committed."""
+
+    DEAD_LETTER = "dead-letter"
+    """It goes to the dead letters, and the batch goes on."""
+
+    FAIL_BATCH = "fail-batch"
+    """The whole batch is undone and tried again."""

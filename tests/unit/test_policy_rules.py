@@ -1,0 +1,405 @@
+"""Each rule of the lint finds what it is for, and leaves what is near it alone."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from policy_texts import TEMPLATE, findings_with, reviewed
+
+from semel.messaging.failure import CODES, FailureClass
+from semel.policy import AntiPattern, Policy, Severity, lint_policy
+from semel.policy.lint import RULES
+from semel.policy.questions import QUESTIONS
+from semel.policy.rulebook_failures import (
+    BATCH_KEEPS_ORDER,
+    RETRY_KEEPS_ORDER,
+    UNREADABLE_CODES,
+)
+from semel.policy.vocabulary import BatchPolicy, RetryMode
+
+REFUSED, WARN, NOTE = Severity.REFUSED, Severity.WARN, Severity.NOTE
+MAIL = [{"name": "mail"}]
+KEYED = [{"name": "mail", "idempotencyKey": True}]
+INTENT = [{"name": "mail", "intent": "outbox"}]
+PER_KEY = {"ordering": "per-key"}
+
+# rule, severity; what triggers it (consumer, topic); what is near and does not
+CASES = [
+    (
+        "weaker-than-wanted",
+        REFUSED,
+        ({"guarantee": "effectively-once", "sideEffects": MAIL}, {"replayAllowed": None}),
+        ({"guarantee": "effectively-once", "sideEffects": KEYED}, {}),
+    ),
+    (
+        "weaker-than-wanted",
+        REFUSED,
+        ({"offsetCommit": {"timing": "before-processing"}}, {}),
+        ({"offsetCommit": {"timing": "before-processing"}}, {"defaultGuarantee": "at-most-once"}),
+    ),
+    (
+        "exactly-once-without-scope",
+        REFUSED,
+        ({}, {"defaultGuarantee": "exactly-once"}),
+        (
+            {"offsetCommit": {"timing": "in-output-transaction"}},
+            {"defaultGuarantee": "exactly-once"},
+        ),
+    ),
+    (
+        "exactly-once-without-scope",
+        REFUSED,
+        (
+            {
+                "guarantee": "exactly-once",
+                "offsetCommit": {"timing": "in-output-transaction"},
+                "sideEffects": KEYED,
+            },
+            {},
+        ),
+        ({"guarantee": "effectively-once", "sideEffects": KEYED}, {}),
+    ),
+    (
+        "assumes-no-duplicates",
+        WARN,
+        ({"idempotency": {"strategy": "none"}}, {}),
+        ({"idempotency": {"strategy": "overwrite-by-key"}}, {}),
+    ),
+    (
+        "assumes-no-duplicates",
+        REFUSED,
+        ({"idempotency": {"strategy": "none"}, "critical": True}, {}),
+        ({"critical": True}, {}),
+    ),
+    (
+        "id-by-coordinates",
+        NOTE,
+        ({"messageId": {"from": "coordinates"}}, {}),
+        ({"messageId": {"from": "payload:id"}}, {}),
+    ),
+    (
+        "lease-repeats-work",
+        WARN,
+        ({"mode": "leased"}, {}),
+        ({"mode": "leased", "lease": {"stale": "inspect"}}, {}),
+    ),
+    (
+        "lease-repeats-work",
+        WARN,
+        ({"mode": "leased", "idempotency": {"strategy": "notification-id"}}, {}),
+        ({"mode": "leased", "idempotency": {"strategy": "aggregate-version-upsert"}}, {}),
+    ),
+    (
+        "claims-ttl-too-short",
+        REFUSED,
+        ({"claims": {"ttl": "7d"}}, {}),
+        ({"claims": {"ttl": "14d"}}, {}),
+    ),
+    (
+        "claims-ttl-too-short",
+        REFUSED,
+        ({"claims": {"ttl": "59d"}, "dlq": {"keep": "30d"}}, {}),
+        ({"claims": {"ttl": "60d"}, "dlq": {"keep": "30d"}}, {}),
+    ),
+    (
+        "claims-ttl-too-short",
+        REFUSED,
+        ({"claims": {"ttl": "59d"}, "parking": {"keep": "30d"}}, {}),
+        ({"claims": {"ttl": "59d"}, "parking": {"keep": "29d"}}, {}),
+    ),
+    (
+        "claims-ttl-too-short",
+        REFUSED,
+        ({"claims": {"ttl": "59d"}}, {"replayWindow": "30d"}),
+        ({"claims": {"ttl": "59d"}}, {"replayWindow": "30d", "replayAllowed": False}),
+    ),
+    (
+        "retention-unknown",
+        NOTE,
+        ({"claims": {"ttl": "7d"}}, {"retention": None}),
+        ({}, {"retention": None}),
+    ),
+    (
+        "side-effect-unprotected",
+        WARN,
+        ({"sideEffects": MAIL}, {"replayAllowed": None}),
+        ({"sideEffects": INTENT}, {}),
+    ),
+    (
+        "side-effect-unprotected",
+        REFUSED,
+        ({"sideEffects": MAIL, "critical": True}, {"replayAllowed": None}),
+        ({"sideEffects": KEYED, "critical": True}, {}),
+    ),
+    (
+        "side-effect-unprotected",
+        WARN,
+        ({"sideEffects": None, "idempotency": {"strategy": "notification-id"}}, {}),
+        (
+            {
+                "sideEffects": None,
+                "idempotency": {"strategy": "notification-id", "externalProviderIdempotency": True},
+            },
+            {},
+        ),
+    ),
+    (
+        "batch-repeats-calls",
+        NOTE,
+        ({"sideEffects": KEYED, "batch": {"size": 10}}, {}),
+        ({"sideEffects": INTENT, "batch": {"size": 10}}, {}),
+    ),
+    (
+        "batch-repeats-calls",
+        NOTE,
+        ({"sideEffects": KEYED, "batch": {}}, {}),
+        ({"sideEffects": KEYED, "batch": {"size": 1}}, {}),
+    ),
+    (
+        "commits-before-processing",
+        REFUSED,
+        ({"offsetCommit": {"timing": "before-processing"}, "critical": True}, {}),
+        ({"offsetCommit": {"timing": "after-processing"}, "critical": True}, {}),
+    ),
+    (
+        "may-lose-messages",
+        NOTE,
+        ({"offsetCommit": {"timing": "before-processing"}}, {}),
+        ({"offsetCommit": {"timing": "before-processing"}, "critical": True}, {}),
+    ),
+    (
+        "replay-unsafe",
+        REFUSED,
+        ({"sideEffects": MAIL}, {"replayAllowed": True}),
+        ({"sideEffects": MAIL}, {"replayAllowed": False}),
+    ),
+    (
+        "replay-unsafe",
+        REFUSED,
+        ({"sideEffects": MAIL, "replay": {"allowed": True}}, {"replayAllowed": None}),
+        ({"sideEffects": MAIL, "replay": {"allowed": "false-for-side-effect"}}, {}),
+    ),
+    (
+        "duplicates-untested",
+        WARN,
+        ({"critical": True, "tests": {"duplicates": None}}, {}),
+        ({"tests": {"duplicates": None}}, {}),
+    ),
+    (
+        "crash-window-untested",
+        WARN,
+        ({"critical": True, "tests": {"crashWindow": None}}, {}),
+        ({"critical": True}, {}),
+    ),
+    ("global-ordering", REFUSED, ({}, {"ordering": "global"}), ({}, PER_KEY)),
+    ("global-ordering", REFUSED, ({"ordering": "global"}, {}), ({"ordering": "per-key"}, {})),
+    ("ordering-without-key", WARN, ({}, {**PER_KEY, "key": None}), ({}, {"key": None})),
+    (
+        "retry-breaks-order",
+        REFUSED,
+        ({"retry": {"mode": "retry-topic"}}, PER_KEY),
+        ({"retry": {"mode": "retry-topic"}, "parking": {"perKey": True}}, PER_KEY),
+    ),
+    (
+        "retry-breaks-order",
+        REFUSED,
+        ({"retry": {"mode": "retry-table"}, "parking": {"perKey": False}}, PER_KEY),
+        ({"retry": {"mode": "retry-table"}}, PER_KEY),
+    ),
+    (
+        "retry-breaks-order",
+        REFUSED,
+        ({"retry": {"mode": "retry-topic"}, "ordering": "per-key"}, {}),
+        ({"retry": {"mode": "retry-topic"}}, {}),
+    ),
+    (
+        "batch-breaks-order",
+        REFUSED,
+        ({"batch": {"policy": "independent"}, "parking": {"perKey": False}}, PER_KEY),
+        ({"batch": {"policy": "stop"}, "parking": {"perKey": False}}, PER_KEY),
+    ),
+    ("order-across-a-pause", NOTE, ({}, PER_KEY), ({"versioned": True}, PER_KEY)),
+    (
+        "order-across-a-pause",
+        NOTE,
+        ({"idempotency": {"strategy": "unique-event-id"}}, PER_KEY),
+        ({"idempotency": {"strategy": "aggregate-version-upsert"}}, PER_KEY),
+    ),
+    ("dead-letter-leaves-hole", NOTE, ({}, PER_KEY), ({"onExhausted": "park"}, PER_KEY)),
+    (
+        "dead-letter-leaves-hole",
+        NOTE,
+        ({"onExhausted": "park", "batch": {"policy": "dead-letter"}}, PER_KEY),
+        ({"onExhausted": "park", "batch": {"policy": "stop"}}, PER_KEY),
+    ),
+    (
+        "retries-forever",
+        REFUSED,
+        ({"retry": {"maxAttempts": 0}}, {}),
+        ({"retry": {"maxAttempts": 1}}, {}),
+    ),
+    (
+        "retries-forever",
+        REFUSED,
+        ({"retry": {"maxAttempts": -1}}, {}),
+        ({"retry": {"maxAttempts": 1000}, "lagSlo": {"maxLagSeconds": 1e9}}, {}),
+    ),
+    (
+        "retries-exceed-lag-slo",
+        WARN,
+        ({"lagSlo": {"maxLagSeconds": 14}}, {}),
+        ({"lagSlo": {"maxLagSeconds": 15}}, {}),
+    ),
+    (
+        "retries-exceed-lag-slo",
+        WARN,
+        ({"retry": {"maxAttempts": 10**9}}, {}),
+        ({"retry": {"maxAttempts": 10**9, "mode": "retry-table"}}, {}),
+    ),
+    (
+        "retries-unreadable",
+        WARN,
+        ({"retry": {"retryable": ["SCHEMA_INVALID"]}}, {}),
+        ({"retry": {"retryable": ["RATE_LIMITED"], "nonRetryable": ["SCHEMA_INVALID"]}}, {}),
+    ),
+    ("unreadable-unheard", WARN, ({"dlq": {"enabled": False}}, {}), ({}, {})),
+    (
+        "unreadable-unheard",
+        REFUSED,
+        ({"dlq": {"enabled": False}, "critical": True}, {}),
+        ({"dlq": {"enabled": True}, "critical": True}, {}),
+    ),
+    ("dlq-without-owner", REFUSED, ({"dlq": {"owner": None}}, {}), ({}, {})),
+    (
+        "dlq-without-owner",
+        REFUSED,
+        ({"dlq": None}, {}),
+        ({"dlq": {"enabled": False, "owner": None}}, {}),
+    ),
+    (
+        "parking-without-owner",
+        WARN,
+        ({"onExhausted": "park", "dlq": {"owner": None}}, {}),
+        ({"onExhausted": "park", "dlq": {"owner": None}, "parking": {"owner": "b-team"}}, {}),
+    ),
+    (
+        "parking-without-owner",
+        WARN,
+        ({"versioned": True, "gaps": "park-key", "dlq": {"owner": None}}, {}),
+        ({"versioned": True, "gaps": "alert", "dlq": {"owner": None}}, {}),
+    ),
+    ("no-lag-alert", WARN, ({"lagSlo": None}, {}), ({}, {})),
+    ("no-runbook", WARN, ({"critical": True, "runbook": None}, {}), ({"runbook": None}, {})),
+    (
+        "no-runbook",
+        WARN,
+        ({"dlq": {"manualReviewRequired": True}, "runbook": None}, {}),
+        ({"dlq": {"manualReviewRequired": True}}, {}),
+    ),
+    (
+        "without-effect",
+        WARN,
+        ({"lease": {"seconds": 5}}, {}),
+        ({"lease": {"seconds": 5}, "mode": "leased"}, {}),
+    ),
+    ("without-effect", WARN, ({"gaps": "fetch"}, {}), ({"gaps": "fetch", "versioned": True}, {})),
+    (
+        "without-effect",
+        WARN,
+        ({"parking": {"perKey": True}}, {}),
+        ({"parking": {"perKey": True}}, PER_KEY),
+    ),
+    (
+        "without-effect",
+        WARN,
+        ({"claims": {"ttl": "30d"}, "idempotency": {"strategy": "none"}}, {}),
+        ({"claims": {"ttl": "30d"}}, {}),
+    ),
+    (
+        "without-effect",
+        WARN,
+        ({"dlq": {"enabled": False, "topic": "x"}}, {}),
+        ({"dlq": {"topic": "x"}}, {}),
+    ),
+    (
+        "without-effect",
+        WARN,
+        ({"poison": {"maxAttemptsBeforePark": 6}}, {}),
+        ({"poison": {"maxAttemptsBeforePark": 5}}, {}),
+    ),
+]
+IDS = [f"{code}-{number}" for number, (code, *_) in enumerate(CASES)]
+
+
+@pytest.mark.parametrize(("code", "severity", "trigger", "near"), CASES, ids=IDS)
+def test_a_rule_finds_what_it_is_for(code, severity, trigger, near):
+    found = findings_with(code, *trigger)
+
+    assert [finding.severity for finding in found] == [severity] * len(found)
+    assert len(found) == 1
+    assert found[0].line is not None
+    assert found[0].key.startswith("deliverySemantics.")
+    assert "{" not in found[0].sentence + found[0].fix
+
+
+@pytest.mark.parametrize(("code", "severity", "trigger", "near"), CASES, ids=IDS)
+def test_a_rule_leaves_what_is_near_alone(code, severity, trigger, near):
+    assert findings_with(code, *near) == []
+
+
+def test_every_rule_is_tested_and_belongs_to_a_question():
+    codes = [rule.code for rule in RULES]
+    asked = {code for question in QUESTIONS for code in question.codes}
+
+    assert len({*codes}) == len(codes)
+    assert {code for code, *_ in CASES} == {*codes} == asked
+
+
+def test_every_anti_pattern_is_named_by_a_rule():
+    assert len(AntiPattern) == 10
+    assert {rule.anti_pattern for rule in RULES} == {None, *AntiPattern}
+
+
+def test_a_finding_stands_at_the_line_that_decides():
+    policy = Policy.parse(TEMPLATE.replace("per-key", "global"))
+    (found, *_) = (f for f in lint_policy(policy).every_finding if f.code == "global-ordering")
+
+    assert (found.line, found.key) == (6, "deliverySemantics.topics.case-events.ordering")
+
+
+def test_a_finding_about_a_missing_key_stands_at_the_nearest_line_around_it():
+    reviews = lint_policy(Policy.parse(TEMPLATE)).reviews
+    (found,) = (f for f in reviews[1].findings if f.code == "dlq-without-owner")
+
+    assert found.line == TEMPLATE.splitlines().index("        manualReviewRequired: true") - 1
+    assert found.key == "deliverySemantics.consumers.notification-sender.dlq.owner"
+
+
+def test_side_effects_are_found_one_by_one():
+    effects = [{"name": "mail"}, {"name": "push", "idempotencyKey": True}, {"name": "sms"}]
+    found = findings_with(
+        "side-effect-unprotected", {"sideEffects": effects}, {"replayAllowed": None}
+    )
+
+    assert [finding.key.rpartition(".")[2] for finding in found] == [
+        "sideEffects[0]",
+        "sideEffects[2]",
+    ]
+
+
+def test_findings_come_with_the_worst_first():
+    found = reviewed({"dlq": {"owner": None}, "lagSlo": None}, PER_KEY).findings
+
+    order = [*Severity]
+    ranks = [order.index(finding.severity) for finding in found]
+    assert ranks == sorted(ranks, reverse=True)
+
+
+def test_the_tables_about_order_are_complete():
+    assert RETRY_KEEPS_ORDER.keys() == {*product(RetryMode, [True, False])}
+    assert BATCH_KEEPS_ORDER.keys() == {*product(BatchPolicy, [True, False])}
+
+
+def test_the_codes_of_unreadable_messages_are_the_consumers_own():
+    assert {code for code, kind in CODES.items() if kind is FailureClass.SCHEMA} == UNREADABLE_CODES
