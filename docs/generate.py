@@ -32,6 +32,9 @@ from semel.pipeline.source import SourceKind
 from semel.pipeline.states import ARROWS
 from semel.pipeline.steps import FAILURES, Step
 from semel.pipeline.twophase import Backoff
+from semel.policy import ConsumerPolicy
+from semel.policy.kinds import Choice
+from semel.policy.reference import REFERENCE, Rows, leaves
 from semel.spark.supervise import NEXT, RESTART_BACKOFF, Exit
 from semel.sql.schema import MIGRATIONS
 from semel.testing.contracts import LedgerContract, SinkContract
@@ -269,6 +272,21 @@ def ledger_schema() -> str:
     return "\n\n".join(parts)
 
 
+def policy_words() -> str:
+    """The words that a policy's keys take, with their meaning."""
+    rows = []
+    for path, spec in leaves(ConsumerPolicy):
+        if isinstance(spec.kind, Choice):
+            members = spec.kind.choices.values()
+            said = attribute_docs(type(next(iter(members))))
+            rows += [(f"`{path}`", f"`{member}`", said[member.name]) for member in members]
+    return table(("key", "value", "meaning"), rows)
+
+
+def _printer(rows: Callable[[], Rows]) -> Callable[[], str]:
+    return lambda: table(*rows())
+
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "arrows": arrows,
     "backoff": backoff,
@@ -284,12 +302,14 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "invariants": invariants,
     "ledger-rules": ledger_rules,
     "ledger-schema": ledger_schema,
+    "policy-words": policy_words,
     "recovery": recovery,
     "settings": settings,
     "sink-methods": sink_methods,
     "sink-rules": sink_rules,
     "source-kinds": source_kinds,
     "steps": steps,
+    **{name: _printer(rows) for name, rows in REFERENCE.items()},
 }
 """By the name that stands in the page."""
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from semel import __version__
-from semel.cli.commands import adopt, cycle, doctor, ledger, lint, look, recover, verify
+from semel.cli.commands import adopt, cycle, doctor, ledger, lint, look, policy, recover, verify
 from semel.cli.exits import MEANS
 
 
@@ -42,6 +42,7 @@ app.command()(lint.lint)
 app.command()(adopt.adopt)
 app.add_typer(cycle.app, name="cycle")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(policy.app, name="policy")
 
 
 def _version(asked: bool) -> None:

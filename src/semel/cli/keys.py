@@ -20,6 +20,8 @@ from semel.cli.reports.doctor import DoctorReport
 from semel.cli.reports.guarantees import LintReport
 from semel.cli.reports.history import HistoryReport
 from semel.cli.reports.ledger import BackupReport, LedgerCheck, RestoreReport
+from semel.cli.reports.policy import PolicyLintReport, SchemaReport
+from semel.cli.reports.policy_show import PolicyShowReport
 from semel.cli.reports.recovery import Recovered, RecoveryPlan
 from semel.cli.reports.resolution import ResolveReport
 from semel.cli.reports.status import StatusReport
@@ -38,6 +40,9 @@ REPORTS: Final[Mapping[str, type]] = {
     "ledger check": LedgerCheck,
     "ledger backup": BackupReport,
     "ledger restore": RestoreReport,
+    "policy lint": PolicyLintReport,
+    "policy show": PolicyShowReport,
+    "policy schema": SchemaReport,
 }
 """What each command answers with."""
 
