@@ -127,9 +127,8 @@ class Conflict:
     found: str
 
 
-ClaimAnswer: TypeAlias = (
-    Claimed | Duplicate | NotDue | HeldElsewhere | Stale | Parked | Terminal | Conflict
-)
+NotOurs: TypeAlias = Duplicate | NotDue | HeldElsewhere | Stale | Parked | Terminal | Conflict
+ClaimAnswer: TypeAlias = Claimed | NotOurs
 
 
 class Found(StrEnum):
@@ -222,7 +221,7 @@ def found_of(row: ClaimRow | None, payload_hash: str, now: float) -> Found:
             return Found.LEASE_EXPIRED if row.lease_until <= now else Found.LEASE_LIVE
 
 
-def refusal(row: ClaimRow, payload_hash: str, now: float) -> ClaimAnswer | None:
+def refusal(row: ClaimRow, payload_hash: str, now: float) -> NotOurs | None:
     """Answer for a row that is not simply there to be taken; None where it is."""
     match found_of(row, payload_hash, now):
         case Found.OTHER_PAYLOAD:
@@ -338,6 +337,10 @@ class ProcessedMessageStore(Protocol):
         """
         ...
 
+    async def give_back(self, consumer: str, message_id: str, claimed: Claimed) -> None:
+        """Let go of a claim that *this* transaction took, as if it had never been asked for."""
+        ...
+
     async def keep_result(self, consumer: str, message_id: str, result: str) -> None:
         """Write what the handler returned beside a claim that this transaction took."""
         ...
@@ -347,7 +350,10 @@ class ProcessedMessageStore(Protocol):
         ...
 
     async def reopen(self, consumer: str, message_id: str) -> bool:
-        """Make a dead or parked message claimable again; an operator's act."""
+        """Make a dead or parked message claimable again, its attempts counted from the start.
+
+        False, and nothing changed, in every other state.
+        """
         ...
 
     async def look_up(self, consumer: str, message_id: str) -> ClaimRow | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from semel.messaging.approvals import Approvals
 from semel.messaging.audit import AuditTrail
 from semel.messaging.claims import ProcessedMessageStore
 from semel.messaging.completeness import OutcomeStore
@@ -21,6 +22,8 @@ from semel.messaging.failure import Classification
 from semel.messaging.inbox import InboxStore
 from semel.messaging.members import Members
 from semel.messaging.outbox import OutboxStore
+from semel.messaging.retention import Replays
+from semel.messaging.revisions import Revisions
 from semel.messaging.sequence import Versions
 from semel.messaging.waiting import WaitingRoom
 
@@ -51,6 +54,21 @@ class Unit(Protocol):
     @property
     def audit(self) -> AuditTrail:
         """What operators did."""
+        ...
+
+    @property
+    def revisions(self) -> Revisions:
+        """What people changed in messages."""
+        ...
+
+    @property
+    def approvals(self) -> Approvals:
+        """What waits for a second person."""
+        ...
+
+    @property
+    def replays(self) -> Replays:
+        """The replays that were begun."""
         ...
 
     @property

@@ -50,6 +50,17 @@ class Members(Protocol):
         """Return other members' rows that name one of *partitions*."""
         ...
 
+    async def suspect(self, consumer: str, message_id: str) -> int:
+        """Note that a message is about to be tried alone; return how often that was noted.
+
+        Counts on until `acquit`: a message that killed its process was never acquitted.
+        """
+        ...
+
+    async def acquit(self, consumer: str, message_id: str) -> None:
+        """Forget the suspicion: the process outlived the message."""
+        ...
+
     async def release(self, consumer: str, name: str, partition: Partition) -> None:
         """Take a partition off a row; the last one removes the row if it has expired."""
         ...

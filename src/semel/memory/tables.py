@@ -1,0 +1,81 @@
+"""Tables in memory that can take back what a transaction or a savepoint did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+Key = TypeVar("Key")
+Row = TypeVar("Row")
+
+_MISSING: Any = object()
+
+
+class Journal:
+    """What was changed, in order, with what was there before."""
+
+    def __init__(self) -> None:
+        self._changes: list[tuple[dict[Any, Any], Any, Any]] = []
+
+    def mark(self) -> int:
+        """Return a place to come back to."""
+        return len(self._changes)
+
+    def undo(self, mark: int) -> None:
+        """Take back everything behind *mark*."""
+        while len(self._changes) > mark:
+            rows, key, before = self._changes.pop()
+            if before is _MISSING:
+                del rows[key]
+            else:
+                rows[key] = before
+
+    def forget(self) -> None:
+        """Keep everything: nothing can be taken back any more."""
+        self._changes.clear()
+
+    def note(self, rows: dict[Any, Any], key: Any) -> None:
+        """Remember what *key* holds, before it changes."""
+        self._changes.append((rows, key, rows.get(key, _MISSING)))
+
+
+class Table(Generic[Key, Row]):
+    """Rows by key; rows are values, and are replaced, never changed."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._rows: dict[Key, Row] = {}
+
+    def get(self, key: Key) -> Row | None:
+        """Return a row."""
+        return self._rows.get(key)
+
+    def put(self, key: Key, row: Row) -> None:
+        """Write a row."""
+        self._journal.note(self._rows, key)
+        self._rows[key] = row
+
+    def remove(self, key: Key) -> bool:
+        """Delete a row; False where there is none."""
+        if key not in self._rows:
+            return False
+        self._journal.note(self._rows, key)
+        del self._rows[key]
+        return True
+
+    def items(self) -> list[tuple[Key, Row]]:
+        """Return keys and rows; the table may change while they are looked at."""
+        return list(self._rows.items())
+
+    def rows(self) -> list[Row]:
+        """Return the rows; the table may change while they are looked at."""
+        return list(self._rows.values())
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._rows
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(list(self._rows))
+
+    def __len__(self) -> int:
+        return len(self._rows)

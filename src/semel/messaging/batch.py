@@ -1,0 +1,338 @@
+"""Batch speed with per-message meaning: one transaction, the same final state.
+
+    claim all, sorted, in one statement
+    handle in chunks, a savepoint each ──▶ a chunk failed? undo it, run it one by one
+    commit                             ──▶ the commit failed? one transaction per message
+
+A chunk that failed calls its handlers again: effects outside the database repeat.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from semel.crashpoints import CrashPoint, reach
+from semel.message import Message
+from semel.messaging.claims import ClaimAnswer, Claimed, ClaimRequest, ClaimState, Failure
+from semel.messaging.consumer import Consumer
+from semel.messaging.context import handling
+from semel.messaging.database import Database, Unit
+from semel.messaging.failing import holds_key, write_failure
+from semel.messaging.handling import (
+    CONFLICT_CODE,
+    Try,
+    after_failure,
+    apply,
+    claim_and_handle,
+    classify,
+    handle_message,
+    is_next,
+    refused,
+)
+from semel.messaging.lanes import Order
+from semel.messaging.outcome import (
+    Handled,
+    Nack,
+    Outcome,
+    ParkedAway,
+    RetryLater,
+    RetryStored,
+    Skipped,
+    settlement,
+)
+from semel.messaging.settings import BatchPolicy
+from semel.messaging.waiting import WaitingMessage, Waits
+
+log = logging.getLogger("semel.messaging")
+
+NOT_ATTEMPTED = RetryLater(0.0)
+"""The outcome of a message that stands behind one that comes back."""
+
+
+async def consume_many(
+    consumer: Consumer, database: Database, messages: Sequence[Message]
+) -> list[Outcome]:
+    """Handle a batch of deliveries; the outcomes in the order of *messages*.
+
+    The final state is that of one transaction per message, in order.
+    """
+    if consumer.settings.batch is BatchPolicy.FAIL_BATCH:
+        return await _all_or_nothing(consumer, database, messages)
+    try:
+        return await _together(consumer, database, messages)
+    except Exception as error:  # noqa: BLE001  whatever it was, one by one will say
+        log.info(
+            "batch falls back to one transaction per message",
+            extra={"consumer": consumer.name, "why": classify(consumer, database, error).reason},
+        )
+    return await consume_each(consumer, database, messages)
+
+
+async def consume_each(
+    consumer: Consumer, database: Database, messages: Sequence[Message]
+) -> list[Outcome]:
+    """Handle deliveries one transaction each, in order: what `consume_many` is measured by."""
+    blocked = Blocked(consumer)
+    outcomes: list[Outcome] = []
+    for message in messages:
+        if blocked.stands_before(message):
+            outcomes.append(NOT_ATTEMPTED)
+            continue
+        outcome = await handle_message(consumer, database, message)
+        blocked.note(message, outcome)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def blocks_key(consumer: Consumer, message: Message, outcome: Outcome) -> bool:
+    """Tell whether the message went into the waiting room and holds its key there."""
+    return isinstance(outcome, RetryStored | ParkedAway) and holds_key(consumer, message)
+
+
+@dataclass(slots=True)
+class Blocked:
+    """What may not be handled, because something before it comes back or waits."""
+
+    consumer: Consumer
+    _all: bool = False
+    _where: set[tuple[object, object]] = field(default_factory=set)
+    _held: set[str | None] = field(default_factory=set)
+
+    def note(self, message: Message, outcome: Outcome) -> None:
+        """Look at what became of a message."""
+        if blocks_key(self.consumer, message, outcome):
+            self._held.add(message.key)
+        if not isinstance(settlement(outcome), Nack):
+            return
+        if self.consumer.settings.batch is BatchPolicy.STOP:
+            self._all = True
+        self._where.add(self._lane(message))
+
+    def stands_before(self, message: Message) -> bool:
+        """Tell whether *message* must wait for one that comes back."""
+        return self._all or self._lane(message) in self._where
+
+    def holds(self, message: Message) -> bool:
+        """Tell whether a message of its key went into the waiting room."""
+        return message.key in self._held and holds_key(self.consumer, message)
+
+    def _lane(self, message: Message) -> tuple[object, object]:
+        place = message.source.place if message.source else None
+        match self.consumer.settings.order:
+            case Order.PARTITION:
+                return place, None
+            case Order.KEY if message.key is not None:
+                return place, message.key
+            case _:
+                return place, message.id
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One message of the batch, and what its claim said."""
+
+    message: Message
+    answer: ClaimAnswer | None
+    """None: it was not claimed with the others, because its key was held or its id repeats."""
+
+
+async def _together(
+    consumer: Consumer, database: Database, messages: Sequence[Message]
+) -> list[Outcome]:
+    """Handle different messages in one transaction."""
+    async with database.begin() as unit:
+        reach(CrashPoint.CLAIM_BEFORE, consumer.name)
+        steps = await _claimed(consumer, unit, messages)
+        reach(CrashPoint.CLAIM_AFTER, consumer.name)
+        outcomes = await _in_chunks(consumer, database, unit, steps)
+        reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
+    reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
+    return outcomes
+
+
+async def _claimed(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> list[_Step]:
+    """Claim all messages whose keys are not held, in one statement."""
+    keys = sorted({m.key or "" for m in messages if holds_key(consumer, m)})
+    held = await unit.waiting.hold(consumer.name, keys) if keys else frozenset()
+    firsts: dict[str, int] = {}
+    for index, message in enumerate(messages):
+        firsts.setdefault(message.id, index)
+    asked = [
+        index
+        for index in firsts.values()
+        if not (holds_key(consumer, messages[index]) and (messages[index].key or "") in held)
+    ]
+    requests = [ClaimRequest.of(messages[index]) for index in asked]
+    answers = await unit.claims.try_claim_many(consumer.name, requests)
+    found = dict(zip(asked, answers, strict=True))
+    return [_Step(message, found.get(index)) for index, message in enumerate(messages)]
+
+
+async def _in_chunks(
+    consumer: Consumer, database: Database, unit: Unit, steps: Sequence[_Step]
+) -> list[Outcome]:
+    blocked = Blocked(consumer)
+    outcomes: list[Outcome] = []
+    size = len(steps) if consumer.takes_batches else consumer.settings.chunk
+    for start in range(0, len(steps), max(size, 1)):
+        chunk = steps[start : start + size]
+        found = await _at_once(consumer, database, unit, chunk, blocked)
+        if found is None:
+            found = []
+            for step in chunk:
+                found.append(await _alone(consumer, database, unit, step, blocked))
+                blocked.note(step.message, found[-1])
+        outcomes.extend(found)
+    return outcomes
+
+
+async def _at_once(
+    consumer: Consumer, database: Database, unit: Unit, chunk: Sequence[_Step], blocked: Blocked
+) -> list[Outcome] | None:
+    """Handle a chunk in one savepoint; None where it must be handled one by one."""
+    if any(blocked.stands_before(s.message) or blocked.holds(s.message) for s in chunk):
+        return None
+    try:
+        async with unit.savepoint():
+            return await _run(consumer, unit, chunk)
+    except Exception as error:  # noqa: BLE001  found out one by one
+        _raise_if_over(consumer, database, error)
+        return None
+
+
+async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step]) -> list[Outcome]:
+    """Do in order what the claims said."""
+    if consumer.takes_batches:
+        await _batch_handler(consumer, unit, [s for s in chunk if isinstance(s.answer, Claimed)])
+    found: list[Outcome] = []
+    for step in chunk:
+        match step.answer:
+            case Claimed() if consumer.takes_batches:
+                found.append(Handled())
+            case Claimed(attempt=attempt):
+                found.append(await apply(consumer, unit, Try(step.message.tried(attempt))))
+            case None:
+                found.append(await claim_and_handle(consumer, unit, Try(step.message)))
+            case answer:
+                found.append(await refused(consumer, unit, step.message, answer))
+        if isinstance(settlement(found[-1]), Nack) or blocks_key(consumer, step.message, found[-1]):
+            # It holds up those behind it.
+            raise _OneByOne
+    return found
+
+
+async def _batch_handler(consumer: Consumer, unit: Unit, steps: Sequence[_Step]) -> None:
+    if not steps:
+        return
+    messages = [step.message for step in steps]
+    with handling(consumer.name, messages[0]):
+        await consumer.invoke(messages, unit.session)
+    reach(CrashPoint.HANDLE_AFTER, consumer.name)
+
+
+async def _alone(
+    consumer: Consumer, database: Database, unit: Unit, step: _Step, blocked: Blocked
+) -> Outcome:
+    """Handle one message in a savepoint of its own, and write its failure beside the others."""
+    message = step.message
+    if blocked.stands_before(message):
+        if isinstance(step.answer, Claimed):
+            await unit.claims.give_back(consumer.name, message.id, step.answer)
+        return NOT_ATTEMPTED
+    queues = isinstance(step.answer, Claimed) and blocked.holds(message)
+    if queues and not await is_next(consumer, unit, message):
+        return await _queue_up(consumer, unit, message)
+    state = Try(message)
+    try:
+        async with unit.savepoint():
+            if isinstance(step.answer, Claimed):
+                state.message = message.tried(step.answer.attempt)
+                return await apply(consumer, unit, state)
+            if step.answer is not None:
+                return await refused(consumer, unit, message, step.answer)
+            return await claim_and_handle(consumer, unit, state)
+    except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
+        _raise_if_over(consumer, database, error)
+        took_claim = isinstance(step.answer, Claimed)
+        failure = classify(consumer, database, error)
+        written = await write_failure(
+            unit, consumer, state.message, failure, state.gap, took_claim=took_claim
+        )
+        return Skipped() if written is None else written
+
+
+async def _queue_up(consumer: Consumer, unit: Unit, message: Message) -> Outcome:
+    """Put a message that this batch has claimed behind the one of its key that failed."""
+    why = "an earlier message of its key waits"
+    behind = WaitingMessage.of(consumer.name, message, Waits.BEHIND, held=True)
+    failure = Failure(ClaimState.PARKED, 0, "BEHIND", payload_hash=message.digest)
+    await unit.claims.undo(consumer.name, message.id, failure)
+    await unit.waiting.put(replace(behind, reason=why))
+    return ParkedAway(why)
+
+
+def _raise_if_over(consumer: Consumer, database: Database, error: Exception) -> None:
+    """Raise where the whole transaction is lost, and not only this savepoint."""
+    if classify(consumer, database, error).code in (CONFLICT_CODE, "CONNECTION_LOST"):
+        raise error
+
+
+class _OneByOne(Exception):
+    """The chunk has something in it that only one message at a time can do."""
+
+
+class _Rolled(Exception):
+    def __init__(self, index: int, state: Try, outcome: Outcome | None) -> None:
+        super().__init__(index)
+        self.index = index
+        self.state = state
+        self.outcome = outcome
+
+
+async def _all_or_nothing(
+    consumer: Consumer, database: Database, messages: Sequence[Message]
+) -> list[Outcome]:
+    """Keep all of the batch or nothing; a message that is given up leaves it first."""
+    outcomes: dict[int, Outcome] = {}
+    while True:
+        left = [i for i in range(len(messages)) if i not in outcomes]
+        try:
+            found = await _each_or_none(consumer, database, [messages[i] for i in left])
+        except _Rolled as rolled:
+            culprit = left[rolled.index]
+            error = rolled.__cause__ or rolled
+            outcomes[culprit] = rolled.outcome or await after_failure(
+                consumer, database, rolled.state, classify(consumer, database, error)
+            )
+        except Exception as error:  # noqa: BLE001  the batch was not kept, whatever it was
+            failure = classify(consumer, database, error)
+            outcomes[-1] = RetryLater(consumer.settings.held_retry_seconds, failure)
+            culprit = -1
+        else:
+            outcomes.update(zip(left, found, strict=True))
+            return [outcomes[i] for i in range(len(messages))]
+        if isinstance(settlement(outcomes[culprit]), Nack):
+            return [outcomes.get(i, outcomes[culprit]) for i in range(len(messages))]
+
+
+async def _each_or_none(
+    consumer: Consumer, database: Database, messages: Sequence[Message]
+) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    async with database.begin() as unit:
+        for index, message in enumerate(messages):
+            state = Try(message)
+            try:
+                async with unit.savepoint():
+                    outcome = await claim_and_handle(consumer, unit, state)
+            except Exception as error:
+                _raise_if_over(consumer, database, error)
+                raise _Rolled(index, state, None) from error
+            if isinstance(settlement(outcome), Nack):
+                raise _Rolled(index, state, outcome)
+            outcomes.append(outcome)
+        reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
+    reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
+    return outcomes

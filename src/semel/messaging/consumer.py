@@ -1,0 +1,140 @@
+"""A consumer: a name, a handler, how messages are read, and how failures are met.
+
+    @consumer("billing", id_from=FromHeader("message-id"))
+    async def on_paid(message: Message, session: AsyncSession) -> None:
+        session.add(Payment(...))
+
+What the decorator returns can still be called like the function itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from semel.codec import Codec, FromHeader, JsonCodec, Place, Reading
+from semel.errors import Misuse
+from semel.message import Message
+from semel.messaging.claims import StalePolicy
+from semel.messaging.failure import FailureClass, Rule
+from semel.messaging.outbox import MESSAGE_ID_HEADER
+from semel.messaging.settings import ConsumerSettings
+
+Handler: TypeAlias = Callable[..., Awaitable[Any]]
+Inspect: TypeAlias = Callable[[Message], Awaitable[bool | None]]
+"""Says whether the effect of a message happened; None where it cannot tell."""
+
+Repair: TypeAlias = Callable[..., Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """What handles the messages of one purpose, by the name its claims carry."""
+
+    name: str
+    handler: Handler
+    reading: Reading
+    settings: ConsumerSettings = field(default_factory=ConsumerSettings)
+    takes_batches: bool = False
+    """The handler takes a list of messages instead of one."""
+
+    rules: Mapping[type[BaseException], Rule] = field(default_factory=dict)
+    codes: Mapping[str, FailureClass] = field(default_factory=dict)
+    """What this consumer's own exceptions and codes mean, before everybody's."""
+
+    inspect: Inspect | None = None
+    """For `StalePolicy.INSPECT`."""
+
+    fetch_missing: Repair | None = None
+    """For `GapPolicy.FETCH`: bring the aggregate up to the version before the message's."""
+
+    rebuild: Repair | None = None
+    """For `GapPolicy.REBUILD`: make the aggregate as the message and all before it leave it."""
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > 200:
+            raise Misuse("a consumer needs a name of at most 200 characters")
+        if not inspect.iscoroutinefunction(inspect.unwrap(self.handler)) and not (
+            inspect.iscoroutinefunction(getattr(self.handler, "__call__", None))  # noqa: B004
+        ):
+            raise Misuse(f"consumer {self.name}: its handler must be an async function")
+        if self.takes_batches and self.settings.versioned:
+            raise Misuse(f"consumer {self.name}: versions are checked one message at a time")
+        if self.settings.stale is StalePolicy.INSPECT and self.inspect is None:
+            raise Misuse(f"consumer {self.name}: the stale policy 'inspect' needs inspect=")
+        object.__setattr__(self, "_takes_session", _takes_two(self.handler))
+
+    async def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the handler as the function it is: for unit tests."""
+        return await self.handler(*arguments, **named)
+
+    async def invoke(self, message: Message | Sequence[Message], session: Any) -> Any:
+        """Call the handler, with the session where it takes one."""
+        if self.takes_batches and isinstance(message, Message):
+            message = [message]
+        if getattr(self, "_takes_session", False):
+            return await self.handler(message, session)
+        return await self.handler(message)
+
+    def with_settings(self, settings: ConsumerSettings) -> Consumer:
+        """Return the same consumer with another behaviour."""
+        return replace(self, settings=settings)
+
+
+def _takes_two(handler: Handler) -> bool:
+    positional = [
+        parameter
+        for parameter in inspect.signature(handler).parameters.values()
+        if parameter.kind
+        in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+    if not positional:
+        raise Misuse("a handler takes a message, and the session if it wants it")
+    return len(positional) > 1 or positional[0].kind is inspect.Parameter.VAR_POSITIONAL
+
+
+def consumer(
+    name: str,
+    *,
+    policy: ConsumerSettings | None = None,
+    id_from: Place | None = None,
+    codec: Codec | None = None,
+    reading: Reading | None = None,
+    batches: bool = False,
+    rules: Mapping[type[BaseException], Rule] | None = None,
+    codes: Mapping[str, FailureClass] | None = None,
+    inspect: Inspect | None = None,
+    fetch_missing: Repair | None = None,
+    rebuild: Repair | None = None,
+) -> Callable[[Handler], Consumer]:
+    """Make a consumer of an ``async def handle(message, session)``.
+
+    Without `id_from` or `reading`, the id is expected in the header ``message-id``; a message
+    without one goes to the dead letters.
+
+    Raises:
+        Misuse: `reading` and one of its parts were both given.
+    """
+    if reading is not None and (id_from is not None or codec is not None):
+        raise Misuse(f"consumer {name}: give id_from and codec inside reading=, or without it")
+    found = reading or Reading(
+        id_from=id_from or FromHeader(MESSAGE_ID_HEADER), codec=codec or JsonCodec()
+    )
+
+    def decorate(handler: Handler) -> Consumer:
+        return Consumer(
+            name,
+            handler,
+            found,
+            policy or ConsumerSettings(),
+            batches,
+            rules or {},
+            codes or {},
+            inspect,
+            fetch_missing,
+            rebuild,
+        )
+
+    return decorate

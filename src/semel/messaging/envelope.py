@@ -1,0 +1,88 @@
+"""A message with its acknowledgement, for adapters that settle one delivery at a time (S3-42)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from semel.errors import Misuse
+from semel.message import Message
+from semel.messaging.consumer import Consumer
+from semel.messaging.database import Database
+from semel.messaging.handling import handle_message
+from semel.messaging.outcome import Ack, Nack, Outcome, settlement
+
+Payload = TypeVar("Payload")
+
+
+class Acknowledgement(Protocol):
+    """How an adapter tells its broker; the mechanics stay there."""
+
+    async def ack(self) -> None:
+        """Say that the broker may forget the delivery."""
+        ...
+
+    async def nack(self, seconds: float) -> None:
+        """Say that the delivery is to come back, not before *seconds* from now."""
+        ...
+
+
+@dataclass(slots=True)
+class MessageEnvelope(Generic[Payload]):
+    """One delivery: what came, and how to settle it, once."""
+
+    message_id: str
+    key: str | None
+    payload: Payload
+    acknowledgement: Acknowledgement
+    context: Mapping[str, Any] = field(default_factory=dict)
+    message: Message | None = None
+    backoff_seconds: Callable[[BaseException], float] = field(default=lambda cause: 1.0)
+    """How long a delivery stays away after *cause*."""
+
+    settled: bool = False
+
+    async def ack(self) -> None:
+        """Settle the delivery: its effect, or its failure, is durable.
+
+        Raises:
+            Misuse: it was settled before.
+        """
+        await self._settle(self.acknowledgement.ack())
+
+    async def nack_with_backoff(self, cause: BaseException) -> None:
+        """Settle the delivery by bringing it back, later.
+
+        Raises:
+            Misuse: it was settled before.
+        """
+        await self._settle(self.acknowledgement.nack(self.backoff_seconds(cause)))
+
+    async def _settle(self, telling: Awaitable[None]) -> None:
+        if self.settled:
+            if hasattr(telling, "close"):
+                telling.close()
+            raise Misuse(f"the delivery of message {self.message_id!r} was settled before")
+        self.settled = True
+        await telling
+
+
+async def consume_envelope(
+    consumer: Consumer, database: Database, envelope: MessageEnvelope[Any]
+) -> Outcome:
+    """Handle an envelope's message, commit, then settle the delivery.
+
+    Raises:
+        Misuse: the envelope carries no message.
+    """
+    if envelope.message is None:
+        raise Misuse(f"the envelope of {envelope.message_id!r} carries no message to handle")
+    outcome = await handle_message(consumer, database, envelope.message)
+    envelope.settled = True
+    match settlement(outcome):
+        case Ack():
+            await envelope.acknowledgement.ack()
+        case Nack(seconds):
+            await envelope.acknowledgement.nack(seconds)
+    return outcome

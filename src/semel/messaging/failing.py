@@ -1,0 +1,226 @@
+"""Writing a failed attempt down: one transaction, whatever becomes of the message.
+
+retryable, attempts left     FAILED_RETRYABLE, due later   (and its payload, in the retry table)
+retryable, none left  ┐
+hopeless              ┴──▶   FAILED_TERMINAL + dead letter, or PARKED + waiting room
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from semel.codec import Unread, Unreadable
+from semel.message import Message
+from semel.messaging.claims import ClaimState, Failure
+from semel.messaging.consumer import Consumer
+from semel.messaging.database import Unit
+from semel.messaging.deadletters import DeadLetter
+from semel.messaging.failure import Classified, FailureClass
+from semel.messaging.lanes import Order
+from semel.messaging.outcome import (
+    Conflicted,
+    DeadLettered,
+    Outcome,
+    ParkedAway,
+    RetryLater,
+    RetryStored,
+    Told,
+)
+from semel.messaging.retry import Exhausted, GiveUp, Hopeless, RetryIn, verdict
+from semel.messaging.sequence import Gap, GapPolicy
+from semel.messaging.waiting import WaitingMessage, Waits
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How the failed attempt held its claim."""
+
+    by_this_transaction: bool = False
+    fence: int | None = None
+
+
+def holds_key(consumer: Consumer, message: Message) -> bool:
+    """Tell whether a message of this consumer that waits holds its key."""
+    settings = consumer.settings
+    return settings.holds_keys and settings.order is Order.KEY and message.key is not None
+
+
+async def write_failure(
+    unit: Unit,
+    consumer: Consumer,
+    message: Message,
+    failure: Classified,
+    gap: Gap | None = None,
+    *,
+    took_claim: bool = False,
+    fence: int | None = None,
+) -> Outcome | None:
+    """Write what became of a failed attempt; None where the message is COMPLETED after all.
+
+    *took_claim*: the claim stands in this transaction, and is turned into the failure.
+    *fence*: the claim is leased, and no longer ours where it shows another one.
+    """
+    claim = Held(took_claim, fence)
+    settings = consumer.settings
+    if gap is not None:
+        await unit.versions.open_gap(gap)
+    found = verdict(settings.retry, failure, message.attempt)
+    if gap is not None and settings.gaps is GapPolicy.PARK_KEY:
+        return await _park(unit, consumer, message, failure, claim)
+    match found:
+        case RetryIn(seconds):
+            return await _retry(unit, consumer, message, failure, seconds, claim)
+        case Exhausted() if settings.on_exhausted is GiveUp.PARK:
+            return await _park(unit, consumer, message, failure, claim)
+        case Hopeless() if settings.on_hopeless is GiveUp.PARK:
+            return await _park(unit, consumer, message, failure, claim)
+        case _:
+            return await _bury(unit, consumer, message, failure, claim)
+
+
+async def _mark(
+    unit: Unit, consumer: Consumer, message: Message, failure: Failure, claim: Held
+) -> bool:
+    if claim.by_this_transaction:
+        await unit.claims.undo(consumer.name, message.id, failure)
+        return True
+    return await unit.claims.mark_failed(consumer.name, message.id, failure, claim.fence)
+
+
+def _failure(
+    message: Message, state: ClaimState, failure: Classified, seconds: float = 0.0
+) -> Failure:
+    return Failure(state, message.attempt, failure.code, seconds, message.digest)
+
+
+async def _retry(
+    unit: Unit,
+    consumer: Consumer,
+    message: Message,
+    failure: Classified,
+    seconds: float,
+    claim: Held,
+) -> Outcome | None:
+    written = _failure(message, ClaimState.FAILED_RETRYABLE, failure, seconds)
+    if not await _mark(unit, consumer, message, written, claim):
+        return None
+    stored = consumer.settings.stores_retries
+    if not stored and await unit.waiting.get(consumer.name, message.id) is None:
+        return RetryLater(seconds, failure, message.attempt)
+    await unit.waiting.put(_waiting(consumer, message, failure, Waits.RETRY), seconds)
+    return RetryStored(failure, message.attempt)
+
+
+async def _park(
+    unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
+) -> Outcome | None:
+    written = _failure(message, ClaimState.PARKED, failure)
+    if not await _mark(unit, consumer, message, written, claim):
+        return None
+    await unit.waiting.put(_waiting(consumer, message, failure, Waits.PARKED))
+    return ParkedAway(failure.reason, failure)
+
+
+async def park_poison(
+    unit: Unit, consumer: Consumer, message: Message, failure: Classified
+) -> Outcome | None:
+    """Park a message that takes its process with it."""
+    return await _park(unit, consumer, message, failure, Held())
+
+
+async def _bury(
+    unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
+) -> Outcome | None:
+    written = _failure(message, ClaimState.FAILED_TERMINAL, failure)
+    if not await _mark(unit, consumer, message, written, claim):
+        return None
+    told = Told.SCHEMA_INCOMPATIBLE if failure.failure_class is FailureClass.SCHEMA else Told.DLQ
+    await unit.dead_letters.put(await _letter(unit, consumer, message, failure, told))
+    await unit.waiting.remove(consumer.name, message.id)
+    return DeadLettered(failure, told)
+
+
+async def write_conflict(
+    unit: Unit, consumer: Consumer, message: Message, expected: str
+) -> Conflicted:
+    """Keep a message whose id is known with another payload; the first one's claim stays."""
+    failure = Classified(
+        FailureClass.POISON,
+        "PAYLOAD_CONFLICT",
+        f"the id is known with the payload {expected[:12]}…, this one is {message.digest[:12]}…",
+        "",
+    )
+    letter = await _letter(unit, consumer, message, failure, Told.CONFLICT)
+    # The id's own dead letter, if it has one, is about the first payload.
+    its_own = f"conflict:{message.digest[:16]}:{message.id}"
+    await unit.dead_letters.put(replace(letter, message_id=its_own, expected_hash=expected))
+    return Conflicted(expected, message.digest)
+
+
+async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -> DeadLettered:
+    """Keep the bytes of a record that is no message, so that its offset may be passed."""
+    told = (
+        Told.SCHEMA_INCOMPATIBLE
+        if record.why is Unread.SCHEMA_INCOMPATIBLE
+        else Told.DESERIALIZATION_FAILURE
+    )
+    code = "MESSAGE_ID_MISSING" if record.why is Unread.NO_ID else "DESERIALIZATION_FAILED"
+    failure = Classified(FailureClass.SCHEMA, code, record.reason, "")
+    at = record.record.at
+    message = Message(
+        id=record.id,
+        payload=None,
+        raw=record.record.value or b"",
+        key=None if record.record.key is None else record.record.key.decode("utf-8", "replace"),
+        headers=record.record.headers,
+        source=at,
+        timestamp=record.record.timestamp,
+    )
+    written = _failure(message, ClaimState.FAILED_TERMINAL, failure)
+    await unit.claims.mark_failed(consumer.name, message.id, written)
+    await unit.dead_letters.put(await _letter(unit, consumer, message, failure, told))
+    return DeadLettered(failure, told)
+
+
+async def _letter(
+    unit: Unit, consumer: Consumer, message: Message, failure: Classified, told: Told
+) -> DeadLetter:
+    now = await unit.now()
+    claim = await unit.claims.look_up(consumer.name, message.id)
+    source = message.source
+    return DeadLetter(
+        consumer=consumer.name,
+        message_id=message.id,
+        topic=source.topic if source else "",
+        partition=source.partition if source else None,
+        offset=source.offset if source else None,
+        key=message.key,
+        payload=message.raw,
+        reason=failure.reason,
+        exception=failure.exception,
+        error_code=failure.code,
+        attempts=message.attempt,
+        first_failed_at=claim.first_seen_at if claim else now,
+        last_failed_at=now,
+        headers=message.headers,
+        schema_version=message.schema_version,
+        correlation_id=message.correlation_id,
+        message_type=message.type,
+        timestamp=message.timestamp,
+        payload_hash=message.digest,
+        owner=consumer.settings.dead_letter_owner,
+        outcome=told.value,
+    )
+
+
+def _waiting(
+    consumer: Consumer, message: Message, failure: Classified, waits: Waits
+) -> WaitingMessage:
+    found = WaitingMessage.of(consumer.name, message, waits, held=holds_key(consumer, message))
+    return replace(
+        found,
+        attempts=message.attempt,
+        reason=failure.reason,
+        error_code=failure.code,
+        exception=failure.exception,
+    )

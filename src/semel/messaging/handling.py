@@ -1,0 +1,340 @@
+"""One message, one transaction: claim, handle, commit; or roll back and write the failure.
+
+    begin ─▶ claim ─▶ handle ─▶ commit ─▶ (settle)
+               │         └─ raises ─▶ roll back ─▶ begin ─▶ write the failure ─▶ commit ─▶ (settle)
+               └─ not ours: answer as the claim table says
+
+Nothing here talks to a broker: the outcome says what became of the message,
+and whoever delivered it settles it afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from semel.codec import Unreadable
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Fenced, InDoubt, Retryable
+from semel.message import Message
+from semel.messaging.claims import (
+    Claimed,
+    ClaimRequest,
+    ClaimState,
+    Conflict,
+    Duplicate,
+    Failure,
+    HeldElsewhere,
+    NotDue,
+    NotOurs,
+    Parked,
+    Stale,
+    Terminal,
+    refusal,
+)
+from semel.messaging.consumer import Consumer
+from semel.messaging.context import handling
+from semel.messaging.database import Database, Unit
+from semel.messaging.failing import holds_key, write_conflict, write_failure, write_unreadable
+from semel.messaging.failure import Classified, NonRetryableMessageError, SequenceGap
+from semel.messaging.outcome import (
+    Handled,
+    Outcome,
+    ParkedAway,
+    Refused,
+    RetryLater,
+    RetryStored,
+    Skipped,
+)
+from semel.messaging.sequence import Gap, GapPolicy, InSequence, in_sequence
+from semel.messaging.settings import Duplicates
+from semel.messaging.waiting import WaitingMessage, Waits
+
+log = logging.getLogger("semel.messaging")
+
+CONFLICT_CODE = "DATABASE_CONFLICT"
+
+
+@dataclass(slots=True)
+class Try:
+    """How far an attempt came before it failed."""
+
+    message: Message
+    began: bool = False
+    """The handler was called: the failure counts as an attempt."""
+
+    from_waiting: bool = False
+    """The message comes out of the waiting room, not from the broker."""
+
+    gap: Gap | None = field(default=None)
+
+
+async def handle_message(consumer: Consumer, database: Database, message: Message) -> Outcome:
+    """Handle one delivery; never raises for what a message, a handler or a database does.
+
+    Repeating it after any crash is safe: the claim decides.
+    """
+    return await attempt(consumer, database, message, None)
+
+
+async def attempt(
+    consumer: Consumer, database: Database, message: Message, waiting: WaitingMessage | None
+) -> Outcome:
+    """Run the whole transaction, again after a deadlock or a serialization failure."""
+    for left in reversed(range(consumer.settings.conflict_tries)):
+        state = Try(message, from_waiting=waiting is not None)
+        try:
+            outcome = await _in_one_transaction(consumer, database, state)
+            reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
+            return outcome
+        except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
+            failure = classify(consumer, database, error)
+            if failure.code == CONFLICT_CODE and left:
+                continue
+            if _says_nothing(error, state):
+                log.warning(
+                    "message comes back",
+                    extra={"consumer": consumer.name, "id": message.id, "reason": failure.reason},
+                )
+                return RetryLater(consumer.settings.held_retry_seconds, failure)
+            return await after_failure(consumer, database, state, failure)
+    raise AssertionError("the last try returns")
+
+
+def classify(consumer: Consumer, database: Database, error: BaseException) -> Classified:
+    """Say what *error* is: by the consumer's own rules, then by the database's, then by all."""
+    return database.classification.extended(consumer.rules, consumer.codes).classify(error)
+
+
+def _says_nothing(error: Exception, state: Try) -> bool:
+    """Tell whether the failure is about asking, not about the message.
+
+    A commit whose answer was lost says nothing either: the claim knows, and the next delivery
+    asks it.
+    """
+    if isinstance(error, InDoubt | Fenced):
+        return True
+    return not state.began and isinstance(error, Retryable)
+
+
+async def _in_one_transaction(consumer: Consumer, database: Database, state: Try) -> Outcome:
+    async with database.begin() as unit:
+        reach(CrashPoint.CLAIM_BEFORE, consumer.name)
+        outcome = await claim_and_handle(consumer, unit, state)
+        reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
+    return outcome
+
+
+async def claim_and_handle(consumer: Consumer, unit: Unit, state: Try) -> Outcome:
+    """Claim in the open transaction and do what the answer says."""
+    message = state.message
+    if state.from_waiting:
+        gone = await _out_of_the_room(consumer, unit, message)
+    else:
+        gone = await _into_the_room(consumer, unit, message)
+    if gone is not None:
+        return gone
+    answer = await unit.claims.try_claim(consumer.name, ClaimRequest.of(message))
+    reach(CrashPoint.CLAIM_AFTER, consumer.name)
+    if isinstance(answer, Claimed):
+        state.message = message.tried(answer.attempt)
+        outcome = await apply(consumer, unit, state)
+    else:
+        outcome = await refused(consumer, unit, message, answer)
+    if state.from_waiting and not isinstance(answer, Parked | NotDue | HeldElsewhere):
+        await unit.waiting.remove(consumer.name, message.id)
+    return outcome
+
+
+async def _into_the_room(consumer: Consumer, unit: Unit, message: Message) -> Outcome | None:
+    """Queue a delivery up whose key is held; None where it may be handled now."""
+    if not holds_key(consumer, message):
+        return None
+    key = message.key or ""
+    if key not in await unit.waiting.hold(consumer.name, [key]):
+        return None
+    return await behind_others(consumer, unit, message)
+
+
+async def _out_of_the_room(consumer: Consumer, unit: Unit, message: Message) -> Outcome | None:
+    """Make sure that a waiting message still waits for its turn; None where it does.
+
+    Another worker may have handled or parked it since it was taken.
+    """
+    if holds_key(consumer, message):
+        await unit.waiting.hold(consumer.name, [message.key or ""])
+    waiting = await unit.waiting.get(consumer.name, message.id)
+    if waiting is None:
+        return Skipped("no longer waiting")
+    if waiting.waits is Waits.PARKED:
+        return Refused("parked")
+    if waiting.waits is Waits.BEHIND:
+        # Its claim says parked, too, and under the key's lock nobody else can have it.
+        await unit.claims.reopen(consumer.name, message.id)
+    return None
+
+
+async def behind_others(consumer: Consumer, unit: Unit, message: Message) -> Outcome | None:
+    """Queue a message up whose key is held; None where its version says that it is next."""
+    if await is_next(consumer, unit, message):
+        return None
+    row = await unit.claims.look_up(consumer.name, message.id)
+    if row is not None:
+        no = refusal(row, message.digest, await unit.now())
+        if no is not None:
+            return await refused(consumer, unit, message, no)
+    if await unit.waiting.get(consumer.name, message.id) is not None:
+        return RetryStored()
+    behind = WaitingMessage.of(consumer.name, message, Waits.BEHIND, held=True)
+    failure = Failure(ClaimState.PARKED, 0, "BEHIND", payload_hash=message.digest)
+    await unit.claims.mark_failed(consumer.name, message.id, failure)
+    await unit.waiting.put(replace(behind, reason="an earlier message of its key waits"))
+    return ParkedAway("an earlier message of its key waits")
+
+
+async def is_next(consumer: Consumer, unit: Unit, message: Message) -> bool:
+    """Tell whether its version says that a message waits for none of its key.
+
+    The version is the order: the one that all the others wait for must not queue up.
+    """
+    if not consumer.settings.versioned or message.version is None or message.key is None:
+        return False
+    current = await unit.versions.current(consumer.name, message.key)
+    return in_sequence(message.version, current) is not InSequence.GAP
+
+
+async def refused(
+    consumer: Consumer,
+    unit: Unit,
+    message: Message,
+    answer: NotOurs,
+) -> Outcome:
+    """Answer a delivery whose message is not ours to handle now."""
+    settings = consumer.settings
+    match answer:
+        case Duplicate(result):
+            if settings.duplicates is Duplicates.INVOKE:
+                with handling(consumer.name, message.repeated()) as now:
+                    await consumer.invoke(now.message, unit.session)
+            return Skipped("duplicate", result)
+        case NotDue(seconds_left):
+            if settings.stores_retries and await unit.waiting.get(consumer.name, message.id):
+                return RetryStored()
+            return RetryLater(max(seconds_left, 0.0))
+        case HeldElsewhere(seconds_left=seconds):
+            return RetryLater(min(max(seconds, 0.05), settings.held_retry_seconds))
+        case Stale():
+            return RetryLater(settings.held_retry_seconds)
+        case Parked():
+            return Refused("parked")
+        case Terminal(error_code):
+            return Refused(f"dead letter ({error_code})")
+        case Conflict(expected):
+            return await write_conflict(unit, consumer, message, expected)
+        case _ as never:
+            assert_never(never)
+
+
+async def apply(consumer: Consumer, unit: Unit, state: Try) -> Outcome:
+    """Handle a claimed message, its version checked where the consumer wants that."""
+    message = state.message
+    if not consumer.settings.versioned:
+        return await call(consumer, unit, state)
+    if message.version is None or message.key is None:
+        state.began = True
+        raise NonRetryableMessageError("it has no version, or no key", "SCHEMA_INVALID")
+    current = await unit.versions.current(consumer.name, message.key)
+    outcome: Outcome
+    match in_sequence(message.version, current):
+        case InSequence.OLD:
+            return Skipped("old version")
+        case InSequence.NEXT:
+            outcome, how = await call(consumer, unit, state), "arrived"
+        case InSequence.GAP:
+            gap = Gap(consumer.name, message.key, current + 1, message.version)
+            outcome, how = await _across(consumer, unit, state, gap)
+    await unit.versions.advance(consumer.name, message.key, message.version)
+    if how:
+        await unit.versions.close_gaps(consumer.name, message.key, message.version, how)
+    return outcome
+
+
+async def _across(consumer: Consumer, unit: Unit, state: Try, gap: Gap) -> tuple[Outcome, str]:
+    """Do what the gap policy says; return how the gap was closed, empty where it stays open."""
+    match consumer.settings.gaps:
+        case GapPolicy.ALERT:
+            await unit.versions.open_gap(gap)
+            return await call(consumer, unit, state), ""
+        case GapPolicy.FETCH if consumer.fetch_missing is not None:
+            state.began = True
+            await consumer.fetch_missing(state.message, unit.session, gap)
+            return await call(consumer, unit, state), "fetched"
+        case GapPolicy.REBUILD if consumer.rebuild is not None:
+            state.began = True
+            await consumer.rebuild(state.message, unit.session, gap)
+            return Handled(), "rebuilt"
+        case _:
+            state.began = True
+            state.gap = gap
+            raise SequenceGap(gap.key, gap.expected, gap.found)
+
+
+async def call(consumer: Consumer, unit: Unit, state: Try) -> Handled:
+    """Call the handler in the open transaction."""
+    state.began = True
+    with handling(consumer.name, state.message):
+        result = await consumer.invoke(state.message, unit.session)
+    reach(CrashPoint.HANDLE_AFTER, consumer.name)
+    if consumer.settings.keeps_results:
+        kept = json.dumps(result, default=str)
+        await unit.claims.keep_result(consumer.name, state.message.id, kept)
+    return Handled(result)
+
+
+async def after_failure(
+    consumer: Consumer,
+    database: Database,
+    state: Try,
+    failure: Classified,
+    fence: int | None = None,
+) -> Outcome:
+    """Write the failure in a transaction of its own; it can never overwrite COMPLETED.
+
+    With the *fence* of a leased claim: nor what another owner makes of the message.
+    """
+    try:
+        async with database.begin() as unit:
+            reach(CrashPoint.FAILURE_BEFORE, consumer.name)
+            if holds_key(consumer, state.message):
+                await unit.waiting.hold(consumer.name, [state.message.key or ""])
+            outcome = await write_failure(
+                unit, consumer, state.message, failure, state.gap, fence=fence
+            )
+        reach(CrashPoint.FAILURE_AFTER, consumer.name)
+    except Exception as error:  # noqa: BLE001  the delivery comes back, and is tried again
+        log.warning(
+            "failure could not be written; message comes back",
+            extra={
+                "consumer": consumer.name,
+                "id": state.message.id,
+                "reason": failure.reason,
+                "why": classify(consumer, database, error).reason,
+            },
+        )
+        return RetryLater(consumer.settings.held_retry_seconds, failure)
+    return Skipped() if outcome is None else outcome
+
+
+async def handle_unreadable(consumer: Consumer, database: Database, record: Unreadable) -> Outcome:
+    """Make a dead letter of a record that is no message."""
+    try:
+        async with database.begin() as unit:
+            reach(CrashPoint.FAILURE_BEFORE, consumer.name)
+            outcome = await write_unreadable(unit, consumer, record)
+        reach(CrashPoint.FAILURE_AFTER, consumer.name)
+        return outcome
+    except Exception as error:  # noqa: BLE001  the delivery comes back
+        failure = classify(consumer, database, error)
+        return RetryLater(consumer.settings.held_retry_seconds, failure)

@@ -1,0 +1,214 @@
+"""The other mode: commit the claim with a lease first, then take as long as it needs.
+
+    begin ─▶ IN_PROGRESS, owner, lease, fence ─▶ commit
+             │
+             handle …   the lease is renewed beside it; lost ─▶ the handler is cancelled
+             │
+    begin ─▶ COMPLETED where the fence is still ours ─▶ commit      0 rows: refused
+
+For handlers that run for minutes, or whose effect is not in the database.  The
+effect happens at least once: a crash behind it and before the completion
+repeats it, unless it carries an idempotency key, or is made inside
+`Lease.completing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from semel.clock import SYSTEM_CLOCK, Clock
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import InDoubt, Retryable, SemelError
+from semel.message import Message
+from semel.messaging.claims import (
+    Claimed,
+    ClaimLost,
+    ClaimRequest,
+    ClaimState,
+    Duplicate,
+    Failure,
+    Stale,
+    StalePolicy,
+)
+from semel.messaging.consumer import Consumer
+from semel.messaging.context import handling
+from semel.messaging.database import Database, Unit
+from semel.messaging.failing import park_poison
+from semel.messaging.failure import Classified, FailureClass
+from semel.messaging.handling import Try, after_failure, classify, refused
+from semel.messaging.outcome import Handled, Outcome, RetryLater, Skipped
+
+log = logging.getLogger("semel.messaging")
+
+
+@dataclass(slots=True)
+class Lease:
+    """The second argument of a leased consumer's handler."""
+
+    consumer: str
+    message_id: str
+    owner: str
+    fence: int
+    database: Database
+    completed: bool = False
+
+    @asynccontextmanager
+    async def completing(self) -> AsyncIterator[Any]:
+        """Open a transaction whose commit completes the message, with whatever is written in it.
+
+        Raises:
+            ClaimLost: another owner has taken the message; nothing was written.
+        """
+        async with self.database.begin() as unit:
+            yield unit.session
+            reach(CrashPoint.LEASED_COMPLETE_BEFORE, self.consumer)
+            await self._complete(unit, None)
+        self.completed = True
+        reach(CrashPoint.LEASED_COMPLETE_AFTER, self.consumer)
+
+    async def complete(self, result: str | None) -> None:
+        """Complete the message in a transaction of its own.
+
+        Raises:
+            ClaimLost: another owner has taken the message.
+        """
+        async with self.database.begin() as unit:
+            reach(CrashPoint.LEASED_COMPLETE_BEFORE, self.consumer)
+            await self._complete(unit, result)
+        self.completed = True
+        reach(CrashPoint.LEASED_COMPLETE_AFTER, self.consumer)
+
+    async def _complete(self, unit: Unit, result: str | None) -> None:
+        done = await unit.claims.mark_completed(self.consumer, self.message_id, self.fence, result)
+        if not done:
+            raise ClaimLost(self.consumer, self.message_id)
+
+
+async def handle_leased(
+    consumer: Consumer,
+    database: Database,
+    message: Message,
+    owner: str,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Outcome:
+    """Handle one delivery under a lease; never raises for what a message or a handler does."""
+    settings = consumer.settings
+    asked_at = clock.monotonic()
+    try:
+        async with database.begin() as unit:
+            reach(CrashPoint.CLAIM_BEFORE, consumer.name)
+            answer = await unit.claims.lease(
+                consumer.name,
+                ClaimRequest.of(message),
+                owner=owner,
+                seconds=settings.lease_seconds,
+                stale=settings.stale,
+            )
+            if isinstance(answer, Duplicate):
+                return Skipped("duplicate", answer.result)
+            if isinstance(answer, Stale):
+                return await _stale(consumer, unit, message, answer)
+            if not isinstance(answer, Claimed):
+                return await refused(consumer, unit, message, answer)
+        reach(CrashPoint.LEASED_CLAIM_AFTER, consumer.name)
+    except (Retryable, InDoubt) as error:
+        return RetryLater(settings.held_retry_seconds, classify(consumer, database, error))
+    state = Try(message.tried(answer.attempt), began=True)
+    lease = Lease(consumer.name, message.id, owner, answer.fence, database)
+    try:
+        return await _under_lease(consumer, state, lease, asked_at, clock)
+    except ClaimLost as error:
+        log.warning("claim lost", extra={"consumer": consumer.name, "id": message.id})
+        return RetryLater(settings.held_retry_seconds, classify(consumer, database, error))
+    except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
+        if lease.completed:
+            return Handled()
+        failure = classify(consumer, database, error)
+        return await after_failure(consumer, database, state, failure, lease.fence)
+
+
+async def _stale(consumer: Consumer, unit: Unit, message: Message, stale: Stale) -> Outcome:
+    """Do what the stale policy says about a lease that ran out."""
+    settings = consumer.settings
+    if settings.stale is StalePolicy.INSPECT and consumer.inspect is not None:
+        happened = await consumer.inspect(message)
+        if happened:
+            await unit.claims.mark_completed(consumer.name, message.id)
+            return Skipped("inspected: its effect had happened")
+        if happened is False:
+            failure = Failure(
+                ClaimState.FAILED_RETRYABLE, stale.attempts, "ABANDONED", 0.0, message.digest
+            )
+            await unit.claims.mark_failed(consumer.name, message.id, failure)
+            return RetryLater(0.0)
+    if settings.stale is StalePolicy.WAIT and stale.seconds_ago < settings.stale_grace_seconds:
+        return RetryLater(settings.held_retry_seconds)
+    reason = f"its owner {stale.owner} did not finish within the lease"
+    parked = await park_poison(
+        unit,
+        consumer,
+        message.tried(stale.attempts),
+        Classified(FailureClass.TRANSIENT, "ABANDONED", reason, ""),
+    )
+    return Skipped() if parked is None else parked
+
+
+async def _under_lease(
+    consumer: Consumer, state: Try, lease: Lease, asked_at: float, clock: Clock
+) -> Outcome:
+    """Run the handler with the renewal beside it; the first one to fail ends the other."""
+    seconds = consumer.settings.lease_seconds
+    with handling(consumer.name, state.message):
+        work = asyncio.create_task(consumer.invoke(state.message, lease))
+    renewal = asyncio.create_task(_renew(lease, seconds, asked_at, clock))
+    try:
+        await asyncio.wait({work, renewal}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            work.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await work
+            raise ClaimLost(lease.consumer, lease.message_id)
+        result = work.result()
+    finally:
+        for task in (work, renewal):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+    reach(CrashPoint.HANDLE_AFTER, consumer.name)
+    if not lease.completed:
+        kept = json.dumps(result, default=str) if consumer.settings.keeps_results else None
+        await lease.complete(kept)
+    return Handled(result)
+
+
+async def _renew(lease: Lease, seconds: float, asked_at: float, clock: Clock) -> None:
+    """Renew the lease until it is lost; returns then.
+
+    The lease is counted from before it was asked for, so that it never ends later here than
+    in the database.
+    """
+    until = asked_at + seconds
+    while True:
+        await asyncio.sleep(seconds / 3)
+        asked_at = clock.monotonic()
+        try:
+            async with lease.database.begin() as unit:
+                renewed = await unit.claims.renew(
+                    lease.consumer, lease.message_id, lease.fence, seconds
+                )
+        except SemelError:
+            if clock.monotonic() >= until:
+                return
+            continue
+        if not renewed:
+            # Completed by the handler itself, or lost: the handler's end tells which.
+            if lease.completed:
+                continue
+            return
+        until = asked_at + seconds

@@ -1,0 +1,129 @@
+"""The retry worker: handles what the waiting room says is due, in its order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from semel.codec import Unreadable
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import SemelError
+from semel.message import Coordinates, Message, Record
+from semel.messaging.consumer import Consumer
+from semel.messaging.database import Database
+from semel.messaging.handling import attempt
+from semel.messaging.outcome import Outcome, RetryLater, Skipped
+from semel.messaging.waiting import WaitingMessage, Waits
+
+log = logging.getLogger("semel.messaging")
+
+POLL_SECONDS = 1.0
+TAKEN_AT_ONCE = 20
+
+
+def message_of(consumer: Consumer, waiting: WaitingMessage) -> Message | Unreadable:
+    """Read a waiting message again, as the broker's record was read."""
+    at = waiting.source or Coordinates(waiting.topic or "?", 0, 0)
+    record = Record(
+        at,
+        waiting.payload,
+        None if waiting.key is None else waiting.key.encode(),
+        waiting.headers,
+        waiting.timestamp,
+    )
+    found = consumer.reading.read(record)
+    if isinstance(found, Unreadable):
+        return found
+    # A person may have given it another id, and the key may come from elsewhere.
+    return Message(
+        waiting.message_id,
+        found.payload,
+        found.raw,
+        waiting.key,
+        found.type,
+        found.headers,
+        waiting.source,
+        found.timestamp,
+        found.version,
+        found.schema_version,
+        found.correlation_id,
+    )
+
+
+async def retry_due(
+    consumer: Consumer, database: Database, limit: int = TAKEN_AT_ONCE
+) -> list[tuple[str, Outcome]]:
+    """Handle what is due, one transaction each; returns the ids with their outcomes.
+
+    Two workers may do this at once: a message that another one has locked is left alone, and
+    one that another one has handled is a duplicate.
+    """
+    async with database.begin() as unit:
+        due = await unit.waiting.take_due(consumer.name, limit)
+    reach(CrashPoint.RETRY_TAKE_AFTER, consumer.name)
+    done: list[tuple[str, Outcome]] = []
+    for waiting in due:
+        message = message_of(consumer, waiting)
+        if isinstance(message, Unreadable) or waiting.erased_at is not None:
+            log.warning(
+                "waiting message cannot be read",
+                extra={"consumer": consumer.name, "id": waiting.message_id},
+            )
+            done.append((waiting.message_id, await _unreadable(consumer, database, waiting)))
+            continue
+        done.append((waiting.message_id, await attempt(consumer, database, message, waiting)))
+    return done
+
+
+async def _unreadable(consumer: Consumer, database: Database, waiting: WaitingMessage) -> Outcome:
+    """Park what cannot be read any more: its payload was erased, or a revision broke it."""
+    async with database.begin() as unit:
+        now = await unit.waiting.get(consumer.name, waiting.message_id)
+        if now is None:
+            return Skipped()
+        await unit.waiting.put(
+            replace(now, waits=Waits.PARKED, reason="its payload is erased or cannot be read")
+        )
+    return RetryLater(0.0)
+
+
+class RetryWorker:
+    """Runs `retry_due` whenever something may be due."""
+
+    def __init__(
+        self, consumer: Consumer, database: Database, poll_seconds: float = POLL_SECONDS
+    ) -> None:
+        self.consumer = consumer
+        self.database = database
+        self._poll_seconds = poll_seconds
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Work until `stop`; a database that does not answer is asked again."""
+        while not self._stopping.is_set():
+            try:
+                done = await retry_due(self.consumer, self.database)
+                if done:
+                    continue
+                wait = await self._wait_seconds()
+            except SemelError as error:
+                log.warning(
+                    "retry worker waits", extra={"consumer": self.consumer.name, "why": str(error)}
+                )
+                wait = self._poll_seconds
+            try:
+                await asyncio.wait_for(self._stopping.wait(), wait)
+            except TimeoutError:
+                continue
+
+    async def _wait_seconds(self) -> float:
+        async with self.database.begin() as unit:
+            left = await unit.waiting.seconds_to_next(self.consumer.name)
+        if left is None:
+            return self._poll_seconds
+        return min(max(left, 0.01), self._poll_seconds)
+
+    def stop(self) -> None:
+        """Finish the message at hand, then return from `run`."""
+        self._stopping.set()

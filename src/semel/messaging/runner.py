@@ -1,0 +1,326 @@
+"""The loop of a service: fetch, handle, commit the database, then settle with the broker.
+
+    fetch ─▶ read ─▶ lanes per key ─▶ claim + handle + commit ─▶ settle ─▶ fetch …
+
+It ends a batch before it fetches the next one, so what may be committed is
+always known; several lanes run at once inside a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from semel.clock import SYSTEM_CLOCK, Clock
+from semel.codec import Unreadable
+from semel.errors import Fenced, InDoubt, Retryable, SemelError
+from semel.lease import Owner
+from semel.measures import MEASURES, Metric
+from semel.message import Coordinates, Message, Partition, Record
+from semel.messaging.batch import NOT_ATTEMPTED, consume_many
+from semel.messaging.broker import Subscription
+from semel.messaging.careful import Membership, handle_alone
+from semel.messaging.consumer import Consumer
+from semel.messaging.database import Database
+from semel.messaging.handling import handle_message, handle_unreadable
+from semel.messaging.lanes import lanes, run_lanes
+from semel.messaging.leased import handle_leased
+from semel.messaging.outcome import Ack, Nack, Outcome, Settlement, settlement
+from semel.messaging.retrying import RetryWorker
+from semel.messaging.settling import Settling
+from semel.messaging.telling import tell
+
+log = logging.getLogger("semel.messaging")
+
+Arrival: TypeAlias = Message | Unreadable
+
+
+class Mode(StrEnum):
+    """How messages are claimed."""
+
+    TRANSACTIONAL = "transactional"
+    """Claim, effect and state in one transaction."""
+
+    BATCHED = "batched"
+    """The same, many messages in one transaction."""
+
+    LEASED = "leased"
+    """A lease first, for long handlers and effects outside the database."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSettings:
+    """How a runner works, apart from what its consumer's policy says."""
+
+    mode: Mode = Mode.TRANSACTIONAL
+    max_records: int = 100
+    """Records per fetch; after a crash, so many per partition are handled one at a time."""
+
+    concurrency: int = 1
+    """Lanes at once, or batches at once."""
+
+    wait_seconds: float = 0.5
+    """How long a fetch waits for the first record."""
+
+    stop_seconds: float = 30.0
+    """How long a stop waits for running handlers before it cancels them."""
+
+    member_seconds: float = 60.0
+    """How long this process's row outlives it."""
+
+    lag_seconds: float = 10.0
+    """How often the lag is measured."""
+
+
+class Runner:
+    """Runs one consumer on one subscription; several processes may do so at once."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        subscription: Subscription,
+        database: Database,
+        settings: RunnerSettings | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        owner: Owner | None = None,
+    ) -> None:
+        self.consumer = consumer
+        self.subscription = subscription
+        self.database = database
+        self.settings = settings or RunnerSettings()
+        self._clock = clock
+        self._owner = owner or Owner.here()
+        self._settling = Settling(consumer.name, subscription, database, clock)
+        self._membership = Membership(
+            consumer,
+            database,
+            self._owner,
+            self.settings.max_records,
+            self.settings.member_seconds,
+        )
+        self._retries = RetryWorker(consumer, database)
+        self._stopping = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        subscription.on_revoked(self._revoked)
+        self._next_renewal = 0.0
+        self._next_lag = 0.0
+
+    async def run(self) -> None:
+        """Work until `stop`; then finish, commit, settle, and leave the group.
+
+        A broker or a database that does not answer is asked again; nothing is acknowledged
+        meanwhile.
+
+        Raises:
+            NeedsOperator: the broker no longer has what was not handled yet; nothing is skipped.
+        """
+        retrying = asyncio.create_task(self._retries.run())
+        try:
+            while not self._stopping.is_set():
+                await self._pass()
+            await self._membership.leave()
+        finally:
+            self._retries.stop()
+            await retrying
+            await self.subscription.close()
+
+    async def run_until_signal(self) -> None:
+        """Run until SIGTERM or SIGINT, then stop as `stop` does."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            await self.run()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def stop(self) -> None:
+        """Finish the batch at hand within the deadline, then return from `run`."""
+        self._stopping.set()
+
+    async def run_until_idle(self) -> None:
+        """Work until a fetch finds nothing and nothing waits to come back: for tests and jobs."""
+        while True:
+            due_in = self._settling.resume_due()
+            if not await self._pass() and due_in is None:
+                return
+
+    async def _pass(self) -> bool:
+        """Fetch once and handle what came; False where nothing did."""
+        try:
+            due_in = self._settling.resume_due()
+            wait = self.settings.wait_seconds
+            wait = wait if due_in is None else min(wait, max(due_in, 0.0))
+            records = await self.subscription.fetch(self.settings.max_records, wait)
+            self._settling.keep_only(self.subscription.assignment)
+            await self._membership.work_on(self.subscription.assignment)
+            await self._from_time_to_time()
+            if not records:
+                return False
+            await self._work(records)
+        except Fenced as error:
+            log.warning("partitions lost", extra={"consumer": self.consumer.name, "why": error})
+            self._settling.keep_only(frozenset())
+        except (Retryable, InDoubt) as error:
+            log.warning("runner waits", extra={"consumer": self.consumer.name, "why": str(error)})
+            await self._begin_again()
+        return True
+
+    async def _begin_again(self) -> None:
+        """Go back to what is committed: what was fetched and not settled must come again."""
+        self._settling.keep_only(frozenset())
+        for partition in self.subscription.assignment:
+            with suppress(SemelError):
+                self.subscription.seek(partition, await self.subscription.committed(partition))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), self.consumer.settings.held_retry_seconds)
+
+    async def _from_time_to_time(self) -> None:
+        now = self._clock.monotonic()
+        if now >= self._next_renewal:
+            self._next_renewal = now + self.settings.member_seconds / 3
+            await self._membership.renew()
+        if now >= self._next_lag:
+            self._next_lag = now + self.settings.lag_seconds
+            await self._settling.measure_lag()
+
+    async def _work(self, records: Sequence[Record]) -> None:
+        self._idle.clear()
+        try:
+            work = asyncio.create_task(self._handle_all(records))
+            stop = asyncio.create_task(self._stopping.wait())
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                await asyncio.wait({work}, timeout=self.settings.stop_seconds)
+            stop.cancel()
+            if not work.done():
+                log.error("deadline passed: handlers are cancelled, their messages come back")
+                work.cancel()
+                with suppress(asyncio.CancelledError):
+                    await work
+                return
+            await self._settling.settle(work.result())
+        finally:
+            self._idle.set()
+
+    async def _revoked(self, partitions: Collection[Partition]) -> None:
+        """Let the batch end, so that its offsets are committed before the partitions go."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), self.settings.stop_seconds)
+        self._settling.forget(partitions)
+
+    async def _handle_all(self, records: Sequence[Record]) -> dict[Coordinates, Outcome]:
+        group = self.subscription.group
+        outcomes: dict[Coordinates, Outcome] = {}
+        arrivals: list[Arrival] = []
+        for record in records:
+            await self._settling.deliver(record.at)
+            arrival = self.consumer.reading.read(record)
+            kind = arrival.type if isinstance(arrival, Message) else ""
+            MEASURES.count(Metric.RECEIVED, record.at.topic, group, kind)
+            arrivals.append(arrival)
+        rest = await self._carefully(arrivals, outcomes)
+        if self.settings.mode is Mode.BATCHED:
+            await self._in_batches(rest, outcomes)
+        else:
+            await self._in_lanes(rest, outcomes)
+        return outcomes
+
+    async def _carefully(
+        self, arrivals: Sequence[Arrival], outcomes: dict[Coordinates, Outcome]
+    ) -> list[Arrival]:
+        """Handle suspects one at a time; return the arrivals that are none."""
+        rest: list[Arrival] = []
+        blocked: set[Partition] = set()
+        for arrival in arrivals:
+            at = _at(arrival)
+            if at.place in blocked:
+                outcomes[at] = NOT_ATTEMPTED
+            elif self._membership.is_careful(at.place):
+                outcomes[at] = await self._suspect(arrival)
+                if isinstance(settlement(outcomes[at]), Nack):
+                    blocked.add(at.place)
+                else:
+                    await self._membership.outlived(at.place)
+            else:
+                rest.append(arrival)
+        return rest
+
+    async def _suspect(self, arrival: Arrival) -> Outcome:
+        if isinstance(arrival, Unreadable):
+            return await self._one(arrival)
+        return await handle_alone(self.consumer, self.database, arrival, self._one)
+
+    async def _in_lanes(
+        self, arrivals: Sequence[Arrival], outcomes: dict[Coordinates, Outcome]
+    ) -> None:
+        async def work(arrival: Arrival) -> Settlement:
+            outcome = await self._one(arrival)
+            outcomes[_at(arrival)] = outcome
+            return settlement(outcome)
+
+        split = lanes(arrivals, self.consumer.settings.order)
+        ran = await run_lanes(split, work, self.settings.concurrency)
+        for arrival in ran.not_attempted:
+            outcomes[_at(arrival)] = NOT_ATTEMPTED
+
+    async def _one(self, arrival: Arrival) -> Outcome:
+        """Handle one arrival, timed and counted."""
+        began = self._clock.monotonic()
+        outcome = await self._handle(arrival)
+        tell(arrival, outcome, self.subscription.group, self._clock.monotonic() - began)
+        return outcome
+
+    async def _handle(self, arrival: Arrival) -> Outcome:
+        if isinstance(arrival, Unreadable):
+            return await handle_unreadable(self.consumer, self.database, arrival)
+        if self.settings.mode is Mode.LEASED:
+            owner = self._owner.instance
+            return await handle_leased(self.consumer, self.database, arrival, owner, self._clock)
+        return await handle_message(self.consumer, self.database, arrival)
+
+    async def _in_batches(
+        self, arrivals: Sequence[Arrival], outcomes: dict[Coordinates, Outcome]
+    ) -> None:
+        """Split the arrivals into as many batches as run at once, whole lanes each."""
+        split = lanes(arrivals, self.consumer.settings.order)
+        shares: list[list[Arrival]] = [[] for _ in range(self.settings.concurrency)]
+        for number, lane in enumerate(split):
+            shares[number % len(shares)].extend(lane)
+
+        async def work(share: list[Arrival]) -> Settlement:
+            await self._share(sorted(share, key=_at), outcomes)
+            return Ack()
+
+        await run_lanes([[share] for share in shares if share], work, self.settings.concurrency)
+
+    async def _share(
+        self, arrivals: Sequence[Arrival], outcomes: dict[Coordinates, Outcome]
+    ) -> None:
+        for arrival in arrivals:
+            if isinstance(arrival, Unreadable):
+                outcomes[_at(arrival)] = await self._one(arrival)
+        messages = [arrival for arrival in arrivals if isinstance(arrival, Message)]
+        began = self._clock.monotonic()
+        found = await consume_many(self.consumer, self.database, messages)
+        each = (self._clock.monotonic() - began) / max(len(messages), 1)
+        for message, outcome in zip(messages, found, strict=True):
+            outcomes[_at(message)] = outcome
+            tell(message, outcome, self.subscription.group, each)
+
+
+def _at(arrival: Arrival) -> Coordinates:
+    if isinstance(arrival, Unreadable):
+        return arrival.record.at
+    if arrival.source is None:
+        raise ValueError("a message from a broker has coordinates")
+    return arrival.source

@@ -1,0 +1,168 @@
+"""Telling the broker, and keeping what became of every offset.
+
+outcomes of a batch ─▶ ranges, durable ─▶ commit the next offset of each partition
+                    └▶ a message that comes back: seek to it, pause until it is due
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from semel.clock import Clock
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Fenced, SemelError
+from semel.measures import MEASURES, Metric
+from semel.message import Coordinates, Partition
+from semel.messaging.broker import Subscription
+from semel.messaging.completeness import OutcomeRange, ranges_of
+from semel.messaging.database import Database
+from semel.messaging.lanes import Watermark
+from semel.messaging.outcome import Nack, Outcome, settlement, told
+
+log = logging.getLogger("semel.messaging")
+
+
+@dataclass(slots=True)
+class _Place:
+    """One assigned partition."""
+
+    watermark: Watermark
+    position: int
+    """Behind the last offset whose outcome is kept."""
+
+    committed: int
+    outcomes: dict[int, str] = field(default_factory=dict)
+    """Of records behind *position*, until the watermark passes them."""
+
+
+class Settling:
+    """The assigned partitions of one subscription, and what may be committed of each."""
+
+    def __init__(
+        self, consumer: str, subscription: Subscription, database: Database, clock: Clock
+    ) -> None:
+        self._consumer = consumer
+        self._subscription = subscription
+        self._database = database
+        self._clock = clock
+        self._places: dict[Partition, _Place] = {}
+        self._resume_at: dict[Partition, float] = {}
+
+    async def deliver(self, at: Coordinates) -> None:
+        """Note that a record came."""
+        place = self._places.get(at.place)
+        if place is None:
+            start = await self._subscription.committed(at.place)
+            place = _Place(Watermark(start), start, start)
+            self._places[at.place] = place
+        place.watermark.deliver(at.offset)
+
+    def forget(self, partitions: Collection[Partition]) -> None:
+        """Let go of partitions that are no longer ours."""
+        for partition in partitions:
+            self._places.pop(partition, None)
+            self._resume_at.pop(partition, None)
+
+    def keep_only(self, partitions: Collection[Partition]) -> None:
+        """Forget all partitions but these: the others went while nobody looked."""
+        self.forget([*(self._places.keys() | self._resume_at.keys()) - set(partitions)])
+
+    async def settle(self, outcomes: Mapping[Coordinates, Outcome]) -> None:
+        """Commit what is settled, and bring back what is not.
+
+        A commit that fails is made up for by the next one: what it would have said is durable
+        in the database, and a redelivery finds it there.
+        """
+        back: dict[Partition, tuple[int, float]] = {}
+        for at, outcome in sorted(outcomes.items()):
+            place = self._places.get(at.place)
+            if place is None:
+                continue
+            match settlement(outcome):
+                case Nack(seconds):
+                    back.setdefault(at.place, (at.offset, seconds))
+                case _:
+                    # What it became first: a redelivery only finds that out again.
+                    place.outcomes.setdefault(at.offset, told(outcome).value)
+                    place.watermark.settle(at.offset)
+        await self._keep_outcomes()
+        await self._commit()
+        for partition, (offset, seconds) in back.items():
+            self._bring_back(partition, offset, seconds)
+
+    async def _keep_outcomes(self) -> None:
+        """Write the outcomes that the watermarks passed, before their offsets are committed."""
+        ranges: list[OutcomeRange] = []
+        for partition, place in self._places.items():
+            end = place.watermark.next_offset
+            passed = sorted((o, t) for o, t in place.outcomes.items() if o < end)
+            ranges.extend(ranges_of(partition, passed, place.position))
+        if not ranges:
+            return
+        async with self._database.begin() as unit:
+            await unit.outcomes.record(self._consumer, ranges)
+        reach(CrashPoint.OUTCOMES_AFTER, self._consumer)
+        for place in self._places.values():
+            end = place.watermark.next_offset
+            place.position = max(place.position, end)
+            place.outcomes = {o: t for o, t in place.outcomes.items() if o >= end}
+
+    async def _commit(self) -> None:
+        offsets = {
+            partition: place.watermark.next_offset
+            for partition, place in self._places.items()
+            if place.watermark.next_offset > place.committed
+        }
+        if not offsets:
+            return
+        reach(CrashPoint.SETTLE_BEFORE, self._consumer)
+        try:
+            await self._subscription.commit(offsets)
+        except Fenced:
+            self._count(offsets, "fenced")
+            self.forget(offsets)
+            return
+        except SemelError as error:
+            self._count(offsets, "failed")
+            log.warning(
+                "offsets were not committed; the next commit includes them",
+                extra={"consumer": self._consumer, "why": str(error)},
+            )
+            return
+        reach(CrashPoint.SETTLE_AFTER, self._consumer)
+        for partition, offset in offsets.items():
+            self._places[partition].committed = offset
+        self._count(offsets, "ok")
+
+    def _count(self, offsets: Mapping[Partition, int], status: str) -> None:
+        for topic in {partition.topic for partition in offsets}:
+            MEASURES.count(Metric.OFFSET_COMMITS, topic, self._subscription.group, status)
+
+    def _bring_back(self, partition: Partition, offset: int, seconds: float) -> None:
+        place = self._places.get(partition)
+        if place is None or partition not in self._subscription.assignment:
+            return
+        place.watermark.reset(offset)
+        self._subscription.seek(partition, offset)
+        if seconds > 0:
+            self._subscription.pause(partition)
+            self._resume_at[partition] = self._clock.monotonic() + seconds
+
+    def resume_due(self) -> float | None:
+        """Take partitions in again whose time has come; return the seconds to the next one."""
+        now = self._clock.monotonic()
+        for partition in [p for p, at in self._resume_at.items() if at <= now]:
+            del self._resume_at[partition]
+            self._subscription.resume(partition)
+        return min(self._resume_at.values()) - now if self._resume_at else None
+
+    async def measure_lag(self) -> None:
+        """Say how far each partition is behind its end."""
+        for partition, place in self._places.items():
+            lag = await self._subscription.end(partition) - place.committed
+            group = self._subscription.group
+            MEASURES.count(
+                Metric.LAG, partition.topic, group, str(partition.number), value=float(lag)
+            )

@@ -1,0 +1,205 @@
+"""PostgreSQL and SQLite as the messaging half's database: one transaction, all stores."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import select, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+
+from semel.messaging.failure import Classification
+from semel.sqlalchemy.engine import LOCK_SECONDS, READY, made_ready, open_engine
+from semel.sqlalchemy.faults import (
+    SQL_CLASSIFICATION,
+    CommitInDoubt,
+    code_of,
+    translated,
+    translated_error,
+)
+from semel.sqlalchemy.session import HandlerSession
+from semel.sqlalchemy.times import now_us, to_seconds
+
+
+class SqlUnit:
+    """One open transaction on one connection."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self.session = session
+
+    @cached_property
+    def claims(self) -> Any:
+        from semel.sqlalchemy.claims import SqlAlchemyProcessedMessageStore
+
+        return SqlAlchemyProcessedMessageStore(self.session)
+
+    @cached_property
+    def dead_letters(self) -> Any:
+        from semel.sqlalchemy.deadletters import SqlDeadLetters
+
+        return SqlDeadLetters(self.session)
+
+    @cached_property
+    def waiting(self) -> Any:
+        from semel.sqlalchemy.waiting import SqlWaitingRoom
+
+        return SqlWaitingRoom(self.session)
+
+    @cached_property
+    def audit(self) -> Any:
+        from semel.sqlalchemy.audit import SqlAuditTrail
+
+        return SqlAuditTrail(self.session)
+
+    @cached_property
+    def revisions(self) -> Any:
+        from semel.sqlalchemy.revisions import SqlRevisions
+
+        return SqlRevisions(self.session)
+
+    @cached_property
+    def approvals(self) -> Any:
+        from semel.sqlalchemy.approvals import SqlApprovals
+
+        return SqlApprovals(self.session)
+
+    @cached_property
+    def replays(self) -> Any:
+        from semel.sqlalchemy.replays import SqlReplays
+
+        return SqlReplays(self.session)
+
+    @cached_property
+    def outbox(self) -> Any:
+        from semel.sqlalchemy.outbox import SqlOutboxStore
+
+        return SqlOutboxStore(self.session)
+
+    @cached_property
+    def inbox(self) -> Any:
+        from semel.sqlalchemy.inbox import SqlInboxStore
+
+        return SqlInboxStore(self.session)
+
+    @cached_property
+    def members(self) -> Any:
+        from semel.sqlalchemy.members import SqlMembers
+
+        return SqlMembers(self.session)
+
+    @cached_property
+    def outcomes(self) -> Any:
+        from semel.sqlalchemy.completeness import SqlOutcomeStore
+
+        return SqlOutcomeStore(self.session)
+
+    @cached_property
+    def versions(self) -> Any:
+        from semel.sqlalchemy.sequence import SqlVersions
+
+        return SqlVersions(self.session)
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        """Take back what the block did if it raises, the session's pending objects included."""
+        async with self.session.begin_nested():
+            yield
+
+    async def now(self) -> float:
+        """Return the database's time."""
+        return to_seconds((await self.session.execute(select(now_us()))).scalar_one())
+
+
+class SqlDatabase:
+    """A PostgreSQL or SQLite database with semel's tables in it."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine | str,
+        *,
+        lock_seconds: float = LOCK_SECONDS,
+        session_options: dict[str, Any] | None = None,
+    ) -> None:
+        self._is_own = isinstance(engine, str)
+        if isinstance(engine, str):
+            engine = open_engine(engine, lock_seconds)
+        self.engine = made_ready(engine, lock_seconds)
+        self.classification: Classification = SQL_CLASSIFICATION
+        self._lock_seconds = lock_seconds
+        self._session_options = session_options or {}
+        self._options: dict[str, Any] = {}
+        if self.is_postgres:
+            # Whatever the engine's default: at a higher level the second of two claims
+            # fails with 40001 instead of finding the first.
+            self._options["isolation_level"] = "READ COMMITTED"
+
+    @property
+    def is_postgres(self) -> bool:
+        """Tell PostgreSQL from SQLite."""
+        return self.engine.dialect.name == "postgresql"
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[SqlUnit]:
+        """Open a transaction; committed when the block ends, rolled back when it raises.
+
+        Raises:
+            Retryable: there is no connection, or the commit was refused for now.
+            CommitInDoubt: the commit was sent and no answer came.
+        """
+        async with translated("the database"):
+            connection = await self.engine.connect()
+        try:
+            await connection.execution_options(**self._options)
+            async with translated("the database"):
+                transaction = await connection.begin()
+                await self._limit_locks(connection)
+            session = HandlerSession(connection, **self._session_options)
+            # From now on `session.begin()` in a handler is refused by SQLAlchemy itself.
+            await session.connection()
+            try:
+                yield SqlUnit(session)
+                await session.flush()
+            except BaseException:
+                await _rolled_back(transaction.rollback())
+                raise
+            finally:
+                await session.release()
+            await _committed(transaction.commit())
+        finally:
+            await connection.close()
+
+    async def _limit_locks(self, connection: AsyncConnection) -> None:
+        if self.is_postgres and not self.engine.get_execution_options().get(READY):
+            limit = round(self._lock_seconds * 1000)
+            await connection.execute(text(f"SET LOCAL lock_timeout = {limit}"))
+
+    async def close(self) -> None:
+        """Give the connections back, if the engine was made here."""
+        if self._is_own:
+            await self.engine.dispose()
+
+
+async def _rolled_back(rollback: Any) -> None:
+    try:
+        await rollback
+    except (SQLAlchemyError, OSError):
+        # The connection is gone, and with it the transaction.
+        return
+
+
+async def _committed(commit: Any) -> None:
+    try:
+        await commit
+    except (SQLAlchemyError, OSError) as error:
+        if code_of(error) == "CONNECTION_LOST":
+            raise CommitInDoubt(
+                "the commit was sent and the connection ended before the answer; "
+                "the message comes back, and its claim says what became of it"
+            ) from error
+        ours = translated_error(error, "the commit")
+        if ours is None:
+            raise
+        raise ours from error

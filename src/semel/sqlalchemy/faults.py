@@ -1,0 +1,118 @@
+"""What a database's error means: by SQLSTATE or by the driver's code, never by its words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from semel.errors import InDoubt, Retryable, SemelError, reason_of
+from semel.messaging.claims import Locked
+from semel.messaging.failure import CLASSIFICATION, Classification
+
+LOCK_STATES: Final = frozenset({"55P03"})
+CONFLICT_STATES: Final = frozenset({"40001", "40P01"})
+TIMEOUT_STATES: Final = frozenset({"57014"})
+OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "53300", "53400", "25P03", "57P05"})
+OUTAGE_CLASSES: Final = frozenset({"08"})
+
+# The stdlib's primary result codes, https://sqlite.org/rescode.html.
+SQLITE_BUSY: Final = 5
+SQLITE_LOCKED: Final = 6
+SQLITE_CODES: Final[Mapping[int, str]] = {
+    SQLITE_BUSY: "DATABASE_TIMEOUT",
+    SQLITE_LOCKED: "DATABASE_TIMEOUT",
+}
+
+
+class DatabaseConflict(Retryable):
+    """A serialization failure or a deadlock: the whole transaction may be run again."""
+
+
+class DatabaseUnavailable(Retryable):
+    """The database does not answer, or ended the connection; nothing was committed."""
+
+
+class CommitInDoubt(InDoubt):
+    """The commit was sent, and the connection ended before the answer."""
+
+
+def sqlstate(error: BaseException) -> str:
+    """Return the five characters of a PostgreSQL error, empty where there are none."""
+    orig = getattr(error, "orig", error)
+    for found in (getattr(orig, "sqlstate", None), getattr(orig, "pgcode", None)):
+        if isinstance(found, str):
+            return found
+    return ""
+
+
+def sqlite_code(error: BaseException) -> int | None:
+    """Return the primary result code of an SQLite error."""
+    found = getattr(getattr(error, "orig", error), "sqlite_errorcode", None)
+    return found & 0xFF if isinstance(found, int) else None
+
+
+def code_of(error: BaseException) -> str | None:
+    """Return the failure code of a database error; None where it says nothing special."""
+    state = sqlstate(error)
+    if state in CONFLICT_STATES:
+        return "DATABASE_CONFLICT"
+    if state in LOCK_STATES | TIMEOUT_STATES:
+        return "DATABASE_TIMEOUT"
+    if state in OUTAGE_STATES or state[:2] in OUTAGE_CLASSES or _is_disconnect(error):
+        return "CONNECTION_LOST"
+    if state[:2] == "23" or isinstance(error, IntegrityError):
+        return "CONSTRAINT_VIOLATED"
+    if state[:2] == "28" or state == "42501":
+        return "AUTHORIZATION_FAILED"
+    return SQLITE_CODES.get(sqlite_code(error) or 0)
+
+
+def _is_disconnect(error: BaseException) -> bool:
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or isinstance(error, InterfaceError)
+    return isinstance(error, OSError | PoolTimeout)
+
+
+def translated_error(error: BaseException, what: str) -> SemelError | None:
+    """Turn a database's error into ours; None where it is not one that only time can mend."""
+    code = code_of(error)
+    if sqlstate(error) in LOCK_STATES or sqlite_code(error) in SQLITE_CODES:
+        return Locked(what)
+    if code == "DATABASE_CONFLICT":
+        return DatabaseConflict(f"{what}: {_first_line(error)}")
+    if code in ("CONNECTION_LOST", "DATABASE_TIMEOUT"):
+        return DatabaseUnavailable(f"{what}: {_first_line(error)}")
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    # SQLAlchemy adds the statement and its parameters, which may hold people's data.
+    return reason_of(getattr(error, "orig", None) or error)
+
+
+@asynccontextmanager
+async def translated(what: str) -> AsyncIterator[None]:
+    """Raise what only time can mend as `Retryable`, whatever the driver calls it."""
+    try:
+        yield
+    except (SQLAlchemyError, OSError) as error:
+        ours = translated_error(error, what)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+SQL_CLASSIFICATION: Final[Classification] = CLASSIFICATION.extended(
+    {
+        DBAPIError: code_of,
+        PoolTimeout: "CONNECTION_LOST",
+        DatabaseConflict: "DATABASE_CONFLICT",
+        DatabaseUnavailable: "CONNECTION_LOST",
+        Locked: "DATABASE_TIMEOUT",
+    }
+)
+"""What everybody's and the databases' exceptions mean."""

@@ -1,0 +1,107 @@
+"""The session that handlers get: it writes, and cannot end the transaction.
+
+A handler's ``commit()`` would make the claims of messages durable that are not
+handled yet, which loses them; its ``rollback()`` would undo its neighbours.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from semel.errors import Misuse
+
+
+def refuse(what: str) -> NoReturn:
+    """Say why a handler must not do *what*.
+
+    Raises:
+        Misuse: always.
+    """
+    raise Misuse(
+        f"a handler must not {what} its session: claims of other messages are in the same "
+        f"transaction. Return to have it committed, raise to have it rolled back; "
+        f"session.begin_nested() makes a savepoint"
+    )
+
+
+class GuardedSession(Session):
+    """The synchronous inside of a `HandlerSession`."""
+
+    guarded = False
+
+    def commit(self) -> None:
+        """Refuse."""
+        refuse("commit")
+
+    def rollback(self) -> None:
+        """Refuse."""
+        refuse("rollback")
+
+    def close(self) -> None:
+        """Refuse, until the consumer itself is done with the session."""
+        if self.guarded:
+            refuse("close")
+        super().close()
+
+    def invalidate(self) -> None:
+        """Refuse."""
+        refuse("invalidate")
+
+    def reset(self) -> None:
+        """Refuse."""
+        refuse("reset")
+
+
+class HandlerSession(AsyncSession):
+    """An `AsyncSession` inside a transaction that belongs to the consumer."""
+
+    sync_session_class = GuardedSession
+
+    def __init__(self, connection: AsyncConnection, **options: Any) -> None:
+        # With "rollback_only", even a commit that got past the guard would not reach the
+        # database: the connection's transaction is not the session's.
+        super().__init__(
+            connection,
+            expire_on_commit=False,
+            join_transaction_mode="rollback_only",
+            **options,
+        )
+        self._inside.guarded = True
+
+    @property
+    def _inside(self) -> GuardedSession:
+        inside = self.sync_session
+        if not isinstance(inside, GuardedSession):
+            raise Misuse("a handler's session needs its own kind of synchronous session")
+        return inside
+
+    async def release(self) -> None:
+        """Let go of the session: for the one who made it."""
+        self._inside.guarded = False
+        await super().close()
+
+    async def commit(self) -> None:
+        """Refuse."""
+        refuse("commit")
+
+    async def rollback(self) -> None:
+        """Refuse."""
+        refuse("rollback")
+
+    async def close(self) -> None:
+        """Refuse."""
+        refuse("close")
+
+    async def invalidate(self) -> None:
+        """Refuse."""
+        refuse("invalidate")
+
+    async def reset(self) -> None:
+        """Refuse."""
+        refuse("reset")
+
+    async def __aexit__(self, *_: object) -> None:
+        """Do nothing: ``async with session:`` in a handler does not close it."""

@@ -1,0 +1,381 @@
+"""One message, one transaction: what becomes of it, and what is durable then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from semel.codec import FromHeader, Reading, Unread, Unreadable
+from semel.memory.database import MemoryDatabase, MemorySession
+from semel.message import Coordinates, Message, Record
+from semel.messaging.claims import ClaimState
+from semel.messaging.consumer import Consumer, consumer
+from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
+from semel.messaging.handling import handle_message, handle_unreadable
+from semel.messaging.lanes import Order
+from semel.messaging.outcome import (
+    Conflicted,
+    DeadLettered,
+    Handled,
+    ParkedAway,
+    Refused,
+    RetryLater,
+    RetryStored,
+    Skipped,
+    Told,
+)
+from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
+from semel.messaging.retrying import retry_due
+from semel.messaging.sequence import GapPolicy
+from semel.messaging.settings import ConsumerSettings, Duplicates
+from semel.messaging.waiting import WaitingFilter
+from semel.testing.clock import SimulatedClock
+
+Handle = Callable[[Message, MemorySession], Awaitable[Any]]
+
+
+class Place:
+    """A database, a clock, and a handler that can be told to fail."""
+
+    def __init__(self, settings: ConsumerSettings | None = None, **options: Any) -> None:
+        self.clock = SimulatedClock()
+        self.database = MemoryDatabase(self.clock)
+        self.failures: list[Exception] = []
+        self.calls: list[Message] = []
+
+        @consumer("billing", policy=settings, id_from=FromHeader("message-id"), **options)
+        async def handle(message: Message, session: MemorySession) -> str:
+            self.calls.append(message)
+            if not message.is_duplicate:
+                session.add("payments", message.id)
+            if self.failures:
+                raise self.failures.pop(0)
+            return f"paid {message.id}"
+
+        self.consumer: Consumer = handle
+
+    def deliver(self, message: Message) -> Any:
+        return asyncio.run(handle_message(self.consumer, self.database, message))
+
+    def retry(self) -> list[tuple[str, Any]]:
+        return asyncio.run(retry_due(self.consumer, self.database))
+
+    def state(self, message_id: str) -> ClaimState | None:
+        row = self.ask(lambda unit: unit.claims.look_up("billing", message_id))
+        return None if row is None else row.state
+
+    def ask(self, question: Callable[[Any], Awaitable[Any]]) -> Any:
+        async def whole() -> Any:
+            async with self.database.begin() as unit:
+                return await question(unit)
+
+        return asyncio.run(whole())
+
+    @property
+    def payments(self) -> list[str]:
+        return self.database.rows("payments")
+
+
+def message(number: int = 1, key: str | None = None, **options: Any) -> Message:
+    raw = options.pop("raw", f'{{"n": {number}}}'.encode())
+    return Message(
+        f"m{number}",
+        {"n": number},
+        raw,
+        key,
+        headers={"message-id": f"m{number}".encode()},
+        source=Coordinates("payments", 0, number),
+        **options,
+    )
+
+
+def retrying(**options: Any) -> ConsumerSettings:
+    policy = RetryPolicy(jitter=False, max_attempts=options.pop("attempts", 3), **options)
+    return ConsumerSettings(retry=policy)
+
+
+def test_a_message_is_handled_once_and_its_second_delivery_is_a_duplicate():
+    place = Place()
+
+    first, second = place.deliver(message()), place.deliver(message())
+
+    assert first == Handled("paid m1")
+    assert second == Skipped("duplicate")
+    assert place.payments == ["m1"]
+    assert place.state("m1") is ClaimState.COMPLETED
+
+
+def test_a_failed_handler_leaves_nothing_but_its_failure():
+    place = Place(retrying())
+    place.failures = [RetryableMessageError("down")]
+
+    outcome = place.deliver(message())
+
+    assert isinstance(outcome, RetryLater)
+    assert (outcome.seconds, outcome.attempts) == (1.0, 1)
+    assert place.payments == []
+    assert place.state("m1") is ClaimState.FAILED_RETRYABLE
+
+
+def test_a_failed_message_is_not_handled_before_it_is_due_and_then_it_is():
+    place = Place(retrying())
+    place.failures = [RetryableMessageError("down")]
+    place.deliver(message())
+
+    early = place.deliver(message())
+    place.clock.advance(1)
+    due = place.deliver(message())
+
+    assert isinstance(early, RetryLater)
+    assert due == Handled("paid m1")
+    assert [call.attempt for call in place.calls] == [1, 2]
+
+
+def test_attempts_are_bounded_and_then_there_is_one_dead_letter_with_its_fields():
+    place = Place(retrying())
+    place.failures = [RetryableMessageError(f"down {n}") for n in range(3)]
+
+    outcomes = []
+    for _ in range(3):
+        outcomes.append(place.deliver(message(key="k", correlation_id="c", schema_version="2")))
+        place.clock.advance(60)
+
+    assert [type(o) for o in outcomes] == [RetryLater, RetryLater, DeadLettered]
+    letter = place.ask(lambda unit: unit.dead_letters.get("billing", "m1"))
+    assert (letter.topic, letter.partition, letter.offset, letter.key) == ("payments", 0, 1, "k")
+    assert (letter.attempts, letter.reason, letter.error_code) == (
+        3,
+        "down 2",
+        "DEPENDENCY_UNAVAILABLE",
+    )
+    assert letter.last_failed_at - letter.first_failed_at == 120
+    assert (letter.correlation_id, letter.schema_version) == ("c", "2")
+    assert letter.payload == message().raw
+    assert letter.headers == {"message-id": b"m1"}
+    assert letter.exception.endswith("RetryableMessageError")
+    assert place.deliver(message(key="k")) == Refused("dead letter (DEPENDENCY_UNAVAILABLE)")
+
+
+def test_a_hopeless_message_is_a_dead_letter_at_once():
+    place = Place(retrying())
+    place.failures = [NonRetryableMessageError("no such account")]
+
+    outcome = place.deliver(message())
+
+    assert isinstance(outcome, DeadLettered)
+    assert place.state("m1") is ClaimState.FAILED_TERMINAL
+
+
+def test_an_exception_nobody_knows_is_tried_again_a_few_times():
+    place = Place(retrying(attempts=2))
+    place.failures = [KeyError("x"), KeyError("x")]
+
+    first = place.deliver(message())
+    place.clock.advance(60)
+    second = place.deliver(message())
+
+    assert isinstance(first, RetryLater)
+    assert isinstance(second, DeadLettered)
+    assert second.failure.code == "HANDLER_FAILED"
+
+
+def test_the_same_id_with_another_payload_is_a_conflict_that_keeps_both_hashes():
+    place = Place()
+    place.deliver(message())
+
+    outcome = place.deliver(message(raw=b'{"n": 99}'))
+
+    assert isinstance(outcome, Conflicted)
+    assert outcome.expected == message().digest
+    assert outcome.found == message(raw=b'{"n": 99}').digest
+    assert place.payments == ["m1"]
+    assert place.state("m1") is ClaimState.COMPLETED
+    [letter] = place.ask(lambda unit: unit.dead_letters.find(_all(), 10))
+    assert (letter.outcome, letter.expected_hash) == ("conflict", message().digest)
+
+
+def _all() -> Any:
+    from semel.messaging.deadletters import DeadLetterFilter
+
+    return DeadLetterFilter()
+
+
+def test_a_consumer_that_is_invoked_for_duplicates_gets_a_real_boolean():
+    place = Place(ConsumerSettings(duplicates=Duplicates.INVOKE))
+
+    place.deliver(message())
+    place.deliver(message())
+
+    assert [call.is_duplicate for call in place.calls] == [False, True]
+    assert place.payments == ["m1"]
+
+
+def test_a_result_that_is_kept_is_given_to_duplicates():
+    place = Place(ConsumerSettings(keeps_results=True))
+    place.deliver(message())
+
+    assert place.deliver(message()) == Skipped("duplicate", '"paid m1"')
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "close"])
+def test_a_handler_cannot_end_the_transaction(end):
+    place = Place(retrying())
+
+    async def handle(message: Message, session: MemorySession) -> None:
+        session.add("payments", message.id)
+        getattr(session, end)()
+
+    object.__setattr__(place.consumer, "handler", handle)
+    outcome = place.deliver(message())
+
+    assert isinstance(outcome, DeadLettered)
+    assert outcome.failure.code == "HANDLER_MISUSE"
+    assert place.payments == []
+
+
+def test_a_record_without_an_id_is_a_dead_letter_with_its_bytes():
+    place = Place()
+    record = Record(Coordinates("payments", 0, 7), b'{"n": 1}', b"k")
+    unread = Reading(FromHeader("message-id")).read(record)
+
+    assert isinstance(unread, Unreadable)
+    outcome = asyncio.run(handle_unreadable(place.consumer, place.database, unread))
+
+    assert unread.why is Unread.NO_ID
+    assert isinstance(outcome, DeadLettered)
+    assert outcome.told is Told.DESERIALIZATION_FAILURE
+    [letter] = place.ask(lambda unit: unit.dead_letters.find(_all(), 10))
+    assert (letter.payload, letter.offset) == (b'{"n": 1}', 7)
+
+
+def test_a_stored_retry_is_acknowledged_and_handled_when_it_is_due():
+    settings = ConsumerSettings(retry=RetryPolicy(jitter=False, mode=RetryMode.RETRY_TABLE))
+    place = Place(settings)
+    place.failures = [RetryableMessageError("down")]
+
+    assert isinstance(place.deliver(message()), RetryStored)
+    assert isinstance(place.deliver(message()), RetryStored)
+    assert place.retry() == []
+    place.clock.advance(1)
+
+    assert place.retry() == [("m1", Handled("paid m1"))]
+    assert place.ask(lambda unit: unit.waiting.count(WaitingFilter())) == 0
+    assert place.payments == ["m1"]
+
+
+def held() -> ConsumerSettings:
+    return ConsumerSettings(
+        retry=RetryPolicy(jitter=False, mode=RetryMode.RETRY_TABLE, max_attempts=2),
+        order=Order.KEY,
+        holds_keys=True,
+        on_exhausted=GiveUp.PARK,
+        on_hopeless=GiveUp.PARK,
+    )
+
+
+def test_messages_behind_a_waiting_one_of_their_key_are_handled_after_it_in_order():
+    place = Place(held())
+    place.failures = [RetryableMessageError("down")]
+
+    place.deliver(message(1, "k"))
+    behind = [place.deliver(message(n, "k")) for n in (2, 3)]
+    other = place.deliver(message(4, "other"))
+    place.clock.advance(1)
+    while place.retry():
+        pass
+
+    assert all(isinstance(outcome, ParkedAway) for outcome in behind)
+    assert isinstance(other, Handled)
+    assert place.payments == ["m4", "m1", "m2", "m3"]
+    assert isinstance(place.deliver(message(5, "k")), Handled)
+
+
+def test_a_parked_message_holds_its_key_until_somebody_lets_it_go():
+    place = Place(held())
+    place.failures = [NonRetryableMessageError("broken")]
+
+    place.deliver(message(1, "k"))
+    place.deliver(message(2, "k"))
+    place.clock.advance(3600)
+
+    assert place.retry() == []
+    assert place.state("m1") is ClaimState.PARKED
+    assert place.state("m2") is ClaimState.PARKED
+    assert place.payments == []
+
+
+def versioned(gaps: GapPolicy) -> ConsumerSettings:
+    return ConsumerSettings(
+        retry=RetryPolicy(jitter=False, max_attempts=2), versioned=True, gaps=gaps
+    )
+
+
+def test_old_versions_are_skipped_and_the_next_is_applied():
+    place = Place(versioned(GapPolicy.RETRY))
+
+    first = place.deliver(message(1, "case", version=1))
+    old = place.deliver(message(2, "case", version=1))
+    following = place.deliver(message(3, "case", version=2))
+
+    assert isinstance(first, Handled)
+    assert old == Skipped("old version")
+    assert isinstance(following, Handled)
+
+
+def test_a_gap_is_listed_and_closed_when_the_missing_version_came():
+    place = Place(versioned(GapPolicy.RETRY))
+    place.deliver(message(1, "case", version=1))
+
+    early = place.deliver(message(3, "case", version=3))
+    [gap] = place.ask(lambda unit: unit.versions.gaps("billing", 10))
+    place.deliver(message(2, "case", version=2))
+    place.clock.advance(60)
+    late = place.deliver(message(3, "case", version=3))
+
+    assert isinstance(early, RetryLater)
+    assert (gap.expected, gap.found) == (2, 3)
+    assert isinstance(late, Handled)
+    assert place.ask(lambda unit: unit.versions.gaps("billing", 10)) == []
+    assert place.payments == ["m1", "m2", "m3"]
+
+
+def test_an_alert_applies_across_the_gap_and_keeps_it_listed():
+    place = Place(versioned(GapPolicy.ALERT))
+
+    outcome = place.deliver(message(3, "case", version=3))
+
+    assert isinstance(outcome, Handled)
+    [gap] = place.ask(lambda unit: unit.versions.gaps("billing", 10))
+    assert (gap.expected, gap.found) == (1, 3)
+
+
+def test_missing_versions_are_fetched_by_the_consumers_own_function():
+    async def fetch(message: Message, session: MemorySession, gap: Any) -> None:
+        for version in range(gap.expected, gap.found):
+            session.add("payments", f"fetched {version}")
+
+    place = Place(versioned(GapPolicy.FETCH), fetch_missing=fetch)
+
+    outcome = place.deliver(message(3, "case", version=3))
+
+    assert isinstance(outcome, Handled)
+    assert place.payments == ["fetched 1", "fetched 2", "m3"]
+    assert place.ask(lambda unit: unit.versions.gaps("billing", 10)) == []
+
+
+def test_a_gap_may_park_the_key():
+    settings = ConsumerSettings(
+        versioned=True, gaps=GapPolicy.PARK_KEY, order=Order.KEY, holds_keys=True
+    )
+    place = Place(settings)
+
+    outcome = place.deliver(message(3, "case", version=3))
+    following = place.deliver(message(4, "case", version=4))
+    missing = place.deliver(message(1, "case", version=1))
+
+    assert isinstance(outcome, ParkedAway)
+    assert isinstance(following, ParkedAway)
+    assert isinstance(missing, Handled)

@@ -1,0 +1,95 @@
+"""The databases that every contract of the messaging half is bound to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import text, update
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from semel.memory.database import MemoryDatabase
+from semel.sqlalchemy.database import SqlDatabase
+from semel.sqlalchemy.tables import metadata
+from semel.testing.clock import SimulatedClock
+from semel.testing.contracts.messaging_world import DatabaseWorld
+from semel.testing.services import PostgresServer
+
+_numbers = count(1)
+
+AGING = {
+    "processed_message": ("lease_until", "due_at", "first_seen_at", "updated_at"),
+    "dead_letter": ("first_failed_at", "last_failed_at"),
+    "waiting_message": ("due_at", "since", "first_failed_at"),
+    "inbox_message": ("received_at", "processed_at", "due_at"),
+    "outbox_message": ("created_at",),
+    "outbox_leader": ("lease_until",),
+    "consumer_member": ("expires_at",),
+    "sequence_gap": ("since",),
+    "replay_run": ("began_at", "updated_at"),
+}
+
+
+@asynccontextmanager
+async def memory_world() -> AsyncIterator[DatabaseWorld]:
+    clock = SimulatedClock()
+
+    async def age(seconds: float) -> None:
+        clock.advance(seconds)
+
+    yield DatabaseWorld(MemoryDatabase(clock, lock_seconds=0.3), age, waits_for_locks=False)
+
+
+@asynccontextmanager
+async def sqlite_world(folder: Path) -> AsyncIterator[DatabaseWorld]:
+    async with sql_world(f"sqlite:///{folder}/{next(_numbers)}.db", waits_for_locks=False) as world:
+        yield world
+
+
+@asynccontextmanager
+async def postgres_world(server: PostgresServer) -> AsyncIterator[DatabaseWorld]:
+    """One database per server, emptied for every test: making one takes a second."""
+    if server not in _made:
+        _made[server] = server.create_database(f"messaging_{next(_numbers)}")
+    async with sql_world(_made[server], waits_for_locks=True) as world:
+        await _empty(world)
+        yield world
+
+
+_made: WeakKeyDictionary[PostgresServer, str] = WeakKeyDictionary()
+
+
+async def _empty(world: DatabaseWorld) -> None:
+    async with world.database.begin() as unit:
+        named = "SELECT quote_ident(tablename) FROM pg_tables WHERE schemaname = 'public'"
+        tables = (await unit.session.execute(text(named))).scalars().all()
+        await unit.session.execute(text(f"TRUNCATE {', '.join(tables)} RESTART IDENTITY"))
+
+
+@asynccontextmanager
+async def sql_world(url: str, *, waits_for_locks: bool) -> AsyncIterator[DatabaseWorld]:
+    database = SqlDatabase(url, lock_seconds=0.5)
+    async with database.engine.begin() as connection:
+        await connection.run_sync(metadata.create_all)
+
+    async def age(seconds: float) -> None:
+        await make_older(database.engine, seconds)
+
+    try:
+        yield DatabaseWorld(database, age, waits_for_locks)
+    finally:
+        await database.close()
+
+
+async def make_older(engine: AsyncEngine, seconds: float) -> None:
+    """Move every time in the tables into the past."""
+    async with engine.begin() as connection:
+        for name, columns in AGING.items():
+            table = metadata.tables[name]
+            for column in columns:
+                where = table.c[column] != 0
+                older = {column: table.c[column] - round(seconds * 1_000_000)}
+                await connection.execute(update(table).where(where).values(older))
