@@ -695,6 +695,45 @@ def test_whether_rows_that_python_cannot_read_are_equal_is_unknown(url, database
     assert database.execute("SELECT count(*) FROM days").fetchone() == (1,)
 
 
+@pytest.mark.parametrize("mode", ["staging", "prepared"])
+@pytest.mark.parametrize(
+    ("kind", "value", "kept"),
+    [
+        ("varchar(3)", "ab   ", "ab "),
+        ("short", "ab   ", "ab "),
+        ("varchar(3)[]", ["ab   "], ["ab "]),
+        ("char(5)", "ab", "ab   "),
+        ("code", "ab", "ab   "),
+    ],
+)
+def test_texts_that_the_server_cuts_or_pads_are_not_taken_for_changed(
+    url, database, mode, kind, value, kept
+):
+    database.execute("CREATE DOMAIN code AS char(5)")
+    database.execute("CREATE DOMAIN short AS varchar(3)")
+    database.execute(f"CREATE TABLE texts (note {kind}, cycle text)")
+    sink = PostgresSink(url, "texts", mode=mode, cycle_column="cycle")
+    schema = pa.schema([("note", pa.list_(pa.string()) if kind.endswith("[]") else pa.string())])
+
+    of, token = committed(sink, [{"note": value}], [{"note": None}], schema=schema)
+
+    assert rows_of(database, "SELECT note FROM texts WHERE note IS NOT NULL") == [(kept,)]
+    assert sink.visible_tally(of.cycle, token) is None
+
+
+def test_texts_that_fit_into_their_column_are_verified(url, database):
+    database.execute("CREATE TABLE texts (note varchar(3), cycle text)")
+    sink = PostgresSink(url, "texts", cycle_column="cycle")
+    of = txn()
+    schema = pa.schema([("note", pa.string())])
+    receipts = stage(sink, of, [{"note": "äöü"}, {"note": "a  "}], [{"note": None}], schema=schema)
+    token = sink.prepare(of, receipts).token
+
+    sink.commit(of, token)
+
+    assert sink.visible_tally(of.cycle, token) == tally_of(receipts)
+
+
 # Settings and secrets.
 
 

@@ -187,6 +187,11 @@ def texts(column: Any) -> Field:
     return _bytes(body)
 
 
+def has_longer(column: Any, characters: int) -> bool:
+    """Tell whether a text has more than so many characters."""
+    return bool(pc.any(pc.greater(pc.utf8_length(column), characters)).as_py())
+
+
 def bytestrings(column: Any) -> Field:
     """Encode for bytea."""
     return _bytes(column.cast(pa.binary()))

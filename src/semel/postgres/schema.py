@@ -75,7 +75,7 @@ SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),
        CASE WHEN t.typcategory <> 'A' THEN ''
             WHEN e.typtype = 'e' OR e.typcategory = 'S' THEN 'text' ELSE e.typname END,
        CASE WHEN t.typcategory = 'A' THEN e.oid::bigint ELSE 0 END,
-       r.modifier,
+       r.modifier, 'bpchar' IN (t.typname, e.typname),
        a.attnotnull, a.atthasdef OR a.attidentity <> '', a.attgenerated <> '', a.attidentity = 'a'
   FROM resolved r
   JOIN pg_catalog.pg_type t ON t.oid = r.typ AND t.typtype <> 'd'
@@ -123,21 +123,24 @@ def _column(
     element_kind: str,
     element_oid: int,
     modifier: int,
+    is_padded: bool,
     is_not_null: bool,
     has_default: bool,
     is_generated: bool,
     is_identity_always: bool,
 ) -> Column:
-    precision = scale = None
+    precision = scale = length = None
     if "numeric" in (kind, element_kind) and modifier >= 4:
         # https://github.com/postgres/postgres/blob/REL_18_0/src/backend/utils/adt/numeric.c#L926
         precision = ((modifier - 4) >> 16) & 0xFFFF
         scale = (((modifier - 4) & 0x7FF) ^ 1024) - 1024
     if {kind, element_kind} & {"timestamp", "timestamptz", "time"} and modifier >= 0:
         precision = modifier
+    if "text" in (kind, element_kind) and modifier >= 4:
+        length = modifier - 4
     return Column(
         name,
-        PgType(type_sql, kind, element_kind, element_oid, precision, scale),
+        PgType(type_sql, kind, element_kind, element_oid, precision, scale, length, is_padded),
         is_not_null and not has_default and not is_generated,
         is_not_null,
         is_generated,

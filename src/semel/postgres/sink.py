@@ -250,8 +250,9 @@ class PostgresSink:
 
     def _promise(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> Promise:
         full = [receipt for receipt in receipts if receipt.tally.rows]
-        kinds = {(r.detail["mode"], str(r.detail["columns"]), r.detail["schema"]) for r in full}
-        if len(kinds) > 1:
+        kinds = {(r.detail["mode"], str(r.detail["columns"])) for r in full}
+        schemas = {r.detail["schema"] for r in full}  # empty where rows do not come back exactly
+        if len(kinds) > 1 or len(schemas - {""}) > 1:
             raise NeedsOperator(f"{txn}: its tasks have staged rows of different kinds")
         detail: Mapping[str, Any] = (
             full[0].detail if full else {"mode": "staging", "columns": [], "numbered": []}
@@ -273,7 +274,7 @@ class PostgresSink:
             cycle_column=wanted.cycle_column,
             overriding=bool(detail["numbered"]),
             fixed=tuple(detail["numbered"]),
-            schema=detail.get("schema", "") if wanted.write is Write.APPEND else "",
+            schema=min(schemas, default="") if wanted.write is Write.APPEND else "",
         )
 
     # What is there
@@ -319,7 +320,8 @@ class PostgresSink:
 
         None, too, for upserts (later cycles replace rows) and for columns that do not come
         back as they were written: nested values, jsonb, uuids from text, padded characters,
-        dates outside of the years 1 to 9999.
+        texts whose spaces were cut off at the column's length, dates outside of the years 1 to
+        9999.
         """
         promise = Promise.of(token, SinkTxnId(cycle, str(token.get("attempt"))))
         with self._database.asking(cycle.scope) as connection:

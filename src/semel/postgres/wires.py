@@ -32,6 +32,11 @@ class PgType:
     element_oid: int = 0
     precision: int | None = None
     scale: int | None = None
+    length: int | None = None
+    """The most characters it holds; spaces beyond are cut off without a word."""
+
+    is_padded: bool = False
+    """Filled up with spaces to its length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,9 @@ class Wire:
 
     is_exact: bool = True
     """What is read back equals what was written, value by value."""
+
+    most_characters: int | None = None
+    """Of a longer value only the spaces at its end may be too many, and those are not kept."""
 
 
 def wire(arrow: Any, column: PgType) -> Wire | None:
@@ -61,8 +69,10 @@ def wire(arrow: Any, column: PgType) -> Wire | None:
         if fits(arrow):
             if column.kind in _MOMENTS and column.precision not in (None, 6):
                 encoder = encode.unrounded(encoder, column.precision or 0)
-            is_exact = not (column.kind == "uuid" and pa.types.is_string(arrow))
-            return Wire(encoder, is_exact=is_exact and not column.sql.startswith("character("))
+            is_respelled = column.kind == "uuid" and pa.types.is_string(arrow)
+            is_padded = column.is_padded and column.length is not None
+            is_exact = not (is_respelled or is_padded)
+            return Wire(encoder, is_exact=is_exact, most_characters=column.length)
     return _CAST if pa.types.is_string(arrow) else None
 
 
@@ -147,7 +157,8 @@ def _array_wire(arrow: Any, column: PgType) -> Wire | None:
     inner = wire(arrow.value_type, element)
     if inner is None or inner.is_cast:
         return None
-    return Wire(encode.arrays(inner.encode, column.element_oid), is_exact=inner.is_exact)
+    is_exact = inner.is_exact and inner.most_characters is None
+    return Wire(encode.arrays(inner.encode, column.element_oid), is_exact=is_exact)
 
 
 _MOMENTS: Final = ("timestamp", "timestamptz", "time")

@@ -16,7 +16,7 @@ from semel.crashpoints import CrashPoint, reach
 from semel.errors import Permanent, SemelError
 from semel.pipeline.sink import Batch, Receipt, Tally
 from semel.postgres.connect import Address, Connection, pool, session
-from semel.postgres.encode import HEADER, TRAILER, encode_rows, plain
+from semel.postgres.encode import HEADER, TRAILER, encode_rows, has_longer, plain
 from semel.postgres.faults import translated
 from semel.postgres.names import quoted
 from semel.postgres.schema import Fitted, Target, fit
@@ -38,11 +38,12 @@ class Rows:
         self.fitted = fitted_columns(target, schema, filled)
         self._last_field = last_field
         self._began = False
+        self._was_cut = False
 
     @property
     def is_exact(self) -> bool:
         """Whether the rows can be read back as they were written."""
-        return all(fitted.wire.is_exact for fitted in self.fitted)
+        return not self._was_cut and all(fitted.wire.is_exact for fitted in self.fitted)
 
     def detail(self) -> dict[str, Any]:
         """Describe the columns for a receipt."""
@@ -78,8 +79,11 @@ class Rows:
         return TRAILER
 
     def _encoded(self, fitted: Fitted, column: Any) -> Any:
+        values, most = plain(column), fitted.wire.most_characters
+        if most is not None and not self._was_cut:
+            self._was_cut = has_longer(values, most)
         try:
-            return fitted.wire.encode(plain(column))
+            return fitted.wire.encode(values)
         except ValueError as error:  # Arrow's errors about values are such
             name = quoted(fitted.column.name)
             raise Permanent(
