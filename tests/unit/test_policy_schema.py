@@ -139,7 +139,7 @@ KEYS = [
     for path, kind in keys_below(section)
 ]
 
-WRONG = [{"oops": 1}, [[1]], "", "oops\x01", -7, 2.5, 1000.0, "7 days", math.nan]
+WRONG = [{"oops": 1}, [[1]], "", "oops\x01", -7, 2.5, 1000.0, "7 days", math.nan, 10**30]
 
 
 def judge(section: type, body: dict[str, Any]) -> set[bool]:

@@ -146,12 +146,12 @@ class Guarantee:
 def guarantee_of(effective: Effective) -> Guarantee:
     """Compute what a consumer really guarantees on a topic."""
     own = effective.consumer
-    timing = own.offset_commit.timing
-    first = _records if ACK[timing] is Ack.WITHIN else _rows
-    promises = [first(effective)]
+    within = ACK[own.offset_commit.timing] is Ack.WITHIN
+    promises = [_records(effective) if within else _rows(effective)]
     promises += [_call(effective, effect, n) for n, effect in enumerate(effective.side_effects)]
     if own.outbox:
-        promises.append(_outgoing(effective))
+        again = "and their receivers may get one again, with the same id"
+        promises.append(_written(effective, "messages in the outbox", again, "outbox"))
     return Guarantee(tuple(promises))
 
 
@@ -179,17 +179,14 @@ _FAILURES = ("process crash", "broker redelivery")
 
 
 def _rows(effective: Effective) -> Promise:
+    strategy = STRATEGIES[effective.consumer.idempotency.strategy]
+    key = "idempotency.strategy"
     repetition, why = rows_repetition(effective)
-    key = "mode" if STRATEGIES[effective.consumer.idempotency.strategy].claims else _STRATEGY
     what = "rows in the handler's database"
     if repetition is Repetition.APPLIED:
-        return _promise(effective, repetition, what, (), why, key)
-    facts = STRATEGIES[effective.consumer.idempotency.strategy]
-    under = (*_FAILURES, _replay_words(effective, facts.outlives_claims))
-    return _promise(effective, repetition, what, under, _rests_on(effective), _STRATEGY)
-
-
-_STRATEGY = "idempotency.strategy"
+        return _promise(effective, repetition, what, (), why, "mode" if strategy.claims else key)
+    under = (*_FAILURES, _replay_words(effective, strategy.outlives_claims))
+    return _promise(effective, repetition, what, under, _rests_on(effective), key)
 
 
 def _records(effective: Effective) -> Promise:
@@ -207,32 +204,21 @@ def _call(effective: Effective, effect: SideEffect, number: int) -> Promise:
     what = f"side effect {effect.name!r}"
     key = f"sideEffects.{number}" if effective.consumer.side_effects else "idempotency"
     if effect.intent is not None:
-        return _intent(effective, what, key)
+        later = "and whoever carries it out may get it again, with the same id"
+        return _written(effective, f"the intent of {what}", later, key)
     if effect.idempotency_key:
         kept = "as long as its provider keeps the key"
         return _promise(effective, Repetition.RECOGNISED, what, (*_FAILURES, "replay"), kept, key)
     return _promise(effective, Repetition.APPLIED, what, (), "no idempotency key", key)
 
 
-def _intent(effective: Effective, what: str, key: str) -> Promise:
-    """Promise the wish: it is a row like the others, and somebody else carries it out."""
+def _written(effective: Effective, what: str, again: str, key: str) -> Promise:
+    """Promise what is a row like the others, for somebody else to carry out."""
     repetition, why = rows_repetition(effective)
-    what = f"the intent of {what}"
     if repetition is Repetition.APPLIED:
         return _promise(effective, repetition, what, (), why, key)
-    later = "and whoever carries it out may get it again, with the same id"
     under = (*_FAILURES, _replay_words(effective, outlives_claims=False))
-    return _promise(effective, repetition, what, under, later, key)
-
-
-def _outgoing(effective: Effective) -> Promise:
-    repetition, why = rows_repetition(effective)
-    what = "messages in the outbox"
-    if repetition is Repetition.APPLIED:
-        return _promise(effective, repetition, what, (), why, "outbox")
-    again = "and their receivers may get one again, with the same id"
-    under = (*_FAILURES, _replay_words(effective, outlives_claims=False))
-    return _promise(effective, repetition, what, under, again, "outbox")
+    return _promise(effective, repetition, what, under, again, key)
 
 
 def _promise(

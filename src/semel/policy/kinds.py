@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from semel.codec import FromCoordinates, FromHeader, FromPayload
 from semel.policy.document import Items, Node, Notes, Plain, Scalar
@@ -117,14 +117,19 @@ class Flag:
         return {"type": "boolean"}
 
 
+# Beyond any sense as a number of messages, attempts, seconds or milliseconds, and small enough
+# to be multiplied without a thought.
+MOST: Final = 10**9
+
+
 def whole(node: Node) -> int | None:
     """Return a whole number, which may be written ``4.0`` as in JSON Schema; None if it is none."""
     match node:
         case Scalar(bool()):
             return None
-        case Scalar(int(value)):
+        case Scalar(int(value)) if value <= MOST:
             return value
-        case Scalar(float(value)) if value.is_integer():
+        case Scalar(float(value)) if value.is_integer() and value <= MOST:
             return int(value)
     return None
 
@@ -153,8 +158,8 @@ class Whole:
         return str(value)
 
     def schema(self) -> dict[str, Any]:
-        """State an integer with its minimum."""
-        return {"type": "integer", "minimum": self.lowest}
+        """State an integer within its limits."""
+        return {"type": "integer", "minimum": self.lowest, "maximum": MOST}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +174,7 @@ class Seconds:
         match node:
             case Scalar(bool()):
                 return refuse(self, node, at, notes)
-            case Scalar(int(value) | float(value)) if 0 < value < math.inf:
+            case Scalar(int(value) | float(value)) if 0 < value <= MOST:
                 return value
             case _:
                 return refuse(self, node, at, notes)
@@ -179,14 +184,15 @@ class Seconds:
         return f"{value:g}"
 
     def schema(self) -> dict[str, Any]:
-        """State a number above 0; an infinite one is above all that JSON can write."""
-        return {"type": "number", "exclusiveMinimum": 0, "maximum": _LARGEST}
+        """State a number above 0."""
+        return {"type": "number", "exclusiveMinimum": 0, "maximum": MOST}
 
 
-UNBOUNDED = 0
+UNBOUNDED: Final = 0
 """The number of attempts that means: without end."""
 
-_LARGEST = 1.7976931348623157e308
+# The largest number that is not infinite; JSON has no word for those that are.
+_LARGEST: Final = 1.7976931348623157e308
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +219,7 @@ class Attempts:
         """State an integer; an infinite number is one that is above the largest."""
         return {
             "anyOf": [
-                {"type": "integer", "minimum": -1, "maximum": 2**53},
+                {"type": "integer", "minimum": -1, "maximum": MOST},
                 {"type": "number", "exclusiveMinimum": _LARGEST},
             ]
         }
@@ -317,7 +323,7 @@ class IdPlace:
         return {"type": "string", "pattern": _PLACE}
 
 
-_PLACE = r"^((header|payload):\S+|coordinates)$"
+_PLACE: Final = r"^((header|payload):\S+|coordinates)$"
 
 
 @dataclass(frozen=True, slots=True)
