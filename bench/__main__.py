@@ -23,6 +23,8 @@ MODULES: Final[Mapping[str, str]] = {
     "two-sinks": "bench.two_sinks",
     "recovery": "bench.recovery",
     "memory": "bench.memory",
+    "consumer": "bench.consumer",
+    "claims-at-size": "bench.claims_at_size",
 }
 
 

@@ -19,7 +19,7 @@ from semel.messaging.claims import ClaimAnswer, Claimed, ClaimRequest, ClaimStat
 from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
 from semel.messaging.database import Database, Unit
-from semel.messaging.failing import holds_key, write_failure
+from semel.messaging.failing import Held, holds_key, write_failure
 from semel.messaging.handling import (
     CONFLICT_CODE,
     Try,
@@ -173,54 +173,81 @@ async def _claimed(consumer: Consumer, unit: Unit, messages: Sequence[Message]) 
 async def _in_chunks(
     consumer: Consumer, database: Database, unit: Unit, steps: Sequence[_Step]
 ) -> list[Outcome]:
-    blocked = Blocked(consumer)
-    outcomes: list[Outcome] = []
+    batch = _Batch(consumer, database, unit)
     size = len(steps) if consumer.takes_batches else consumer.settings.chunk
     for start in range(0, len(steps), max(size, 1)):
-        chunk = steps[start : start + size]
-        found = await _at_once(consumer, database, unit, chunk, blocked)
-        if found is None:
-            found = []
-            for step in chunk:
-                found.append(await _alone(consumer, database, unit, step, blocked))
-                blocked.note(step.message, found[-1])
-        outcomes.extend(found)
-    return outcomes
+        await batch.run(steps[start : start + size])
+    return batch.outcomes
 
 
-async def _at_once(
-    consumer: Consumer, database: Database, unit: Unit, chunk: Sequence[_Step], blocked: Blocked
-) -> list[Outcome] | None:
-    """Handle a chunk in one savepoint; None where it must be handled one by one."""
-    if any(blocked.stands_before(s.message) or blocked.holds(s.message) for s in chunk):
+class _Batch:
+    """The steps of one transaction, done in order."""
+
+    def __init__(self, consumer: Consumer, database: Database, unit: Unit) -> None:
+        self.consumer = consumer
+        self.database = database
+        self.unit = unit
+        self.blocked = Blocked(consumer)
+        self.outcomes: list[Outcome] = []
+
+    async def run(self, chunk: Sequence[_Step]) -> None:
+        """Handle a chunk at once; where that fails, the culprit alone and the others again."""
+        while chunk:
+            blocked = self.blocked
+            if any(blocked.stands_before(s.message) or blocked.holds(s.message) for s in chunk):
+                return await self._one_by_one(chunk)
+            ran: list[Outcome] = []
+            if await self._at_once(chunk, ran):
+                return None
+            if self.consumer.takes_batches or len(ran) == len(chunk):
+                # All ran, and what they wrote was refused at the end: nobody knows whose.
+                return await self._one_by_one(chunk)
+            before, culprit = chunk[: len(ran)], chunk[len(ran)]
+            if not await self._at_once(before, []):
+                await self._one_by_one(before)
+            await self._one_by_one([culprit])
+            chunk = chunk[len(ran) + 1 :]
         return None
-    try:
-        async with unit.savepoint():
-            return await _run(consumer, unit, chunk)
-    except Exception as error:  # noqa: BLE001  found out one by one
-        _raise_if_over(consumer, database, error)
-        return None
+
+    async def _at_once(self, chunk: Sequence[_Step], ran: list[Outcome]) -> bool:
+        """Handle a chunk in one savepoint; False, and nothing done, where that fails.
+
+        *ran* gets the outcomes of the messages before the one that failed.
+        """
+        try:
+            async with self.unit.savepoint():
+                await _run(self.consumer, self.unit, chunk, ran)
+        except Exception as error:  # noqa: BLE001  found out one by one
+            _raise_if_over(self.consumer, self.database, error)
+            return False
+        self.outcomes.extend(ran)
+        return True
+
+    async def _one_by_one(self, steps: Sequence[_Step]) -> None:
+        for step in steps:
+            outcome = await _alone(self.consumer, self.database, self.unit, step, self.blocked)
+            self.outcomes.append(outcome)
+            self.blocked.note(step.message, outcome)
 
 
-async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step]) -> list[Outcome]:
+async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step], ran: list[Outcome]) -> None:
     """Do in order what the claims said."""
     if consumer.takes_batches:
         await _batch_handler(consumer, unit, [s for s in chunk if isinstance(s.answer, Claimed)])
-    found: list[Outcome] = []
     for step in chunk:
         match step.answer:
             case Claimed() if consumer.takes_batches:
-                found.append(Handled())
+                outcome: Outcome = Handled()
             case Claimed(attempt=attempt):
-                found.append(await apply(consumer, unit, Try(step.message.tried(attempt))))
+                outcome = await apply(consumer, unit, Try(step.message.tried(attempt)))
             case None:
-                found.append(await claim_and_handle(consumer, unit, Try(step.message)))
+                outcome = await claim_and_handle(consumer, unit, Try(step.message))
             case answer:
-                found.append(await refused(consumer, unit, step.message, answer))
-        if isinstance(settlement(found[-1]), Nack) or blocks_key(consumer, step.message, found[-1]):
+                outcome = await refused(consumer, unit, step.message, answer)
+        if isinstance(settlement(outcome), Nack) or blocks_key(consumer, step.message, outcome):
             # It holds up those behind it.
             raise _OneByOne
-    return found
+        ran.append(outcome)
 
 
 async def _batch_handler(consumer: Consumer, unit: Unit, steps: Sequence[_Step]) -> None:
@@ -255,11 +282,9 @@ async def _alone(
             return await claim_and_handle(consumer, unit, state)
     except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
         _raise_if_over(consumer, database, error)
-        took_claim = isinstance(step.answer, Claimed)
+        held = Held(by_this_transaction=isinstance(step.answer, Claimed))
         failure = classify(consumer, database, error)
-        written = await write_failure(
-            unit, consumer, state.message, failure, state.gap, took_claim=took_claim
-        )
+        written = await write_failure(unit, consumer, state.message, failure, state.gap, held)
         return Skipped() if written is None else written
 
 

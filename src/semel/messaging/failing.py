@@ -36,7 +36,13 @@ class Held:
     """How the failed attempt held its claim."""
 
     by_this_transaction: bool = False
+    """The claim stands in this transaction, and is turned into the failure."""
+
     fence: int | None = None
+    """The claim is leased, and no longer ours where it shows another fence."""
+
+    from_waiting: bool = False
+    """The message came out of the waiting room, and is still in there."""
 
 
 def holds_key(consumer: Consumer, message: Message) -> bool:
@@ -51,16 +57,10 @@ async def write_failure(
     message: Message,
     failure: Classified,
     gap: Gap | None = None,
-    *,
-    took_claim: bool = False,
-    fence: int | None = None,
+    claim: Held | None = None,
 ) -> Outcome | None:
-    """Write what became of a failed attempt; None where the message is COMPLETED after all.
-
-    *took_claim*: the claim stands in this transaction, and is turned into the failure.
-    *fence*: the claim is leased, and no longer ours where it shows another one.
-    """
-    claim = Held(took_claim, fence)
+    """Write what became of a failed attempt; None where the message is COMPLETED after all."""
+    claim = claim or Held()
     settings = consumer.settings
     if gap is not None:
         await unit.versions.open_gap(gap)
@@ -104,8 +104,7 @@ async def _retry(
     written = _failure(message, ClaimState.FAILED_RETRYABLE, failure, seconds)
     if not await _mark(unit, consumer, message, written, claim):
         return None
-    stored = consumer.settings.stores_retries
-    if not stored and await unit.waiting.get(consumer.name, message.id) is None:
+    if not (consumer.settings.stores_retries or claim.from_waiting):
         return RetryLater(seconds, failure, message.attempt)
     await unit.waiting.put(_waiting(consumer, message, failure, Waits.RETRY), seconds)
     return RetryStored(failure, message.attempt)
@@ -136,7 +135,8 @@ async def _bury(
         return None
     told = Told.SCHEMA_INCOMPATIBLE if failure.failure_class is FailureClass.SCHEMA else Told.DLQ
     await unit.dead_letters.put(await _letter(unit, consumer, message, failure, told))
-    await unit.waiting.remove(consumer.name, message.id)
+    if claim.from_waiting:
+        await unit.waiting.remove(consumer.name, message.id)
     return DeadLettered(failure, told)
 
 
@@ -185,8 +185,8 @@ async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -
 async def _letter(
     unit: Unit, consumer: Consumer, message: Message, failure: Classified, told: Told
 ) -> DeadLetter:
-    now = await unit.now()
     claim = await unit.claims.look_up(consumer.name, message.id)
+    now = claim.updated_at if claim else await unit.now()
     source = message.source
     return DeadLetter(
         consumer=consumer.name,

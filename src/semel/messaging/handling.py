@@ -37,7 +37,7 @@ from semel.messaging.claims import (
 from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
 from semel.messaging.database import Database, Unit
-from semel.messaging.failing import holds_key, write_conflict, write_failure, write_unreadable
+from semel.messaging.failing import Held, holds_key, write_conflict, write_failure, write_unreadable
 from semel.messaging.failure import Classified, NonRetryableMessageError, SequenceGap
 from semel.messaging.outcome import (
     Handled,
@@ -309,9 +309,8 @@ async def after_failure(
             reach(CrashPoint.FAILURE_BEFORE, consumer.name)
             if holds_key(consumer, state.message):
                 await unit.waiting.hold(consumer.name, [state.message.key or ""])
-            outcome = await write_failure(
-                unit, consumer, state.message, failure, state.gap, fence=fence
-            )
+            held = Held(fence=fence, from_waiting=state.from_waiting)
+            outcome = await write_failure(unit, consumer, state.message, failure, state.gap, held)
         reach(CrashPoint.FAILURE_AFTER, consumer.name)
     except Exception as error:  # noqa: BLE001  the delivery comes back, and is tried again
         log.warning(

@@ -1,0 +1,191 @@
+"""A consumer with claims: one transaction per message beside many messages in one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from sqlalchemy import BigInteger, Text, func, insert, select
+from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from bench.harness import Benchmark, Row, Scale, Table, Target, Times, measure, timed
+from bench.server import postgres
+from semel.message import Message
+from semel.messaging.batch import consume_many
+from semel.messaging.consumer import Consumer, consumer
+from semel.messaging.failure import NonRetryableMessageError
+from semel.sqlalchemy.claims import SqlAlchemyProcessedMessageStore
+from semel.sqlalchemy.database import SqlDatabase
+from semel.sqlalchemy.tables import metadata
+
+DOCUMENTED = "a session per message"
+BATCH = 100
+LARGE_BATCH = 500
+FAILING_EVERY = 100
+
+ABOUT = """\
+Every message is claimed, makes one business row, and is committed, on PostgreSQL with fsync and
+synchronous commits. The documented pattern opens a session per message, claims, inserts, commits,
+with one worker. The others are `consume_many`, in batches of 100, or of 500 where the handler
+only adds to the session or takes the batch whole: the handlers are unchanged, a savepoint stands
+behind every 20 messages, and the final state is the same. One row has every hundredth message
+fail for good, so that its chunk runs again one by one and a dead letter is written."""
+
+
+class Base(DeclarativeBase):
+    """The business tables."""
+
+
+class Payment(Base):
+    """What a message causes."""
+
+    __tablename__ = "payment"
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=True)
+    message_id: Mapped[str] = mapped_column(Text)
+    amount: Mapped[int] = mapped_column(BigInteger)
+
+
+@consumer("adds")
+async def adds(message: Message, session: Any) -> None:
+    """Write as an ORM user does."""
+    session.add(Payment(message_id=message.id, amount=message.payload))
+
+
+@consumer("awaits")
+async def awaits(message: Message, session: Any) -> None:
+    """Write as a Core user does, one awaited statement per message."""
+    values = {"message_id": message.id, "amount": message.payload}
+    await session.execute(insert(Payment.__table__).values(values))
+
+
+@consumer("fails")
+async def fails(message: Message, session: Any) -> None:
+    """Write, and refuse every hundredth message."""
+    await awaits(message, session)
+    if message.payload % FAILING_EVERY == 0:
+        raise NonRetryableMessageError("one in a hundred")
+
+
+@consumer("batches", batches=True)
+async def batches(messages: Sequence[Message], session: Any) -> None:
+    """Write the whole batch with one call."""
+    rows = [{"message_id": message.id, "amount": message.payload} for message in messages]
+    await session.execute(insert(Payment.__table__).inline(), rows)
+
+
+class Field:
+    """A database, messages that nobody has seen, and one loop."""
+
+    def __init__(self, url: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.database = SqlDatabase(url)
+        self._numbers = itertools.count()
+        self.loop.run_until_complete(self._make())
+
+    async def _make(self) -> None:
+        async with self.database.engine.begin() as connection:
+            await connection.run_sync(metadata.create_all)
+            await connection.run_sync(Base.metadata.create_all)
+
+    def messages(self, count: int) -> list[Message]:
+        """Make messages with new ids."""
+        numbers = itertools.islice(self._numbers, count)
+        return [
+            Message(f"payment-{n:012}", i, b'{"amount": %d}' % i, f"account-{n % 500}")
+            for i, n in enumerate(numbers, 1)
+        ]
+
+    def seconds_each(
+        self, count: int, handle: Callable[[list[Message]], Awaitable[None]], expected: int
+    ) -> float:
+        """Time the handling of *count* messages and return the seconds per message."""
+        before = self.loop.run_until_complete(self._payments())
+        messages = self.messages(count)
+        with timed() as watch:
+            self.loop.run_until_complete(handle(messages))  # type: ignore[arg-type]
+        found = self.loop.run_until_complete(self._payments()) - before
+        if found != expected:
+            raise ValueError(f"{found} payments instead of {expected}")
+        return watch.seconds / count
+
+    async def _payments(self) -> int:
+        async with self.database.begin() as unit:
+            return int((await unit.session.execute(select(func.count(Payment.id)))).scalar_one())
+
+    async def documented(self, messages: Sequence[Message]) -> None:
+        """Do as the documentation of every such library says."""
+        sessions = async_sessionmaker(self.database.engine)
+        for message in messages:
+            async with sessions() as session:
+                store = SqlAlchemyProcessedMessageStore(session)
+                if await store.claim(consumer_name="documented", event_id=message.id):
+                    await awaits(message, session)
+                    await session.commit()
+
+    def many(
+        self, handler: Consumer, size: int, workers: int = 1
+    ) -> Callable[[list[Message]], Awaitable[None]]:
+        """Handle batches of *size* with several workers at once."""
+
+        async def handle(messages: list[Message]) -> None:
+            waiting = iter([messages[i : i + size] for i in range(0, len(messages), size)])
+
+            async def work() -> None:
+                for batch in waiting:
+                    await consume_many(handler, self.database, batch)
+
+            await asyncio.gather(*(work() for _ in range(workers)))
+
+        return handle
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.loop.run_until_complete(self.database.close())
+        self.loop.close()
+
+
+def run(scale: Scale) -> list[Table]:
+    """Measure the ways to handle messages."""
+    few, some, lots = scale.pick(500, 50), scale.pick(3_000, 300), scale.pick(20_000, 1_000)
+    with postgres() as server:
+        field = Field(server.url)
+        ways: dict[str, tuple[int, Callable[[list[Message]], Awaitable[None]], float | None]] = {
+            DOCUMENTED: (few, field.documented, None),
+            "handlers that add to the session": (lots, field.many(adds, LARGE_BATCH), 12),
+            "handlers that await a statement": (some, field.many(awaits, BATCH), 5),
+            "… with four batch workers": (some, field.many(awaits, BATCH, 4), 9),
+            "… with 1 % failing messages": (some, field.many(fails, BATCH), 4),
+            "handlers that take the batch": (lots, field.many(batches, LARGE_BATCH), 50),
+        }
+
+        def alternative(name: str) -> Callable[[], float]:
+            count, handle, _ = ways[name]
+            lost = count // FAILING_EVERY if "failing" in name else 0
+            return lambda: field.seconds_each(count, handle, count - lost)
+
+        times = measure({name: alternative(name) for name in ways}, scale.rounds_or(5))
+        field.close()
+    return [_table(times, {name: wanted for name, (_, _, wanted) in ways.items()})]
+
+
+def _table(times: Times, wanted: dict[str, float | None]) -> Table:
+    rows = []
+    for name in times.seconds:
+        ratio = times.ratio(name, DOCUMENTED)
+        each = [1 / seconds for seconds in times.seconds[name]]
+        least = wanted[name]
+        rows.append(
+            Row(
+                name,
+                [f"{sorted(each)[len(each) // 2]:,.0f}", ratio.text(1)],
+                None if least is None else Target.at_least(least, ratio),
+            )
+        )
+    columns = ["messages/s", f"× {DOCUMENTED}"]
+    return Table("Messages that are claimed and handled", columns, rows, times.rounds)
+
+
+BENCHMARK = Benchmark("consumer", "Consuming messages", ABOUT, run)
