@@ -14,6 +14,7 @@ from itertools import count
 import psycopg
 import pyarrow as pa
 import pytest
+from pooler import Pooler
 
 from semel.crashpoints import CrashPoint
 from semel.errors import Fenced, Misuse, NeedsOperator, Permanent, Retryable
@@ -512,6 +513,28 @@ def test_a_server_without_slots_is_refused_or_worked_around(caplog):
 
 
 # The table.
+
+
+@pytest.mark.parametrize("mode", ["transaction", "rotating"])
+def test_a_pooler_that_lends_sessions_by_transaction_is_refused(
+    postgres_server, url, database, mode
+):
+    with Pooler(postgres_server.port, mode) as pooler:
+        sink = PostgresSink(url.replace(str(postgres_server.port), str(pooler.port)), "entries")
+
+        with pytest.raises(Permanent, match=r"pooler.*session mode"):
+            sink.check(None)
+
+        sink.close()
+
+
+def test_a_pooler_that_lends_sessions_for_good_is_welcome(postgres_server, url, database):
+    with Pooler(postgres_server.port, "session") as pooler:
+        sink = PostgresSink(url.replace(str(postgres_server.port), str(pooler.port)), "entries")
+
+        sink.check(SCHEMA)
+
+        sink.close()
 
 
 def test_a_missing_table_is_told_with_the_statement_that_makes_it(url, database):

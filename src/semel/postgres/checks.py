@@ -18,6 +18,9 @@ from semel.postgres.writer import fitted_columns
 # Every task of a batch needs a slot, and so does every losing attempt of a task until then.
 SLOTS_WANTED: Final = 16
 
+# Others may use the pooler, too, and take a process between two of our questions.
+_POOLER_ROUNDS: Final = 2
+
 READERS_SEE: Final = {
     "staging": "whole batches or nothing",
     "prepared": "part of a batch for a moment, between its first COMMIT PREPARED and its last",
@@ -77,6 +80,31 @@ def check(connection: Connection, wanted: Wanted, schema: Any) -> Checked | None
     if fitted is not None:
         _warn_about_nulls(wanted, schema, fitted)
     return Checked(found, _mode(connection, wanted, found, fitted), _weaknesses(connection))
+
+
+def refuse_pooler(sink: str, one: Connection, other: Connection) -> None:
+    """Refuse a pooler that lends server processes by the transaction.
+
+    Settings, held transactions and the ending of an older owner's sessions need a process each.
+
+    Raises:
+        Permanent: two connections, or one at two moments, have not had a process of their own.
+    """
+    for _ in range(_POOLER_ROUNDS):
+        # Not in turns: a pooler that takes its processes in turns would not be noticed.
+        mine, its, its_again, mine_again = map(_process, (one, other, other, one))
+        if mine == its or (mine, its) != (mine_again, its_again):
+            raise Permanent(
+                f"sink {sink}: a pooler lends PostgreSQL's sessions by the transaction, and semel "
+                f"needs them for good: connect to the server itself, or use a pool in session mode "
+                f"(PgBouncer: pool_mode = session)"
+            )
+
+
+def _process(connection: Connection) -> int:
+    row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def guarantee(wanted: Wanted, checked: Checked | None) -> Guarantee:

@@ -26,7 +26,7 @@ from semel.pipeline.sink import (
     tally_of,
 )
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
-from semel.postgres.checks import Checked, Wanted, check, guarantee
+from semel.postgres.checks import Checked, Wanted, check, guarantee, refuse_pooler
 from semel.postgres.connect import Address, Connection, Login
 from semel.postgres.database import Database
 from semel.postgres.faults import outcome_of
@@ -132,7 +132,8 @@ class PostgresSink:
 
     def check(self, schema: Schema | None) -> None:
         """Find out whether rows of *schema* can be written; create the table if asked to."""
-        with self._database.asking() as connection:
+        with self._database.asking() as connection, self._database.asking() as another:
+            refuse_pooler(self.name, connection, another)
             if self._wanted.mode != "prepared" or not self._database.has_books(connection):
                 self._database.books.check_rights(connection)
             self._checked = check(connection, self._wanted, schema)
