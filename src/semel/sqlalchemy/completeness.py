@@ -1,0 +1,89 @@
+"""The outcome ranges in PostgreSQL and SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, CursorResult, and_, delete, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.sql import Executable
+
+from semel.message import Partition
+from semel.messaging.completeness import OutcomeRange
+from semel.sqlalchemy.faults import translated
+from semel.sqlalchemy.tables import consumer_outcome
+
+_C: Final = consumer_outcome.c
+
+
+class SqlOutcomeStore:
+    """The ranges of one open transaction."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def record(self, consumer: str, ranges: Sequence[OutcomeRange]) -> None:
+        """Write ranges; one that continues a kept range of the same outcome extends it."""
+        for new in ranges:
+            if not await self._extended(consumer, new):
+                await self._run(
+                    insert(consumer_outcome).values(
+                        consumer=consumer,
+                        topic=new.partition.topic,
+                        partition=new.partition.number,
+                        first=new.first,
+                        last=new.last,
+                        outcome=new.outcome,
+                    )
+                )
+
+    async def _extended(self, consumer: str, new: OutcomeRange) -> bool:
+        # Two ranges may end at the same offset, after redeliveries: one of them goes on.
+        neighbour = (
+            select(_C.number)
+            .where(
+                _in(consumer, new.partition), _C.outcome == new.outcome, _C.last == new.first - 1
+            )
+            .limit(1)
+            .scalar_subquery()
+        )
+        longer = update(consumer_outcome).where(_C.number == neighbour).values(last=new.last)
+        return bool((await self._run(longer)).rowcount)
+
+    async def ranges(self, consumer: str, partition: Partition) -> Sequence[OutcomeRange]:
+        """Return the ranges of a partition in order."""
+        found = await self._run(
+            select(_C.first, _C.last, _C.outcome)
+            .where(_in(consumer, partition))
+            .order_by(_C.first, _C.last, _C.outcome)
+        )
+        return [OutcomeRange(partition, row.first, row.last, row.outcome) for row in found]
+
+    async def partitions(self, consumer: str) -> Sequence[Partition]:
+        """Return the partitions that have ranges."""
+        found = await self._run(
+            select(_C.topic, _C.partition)
+            .where(_C.consumer == consumer)
+            .distinct()
+            .order_by(_C.topic, _C.partition)
+        )
+        return [Partition(row.topic, row.partition) for row in found]
+
+    async def prune(self, consumer: str, partition: Partition, below: int) -> int:
+        """Forget what lies wholly below an offset."""
+        old = delete(consumer_outcome).where(_in(consumer, partition), _C.last < below)
+        return (await self._run(old)).rowcount
+
+    async def _run(self, statement: Executable) -> CursorResult[Any]:
+        async with translated("the outcomes"):
+            connection = await self._session.connection()
+            return await connection.execute(statement)
+
+
+def _in(consumer: str, partition: Partition) -> ColumnElement[bool]:
+    return and_(
+        _C.consumer == consumer,
+        _C.topic == partition.topic,
+        _C.partition == partition.number,
+    )

@@ -1,0 +1,117 @@
+"""The running members in PostgreSQL and SQLite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from sqlalchemy import CursorResult, Row, delete, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.sql import Executable
+
+from semel.message import Partition
+from semel.messaging.claims import stored_id
+from semel.messaging.members import Member
+from semel.sqlalchemy.faults import translated
+from semel.sqlalchemy.tables import consumer_member, crash_suspect
+from semel.sqlalchemy.times import now_us, to_seconds, to_us
+
+_M: Final = consumer_member.c
+_S: Final = crash_suspect.c
+
+_NEW: Final = insert(consumer_member)
+_WRITTEN: Final = ("owner", "partitions", "in_flight", "expires_at")
+ENTER: Final = _NEW.on_conflict_do_update(
+    index_elements=list(consumer_member.primary_key),
+    set_={name: _NEW.excluded[name] for name in _WRITTEN},
+)
+
+SUSPECT: Final = (
+    insert(crash_suspect)
+    .on_conflict_do_update(
+        index_elements=list(crash_suspect.primary_key), set_={"tries": _S.tries + 1}
+    )
+    .returning(_S.tries)
+)
+
+
+class SqlMembers:
+    """The members of one open transaction."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def enter(self, member: Member, seconds: float) -> None:
+        """Write or renew a member's row, with its partitions, for *seconds* from now."""
+        values = {
+            "consumer": member.consumer,
+            "name": member.name,
+            "owner": member.owner,
+            "partitions": _to_text(member.partitions),
+            "in_flight": member.in_flight,
+        }
+        await self._run(ENTER.values(**values, expires_at=now_us() + to_us(seconds)))
+
+    async def leave(self, consumer: str, name: str) -> None:
+        """Remove a row."""
+        await self._run(delete(consumer_member).where(_M.consumer == consumer, _M.name == name))
+
+    async def others(
+        self, consumer: str, name: str, partitions: Collection[Partition]
+    ) -> Sequence[Member]:
+        """Return other members' rows that name one of *partitions*."""
+        found = await self._run(
+            select(consumer_member)
+            .where(_M.consumer == consumer, _M.name != name)
+            .order_by(_M.name)
+        )
+        members = [_member(row) for row in found]
+        return [member for member in members if member.partitions & frozenset(partitions)]
+
+    async def suspect(self, consumer: str, message_id: str) -> int:
+        """Note that a message is about to be tried alone; return how often that was noted."""
+        values = {"consumer": consumer, "message_id": stored_id(message_id), "tries": 1}
+        return int((await self._run(SUSPECT.values(**values))).scalar_one())
+
+    async def acquit(self, consumer: str, message_id: str) -> None:
+        """Forget the suspicion."""
+        await self._run(
+            delete(crash_suspect).where(
+                _S.consumer == consumer, _S.message_id == stored_id(message_id)
+            )
+        )
+
+    async def release(self, consumer: str, name: str, partition: Partition) -> None:
+        """Take a partition off a row; the last one removes the row if it has expired."""
+        me = (_M.consumer == consumer, _M.name == name)
+        found = (await self._run(select(consumer_member).where(*me).with_for_update())).first()
+        if found is None:
+            return
+        left = _member(found).partitions - {partition}
+        if not left:
+            gone = delete(consumer_member).where(*me, _M.expires_at <= now_us())
+            if (await self._run(gone)).rowcount:
+                return
+        await self._run(update(consumer_member).where(*me).values(partitions=_to_text(left)))
+
+    async def _run(self, statement: Executable) -> CursorResult[Any]:
+        async with translated("the members"):
+            connection = await self._session.connection()
+            return await connection.execute(statement)
+
+
+def _to_text(partitions: Collection[Partition]) -> str:
+    return json.dumps(sorted([p.topic, p.number] for p in partitions))
+
+
+def _member(row: Row[Any]) -> Member:
+    return Member(
+        row.consumer,
+        row.name,
+        row.owner,
+        frozenset(Partition(topic, number) for topic, number in json.loads(row.partitions)),
+        row.in_flight,
+        to_seconds(row.expires_at),
+    )

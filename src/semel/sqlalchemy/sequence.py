@@ -1,0 +1,95 @@
+"""The applied versions in PostgreSQL and SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import CursorResult, case, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.sql import Executable
+
+from semel.messaging.sequence import Gap
+from semel.sqlalchemy.faults import translated
+from semel.sqlalchemy.tables import aggregate_version, sequence_gap
+from semel.sqlalchemy.times import now_us, to_seconds
+
+_V: Final = aggregate_version.c
+_G: Final = sequence_gap.c
+
+BEGIN: Final = insert(aggregate_version).on_conflict_do_nothing(
+    index_elements=list(aggregate_version.primary_key)
+)
+_NEW: Final = insert(sequence_gap)
+OPEN: Final = _NEW.on_conflict_do_update(
+    index_elements=list(sequence_gap.primary_key),
+    set_={
+        "found": _NEW.excluded.found,
+        # One that is open keeps its time; one that was closed is a new one.
+        "since": case((_G.closed_at.is_(None), _G.since), else_=_NEW.excluded.since),
+        "closed_at": None,
+        "how": "",
+    },
+)
+
+
+class SqlVersions:
+    """The versions of one open transaction."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def current(self, consumer: str, key: str) -> int:
+        """Lock a key and return the version that was applied last; 0 where none was."""
+        locked = select(_V.version).where(_V.consumer == consumer, _V.key == key).with_for_update()
+        found = (await self._run(locked)).scalar()
+        if found is None:
+            # Two transactions that both see no row would both apply the first version.
+            await self._run(BEGIN.values(consumer=consumer, key=key, version=0))
+            found = (await self._run(locked)).scalar_one()
+        return int(found)
+
+    async def advance(self, consumer: str, key: str, version: int) -> None:
+        """Write the version that is applied with this transaction."""
+        await self.current(consumer, key)
+        applied = update(aggregate_version).where(_V.consumer == consumer, _V.key == key)
+        await self._run(applied.values(version=version))
+
+    async def open_gap(self, gap: Gap) -> None:
+        """List a gap; one that is listed already keeps its time."""
+        await self._run(
+            OPEN.values(
+                consumer=gap.consumer,
+                key=gap.key,
+                expected=gap.expected,
+                found=gap.found,
+                since=now_us(),
+            )
+        )
+
+    async def close_gaps(self, consumer: str, key: str, up_to: int, how: str) -> int:
+        """Close the key's gaps whose missing versions are all at or below *up_to*."""
+        closing = update(sequence_gap).where(
+            _G.consumer == consumer,
+            _G.key == key,
+            _G.closed_at.is_(None),
+            _G.found - 1 <= up_to,
+        )
+        return (await self._run(closing.values(closed_at=now_us(), how=how))).rowcount
+
+    async def gaps(self, consumer: str | None, limit: int) -> Sequence[Gap]:
+        """Return the open gaps, the oldest first."""
+        found = select(sequence_gap).where(_G.closed_at.is_(None))
+        if consumer is not None:
+            found = found.where(_G.consumer == consumer)
+        rows = await self._run(found.order_by(_G.since, _G.consumer, _G.key).limit(limit))
+        return [
+            Gap(row.consumer, row.key, row.expected, row.found, to_seconds(row.since))
+            for row in rows
+        ]
+
+    async def _run(self, statement: Executable) -> CursorResult[Any]:
+        async with translated("the versions"):
+            connection = await self._session.connection()
+            return await connection.execute(statement)
