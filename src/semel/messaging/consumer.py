@@ -20,7 +20,9 @@ from semel.message import Message
 from semel.messaging.claims import StalePolicy
 from semel.messaging.failure import FailureClass, Rule
 from semel.messaging.outbox import MESSAGE_ID_HEADER
+from semel.messaging.sequence import GapPolicy
 from semel.messaging.settings import ConsumerSettings
+from semel.policy import Policy
 
 Handler: TypeAlias = Callable[..., Awaitable[Any]]
 Inspect: TypeAlias = Callable[[Message], Awaitable[bool | None]]
@@ -64,7 +66,17 @@ class Consumer:
             raise Misuse(f"consumer {self.name}: versions are checked one message at a time")
         if self.settings.stale is StalePolicy.INSPECT and self.inspect is None:
             raise Misuse(f"consumer {self.name}: the stale policy 'inspect' needs inspect=")
+        if self.settings.versioned:
+            self._check_repairs()
         object.__setattr__(self, "_takes_session", _takes_two(self.handler))
+
+    def _check_repairs(self) -> None:
+        repairs = {GapPolicy.FETCH: "fetch_missing", GapPolicy.REBUILD: "rebuild"}
+        needed = repairs.get(self.settings.gaps)
+        if needed and getattr(self, needed) is None:
+            raise Misuse(
+                f"consumer {self.name}: the gap policy '{self.settings.gaps}' needs {needed}="
+            )
 
     async def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the handler as the function it is: for unit tests."""
@@ -98,7 +110,7 @@ def _takes_two(handler: Handler) -> bool:
 def consumer(
     name: str,
     *,
-    policy: ConsumerSettings | None = None,
+    policy: ConsumerSettings | Policy | None = None,
     id_from: Place | None = None,
     codec: Codec | None = None,
     reading: Reading | None = None,
@@ -112,23 +124,37 @@ def consumer(
     """Make a consumer of an ``async def handle(message, session)``.
 
     Without `id_from` or `reading`, the id is expected in the header ``message-id``; a message
-    without one goes to the dead letters.
+    without one goes to the dead letters.  A `Policy` of a file says where the id is, and how
+    the consumer of this name behaves; `semel.messaging.from_policy.settings_of` gives the
+    runner's settings.
 
     Raises:
-        Misuse: `reading` and one of its parts were both given.
+        Misuse: `reading` and one of its parts were both given; or the policy is refused, or
+            contradicts what is given here.
     """
     if reading is not None and (id_from is not None or codec is not None):
         raise Misuse(f"consumer {name}: give id_from and codec inside reading=, or without it")
+    settings = ConsumerSettings() if policy is None else policy
+    declared: Place | None = None
+    if isinstance(settings, Policy):
+        settings, declared = _of_policy(settings, name)
     found = reading or Reading(
-        id_from=id_from or FromHeader(MESSAGE_ID_HEADER), codec=codec or JsonCodec()
+        id_from=id_from or declared or FromHeader(MESSAGE_ID_HEADER), codec=codec or JsonCodec()
     )
+    if declared is not None and found.id_from != declared:
+        raise Misuse(
+            f"consumer {name}: its policy takes the id from the {declared}, the code from the "
+            f"{found.id_from}"
+        )
+    if isinstance(policy, Policy) and settings.versioned and found.version_from is None:
+        raise Misuse(f"consumer {name}: its policy checks versions; reading= must say where one is")
 
     def decorate(handler: Handler) -> Consumer:
         return Consumer(
             name,
             handler,
             found,
-            policy or ConsumerSettings(),
+            settings,
             batches,
             rules or {},
             codes or {},
@@ -138,3 +164,10 @@ def consumer(
         )
 
     return decorate
+
+
+def _of_policy(policy: Policy, name: str) -> tuple[ConsumerSettings, Place | None]:
+    # It knows the runner, which knows this module.
+    from semel.messaging.from_policy import id_place_of, settings_of
+
+    return settings_of(policy, name)[0], id_place_of(policy, name)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from semel.errors import Misuse
-from semel.messaging.failure import RETRYABLE_CLASSES, UNKNOWN_CODE, Classified
+from semel.messaging.failure import RETRYABLE_CLASSES, UNKNOWN_CODE, Classified, FailureClass
 
 
 class RetryMode(StrEnum):
@@ -44,10 +44,14 @@ class RetryPolicy:
     """Codes that are not, whatever their class."""
 
     mode: RetryMode = RetryMode.BLOCKING
+    max_poison_attempts: int | None = None
+    """How often a message is tried whose failure is of the class poison; None: as any other."""
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
             raise Misuse(f"maxAttempts is {self.max_attempts}: the first attempt is one")
+        if self.max_poison_attempts is not None and self.max_poison_attempts < 1:
+            raise Misuse(f"maxAttemptsBeforePark is {self.max_poison_attempts}: it counts from 1")
         if not 0 <= self.initial_delay_seconds <= self.max_delay_seconds:
             raise Misuse("initialDelayMs must be between 0 and maxDelayMs")
         if both := self.retryable & self.non_retryable:
@@ -88,6 +92,13 @@ def is_retryable(policy: RetryPolicy, failure: Classified) -> bool:
     return failure.code == UNKNOWN_CODE or failure.failure_class in RETRYABLE_CLASSES
 
 
+def attempts_for(policy: RetryPolicy, failure: Classified) -> int:
+    """Return how often a message is tried that fails like this."""
+    if policy.max_poison_attempts is None or failure.failure_class is not FailureClass.POISON:
+        return policy.max_attempts
+    return min(policy.max_attempts, policy.max_poison_attempts)
+
+
 def verdict(
     policy: RetryPolicy,
     failure: Classified,
@@ -97,7 +108,7 @@ def verdict(
     """Decide after *attempts* attempts, the failed one included."""
     if not is_retryable(policy, failure):
         return Hopeless()
-    if attempts >= policy.max_attempts:
+    if attempts >= attempts_for(policy, failure):
         return Exhausted()
     return RetryIn(backoff(policy, attempts, uniform))
 
