@@ -159,6 +159,7 @@ def test_a_ledger_older_than_its_sinks_is_recognised(world, shell, monkeypatch):
     document = shell.ask("doctor", code=1)
 
     assert kinds(document) == {"wrong_ledger"}
+    assert "wrong-ledger.md" in document["scopes"][0]["problems"][0]["runbook"]
 
 
 def test_another_ledger_than_the_sinks_know_is_recognised(world, shell, monkeypatch):
@@ -227,3 +228,12 @@ def test_every_kind_has_a_runbook():
     root = Path(__file__).parents[2]
     missing = [name for name in set(RUNBOOKS.values()) if not (root / name).is_file()]
     assert missing == []
+
+
+@pytest.mark.parametrize("name", sorted(set(RUNBOOKS.values())))
+def test_a_runbook_leads_from_the_alert_to_the_prevention(name):
+    text = (Path(__file__).parents[2] / name).read_text()
+
+    headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+
+    assert headings == ["Alert", "Diagnosis", "Resolve", "Prevent"]

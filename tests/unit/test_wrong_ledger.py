@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from semel import Driver
@@ -13,6 +15,7 @@ from semel.pipeline.cycle import CommitSucceeded
 from semel.pipeline.positions import Position, Positions, discontinuities
 from semel.pipeline.source import BatchRange, SourceKind, SourceRange, Span
 from semel.pipeline.txn import CycleId, SinkTxnId
+from semel.sql.sqlite import SqliteLedger
 
 
 def run_one(driver: Driver, batch: int = 0) -> None:
@@ -44,6 +47,26 @@ def test_a_new_ledger_on_sinks_that_another_filled_is_refused_until_it_is_adopte
     adopt(new, second.scope, found, who="ann", why="the old ledger is lost")
     run_one(second, batch=1)
     assert sink.visible == [0, 1]
+
+
+def test_a_ledger_that_is_older_than_its_sinks_is_refused_until_it_is_adopted(tmp_path) -> None:
+    sink = MemorySink()
+    ledger = SqliteLedger(tmp_path / "app.ledger")
+    run_one(Driver("app", ledger, [sink]))
+    ledger.close()
+    shutil.copy(tmp_path / "app.ledger", tmp_path / "backup.ledger")
+    run_one(Driver("app", ledger, [sink]), batch=1)
+
+    older = SqliteLedger(tmp_path / "backup.ledger")
+    restored = Driver("app", older, [sink])
+    with pytest.raises(NeedsOperator, match="as generation 2 or later"):
+        restored.start()
+    restored.stop()
+
+    found = Adoptable("checkpoint", 2, {}, is_stateful=False)
+    assert adopt(older, restored.scope, found, who="ann", why="no newer backup").number == 2
+    run_one(restored, batch=2)
+    assert sink.visible == [0, 1, 2]
 
 
 def test_a_ledger_with_a_history_of_its_own_is_refused_by_sinks_that_another_filled() -> None:

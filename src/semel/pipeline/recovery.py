@@ -308,12 +308,16 @@ def check_ledger(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) ->
 def check_marks(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> None:
     """Refuse a ledger that is older than its sinks.
 
+    A generation that an operator adopted says that this ledger is right about all before it.
+
     Raises:
         NeedsOperator: a sink has committed a cycle of this scope that the ledger does not know.
     """
+    acts = [act.detail for act in ledger.acts(scope) if act.act == "adopt"]
+    adopted = max((int(detail["generation"]) for detail in acts), default=0)
     for sink in sinks:
         mark = sink.mark(scope)
-        if mark is None:
+        if mark is None or mark.cycle.generation < adopted:
             continue
         known = ledger.committed(mark.cycle)
         record = ledger.scope_record(scope)
@@ -325,7 +329,8 @@ def check_marks(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> 
         raise NeedsOperator(
             f"sink {sink.name!r} has committed cycle {mark.cycle} (attempt {mark.attempt[:8]}), "
             f"which ledger {ledger.url} does not know as committed: the ledger is older than its "
-            f"sinks, probably restored from a backup; restore a newer one, or use `semel adopt`"
+            f"sinks, probably restored from a backup; restore a newer one, or accept this one with "
+            f"`semel adopt`, as generation {mark.cycle.generation + 1} or later"
         )
 
 

@@ -63,7 +63,7 @@ RUNBOOKS: Final = {
     Kind.NOT_OURS: "docs/operate/runbooks/sink-not-finished.md",
     Kind.SINK_SILENT: "docs/operate/runbooks/sink-not-finished.md",
     Kind.SINK_MISSING: "docs/operate/runbooks/sink-not-finished.md",
-    Kind.WRONG_LEDGER: "docs/operate/runbooks/lost-checkpoint.md",
+    Kind.WRONG_LEDGER: "docs/operate/runbooks/wrong-ledger.md",
     Kind.LEASE_LOST: "docs/operate/runbooks/lost-lease.md",
     Kind.SLOW: "docs/operate/runbooks/slow-commits.md",
 }
