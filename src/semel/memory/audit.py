@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from semel.memory.database import MemoryTables
-from semel.memory.tables import Table
+from semel.memory.tables import MemoryTables, Table
 from semel.messaging.audit import FIRST_HASH, Act, AuditEntry, hash_of, recorded
 from semel.messaging.claims import stored_id
 

@@ -26,7 +26,7 @@ from semel.messaging.claims import (
 )
 
 if TYPE_CHECKING:
-    from semel.memory.database import MemoryTables
+    from semel.memory.tables import MemoryTables
 
 
 class MemoryProcessedMessageStore:

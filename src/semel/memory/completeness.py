@@ -10,7 +10,7 @@ from semel.message import Partition
 from semel.messaging.completeness import OutcomeRange
 
 if TYPE_CHECKING:
-    from semel.memory.database import MemoryTables
+    from semel.memory.tables import MemoryTables
 
 
 class MemoryOutcomeStore:

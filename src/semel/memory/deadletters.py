@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from semel.memory.database import MemoryTables
-from semel.memory.tables import Table
+from semel.memory.tables import MemoryTables, Table
 from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
 
 

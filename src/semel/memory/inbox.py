@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from semel.errors import Misuse
-from semel.memory.database import MemoryTables
-from semel.memory.tables import Table
+from semel.memory.tables import MemoryTables, Table
 from semel.messaging.inbox import InboxMessage
 
 

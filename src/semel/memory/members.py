@@ -11,7 +11,7 @@ from semel.message import Partition
 from semel.messaging.members import Member
 
 if TYPE_CHECKING:
-    from semel.memory.database import MemoryTables
+    from semel.memory.tables import MemoryTables
 
 
 class MemoryMembers:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from semel.errors import Misuse
-from semel.memory.database import MemorySession, MemoryTables
-from semel.memory.tables import Table
+from semel.memory.session import MemorySession
+from semel.memory.tables import MemoryTables, Table
 from semel.messaging.outbox import (
     ERASED_REASON,
     Leader,

@@ -10,7 +10,7 @@ from semel.memory.tables import Table
 from semel.messaging.sequence import Gap
 
 if TYPE_CHECKING:
-    from semel.memory.database import MemoryTables
+    from semel.memory.tables import MemoryTables
 
 
 class MemoryVersions:

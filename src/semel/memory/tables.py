@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
+from semel.clock import Clock
+
 Key = TypeVar("Key")
 Row = TypeVar("Row")
 
@@ -79,3 +81,24 @@ class Table(Generic[Key, Row]):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+
+class MemoryTables:
+    """Every table, and the journal of the transaction that is open."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.journal = Journal()
+        self._tables: dict[str, Table[Any, Any]] = {}
+        self._numbers: dict[str, int] = {}
+
+    def table(self, name: str) -> Table[Any, Any]:
+        """Return a table, empty where nobody wrote to it yet."""
+        if name not in self._tables:
+            self._tables[name] = Table(self.journal)
+        return self._tables[name]
+
+    def next_number(self, name: str) -> int:
+        """Count up; numbers that a rolled-back transaction took are not given again."""
+        self._numbers[name] = self._numbers.get(name, 0) + 1
+        return self._numbers[name]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from semel.memory.database import MemoryTables
-from semel.memory.tables import Table
+from semel.memory.tables import MemoryTables, Table
 from semel.messaging.waiting import HeldKey, WaitingFilter, WaitingMessage, Waits
 
 
@@ -97,6 +96,14 @@ class MemoryWaitingRoom:
             self._put(replace(waiting, label=label))
         return waiting is not None
 
+    async def release(self, consumer: str, message_id: str) -> bool:
+        """Make a parked message a retry that is due, in its place; an operator's act."""
+        before = self._messages.get((consumer, message_id))
+        if before is None or before.waits is not Waits.PARKED or before.erased_at is not None:
+            return False
+        self._put(replace(before, waits=Waits.RETRY, due_at=self._tables.clock.now()))
+        return True
+
     async def revise(
         self, consumer: str, message_id: str, payload: bytes, payload_hash: str, new_id: str
     ) -> bool:
@@ -154,6 +161,7 @@ def _matches(waiting: WaitingMessage, which: WaitingFilter) -> bool:
         (which.waits, waiting.waits),
         (which.label, waiting.label),
         (which.error_code, waiting.error_code),
+        (which.held, waiting.held),
     )
     return (
         all(wanted is None or wanted == found for wanted, found in equal)

@@ -11,9 +11,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from semel.messaging.claims import stored_id
+
+if TYPE_CHECKING:
+    from semel.messaging.database import Database
 
 FIRST_HASH: Final = "0" * 64
 """What the first entry has for the hash of the one before it."""
@@ -118,3 +121,70 @@ class AuditTrail(Protocol):
     async def head(self) -> tuple[int, str]:
         """Return number and hash of the last entry, as the head's own record has them."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The chain is whole, and ends where its head says."""
+
+    entries: int
+    hash: str
+    """Of the last entry; worth writing down elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Somebody changed the trail."""
+
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotedHead:
+    """What somebody wrote down of the trail's end, outside of this database."""
+
+    number: int
+    hash: str
+
+
+PAGE: Final = 1000
+
+
+async def verify(database: Database, noted: NotedHead | None = None) -> Verified | Broken:
+    """Walk the whole chain, a page per transaction, and compare its end with the head.
+
+    Entries may be appended meanwhile.  An end that was cut off together with the head shows
+    only against a head that was *noted* before.
+    """
+    last: AuditEntry | None = None
+    while True:
+        async with database.begin() as unit:
+            # The head first: whatever it says, the entries behind this line must have.
+            number, head_hash = await unit.audit.head()
+            page = await unit.audit.read(last.number if last else 0, PAGE)
+        where = break_in(page, last) or _against(noted, page)
+        if where is not None:
+            return Broken(where)
+        if not page:
+            return _end(last, number, head_hash, noted)
+        last = page[-1]
+
+
+def _against(noted: NotedHead | None, page: Sequence[AuditEntry]) -> str | None:
+    for entry in page:
+        if noted is not None and entry.number == noted.number and entry.hash != noted.hash:
+            return f"entry {entry.number} is not the one that was noted"
+    return None
+
+
+def _end(
+    last: AuditEntry | None, number: int, head_hash: str, noted: NotedHead | None
+) -> Verified | Broken:
+    found = last.number if last else 0
+    if noted is not None and noted.number > found:
+        return Broken(f"the trail ends at {found}, and {noted.number} was noted")
+    if number != found:
+        return Broken(f"the trail ends at {found}, and its head says {number}")
+    if head_hash != (last.hash if last else FIRST_HASH):
+        return Broken(f"the head has another hash than entry {found}")
+    return Verified(found, head_hash)

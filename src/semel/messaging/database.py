@@ -22,7 +22,7 @@ from semel.messaging.failure import Classification
 from semel.messaging.inbox import InboxStore
 from semel.messaging.members import Members
 from semel.messaging.outbox import OutboxStore
-from semel.messaging.retention import Replays
+from semel.messaging.replays import Replays
 from semel.messaging.revisions import Revisions
 from semel.messaging.sequence import Versions
 from semel.messaging.waiting import WaitingRoom

@@ -109,6 +109,7 @@ class WaitingFilter:
     since: float | None = None
     until: float | None = None
     after_place: int | None = None
+    held: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,13 @@ class WaitingRoom(Protocol):
 
     async def label(self, consumer: str, message_id: str, label: str) -> bool:
         """Write what a person classified it as."""
+        ...
+
+    async def release(self, consumer: str, message_id: str) -> bool:
+        """Make a parked message a retry that is due, in its place; an operator's act.
+
+        False, and nothing changed, where it is not parked, or was erased.
+        """
         ...
 
     async def revise(

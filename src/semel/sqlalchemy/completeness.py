@@ -39,16 +39,18 @@ class SqlOutcomeStore:
                 )
 
     async def _extended(self, consumer: str, new: OutcomeRange) -> bool:
-        # Two ranges may end at the same offset, after redeliveries: one of them goes on.
-        neighbour = (
-            select(_C.number)
-            .where(
-                _in(consumer, new.partition), _C.outcome == new.outcome, _C.last == new.first - 1
-            )
-            .limit(1)
-            .scalar_subquery()
+        ends_before = and_(
+            _in(consumer, new.partition), _C.outcome == new.outcome, _C.last == new.first - 1
         )
-        longer = update(consumer_outcome).where(_C.number == neighbour).values(last=new.last)
+        # Two ranges may end at the same offset, after redeliveries: one of them goes on.  The
+        # condition is asked again of the row itself: if another process has extended it while
+        # we waited for its lock, what that process wrote must not be cut off.
+        neighbour = select(_C.number).where(ends_before).limit(1).scalar_subquery()
+        longer = (
+            update(consumer_outcome)
+            .where(_C.number == neighbour, ends_before)
+            .values(last=new.last)
+        )
         return bool((await self._run(longer)).rowcount)
 
     async def ranges(self, consumer: str, partition: Partition) -> Sequence[OutcomeRange]:

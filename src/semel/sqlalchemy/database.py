@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cached_property
 from typing import Any
 
 from sqlalchemy import select, text
@@ -12,6 +11,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from semel.messaging.failure import Classification
+from semel.sqlalchemy.approvals import SqlApprovals
+from semel.sqlalchemy.audit import SqlAuditTrail
+from semel.sqlalchemy.claims import SqlAlchemyProcessedMessageStore
+from semel.sqlalchemy.completeness import SqlOutcomeStore
+from semel.sqlalchemy.deadletters import SqlDeadLetters
 from semel.sqlalchemy.engine import LOCK_SECONDS, READY, made_ready, open_engine
 from semel.sqlalchemy.faults import (
     SQL_CLASSIFICATION,
@@ -20,8 +24,15 @@ from semel.sqlalchemy.faults import (
     translated,
     translated_error,
 )
+from semel.sqlalchemy.inbox import SqlInboxStore
+from semel.sqlalchemy.members import SqlMembers
+from semel.sqlalchemy.outbox import SqlOutboxStore
+from semel.sqlalchemy.replays import SqlReplays
+from semel.sqlalchemy.revisions import SqlRevisions
+from semel.sqlalchemy.sequence import SqlVersions
 from semel.sqlalchemy.session import HandlerSession
 from semel.sqlalchemy.times import now_us, to_seconds
+from semel.sqlalchemy.waiting import SqlWaitingRoom
 
 
 class SqlUnit:
@@ -29,78 +40,18 @@ class SqlUnit:
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
-
-    @cached_property
-    def claims(self) -> Any:
-        from semel.sqlalchemy.claims import SqlAlchemyProcessedMessageStore
-
-        return SqlAlchemyProcessedMessageStore(self.session)
-
-    @cached_property
-    def dead_letters(self) -> Any:
-        from semel.sqlalchemy.deadletters import SqlDeadLetters
-
-        return SqlDeadLetters(self.session)
-
-    @cached_property
-    def waiting(self) -> Any:
-        from semel.sqlalchemy.waiting import SqlWaitingRoom
-
-        return SqlWaitingRoom(self.session)
-
-    @cached_property
-    def audit(self) -> Any:
-        from semel.sqlalchemy.audit import SqlAuditTrail
-
-        return SqlAuditTrail(self.session)
-
-    @cached_property
-    def revisions(self) -> Any:
-        from semel.sqlalchemy.revisions import SqlRevisions
-
-        return SqlRevisions(self.session)
-
-    @cached_property
-    def approvals(self) -> Any:
-        from semel.sqlalchemy.approvals import SqlApprovals
-
-        return SqlApprovals(self.session)
-
-    @cached_property
-    def replays(self) -> Any:
-        from semel.sqlalchemy.replays import SqlReplays
-
-        return SqlReplays(self.session)
-
-    @cached_property
-    def outbox(self) -> Any:
-        from semel.sqlalchemy.outbox import SqlOutboxStore
-
-        return SqlOutboxStore(self.session)
-
-    @cached_property
-    def inbox(self) -> Any:
-        from semel.sqlalchemy.inbox import SqlInboxStore
-
-        return SqlInboxStore(self.session)
-
-    @cached_property
-    def members(self) -> Any:
-        from semel.sqlalchemy.members import SqlMembers
-
-        return SqlMembers(self.session)
-
-    @cached_property
-    def outcomes(self) -> Any:
-        from semel.sqlalchemy.completeness import SqlOutcomeStore
-
-        return SqlOutcomeStore(self.session)
-
-    @cached_property
-    def versions(self) -> Any:
-        from semel.sqlalchemy.sequence import SqlVersions
-
-        return SqlVersions(self.session)
+        self.claims = SqlAlchemyProcessedMessageStore(session)
+        self.dead_letters = SqlDeadLetters(session)
+        self.waiting = SqlWaitingRoom(session)
+        self.audit = SqlAuditTrail(session)
+        self.revisions = SqlRevisions(session)
+        self.approvals = SqlApprovals(session)
+        self.replays = SqlReplays(session)
+        self.outbox = SqlOutboxStore(session)
+        self.inbox = SqlInboxStore(session)
+        self.members = SqlMembers(session)
+        self.outcomes = SqlOutcomeStore(session)
+        self.versions = SqlVersions(session)
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:

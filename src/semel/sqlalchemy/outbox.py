@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -12,6 +12,7 @@ from sqlalchemy import (
     bindparam,
     case,
     delete,
+    event,
     exists,
     func,
     literal,
@@ -36,6 +37,7 @@ from semel.messaging.outbox import (
 from semel.sqlalchemy.encoding import headers_from_text, headers_to_text
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.numbers import among
+from semel.sqlalchemy.session import HandlerSession
 from semel.sqlalchemy.tables import outbox_leader, outbox_message
 from semel.sqlalchemy.times import now_us, to_seconds, to_us
 
@@ -276,6 +278,28 @@ def store_of(session: object) -> SqlOutboxStore:
     return SqlOutboxStore(session)
 
 
+def after_commit(session: Any, outbox: str, call: Callable[[str], None]) -> None:
+    """Call *call* with *outbox* when the session has committed.
+
+    A handler's session never commits itself: there it is called at once, a moment too early.
+    """
+    if isinstance(session, async_scoped_session):
+        session = session()
+    if isinstance(session, HandlerSession):
+        call(outbox)
+        return
+    inside = session.sync_session
+    told: set[str] = inside.info.setdefault("semel_outboxes", set())
+    if outbox not in told:
+        told.add(outbox)
+
+        def once(_: object) -> None:
+            told.discard(outbox)
+            call(outbox)
+
+        event.listen(inside, "after_commit", once, once=True)
+
+
 def _shown(leadership: Leadership) -> dict[str, Any]:
     """Return what the fence asks for."""
     return {"of_outbox": leadership.outbox, "me": leadership.owner, "of_epoch": leadership.epoch}
@@ -295,7 +319,7 @@ def _row(entry: OutboxEntry) -> dict[str, Any]:
 
 
 def _read(found: CursorResult[Any]) -> list[OutboxEntry]:
-    return [_entry(row) for row in found]
+    return [_entry(row) for row in found.all()]
 
 
 def _entry(row: Any) -> OutboxEntry:

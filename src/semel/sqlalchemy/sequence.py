@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
+from semel.messaging.claims import original_id, stored_id
 from semel.messaging.sequence import Gap
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.tables import aggregate_version, sequence_gap
@@ -20,6 +21,11 @@ _G: Final = sequence_gap.c
 
 BEGIN: Final = insert(aggregate_version).on_conflict_do_nothing(
     index_elements=list(aggregate_version.primary_key)
+)
+_APPLIED: Final = insert(aggregate_version)
+ADVANCE: Final = _APPLIED.on_conflict_do_update(
+    index_elements=list(aggregate_version.primary_key),
+    set_={"version": _APPLIED.excluded.version},
 )
 _NEW: Final = insert(sequence_gap)
 OPEN: Final = _NEW.on_conflict_do_update(
@@ -42,26 +48,27 @@ class SqlVersions:
 
     async def current(self, consumer: str, key: str) -> int:
         """Lock a key and return the version that was applied last; 0 where none was."""
-        locked = select(_V.version).where(_V.consumer == consumer, _V.key == key).with_for_update()
+        name = stored_id(key)
+        locked = select(_V.version).where(_V.consumer == consumer, _V.key == name).with_for_update()
         found = (await self._run(locked)).scalar()
         if found is None:
             # Two transactions that both see no row would both apply the first version.
-            await self._run(BEGIN.values(consumer=consumer, key=key, version=0))
+            await self._run(BEGIN.values(consumer=consumer, key=name, version=0))
             found = (await self._run(locked)).scalar_one()
         return int(found)
 
     async def advance(self, consumer: str, key: str, version: int) -> None:
         """Write the version that is applied with this transaction."""
-        await self.current(consumer, key)
-        applied = update(aggregate_version).where(_V.consumer == consumer, _V.key == key)
-        await self._run(applied.values(version=version))
+        applied = {"consumer": consumer, "key": stored_id(key), "version": version}
+        await self._run(ADVANCE.values(**applied))
 
     async def open_gap(self, gap: Gap) -> None:
         """List a gap; one that is listed already keeps its time."""
         await self._run(
             OPEN.values(
                 consumer=gap.consumer,
-                key=gap.key,
+                key=stored_id(gap.key),
+                original_key=original_id(gap.key),
                 expected=gap.expected,
                 found=gap.found,
                 since=now_us(),
@@ -72,7 +79,7 @@ class SqlVersions:
         """Close the key's gaps whose missing versions are all at or below *up_to*."""
         closing = update(sequence_gap).where(
             _G.consumer == consumer,
-            _G.key == key,
+            _G.key == stored_id(key),
             _G.closed_at.is_(None),
             _G.found - 1 <= up_to,
         )
@@ -85,7 +92,13 @@ class SqlVersions:
             found = found.where(_G.consumer == consumer)
         rows = await self._run(found.order_by(_G.since, _G.consumer, _G.key).limit(limit))
         return [
-            Gap(row.consumer, row.key, row.expected, row.found, to_seconds(row.since))
+            Gap(
+                row.consumer,
+                row.original_key or row.key,
+                row.expected,
+                row.found,
+                to_seconds(row.since),
+            )
             for row in rows
         ]
 

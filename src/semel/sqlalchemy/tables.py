@@ -361,6 +361,7 @@ sequence_gap: Final = Table(
     _text("consumer", "which consumer", key=True),
     _text("key", "of the aggregate", key=True),
     Column("expected", BigInteger, primary_key=True, comment="first missing version"),
+    _text("original_key", "the key itself, where key is a hash", null=True),
     _count("found", "the version that came instead"),
     _us("since", "when it was noticed"),
     _us("closed_at", "when it was closed", null=True),

@@ -110,6 +110,16 @@ class SqlWaitingRoom:
         done = await self._run(update(waiting_message).where(here).values(label=plain(label)))
         return bool(done.rowcount)
 
+    async def release(self, consumer: str, message_id: str) -> bool:
+        """Make a parked message a retry that is due, in its place; an operator's act."""
+        released = (
+            update(waiting_message)
+            .where(sql.me(consumer, message_id), _C.erased_at.is_(None))
+            .where(_C.waits == Waits.PARKED.value)
+            .values(waits=Waits.RETRY.value, due_at=now_us())
+        )
+        return bool((await self._run(released)).rowcount)
+
     async def revise(
         self, consumer: str, message_id: str, payload: bytes, payload_hash: str, new_id: str
     ) -> bool:
@@ -135,7 +145,7 @@ class SqlWaitingRoom:
     async def forget_keys(self, consumer: str, older_than_seconds: float, limit: int) -> int:
         """Delete at most *limit* locks of keys that are that old and that nobody has locked."""
         old = {"by": consumer, "age_us": to_us(older_than_seconds), "at_most": limit}
-        return int((await self._run(sql.FORGET_KEYS, old)).rowcount)
+        return len((await self._run(sql.FORGET_KEYS, old)).all())
 
     async def _run(self, statement: Executable, values: Any = None) -> Any:
         async with translated("the waiting room"):

@@ -80,8 +80,11 @@ _OLD_KEYS: Final = (
     .limit(_AT_MOST)
     .with_for_update(skip_locked=True)
 )
-FORGET_KEYS: Final = delete(waiting_key).where(
-    _K.consumer == _BY, _K.key.in_(select(_OLD_KEYS.cte("old").c.key))
+# What is returned is counted: SQLite does not count what a statement with a CTE deletes.
+FORGET_KEYS: Final = (
+    delete(waiting_key)
+    .where(_K.consumer == _BY, _K.key.in_(select(_OLD_KEYS.cte("old").c.key)))
+    .returning(_K.key)
 )
 
 
@@ -167,6 +170,7 @@ def matching(which: WaitingFilter) -> ColumnElement[bool]:
         _C.waits: which.waits,
         _C.label: which.label,
         _C.error_code: which.error_code,
+        _C.held: None if which.held is None else int(which.held),
     }
     wanted = [column == value for column, value in equal.items() if value is not None]
     if which.since is not None:

@@ -1,0 +1,153 @@
+"""Retention: how long claims must be kept, and deleting those that are old enough.
+
+A claim that is gone cannot recognise a duplicate any more.  So its time to live
+must be longer than every window in which a duplicate can come, and only claims
+whose message is over are deleted, in small transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from semel.errors import Misuse, Retryable
+
+if TYPE_CHECKING:
+    from semel.messaging.database import Database, Unit
+
+    Delete: TypeAlias = Callable[[Unit], Awaitable[int]]
+
+DAY_SECONDS: Final = 86_400.0
+WEEK_SECONDS: Final = 7 * DAY_SECONDS
+DEFAULT_SAFETY: Final = 2.0
+
+
+class ReplayRuns(Retryable):
+    """A replay needs the claims: nothing is deleted while it runs."""
+
+    def __init__(self, consumer: str, replay: str) -> None:
+        super().__init__(consumer, replay)
+        self.consumer = consumer
+        self.replay = replay
+
+    def __str__(self) -> str:
+        return (
+            f"consumer {self.consumer}: replay {self.replay!r} is running, and it needs the "
+            f"claims; nothing more is deleted before it has finished or was stopped"
+        )
+
+
+def shortest_ttl(
+    retention: float,
+    replay_window: float,
+    dlq_age: float,
+    parking_age: float,
+    safety: float = DEFAULT_SAFETY,
+) -> float:
+    """Return the shortest time to live, in the unit of the windows, that forgets no duplicate.
+
+    *retention* is the topic's own: how long the broker may deliver a message again.
+
+    Raises:
+        Misuse: a window is negative, or the safety factor below 1.
+    """
+    windows = (retention, replay_window, dlq_age, parking_age)
+    if min(windows) < 0 or safety < 1:
+        raise Misuse("windows cannot be negative, and the safety factor cannot be below 1")
+    return max(windows) * safety
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long a consumer's claims and processed inbox messages are kept."""
+
+    ttl_seconds: float = 2 * WEEK_SECONDS
+    """From the last change of their state on."""
+
+    topic_retention_seconds: float = WEEK_SECONDS
+    """How long the broker may deliver a message again."""
+
+    replay_window_seconds: float = WEEK_SECONDS
+    """How far back somebody may replay."""
+
+    dead_letter_age_seconds: float = WEEK_SECONDS
+    """How old a dead letter may become before somebody has dealt with it."""
+
+    parking_age_seconds: float = WEEK_SECONDS
+    """How long a message may be parked."""
+
+    safety: float = DEFAULT_SAFETY
+    batch: int = 1000
+    """How many rows one transaction deletes."""
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise Misuse("a batch deletes at least one row")
+        if self.ttl_seconds < self.shortest_seconds:
+            raise Misuse(
+                f"a time to live of {self.ttl_seconds / DAY_SECONDS:g} days forgets duplicates "
+                f"that can still come: the longest window times {self.safety:g} is "
+                f"{self.shortest_seconds / DAY_SECONDS:g} days"
+            )
+
+    @property
+    def shortest_seconds(self) -> float:
+        """The shortest time to live that these windows allow."""
+        return shortest_ttl(
+            self.topic_retention_seconds,
+            self.replay_window_seconds,
+            self.dead_letter_age_seconds,
+            self.parking_age_seconds,
+            self.safety,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was deleted."""
+
+    claims: int = 0
+    inbox: int = 0
+    keys: int = 0
+    """Locks of keys that had not been used for as long."""
+
+    @property
+    def total(self) -> int:
+        """All rows together."""
+        return self.claims + self.inbox + self.keys
+
+
+async def prune(
+    database: Database,
+    consumer: str,
+    settings: Retention,
+    progress: Callable[[Pruned], None] = lambda pruned: None,
+) -> Pruned:
+    """Delete what is over and older than its time to live, a batch per transaction.
+
+    May be stopped and begun again at any time.  IN_PROGRESS, FAILED_RETRYABLE and PARKED are
+    never deleted, whatever their age.
+
+    Raises:
+        ReplayRuns: a replay of the consumer runs, or began meanwhile.
+    """
+    ttl, batch = settings.ttl_seconds, settings.batch
+    deletes: Mapping[str, Delete] = {
+        "claims": lambda unit: unit.claims.delete_expired(consumer, ttl, batch),
+        "inbox": lambda unit: unit.inbox.delete_processed(consumer, ttl, batch),
+        "keys": lambda unit: unit.waiting.forget_keys(consumer, ttl, batch),
+    }
+    pruned = Pruned()
+    for what, delete in deletes.items():
+        while deleted := await _one_batch(database, consumer, delete):
+            pruned = replace(pruned, **{what: getattr(pruned, what) + deleted})
+            progress(pruned)
+    return pruned
+
+
+async def _one_batch(database: Database, consumer: str, delete: Delete) -> int:
+    async with database.begin() as unit:
+        for replay in await unit.replays.running(consumer):
+            raise ReplayRuns(consumer, replay)
+        return await delete(unit)
