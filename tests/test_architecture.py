@@ -57,7 +57,7 @@ BINDINGS = frozenset(
     }
 )
 TOPS = frozenset({"__main__", "cli", "console", "demo"})
-DOORS = frozenset({"__init__", "ledgers", "sinks"})
+DOORS = frozenset({"__init__", "ledgers", "outboxes", "sinks"})
 """Names by which users reach the bindings; a binding is imported when its name is used."""
 
 TESTING = frozenset({"testing"})

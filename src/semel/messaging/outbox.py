@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from semel.errors import Fenced
+from semel.messaging.claims import stored_id
 
 NAMESPACE: Final = uuid.UUID("6f0d6c1e-8a55-5d0b-9d53-7a0d5e3a1c11")
 """What every outgoing id of ours is derived in; it never changes."""
@@ -34,6 +35,11 @@ def idempotency_key(consumer: str, message_id: str) -> str:
     return outgoing_id(consumer, message_id, "external", 0)
 
 
+def parent_of(consumer: str, message_id: str) -> str:
+    """Return what entries that handling a message wrote have for their parent."""
+    return f"{consumer}/{stored_id(message_id)}"
+
+
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:
     """One message in the outbox."""
@@ -53,7 +59,7 @@ class OutboxEntry:
     attempts: int = 0
     parked_reason: str = ""
     parent: str = ""
-    """The inbound message that caused it, as ``consumer/message id``; for explanations."""
+    """The inbound message that caused it, as `parent_of` names it; for explanations."""
 
     erased_at: float | None = None
 

@@ -1,0 +1,401 @@
+"""The relay: takes messages out of an outbox and to a broker, in order per key, losing none.
+
+    read ─▶ publish ─▶ delete         the next batch is read and published
+             read ─▶ publish ─▶ delete     while the one before is deleted
+
+One leader relays an outbox.  It publishes outside of any transaction and
+deletes exactly what the broker has taken, in one statement with the check of
+its epoch.  A crash between the two publishes again, under the same ids.
+
+A sweep goes to the end and begins again at the start: an entry whose
+transaction commits late has a place behind the cursor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from operator import attrgetter
+from typing import Final, TypeVar
+
+from semel.clock import SYSTEM_CLOCK, Clock
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Fenced, InDoubt, Misuse, Retryable, reason_of
+from semel.measures import MEASURES, Measures, Metric
+from semel.messaging.broker import Publisher
+from semel.messaging.database import Database
+from semel.messaging.failure import CLASSIFICATION, Classification
+from semel.messaging.leading import Leading
+from semel.messaging.outbox import Leadership, OutboxEntry, OutboxStore
+from semel.messaging.retry import RetryPolicy, backoff
+from semel.messaging.sending import Lane, Sending, Settled, lane_of, outgoing_of
+
+log = logging.getLogger("semel.messaging")
+
+T = TypeVar("T")
+
+BATCH: Final = 2000
+POLL_SECONDS: Final = 0.5
+LEASE_SECONDS: Final = 15.0
+SWEEP_SECONDS: Final = 10.0
+MEASURE_SECONDS: Final = 15.0
+RETRY: Final = RetryPolicy(
+    max_attempts=10, initial_delay_seconds=0.2, max_delay_seconds=30.0, jitter=True
+)
+
+# After something was found, or announced, the relay looks again so soon; every look that finds
+# nothing doubles the pause, up to the poll interval.
+FIRST_PAUSE_SECONDS: Final = 0.005
+
+# Whatever waits behind a parked message is read and skipped by every sweep; a long queue there
+# must not keep the database busy.  In between, the relay looks behind the last place it saw.
+PAUSE_PER_SKIPPED_SECONDS: Final = 0.0001
+MAX_PAUSE_SECONDS: Final = 30.0
+
+_TOPIC: Final = attrgetter("topic")
+_RUNNING: weakref.WeakSet[Relay] = weakref.WeakSet()
+
+
+def is_relayed_here(outbox: str) -> bool:
+    """Tell whether a relay of *outbox* runs in this process."""
+    return any(relay.outbox == outbox for relay in _RUNNING)
+
+
+def wake_relays(outbox: str) -> None:
+    """Tell this process's relays of *outbox* that there is something to do."""
+    for relay in list(_RUNNING):
+        if relay.outbox == outbox:
+            relay.wake()
+
+
+class Relay:
+    """Takes one outbox's messages to a broker.
+
+    Any number of relays may run, in any number of processes: one leads, and the others wait
+    for its lease to end.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        publisher: Publisher,
+        outbox: str = "outbox",
+        *,
+        batch: int = BATCH,
+        poll_seconds: float = POLL_SECONDS,
+        lease_seconds: float = LEASE_SECONDS,
+        sweep_seconds: float = SWEEP_SECONDS,
+        retry: RetryPolicy = RETRY,
+        classification: Classification = CLASSIFICATION,
+        measures: Measures = MEASURES,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Name the outbox and the broker.
+
+        *sweep_seconds* is how long a sweep may last before it begins again at the start, with
+        entries that came late and keys whose pause is over.  *retry* has the pauses after a
+        failure; its limit holds for errors that nobody knows, a broker's own have none.
+        """
+        if batch < 1 or lease_seconds <= 0:
+            raise Misuse("a relay needs a batch of at least 1 and a lease that lasts")
+        self.outbox = outbox
+        self.published = 0
+        """How many messages the broker has taken from this relay."""
+
+        self._database = database
+        self._publisher = publisher
+        self._batch = batch
+        self._poll_seconds = poll_seconds
+        self._sweep_seconds = sweep_seconds
+        self._retry = retry
+        self._sending = Sending(retry, classification)
+        self._measures = measures
+        self._clock = clock
+        self._leading = Leading(database, outbox, lease_seconds, clock)
+        self._measured = -MEASURE_SECONDS
+        self._bell = asyncio.Event()
+        """Rung when there may be something to do: new messages, or the end."""
+
+        self._stopped = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self) -> None:
+        """Relay until `stop`; wait for the leadership while another relay has it.
+
+        Raises:
+            Misuse: the publisher does not keep its protocol.
+        """
+        await self._run(until_empty=False)
+
+    async def run_until_empty(self) -> int:
+        """Relay until nothing is left that can be sent, and return how much was sent.
+
+        What is parked stays, and with it whatever waits behind it.
+        """
+        before = self.published
+        await self._run(until_empty=True)
+        return self.published - before
+
+    def stop(self) -> None:
+        """Finish the batch in hand and give up the leadership; `run` returns then."""
+        self._ring(self._stopped)
+        self._ring(self._bell)
+
+    def wake(self) -> None:
+        """Look for new messages now; from any thread."""
+        self._ring(self._bell)
+
+    def _ring(self, event: asyncio.Event) -> None:
+        if event.is_set():
+            return
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        loop = self._loop
+        if loop is None or loop is here:
+            event.set()
+        elif not loop.is_closed():
+            loop.call_soon_threadsafe(event.set)
+
+    async def _run(self, *, until_empty: bool) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._leading.begin()
+        _RUNNING.add(self)
+        try:
+            while not self._stopped.is_set() and not await self._has_led(until_empty):
+                await _until(self._stopped, self._leading.patience_seconds)
+        finally:
+            _RUNNING.discard(self)
+            self._loop = None
+            self._stopped.clear()
+
+    async def _has_led(self, until_empty: bool) -> bool:
+        """Lead until there is nothing more to do; False where somebody else leads."""
+        try:
+            leadership = await self._insist(self._leading.take)
+            if leadership is None:
+                return False
+            work = self._relay(leadership, until_empty)
+            await self._leading.while_leading(leadership, work, self._measure)
+        except Fenced as lost:
+            self._warn("leadership lost", lost)
+            return False
+        except (Retryable, InDoubt) as error:
+            self._warn("stopped while the database was away", error)
+        return True
+
+    async def _relay(self, leadership: Leadership, until_empty: bool) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        place, whole_due = 0, 0.0
+        while not self._stopped.is_set():
+            self._bell.clear()
+            if self._now() >= whole_due:
+                place = 0
+            sweep = await self._sweep(leadership, place)
+            if place == 0:
+                whole_due = self._now() + min(
+                    sweep.skipped * PAUSE_PER_SKIPPED_SECONDS, MAX_PAUSE_SECONDS
+                )
+            if sweep.sent:
+                place, pause = sweep.end, FIRST_PAUSE_SECONDS
+                continue
+            due = self._sending.next_due
+            if until_empty and due is None and place == 0:
+                return
+            place = sweep.end
+            limit = pause if due is None else min(pause, max(0.0, due - self._now()))
+            woken = await _until(self._bell, limit)
+            pause = FIRST_PAUSE_SECONDS if woken else min(pause * 2, self._poll_seconds)
+
+    async def _sweep(self, leadership: Leadership, start: int) -> _Sweep:
+        """Go to the end once, from behind the place *start*."""
+        if start == 0:
+            parked = await self._insist(lambda outbox: outbox.parked_keys(self.outbox))
+            self._sending.begin_sweep(parked, self._now())
+        sweep = _Sweep(start)
+        ends = self._now() + self._sweep_seconds
+        try:
+            sweep.ahead = asyncio.create_task(self._read(start))
+            while entries := await sweep.ahead:
+                reach(CrashPoint.RELAY_READ_AFTER, self.outbox)
+                sweep.end = entries[-1].place
+                is_last = len(entries) < self._batch or self._now() > ends
+                if not is_last:
+                    sweep.ahead = asyncio.create_task(self._read(sweep.end))
+                sendable = self._sending.sendable(entries)
+                sweep.skipped += len(entries) - len(sendable)
+                answers = await self._publish(leadership, sendable) if sendable else None
+                if answers is not None:
+                    sweep.sent = True
+                    settled = self._sending.settle(sendable, answers, self._now())
+                    self._tell(settled)
+                    await sweep.settled()
+                    sweep.behind = asyncio.create_task(self._write_down(leadership, settled))
+                if is_last or self._stopped.is_set():
+                    break
+            await sweep.settled()
+        finally:
+            await sweep.drop()
+        return sweep
+
+    async def _read(self, after_place: int) -> Sequence[OutboxEntry]:
+        return await self._insist(lambda outbox: outbox.read(self.outbox, after_place, self._batch))
+
+    async def _publish(
+        self, leadership: Leadership, entries: Sequence[OutboxEntry]
+    ) -> Sequence[Exception | None] | None:
+        """Send a batch, again after every pause while the broker is away.
+
+        None where the relay is stopped before the broker is back.
+        """
+        batch = [outgoing_of(entry) for entry in entries]
+        for attempt in count(1):
+            self._leading.check(leadership)
+            reach(CrashPoint.RELAY_PUBLISH_BEFORE, self.outbox)
+            try:
+                answers = await self._publisher.publish(batch)
+            except (Fenced, Misuse):
+                raise
+            except Retryable as error:
+                self._warn("broker away", error)
+                if await _until(self._stopped, backoff(self._retry, attempt)):
+                    return None
+            except Exception as error:  # noqa: BLE001  one of them is to blame, the others are not
+                self._warn("a batch was refused, sending its messages one by one", error)
+                return await self._publish_singly(entries)
+            else:
+                reach(CrashPoint.RELAY_PUBLISH_AFTER, self.outbox)
+                return answers
+        raise AssertionError("the loop ends only by returning")
+
+    async def _publish_singly(self, entries: Sequence[OutboxEntry]) -> list[Exception | None]:
+        answers: list[Exception | None] = []
+        failed: dict[Lane, Exception] = {}
+        for entry in entries:
+            lane = lane_of(entry)
+            if lane not in failed:
+                try:
+                    [answer] = await self._publisher.publish([outgoing_of(entry)])
+                except (Fenced, Misuse):
+                    raise
+                except Exception as error:  # noqa: BLE001  the answer for this one message
+                    answer = error
+                if answer is not None:
+                    failed[lane] = answer
+            answers.append(failed.get(lane))
+        reach(CrashPoint.RELAY_PUBLISH_AFTER, self.outbox)
+        return answers
+
+    async def _write_down(self, leadership: Leadership, settled: Settled) -> None:
+        """Delete what was delivered, and note what was not, in one transaction."""
+
+        async def act(outbox: OutboxStore) -> None:
+            if settled.delivered:
+                await outbox.delete(leadership, [entry.place for entry in settled.delivered])
+            if settled.failed:
+                await outbox.failed(leadership, [entry.place for entry in settled.failed])
+            for parking in settled.parked:
+                await outbox.park(leadership, parking.entry.place, parking.reason)
+
+        reach(CrashPoint.RELAY_DELETE_BEFORE, self.outbox)
+        await self._insist(act)
+        reach(CrashPoint.RELAY_DELETE_AFTER, self.outbox)
+
+    async def _insist(self, act: Callable[[OutboxStore], Awaitable[T]]) -> T:
+        """Do *act* in a transaction of its own, again while the database is away.
+
+        Whatever is done so may be done twice.  The lease's end cancels it.
+
+        Raises:
+            Retryable, InDoubt: the relay is stopped before the database is back.
+        """
+        for attempt in count(1):
+            try:
+                async with self._database.begin() as unit:
+                    return await act(unit.outbox)
+            except (Retryable, InDoubt) as error:
+                self._warn("database away", error)
+                if await _until(self._stopped, backoff(self._retry, attempt)):
+                    raise
+        raise AssertionError("the loop ends only by returning")
+
+    async def _measure(self) -> None:
+        """Say how full the outbox is, once in a while."""
+        if self._now() < self._measured + MEASURE_SECONDS:
+            return
+        self._measured = self._now()
+        try:
+            async with self._database.begin() as unit:
+                numbers = await unit.outbox.numbers(self.outbox)
+        except (Retryable, InDoubt):
+            return  # the next time
+        self._measures.count(Metric.OUTBOX_PENDING, self.outbox, value=numbers.pending)
+        self._measures.count(
+            Metric.OUTBOX_OLDEST_SECONDS, self.outbox, value=numbers.oldest_seconds
+        )
+
+    def _tell(self, settled: Settled) -> None:
+        """Count what became of a batch, and log what an operator must know."""
+        self.published += len(settled.delivered)
+        became = {
+            "ok": settled.delivered,
+            "retried": settled.failed,
+            "parked": [parking.entry for parking in settled.parked],
+        }
+        for status, entries in became.items():
+            for topic, number in Counter(map(_TOPIC, entries)).items():
+                labels = (self.outbox, topic, status)
+                self._measures.count(Metric.OUTBOX_PUBLISHED, *labels, value=number)
+        for parking in settled.parked:
+            nouns = {"outbox": self.outbox, "id": parking.entry.message_id}
+            log.error("message parked", extra={**nouns, "reason": parking.reason})
+
+    def _warn(self, what: str, error: BaseException) -> None:
+        log.warning(what, extra={"outbox": self.outbox, "reason": reason_of(error)})
+
+    def _now(self) -> float:
+        return self._clock.monotonic()
+
+
+@dataclass(slots=True)
+class _Sweep:
+    """One way to the end, and what is being done beside publishing."""
+
+    end: int
+    """How far it came."""
+
+    skipped: int = 0
+    """How many entries had to wait behind others."""
+
+    sent: bool = False
+    ahead: asyncio.Task[Sequence[OutboxEntry]] | None = None
+    """The next batch is being read."""
+
+    behind: asyncio.Task[None] | None = None
+    """The batch before is being written down."""
+
+    async def settled(self) -> None:
+        """Wait until the batch before is written down."""
+        if self.behind is not None:
+            await self.behind
+
+    async def drop(self) -> None:
+        """Give up whatever is still being done."""
+        left = [task for task in (self.ahead, self.behind) if task is not None]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+async def _until(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for *event*, so long at most; say whether it came."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()

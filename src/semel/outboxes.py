@@ -1,0 +1,161 @@
+"""Sending a message with the caller's transaction: durable with it, or never there.
+
+    outbox = Outbox()
+
+    async def handle(message, session):
+        session.add(Invoice(…))
+        await outbox.add(session, "invoices", {"id": 7}, key="customer-3")
+
+A `semel.messaging.relay.Relay` takes it to the broker later.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from semel.errors import Misuse
+from semel.messaging.context import Handling, handling_now
+from semel.messaging.outbox import (
+    CAUSATION_HEADER,
+    CORRELATION_HEADER,
+    MESSAGE_ID_HEADER,
+    OutboxEntry,
+    OutboxStore,
+    outgoing_id,
+    parent_of,
+)
+from semel.messaging.relay import is_relayed_here, wake_relays
+
+
+class Outbox:
+    """An outbox by its name; whichever database a session belongs to has the entries."""
+
+    def __init__(self, name: str = "outbox") -> None:
+        self.name = name
+
+    async def add(
+        self,
+        session: Any,
+        topic: str,
+        payload: Any,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        message_id: str | None = None,
+    ) -> str:
+        """Write a message into the transaction of *session*, and return its id.
+
+        *session* is what a handler got, any `AsyncSession` whose database has semel's tables,
+        or the session of a database in memory.  Nothing is committed here.
+
+        *payload* is bytes, text, or anything that JSON can say; None is a broker's tombstone.
+        Messages of one topic and *key* leave in the order in which they were written.
+
+        Inside a handler the id is derived from the message that is handled, the topic and a
+        counter: handling it again writes the same ids, and the entry that is there already
+        stays.  Correlation and causation are inherited as headers.  Elsewhere give a
+        *message_id* that a repetition of your code gives again; without one it is random, and
+        code that runs twice sends two messages.
+
+        Raises:
+            Misuse: the session, the payload, the key or the id cannot be used.
+        """
+        value = _value(payload)
+        now = handling_now()
+        if message_id is None:
+            message_id = self._next_id(now, topic)
+        _check(topic, key, message_id)
+        store, after_commit = _store_of(session)
+        entry = OutboxEntry(
+            message_id,
+            topic,
+            value,
+            key,
+            _headers(headers or {}, now),
+            outbox=self.name,
+            parent=parent_of(now.consumer, now.message.id) if now else "",
+        )
+        await store.add([entry])
+        if is_relayed_here(self.name):
+            after_commit(self.name, wake_relays)
+        return message_id
+
+    def _next_id(self, now: Handling | None, topic: str) -> str:
+        if now is None:
+            return str(uuid.uuid4())
+        ordinal = now.next_ordinal(topic)
+        return outgoing_id(now.consumer, now.message.id, topic, ordinal)
+
+
+AfterCommit = Callable[[str, Callable[[str], None]], None]
+"""Calls a function with an outbox's name when the transaction is over, or may be soon."""
+
+
+def _store_of(session: Any) -> tuple[OutboxStore, AfterCommit]:
+    """Find the binding that a session belongs to."""
+    from semel.memory.session import MemorySession
+
+    if isinstance(session, MemorySession):
+        from semel.memory.outbox import store_of as of_memory
+
+        return of_memory(session), lambda outbox, wake: wake(outbox)
+    from semel.sqlalchemy.outbox import after_commit, store_of
+
+    return store_of(session), lambda outbox, wake: after_commit(session, outbox, wake)
+
+
+def _value(payload: Any) -> bytes | None:
+    if payload is None or isinstance(payload, bytes):
+        return payload
+    if isinstance(payload, bytearray | memoryview):
+        return bytes(payload)
+    if isinstance(payload, str):
+        return payload.encode()
+    try:
+        text = json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise Misuse(
+            f"an outgoing payload is bytes, text, or what JSON can say; this is a "
+            f"{type(payload).__name__}: {error}"
+        ) from error
+    return text.encode()
+
+
+def _headers(given: Mapping[str, str | bytes], now: Handling | None) -> dict[str, bytes]:
+    if MESSAGE_ID_HEADER in given:
+        raise Misuse(f"the relay writes the header {MESSAGE_ID_HEADER!r}: give message_id instead")
+    headers: dict[str, bytes] = {}
+    if now is not None:
+        correlation_id = now.message.correlation_id or now.message.id
+        headers[CORRELATION_HEADER] = correlation_id.encode("utf-8", "backslashreplace")
+        headers[CAUSATION_HEADER] = now.message.id.encode("utf-8", "backslashreplace")
+    for name, value in given.items():
+        headers[name] = value.encode() if isinstance(value, str) else bytes(value)
+    return headers
+
+
+def _check(topic: str, key: str | None, message_id: str) -> None:
+    """Refuse what a database would refuse, or what could not be told from something else.
+
+    Raises:
+        Misuse: says which it is.
+    """
+    needed: dict[str, object] = {"topic": topic, "message id": message_id}
+    for what, given in needed.items():
+        if not isinstance(given, str) or not given:
+            raise Misuse(f"an outgoing message needs a {what}, a text that is not empty")
+    texts: dict[str, object] = {**needed, "key": "" if key is None else key}
+    for what, text in texts.items():
+        if not isinstance(text, str) or "\0" in text or not _is_unicode(text):
+            raise Misuse(f"the {what} {text!r} is no plain text")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
