@@ -1,34 +1,15 @@
-"""Every database keeps the contracts of dead letters, waiting room and audit trail."""
+"""Every database keeps the contracts of what follows a failure."""
 
 from __future__ import annotations
 
-import pytest
-
-from semel.testing.contracts import AuditContract, DeadLettersContract, WaitingContract
-from tests.messaging.worlds import memory_world, postgres_world, sqlite_world
-
-
-class InMemory:
-    def world(self):
-        return memory_world()
-
-
-class InSqlite:
-    @pytest.fixture(autouse=True)
-    def _place(self, tmp_path):
-        self.folder = tmp_path
-
-    def world(self):
-        return sqlite_world(self.folder)
-
-
-class InPostgres:
-    @pytest.fixture(autouse=True)
-    def _place(self, quick_postgres_server):
-        self.server = quick_postgres_server
-
-    def world(self):
-        return postgres_world(self.server)
+from semel.testing.contracts import (
+    ApprovalsContract,
+    AuditContract,
+    DeadLettersContract,
+    RevisionsContract,
+    WaitingContract,
+)
+from tests.messaging.places import InMemory, InPostgres, InSqlite
 
 
 class TestMemoryDeadLetters(InMemory, DeadLettersContract):
@@ -55,16 +36,37 @@ class TestSqliteAuditTrail(InSqlite, AuditContract):
     pass
 
 
-@pytest.mark.postgres
 class TestPostgresDeadLetters(InPostgres, DeadLettersContract):
     pass
 
 
-@pytest.mark.postgres
 class TestPostgresWaitingRoom(InPostgres, WaitingContract):
     pass
 
 
-@pytest.mark.postgres
 class TestPostgresAuditTrail(InPostgres, AuditContract):
+    pass
+
+
+class TestMemoryRevisions(InMemory, RevisionsContract):
+    pass
+
+
+class TestMemoryApprovals(InMemory, ApprovalsContract):
+    pass
+
+
+class TestSqliteRevisions(InSqlite, RevisionsContract):
+    pass
+
+
+class TestSqliteApprovals(InSqlite, ApprovalsContract):
+    pass
+
+
+class TestPostgresRevisions(InPostgres, RevisionsContract):
+    pass
+
+
+class TestPostgresApprovals(InPostgres, ApprovalsContract):
     pass

@@ -24,8 +24,13 @@ class Waits(StrEnum):
     """For what a message waits."""
 
     RETRY = "retry"
+    """For its time."""
+
     PARKED = "parked"
+    """For a person."""
+
     BEHIND = "behind"
+    """For an earlier message of its key that is one of the other two."""
 
 
 @dataclass(frozen=True, slots=True)

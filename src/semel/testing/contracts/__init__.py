@@ -18,16 +18,25 @@ from semel.testing.contracts.sink import SinkContract
 from semel.testing.contracts.sink_world import Capability
 
 if TYPE_CHECKING:
+    from semel.testing.contracts.approvals import ApprovalsContract
     from semel.testing.contracts.audit import AuditContract
+    from semel.testing.contracts.bookkeeping import (
+        MembersContract,
+        OutcomesContract,
+        VersionsContract,
+    )
     from semel.testing.contracts.broker import BrokerAbility, BrokerContract
     from semel.testing.contracts.claims import ClaimsContract
     from semel.testing.contracts.deadletters import DeadLettersContract
     from semel.testing.contracts.inbox import InboxContract
     from semel.testing.contracts.ledger import LedgerContract
     from semel.testing.contracts.outbox import OutboxContract
+    from semel.testing.contracts.replays import ReplaysContract
+    from semel.testing.contracts.revisions import RevisionsContract
     from semel.testing.contracts.waiting import WaitingContract
 
 __all__ = [
+    "ApprovalsContract",
     "AuditContract",
     "BrokerAbility",
     "BrokerContract",
@@ -36,8 +45,13 @@ __all__ = [
     "DeadLettersContract",
     "InboxContract",
     "LedgerContract",
+    "MembersContract",
     "OutboxContract",
+    "OutcomesContract",
+    "ReplaysContract",
+    "RevisionsContract",
     "SinkContract",
+    "VersionsContract",
     "WaitingContract",
 ]
 
@@ -45,6 +59,7 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
+        "ApprovalsContract": "semel.testing.contracts.approvals",
         "AuditContract": "semel.testing.contracts.audit",
         "BrokerAbility": "semel.testing.contracts.broker",
         "BrokerContract": "semel.testing.contracts.broker",
@@ -52,7 +67,12 @@ __getattr__ = lazily(
         "DeadLettersContract": "semel.testing.contracts.deadletters",
         "InboxContract": "semel.testing.contracts.inbox",
         "LedgerContract": "semel.testing.contracts.ledger",
+        "MembersContract": "semel.testing.contracts.bookkeeping",
         "OutboxContract": "semel.testing.contracts.outbox",
+        "OutcomesContract": "semel.testing.contracts.bookkeeping",
+        "ReplaysContract": "semel.testing.contracts.replays",
+        "RevisionsContract": "semel.testing.contracts.revisions",
+        "VersionsContract": "semel.testing.contracts.bookkeeping",
         "WaitingContract": "semel.testing.contracts.waiting",
     },
 )

@@ -160,6 +160,7 @@ class RecordRules(DatabaseContract):
             WaitingFilter(error_code="ODD"),
             WaitingFilter(since=T0 + 90),
             WaitingFilter(consumer="shipping", key="k", until=T0 + 91),
+            WaitingFilter(consumer="shipping", held=True),
         ]
 
         for which in filters:
@@ -167,6 +168,7 @@ class RecordRules(DatabaseContract):
             async with world.database.begin() as unit:
                 assert await unit.waiting.count(which) == 1, which
         assert [m.message_id for m in await find(world, WaitingFilter(until=T0 + 90))] == ["m1"]
+        assert await find(world, WaitingFilter(held=False)) == []
 
     @in_world
     async def test_messages_are_found_in_order_of_arrival_and_in_pages(
@@ -231,6 +233,7 @@ class RecordRules(DatabaseContract):
         await put(world, waiting("m1", key="k"), waiting("m3"))
         async with world.database.begin() as unit:
             assert not await unit.waiting.revise(CONSUMER, "m1", b"back", "ef" * 32, "m1")
+            assert not await unit.waiting.release(CONSUMER, "m1")
 
         assert await due(world) == []
         for found in await find(world, WaitingFilter()):

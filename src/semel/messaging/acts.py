@@ -1,0 +1,99 @@
+"""What every operator's act has in common: it names its message, its reason, and its errors.
+
+    SKIPPED    COMPLETED without an effect: a person decided that there is to be none
+    REPLACED   COMPLETED without an effect: the message is handled under another id
+    DELETED    FAILED_TERMINAL: two people decided to delete the message
+    ERASED     PARKED: the payload was erased, and nothing is left to handle
+
+These are error codes of claims.  A repetition of a skipped or replaced message
+is a duplicate, one of a deleted message is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.errors import Misuse, Permanent
+from semel.messaging.claims import ClaimState, Failure
+from semel.messaging.database import Unit
+
+SKIPPED: Final = "SKIPPED"
+REPLACED: Final = "REPLACED"
+DELETED: Final = "DELETED"
+ERASED: Final = "ERASED"
+
+
+class NoSuchMessage(Misuse):
+    """The message is not where an act looks for it: it was never there, or left meanwhile."""
+
+    def __init__(self, consumer: str, message_id: str, where: str) -> None:
+        super().__init__(consumer, message_id, where)
+        self.consumer = consumer
+        self.message_id = message_id
+        self.where = where
+
+    def __str__(self) -> str:
+        return (
+            f"consumer {self.consumer} has no message {self.message_id!r} {self.where}; "
+            f"nothing was changed"
+        )
+
+
+class NotPossible(Permanent):
+    """The message is there, and the act cannot be done with it as it stands."""
+
+    def __init__(self, consumer: str, message_id: str, why: str) -> None:
+        super().__init__(consumer, message_id, why)
+        self.consumer = consumer
+        self.message_id = message_id
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"consumer {self.consumer}, message {self.message_id!r}: {self.why}"
+
+
+def need_reason(reason: str, act: str) -> str:
+    """Return the reason, which the audit trail keeps.
+
+    Raises:
+        Misuse: there is none.
+    """
+    if not reason.strip():
+        raise Misuse(f"{act} needs a reason, which the audit trail keeps")
+    return reason.strip()
+
+
+def need_actor(actor: str) -> str:
+    """Return who does it.
+
+    Raises:
+        Misuse: nobody is named.
+    """
+    if not actor.strip():
+        raise Misuse("every act has an actor, whom the audit trail names")
+    return actor.strip()
+
+
+async def complete_without_effect(unit: Unit, consumer: str, message_id: str, code: str) -> None:
+    """Complete a claim by a person's word; one that is completed already stays as it is."""
+    row = await unit.claims.look_up(consumer, message_id)
+    attempts = row.attempts if row else 0
+    # A completed claim has no code of its own: it keeps that of its last failure.
+    await unit.claims.mark_failed(consumer, message_id, Failure(ClaimState.PARKED, attempts, code))
+    await unit.claims.mark_completed(consumer, message_id)
+
+
+async def need_not_handled(unit: Unit, consumer: str, message_id: str) -> None:
+    """See that a message's id is not used up.
+
+    Raises:
+        NotPossible: its claim is completed, and a completed claim never opens again.
+    """
+    row = await unit.claims.look_up(consumer, message_id)
+    if row is not None and row.state is ClaimState.COMPLETED:
+        raise NotPossible(
+            consumer,
+            message_id,
+            "a message with this id was handled already, and its claim never opens again; give "
+            "it a new id, or skip it",
+        )

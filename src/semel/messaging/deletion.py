@@ -1,0 +1,147 @@
+"""Deleting a message: one person asks, another one approves or refuses (B-17).
+
+Who is who is the caller's to know: semel compares names, and the audit trail
+keeps them.  A deleted message's claim stays, so that it is never handled again.
+"""
+
+from __future__ import annotations
+
+from semel.errors import Misuse
+from semel.messaging.acts import DELETED, NoSuchMessage, need_actor, need_reason
+from semel.messaging.approvals import Approval, Asked, Decision
+from semel.messaging.audit import Act
+from semel.messaging.claims import ClaimState, Failure
+from semel.messaging.database import Database, Unit
+from semel.messaging.parking import WAITING, need_waiting
+from semel.messaging.revisions import RevisionFilter
+from semel.messaging.revival import AMONG_LETTERS
+
+
+class SamePerson(Misuse):
+    """Whoever asked for a deletion wants to decide it, too."""
+
+    def __init__(self, number: int, person: str) -> None:
+        super().__init__(number, person)
+        self.number = number
+        self.person = person
+
+    def __str__(self) -> str:
+        return f"request {self.number} was made by {self.person}; a second person must decide it"
+
+
+async def ask_to_delete(
+    database: Database, consumer: str, message_id: str, *, actor: str, reason: str
+) -> Approval:
+    """Ask for the deletion of a message in the waiting room; nothing is deleted yet.
+
+    Raises:
+        NoSuchMessage: it does not wait.
+        Misuse: no reason is given, or it was asked for already.
+    """
+    async with database.begin() as unit:
+        await need_waiting(unit, consumer, message_id)
+        return await _ask(unit, Asked.DELETE_WAITING, consumer, message_id, actor, reason)
+
+
+async def ask_to_delete_dead_letter(
+    database: Database, consumer: str, message_id: str, *, actor: str, reason: str
+) -> Approval:
+    """Ask for the deletion of a dead letter; nothing is deleted yet.
+
+    Raises:
+        NoSuchMessage: there is no such letter.
+        Misuse: no reason is given, or it was asked for already.
+    """
+    async with database.begin() as unit:
+        if await unit.dead_letters.get(consumer, message_id) is None:
+            raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
+        return await _ask(unit, Asked.DELETE_LETTER, consumer, message_id, actor, reason)
+
+
+async def approve_delete(
+    database: Database, number: int, *, actor: str, reason: str = ""
+) -> Approval:
+    """Delete what another person asked to delete, its revisions' payloads included.
+
+    Raises:
+        SamePerson: *actor* asked for it.
+        NoSuchMessage: it left meanwhile: it was handled, skipped, or sent back.
+        Misuse: there is no such request, or it was decided already.
+    """
+    async with database.begin() as unit:
+        request = await _decide(unit, number, actor, Decision.APPROVED)
+        consumer, message_id = request.consumer, request.message_id
+        if request.act is Asked.DELETE_LETTER:
+            if not await unit.dead_letters.remove(consumer, message_id):
+                raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
+        else:
+            if not await unit.waiting.remove(consumer, message_id):
+                raise NoSuchMessage(consumer, message_id, WAITING)
+            await _never_again(unit, consumer, message_id)
+        await unit.revisions.erase(RevisionFilter(consumer, message_id))
+        await _audit(unit, "delete.approve", request, actor, reason)
+        return await _decided(unit, number)
+
+
+async def refuse_delete(
+    database: Database, number: int, *, actor: str, reason: str = ""
+) -> Approval:
+    """Keep what another person asked to delete.
+
+    Raises:
+        SamePerson: *actor* asked for it.
+        Misuse: there is no such request, or it was decided already.
+    """
+    async with database.begin() as unit:
+        request = await _decide(unit, number, actor, Decision.REFUSED)
+        await _audit(unit, "delete.refuse", request, actor, reason)
+        return await _decided(unit, number)
+
+
+async def _ask(
+    unit: Unit, act: Asked, consumer: str, message_id: str, actor: str, reason: str
+) -> Approval:
+    actor, reason = need_actor(actor), need_reason(reason, "deleting a message")
+    for known in await unit.approvals.about(consumer, message_id):
+        if known.act is act and known.decision is Decision.OPEN:
+            raise Misuse(
+                f"{known.asked_by} has asked to delete {message_id!r} already: request "
+                f"{known.number} waits for a second person"
+            )
+    request = await unit.approvals.ask(act, consumer, message_id, actor, reason)
+    await _audit(unit, "delete.ask", request, actor, reason)
+    return request
+
+
+async def _decide(unit: Unit, number: int, actor: str, decision: Decision) -> Approval:
+    request = await unit.approvals.get(number)
+    if request is None:
+        raise Misuse(f"there is no request {number}")
+    if _same(request.asked_by, need_actor(actor)):
+        raise SamePerson(number, request.asked_by)
+    if not await unit.approvals.decide(number, actor.strip(), decision):
+        raise Misuse(f"request {number} was decided already")
+    return request
+
+
+def _same(one: str, other: str) -> bool:
+    return one.strip().casefold() == other.strip().casefold()
+
+
+async def _never_again(unit: Unit, consumer: str, message_id: str) -> None:
+    row = await unit.claims.look_up(consumer, message_id)
+    attempts = row.attempts if row else 0
+    gone = Failure(ClaimState.FAILED_TERMINAL, attempts, DELETED)
+    await unit.claims.mark_failed(consumer, message_id, gone)
+
+
+async def _audit(unit: Unit, act: str, request: Approval, actor: str, reason: str) -> None:
+    details = {"request": request.number, "what": request.act.value, "asked_by": request.asked_by}
+    said = Act(actor.strip(), act, request.consumer, request.message_id, reason, details)
+    await unit.audit.append(said)
+
+
+async def _decided(unit: Unit, number: int) -> Approval:
+    request = await unit.approvals.get(number)
+    assert request is not None
+    return request

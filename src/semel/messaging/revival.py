@@ -1,0 +1,161 @@
+"""What a person can do with a dead letter: send it back, park it, or skip it.
+
+Deleting one needs a second person: `semel.messaging.deletion`.  Each act is one
+transaction with its entry in the audit trail; nothing is handled here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.messaging.acts import (
+    SKIPPED,
+    NoSuchMessage,
+    NotPossible,
+    complete_without_effect,
+    need_actor,
+    need_not_handled,
+    need_reason,
+)
+from semel.messaging.audit import Act
+from semel.messaging.claims import ClaimState, Failure
+from semel.messaging.database import Database, Unit
+from semel.messaging.deadletters import DeadLetter
+from semel.messaging.waiting import WaitingMessage, Waits
+
+AMONG_LETTERS: Final = "among its dead letters"
+
+# Whoever sends the same letter back more often hopes instead of looking.
+MOST_RETRIES: Final = 5
+
+
+async def retry_dead_letter(
+    database: Database,
+    consumer: str,
+    message_id: str,
+    *,
+    actor: str,
+    reason: str = "",
+    at_most: int = MOST_RETRIES,
+) -> int:
+    """Send a dead letter back to its consumer, under its own id; return how often that was done.
+
+    It leaves the dead letters and waits for the retry worker, due at once.  The loop guard
+    counts the acts in the audit trail, so a letter that comes back is not new to it.
+
+    Raises:
+        NoSuchMessage: there is no such letter.
+        NotPossible: it was erased, waits already, was handled, or came back *at_most* times.
+    """
+    async with database.begin() as unit:
+        letter = await _need_letter(unit, consumer, message_id)
+        retries = letter.replays + await _retries(unit, letter)
+        if retries >= at_most:
+            raise NotPossible(
+                consumer,
+                message_id,
+                f"it was sent back {retries} times and failed every time; find out why, then "
+                f"allow more, or park it",
+            )
+        await need_not_handled(unit, consumer, message_id)
+        await _let_in(unit, letter, Waits.RETRY)
+        await unit.claims.reopen(consumer, message_id)
+        details = {"retry": retries + 1, "error_code": letter.error_code}
+        await unit.audit.append(
+            Act(need_actor(actor), "dlq.retry", consumer, message_id, reason, details)
+        )
+    return retries + 1
+
+
+async def park_dead_letter(
+    database: Database, consumer: str, message_id: str, *, actor: str, reason: str = ""
+) -> None:
+    """Move a dead letter to the parking lot, where it can be fixed.
+
+    It holds its key from nothing: later messages of the key were handled long ago.
+
+    Raises:
+        NoSuchMessage: there is no such letter.
+        NotPossible: it was erased, or waits already.
+    """
+    async with database.begin() as unit:
+        letter = await _need_letter(unit, consumer, message_id)
+        await _let_in(unit, letter, Waits.PARKED)
+        await unit.claims.reopen(consumer, message_id)
+        parked = Failure(
+            ClaimState.PARKED, letter.attempts, letter.error_code, 0.0, letter.payload_hash
+        )
+        await unit.claims.mark_failed(consumer, message_id, parked)
+        await unit.audit.append(Act(need_actor(actor), "dlq.park", consumer, message_id, reason))
+
+
+async def skip_dead_letter(
+    database: Database, consumer: str, message_id: str, *, actor: str, reason: str
+) -> None:
+    """Decide that a dead letter has no effect.
+
+    Its claim is completed, with the code SKIPPED: a repetition is a duplicate.
+
+    Raises:
+        NoSuchMessage: there is no such letter.
+        Misuse: no reason is given.
+    """
+    reason = need_reason(reason, "skipping a dead letter")
+    async with database.begin() as unit:
+        letter = await _need_letter(unit, consumer, message_id)
+        if not await unit.dead_letters.remove(consumer, message_id):
+            raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
+        await complete_without_effect(unit, consumer, message_id, SKIPPED)
+        details = {"hash": letter.payload_hash, "error_code": letter.error_code}
+        await unit.audit.append(
+            Act(need_actor(actor), "dlq.skip", consumer, message_id, reason, details)
+        )
+
+
+async def _need_letter(unit: Unit, consumer: str, message_id: str) -> DeadLetter:
+    letter = await unit.dead_letters.get(consumer, message_id)
+    if letter is None:
+        raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
+    return letter
+
+
+async def _retries(unit: Unit, letter: DeadLetter) -> int:
+    entries = await unit.audit.about(letter.consumer, letter.message_id)
+    return sum(entry.act.act == "dlq.retry" for entry in entries)
+
+
+async def _let_in(unit: Unit, letter: DeadLetter, waits: Waits) -> None:
+    """Move a letter to the waiting room."""
+    consumer, message_id = letter.consumer, letter.message_id
+    if letter.erased_at is not None:
+        why = "its payload was erased, so it can only be skipped or deleted"
+        raise NotPossible(consumer, message_id, why)
+    if await unit.waiting.get(consumer, message_id) is not None:
+        raise NotPossible(consumer, message_id, "a message with this id waits already")
+    if not await unit.dead_letters.remove(consumer, message_id):
+        raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
+    await unit.waiting.put(_waiting(letter, waits))
+
+
+def _waiting(letter: DeadLetter, waits: Waits) -> WaitingMessage:
+    return WaitingMessage(
+        consumer=letter.consumer,
+        message_id=letter.message_id,
+        waits=waits,
+        key=letter.key,
+        payload=letter.payload,
+        attempts=letter.attempts,
+        reason=letter.reason,
+        error_code=letter.error_code,
+        exception=letter.exception,
+        headers=letter.headers,
+        topic=letter.topic,
+        partition=letter.partition,
+        offset=letter.offset,
+        timestamp=letter.timestamp,
+        payload_hash=letter.payload_hash,
+        message_type=letter.message_type,
+        schema_version=letter.schema_version,
+        correlation_id=letter.correlation_id,
+        first_failed_at=letter.first_failed_at,
+    )

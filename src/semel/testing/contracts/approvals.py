@@ -1,0 +1,105 @@
+"""The executable contract of approvals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from semel.messaging.approvals import Approval, Asked, Decision
+from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
+
+
+class ApprovalsContract(DatabaseContract):
+    """Everything a `semel.messaging.approvals.Approvals` must do."""
+
+    @in_world
+    async def test_a_request_comes_back_as_it_was_made(self, world: DatabaseWorld) -> None:
+        asked = await ask(world, "m1")
+
+        assert asked == Approval(
+            asked.number, Asked.DELETE_WAITING, "billing", "m1", "ann", "why", asked.asked_at
+        )
+        assert asked.asked_at > 0
+        assert await get(world, asked.number) == asked
+        assert await get(world, asked.number + 1) is None
+
+    @in_world
+    async def test_a_message_of_any_name_can_be_asked_for(self, world: DatabaseWorld) -> None:
+        for name in ("x" * 5000, "nul\0inside", "sha256:" + "0" * 64):
+            asked = await ask(world, name)
+            assert asked.message_id == name
+            async with world.database.begin() as unit:
+                assert await unit.approvals.about("billing", name) == [asked]
+
+    @in_world
+    async def test_open_requests_are_listed_oldest_first(self, world: DatabaseWorld) -> None:
+        first, second = await ask(world, "m1"), await ask(world, "m2")
+        third = await ask(world, "m1", "shipping")
+        await decide(world, second.number, "bob", Decision.APPROVED)
+
+        assert await open_ones(world, None) == [first, third]
+        assert await open_ones(world, "billing") == [first]
+        assert await open_ones(world, None, limit=1) == [first]
+
+    @in_world
+    async def test_a_decision_is_written_with_who_and_when(self, world: DatabaseWorld) -> None:
+        asked = await ask(world, "m1")
+
+        assert await decide(world, asked.number, "bob", Decision.REFUSED)
+
+        found = await get(world, asked.number)
+        assert found is not None
+        assert found.decided_at is not None
+        assert found == replace(
+            asked, decided_by="bob", decided_at=found.decided_at, decision=Decision.REFUSED
+        )
+
+    @in_world
+    async def test_a_decision_is_never_changed(self, world: DatabaseWorld) -> None:
+        asked = await ask(world, "m1")
+        await decide(world, asked.number, "bob", Decision.REFUSED)
+
+        assert not await decide(world, asked.number, "eve", Decision.APPROVED)
+        assert not await decide(world, asked.number + 1, "eve", Decision.APPROVED)
+
+        found = await get(world, asked.number)
+        assert found is not None
+        assert (found.decided_by, found.decision) == ("bob", Decision.REFUSED)
+
+    @in_world
+    async def test_of_two_decisions_at_once_one_counts(self, world: DatabaseWorld) -> None:
+        asked = await ask(world, "m1")
+
+        both = await asyncio.gather(
+            decide(world, asked.number, "bob", Decision.REFUSED),
+            decide(world, asked.number, "eve", Decision.APPROVED),
+        )
+
+        assert sorted(both) == [False, True]
+
+
+async def ask(world: DatabaseWorld, message_id: str, consumer: str = "billing") -> Approval:
+    """Make a request in a transaction of its own."""
+    async with world.database.begin() as unit:
+        return await unit.approvals.ask(Asked.DELETE_WAITING, consumer, message_id, "ann", "why")
+
+
+async def get(world: DatabaseWorld, number: int) -> Approval | None:
+    """Read a committed request."""
+    async with world.database.begin() as unit:
+        return await unit.approvals.get(number)
+
+
+async def open_ones(
+    world: DatabaseWorld, consumer: str | None, limit: int = 10
+) -> Sequence[Approval]:
+    """Read the open requests."""
+    async with world.database.begin() as unit:
+        return await unit.approvals.open_ones(consumer, limit)
+
+
+async def decide(world: DatabaseWorld, number: int, who: str, decision: Decision) -> bool:
+    """Decide in a transaction of its own."""
+    async with world.database.begin() as unit:
+        return await unit.approvals.decide(number, who, decision)

@@ -1,0 +1,154 @@
+"""Retention: what is over and old is deleted, and nothing else."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from sqlalchemy import insert
+
+from semel.errors import Misuse
+from semel.memory.database import MemoryDatabase
+from semel.messaging.claims import ClaimState, Failure
+from semel.messaging.inbox import InboxMessage
+from semel.messaging.retention import (
+    DAY_SECONDS,
+    Pruned,
+    ReplayRuns,
+    Retention,
+    prune,
+    shortest_ttl,
+)
+from semel.sqlalchemy.tables import replay_run
+from semel.testing.contracts.messaging_world import DatabaseContract, in_world
+from tests.messaging.act_world import BILLING, park, queue
+from tests.messaging.places import InMemory, InPostgres, InSqlite
+
+WEEK = 7 * DAY_SECONDS
+SETTINGS = Retention(batch=2)
+
+
+class Pruning(DatabaseContract):
+    @in_world
+    async def test_only_what_is_over_and_old_is_deleted(self, world):
+        await claims(world, "old")
+        await world.age(2 * WEEK + 60)
+        await claims(world, "new")
+
+        pruned = await prune(world.database, BILLING, SETTINGS)
+
+        assert pruned == Pruned(claims=2)
+        left = {"old FAILED_RETRYABLE", "old PARKED", "old IN_PROGRESS"}
+        assert await known(world) == left | {f"new {state}" for state in ClaimState}
+
+    @in_world
+    async def test_rows_are_deleted_in_small_transactions_with_progress(self, world):
+        async with world.database.begin() as unit:
+            for number in range(5):
+                await unit.claims.mark_completed(BILLING, f"m{number}")
+                await unit.inbox.store(InboxMessage(BILLING, f"m{number}", "Paid", b""))
+            for number in range(3):
+                await unit.inbox.done(BILLING, f"m{number}")
+        await world.age(2 * WEEK + 60)
+        told = []
+
+        pruned = await prune(world.database, BILLING, SETTINGS, told.append)
+
+        assert pruned == Pruned(claims=5, inbox=3)
+        assert [done.total for done in told] == [2, 4, 5, 7, 8]
+        async with world.database.begin() as unit:
+            assert await unit.inbox.pending(BILLING) == 2
+
+    @in_world
+    async def test_other_consumers_and_waiting_messages_stay(self, world):
+        await park(world, "m1", "m2", key="k")
+        async with world.database.begin() as unit:
+            await unit.claims.mark_completed("shipping", "m1")
+        await world.age(9 * WEEK)
+
+        assert (await prune(world.database, BILLING, SETTINGS)).claims == 0
+
+        assert await queue(world) == [("m1", "parked"), ("m2", "behind")]
+        async with world.database.begin() as unit:
+            assert await unit.claims.look_up("shipping", "m1") is not None
+
+    @in_world
+    async def test_nothing_is_deleted_while_a_replay_runs(self, world):
+        await claims(world, "old")
+        await world.age(9 * WEEK)
+        await begin_replay(world, "nightly", "shipping", "running")
+        await begin_replay(world, "before", BILLING, "finished")
+        await begin_replay(world, "again", BILLING, "running")
+
+        with pytest.raises(ReplayRuns, match="'again' is running"):
+            await prune(world.database, BILLING, SETTINGS)
+
+        assert len(await known(world)) == len(ClaimState)
+
+
+async def claims(world, prefix):
+    """Write one claim in each state."""
+    async with world.database.begin() as unit:
+        for state in ClaimState:
+            name = f"{prefix} {state}"
+            if state is ClaimState.COMPLETED:
+                await unit.claims.mark_completed(BILLING, name)
+            else:
+                await unit.claims.mark_failed(BILLING, name, Failure(state, 1, "X"))
+
+
+async def known(world):
+    names = [f"{prefix} {state}" for prefix in ("old", "new") for state in ClaimState]
+    async with world.database.begin() as unit:
+        return {name for name in names if await unit.claims.look_up(BILLING, name)}
+
+
+async def begin_replay(world, name, consumer, state):
+    async with world.database.begin() as unit:
+        if isinstance(world.database, MemoryDatabase):
+            run = SimpleNamespace(name=name, consumer=consumer, state=state)
+            unit.tables.table("replay_run").put(name, run)
+            return
+        values = {"name": name, "consumer": consumer, "state": state, "selection": "{}"}
+        await unit.session.execute(insert(replay_run).values(values))
+
+
+class TestPruningInMemory(InMemory, Pruning):
+    pass
+
+
+class TestPruningInSqlite(InSqlite, Pruning):
+    pass
+
+
+class TestPruningInPostgres(InPostgres, Pruning):
+    pass
+
+
+@pytest.mark.parametrize("longest", range(4))
+def test_the_time_to_live_outlasts_every_window(longest):
+    windows = [float(longest == number) * 10 + 1 for number in range(4)]
+
+    assert shortest_ttl(*windows, safety=2.0) == 22.0
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        "topic_retention_seconds",
+        "replay_window_seconds",
+        "dead_letter_age_seconds",
+        "parking_age_seconds",
+    ],
+)
+def test_a_time_to_live_that_a_window_outlasts_is_refused(window):
+    with pytest.raises(Misuse, match=r"14 days forgets duplicates .* is 16 days"):
+        Retention(**{window: 8 * DAY_SECONDS})
+
+
+def test_windows_and_safety_are_checked():
+    for wrong in ((-1, 0, 0, 0, 2), (0, 0, 0, 0, 0.5)):
+        with pytest.raises(Misuse):
+            shortest_ttl(*wrong)
+    with pytest.raises(Misuse):
+        Retention(batch=0)
