@@ -1,0 +1,278 @@
+"""The executable contracts of the smaller books: members, outcomes, versions.
+
+An implementation binds each as it binds `ClaimsContract`: it says how an empty database
+is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import Final
+
+from semel.message import Partition
+from semel.messaging.completeness import OutcomeRange
+from semel.messaging.members import Member
+from semel.testing.contracts.claims_table import STRANGE_IDS
+from semel.testing.contracts.claims_world import CONSUMER, rolled_back
+from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
+from semel.testing.contracts.versions import VersionsContract
+
+__all__ = ["MembersContract", "OutcomesContract", "VersionsContract"]
+
+P0: Final = Partition("payments", 0)
+P1: Final = Partition("payments", 1)
+ELSEWHERE: Final = Partition("refunds", 0)
+
+
+def _member(name: str, *partitions: Partition, consumer: str = CONSUMER) -> Member:
+    return Member(consumer, name, '{"host": "here"}', frozenset(partitions), 20)
+
+
+async def _enter(world: DatabaseWorld, *members: Member, seconds: float = 60.0) -> None:
+    async with world.database.begin() as unit:
+        for member in members:
+            await unit.members.enter(member, seconds)
+
+
+async def _others(world: DatabaseWorld, name: str, *partitions: Partition) -> list[str]:
+    async with world.database.begin() as unit:
+        found = await unit.members.others(CONSUMER, name, partitions)
+        return sorted(member.name for member in found)
+
+
+class MembersContract(DatabaseContract):
+    """Everything `semel.messaging.members.Members` must do."""
+
+    @in_world
+    async def test_a_member_is_found_by_the_partitions_that_it_names(
+        self, world: DatabaseWorld
+    ) -> None:
+        await _enter(world, _member("a", P0, P1), _member("b", P1), _member("c", ELSEWHERE))
+
+        assert await _others(world, "b", P0, P1) == ["a"]
+        assert await _others(world, "new", P1) == ["a", "b"]
+        assert await _others(world, "new", ELSEWHERE) == ["c"]
+        assert await _others(world, "new") == []
+
+    @in_world
+    async def test_a_member_is_kept_as_it_was_entered(self, world: DatabaseWorld) -> None:
+        await _enter(world, _member("a", P0, ELSEWHERE))
+
+        async with world.database.begin() as unit:
+            (found,) = await unit.members.others(CONSUMER, "new", [P0])
+            now = await unit.now()
+
+        assert (found.owner, found.in_flight) == ('{"host": "here"}', 20)
+        assert found.partitions == {P0, ELSEWHERE}
+        assert 30 < found.expires_at - now <= 60
+
+    @in_world
+    async def test_entering_again_renews_the_row_and_replaces_its_partitions(
+        self, world: DatabaseWorld
+    ) -> None:
+        await _enter(world, _member("a", P0))
+        await world.age(50)
+        await _enter(world, _member("a", P1))
+
+        async with world.database.begin() as unit:
+            (found,) = await unit.members.others(CONSUMER, "new", [P0, P1])
+            now = await unit.now()
+
+        assert found.partitions == {P1}
+        assert found.expires_at - now > 30
+
+    @in_world
+    async def test_consumers_have_members_of_their_own(self, world: DatabaseWorld) -> None:
+        await _enter(world, _member("a", P0, consumer="shipping"))
+
+        assert await _others(world, "new", P0) == []
+
+    @in_world
+    async def test_a_member_that_leaves_is_gone(self, world: DatabaseWorld) -> None:
+        await _enter(world, _member("a", P0), _member("b", P0))
+        async with world.database.begin() as unit:
+            await unit.members.leave(CONSUMER, "a")
+            await unit.members.leave(CONSUMER, "never came")
+
+        assert await _others(world, "new", P0) == ["b"]
+
+    @in_world
+    async def test_a_partition_that_was_worked_off_is_taken_off_the_row(
+        self, world: DatabaseWorld
+    ) -> None:
+        await _enter(world, _member("a", P0, P1))
+        async with world.database.begin() as unit:
+            await unit.members.release(CONSUMER, "a", P0)
+            await unit.members.release(CONSUMER, "never came", P0)
+
+        assert await _others(world, "new", P0) == []
+        assert await _others(world, "new", P1) == ["a"]
+
+    @in_world
+    async def test_the_last_partition_removes_the_row_if_it_has_expired(
+        self, world: DatabaseWorld
+    ) -> None:
+        await _enter(world, _member("live", P0), seconds=1000)
+        await _enter(world, _member("dead", P0))
+        await world.age(61)
+        async with world.database.begin() as unit:
+            await unit.members.release(CONSUMER, "live", P0)
+            await unit.members.release(CONSUMER, "dead", P0)
+        await _enter(world, _member("live", P1), seconds=1000)
+
+        assert await _others(world, "new", P0, P1) == ["live"]
+
+    @in_world
+    async def test_tries_of_a_suspect_count_until_it_is_acquitted(
+        self, world: DatabaseWorld
+    ) -> None:
+        counts = []
+        for act in ("try", "try", "acquit", "try"):
+            async with world.database.begin() as unit:
+                if act == "acquit":
+                    await unit.members.acquit(CONSUMER, "m")
+                else:
+                    counts.append(await unit.members.suspect(CONSUMER, "m"))
+        async with world.database.begin() as unit:
+            others = [
+                await unit.members.suspect(CONSUMER, "n"),
+                await unit.members.suspect("shipping", "m"),
+            ]
+
+        assert counts == [1, 2, 1]
+        assert others == [1, 1]
+
+    @in_world
+    async def test_a_suspect_may_have_any_id(self, world: DatabaseWorld) -> None:
+        async with world.database.begin() as unit:
+            counts = [await unit.members.suspect(CONSUMER, id) for id in STRANGE_IDS]
+
+        assert counts == [1] * len(STRANGE_IDS)
+
+
+async def _record(world: DatabaseWorld, *ranges: OutcomeRange) -> None:
+    async with world.database.begin() as unit:
+        await unit.outcomes.record(CONSUMER, ranges)
+
+
+async def _kept(world: DatabaseWorld, partition: Partition = P0) -> list[tuple[int, int, str]]:
+    async with world.database.begin() as unit:
+        found = await unit.outcomes.ranges(CONSUMER, partition)
+    return [(each.first, each.last, each.outcome) for each in found]
+
+
+def _handled(first: int, last: int, partition: Partition = P0) -> OutcomeRange:
+    return OutcomeRange(partition, first, last, "success")
+
+
+class OutcomesContract(DatabaseContract):
+    """Everything `semel.messaging.completeness.OutcomeStore` must do."""
+
+    @in_world
+    async def test_neighbours_of_one_outcome_are_one_range(self, world: DatabaseWorld) -> None:
+        for first in range(0, 100, 10):
+            await _record(world, _handled(first, first + 9))
+
+        assert await _kept(world) == [(0, 99, "success")]
+
+    @in_world
+    async def test_other_outcomes_and_gaps_begin_a_new_range(self, world: DatabaseWorld) -> None:
+        await _record(world, _handled(0, 4), OutcomeRange(P0, 5, 5, "parked"), _handled(6, 9))
+        await _record(world, _handled(20, 29))
+
+        assert await _kept(world) == [
+            (0, 4, "success"),
+            (5, 5, "parked"),
+            (6, 9, "success"),
+            (20, 29, "success"),
+        ]
+
+    @in_world
+    async def test_an_offset_that_was_delivered_again_is_in_several_ranges(
+        self, world: DatabaseWorld
+    ) -> None:
+        await _record(world, _handled(0, 9))
+        await _record(world, OutcomeRange(P0, 5, 9, "duplicate_skipped"), _handled(10, 14))
+        await _record(world, _handled(5, 9), _handled(10, 12))
+
+        assert await _kept(world) == [
+            (0, 14, "success"),
+            (5, 9, "duplicate_skipped"),
+            (5, 12, "success"),
+        ]
+
+    @in_world
+    async def test_consumers_and_partitions_have_ranges_of_their_own(
+        self, world: DatabaseWorld
+    ) -> None:
+        await _record(world, _handled(0, 4), _handled(5, 9, P1), _handled(5, 9, ELSEWHERE))
+        async with world.database.begin() as unit:
+            await unit.outcomes.record("shipping", [_handled(5, 9)])
+            partitions = await unit.outcomes.partitions(CONSUMER)
+            of_shipping = await unit.outcomes.partitions("shipping")
+
+        assert await _kept(world) == [(0, 4, "success")]
+        assert list(partitions) == [P0, P1, ELSEWHERE]
+        assert list(of_shipping) == [P0]
+
+    @in_world
+    async def test_ranges_are_kept_with_their_transaction_or_not_at_all(
+        self, world: DatabaseWorld
+    ) -> None:
+        await _record(world, _handled(0, 4))
+        async with rolled_back(world) as unit:
+            await unit.outcomes.record(CONSUMER, [_handled(5, 9), _handled(20, 29)])
+
+        assert await _kept(world) == [(0, 4, "success")]
+
+    @in_world
+    async def test_pruning_forgets_what_lies_wholly_below_an_offset(
+        self, world: DatabaseWorld
+    ) -> None:
+        await _record(world, _handled(0, 4), _handled(10, 19), _handled(30, 39))
+        await _record(world, _handled(0, 4, P1))
+        async with world.database.begin() as unit:
+            pruned = await unit.outcomes.prune(CONSUMER, P0, 15)
+
+        assert pruned == 1
+        assert await _kept(world) == [(10, 19, "success"), (30, 39, "success")]
+        assert await _kept(world, P1) == [(0, 4, "success")]
+
+    @in_world
+    async def test_two_processes_that_extend_one_range_lose_nothing(
+        self, world: DatabaseWorld
+    ) -> None:
+        await _record(world, _handled(0, 9))
+        async with world.database.begin() as owner:
+            await owner.outcomes.record(CONSUMER, [_handled(10, 19)])
+            late = asyncio.create_task(_record(world, _handled(10, 14)))
+            await asyncio.wait({late}, timeout=0.1)
+        await late
+
+        assert await _kept(world) == [(0, 19, "success"), (10, 14, "success")]
+
+    @in_world
+    async def test_many_processes_count_every_delivery(self, world: DatabaseWorld) -> None:
+        chance = random.Random(11)
+        batches: list[OutcomeRange] = []
+        for _ in range(40):
+            first = chance.randrange(30)
+            outcome = chance.choice(["success", "duplicate_skipped"])
+            batches.append(OutcomeRange(P0, first, first + chance.randrange(6), outcome))
+
+        async def process(mine: list[OutcomeRange]) -> None:
+            for each in mine:
+                await _record(world, each)
+
+        await asyncio.gather(*[process(batches[number::4]) for number in range(4)])
+
+        kept = await _kept(world)
+        assert _deliveries(kept) == _deliveries([(b.first, b.last, b.outcome) for b in batches])
+
+
+def _deliveries(ranges: list[tuple[int, int, str]]) -> Counter[tuple[int, str]]:
+    return Counter(
+        (offset, outcome) for first, last, outcome in ranges for offset in range(first, last + 1)
+    )
