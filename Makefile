@@ -41,7 +41,7 @@ bench: $(VENV)/dev.stamp java ## Run the benchmarks and print their tables.
 
 .PHONY: docs
 docs: $(VENV)/dev.stamp ## Write the tables of the docs from the code.
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m docs.generate
 
 .PHONY: venv
 venv: $(VENV)/dev.stamp ## Make .venv with everything that development needs.

@@ -6,13 +6,12 @@ never written by hand.
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import pkgutil
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +19,8 @@ from typing import Any, Final
 import typer.main
 
 import semel
+from docs.markdown import as_markdown, attribute_docs, table
+from docs.messaging_tables import MESSAGING
 from semel import errors, events
 from semel.cli.app import app
 from semel.cli.exits import MEANS
@@ -310,43 +311,15 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "source-kinds": source_kinds,
     "steps": steps,
     **{name: _printer(rows) for name, rows in REFERENCE.items()},
+    **MESSAGING,
 }
 """By the name that stands in the page."""
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Write a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(
-        "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in line) + " |"
-        for line in lines
-    )
 
 
 def first_sentence(thing: Any) -> str:
     """Return the first paragraph of a docstring, with Markdown's code quotes."""
     text = inspect.getdoc(thing) or ""
     return as_markdown(text.split("\n\n")[0])
-
-
-def as_markdown(text: str) -> str:
-    """Turn a docstring's quotes into Markdown's, on one line."""
-    return " ".join(text.split()).replace("``", "`")
-
-
-def attribute_docs(kind: type) -> dict[str, str]:
-    """Return the strings below a class's attributes, by attribute."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    docs = {}
-    for before, node in zip(body.body, body.body[1:], strict=False):
-        match before, node:
-            case (
-                (ast.Assign([ast.Name(name)]) | ast.AnnAssign(ast.Name(name))),
-                ast.Expr(ast.Constant(str(text))),
-            ):
-                docs[name] = as_markdown(text)
-    return docs
 
 
 def regenerated(text: str) -> str:

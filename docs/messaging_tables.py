@@ -1,0 +1,76 @@
+"""The tables of the pages about consuming messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final
+
+from docs.markdown import attribute_docs, table
+from semel.measures import LABELS
+from semel.messaging.claims import CLAIM_TABLE, StalePolicy
+from semel.messaging.failure import CODES, RETRYABLE_CLASSES, FailureClass
+from semel.messaging.outcome import Told
+from semel.messaging.sequence import GapPolicy
+from semel.messaging.settings import BatchPolicy
+from semel.messaging.waiting import Waits
+
+
+def metrics() -> str:
+    """Every metric with its labels."""
+    rows = [
+        (f"`{metric}`", ", ".join(f"`{label}`" for label in labels))
+        for metric, labels in LABELS.items()
+    ]
+    return table(("metric", "labels"), rows)
+
+
+def outcomes() -> str:
+    """The outcomes, as metrics and reports name them."""
+    return ", ".join(f"`{name}`" for name in Told)
+
+
+def claim_table() -> str:
+    """What a claim finds, answers, and leads to."""
+    rows = [
+        (found.value, f"`{answer.__name__}`", then) for found, (answer, then) in CLAIM_TABLE.items()
+    ]
+    return table(("the claim finds", "it answers", "then"), rows)
+
+
+def failure_codes() -> str:
+    """The codes that semel gives, by class."""
+    said = attribute_docs(FailureClass)
+    rows = [
+        (
+            f"`{kind}`",
+            said[kind.name],
+            ", ".join(f"`{code}`" for code, its in CODES.items() if its is kind),
+            "yes" if kind in RETRYABLE_CLASSES else "no",
+        )
+        for kind in FailureClass
+    ]
+    return table(("class", "meaning", "codes", "tried again"), rows)
+
+
+def words(kind: type[StrEnum], head: str) -> Callable[[], str]:
+    """Make a table of an enum's values and what they mean."""
+
+    def printed() -> str:
+        said = attribute_docs(kind)
+        return table((head, "meaning"), [(f"`{word}`", said[word.name]) for word in kind])
+
+    return printed
+
+
+MESSAGING: Final[dict[str, Callable[[], str]]] = {
+    "batch-policies": words(BatchPolicy, "policy"),
+    "claim-table": claim_table,
+    "failure-codes": failure_codes,
+    "gap-policies": words(GapPolicy, "policy"),
+    "metrics": metrics,
+    "outcomes": outcomes,
+    "stale-policies": words(StalePolicy, "policy"),
+    "waits": words(Waits, "waits"),
+}
+"""By the name that stands in the page."""
