@@ -23,6 +23,7 @@ MODULES: Final[Mapping[str, str]] = {
     "two-sinks": "bench.two_sinks",
     "recovery": "bench.recovery",
     "memory": "bench.memory",
+    "relay": "bench.relay",
     "consumer": "bench.consumer",
     "claims-at-size": "bench.claims_at_size",
 }
