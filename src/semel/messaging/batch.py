@@ -25,6 +25,7 @@ from semel.messaging.handling import (
     Try,
     after_failure,
     apply,
+    as_invoked,
     claim_and_handle,
     classify,
     handle_message,
@@ -233,7 +234,12 @@ class _Batch:
 async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step], ran: list[Outcome]) -> None:
     """Do in order what the claims said."""
     if consumer.takes_batches:
-        await _batch_handler(consumer, unit, [s for s in chunk if isinstance(s.answer, Claimed)])
+        claimed = [
+            step.message.tried(step.answer.attempt)
+            for step in chunk
+            if isinstance(step.answer, Claimed)
+        ]
+        await _batch_handler(consumer, unit, claimed)
     for step in chunk:
         match step.answer:
             case Claimed() if consumer.takes_batches:
@@ -250,10 +256,9 @@ async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step], ran: list
         ran.append(outcome)
 
 
-async def _batch_handler(consumer: Consumer, unit: Unit, steps: Sequence[_Step]) -> None:
-    if not steps:
+async def _batch_handler(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> None:
+    if not messages:
         return
-    messages = [step.message for step in steps]
     with handling(consumer.name, messages[0]):
         await consumer.invoke(messages, unit.session)
     reach(CrashPoint.HANDLE_AFTER, consumer.name)
@@ -278,6 +283,7 @@ async def _alone(
                 state.message = message.tried(step.answer.attempt)
                 return await apply(consumer, unit, state)
             if step.answer is not None:
+                state.message = as_invoked(consumer, message, step.answer)
                 return await refused(consumer, unit, message, step.answer)
             return await claim_and_handle(consumer, unit, state)
     except Exception as error:  # noqa: BLE001  whatever a handler raises is classified

@@ -15,7 +15,7 @@ from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
 from semel.messaging.deadletters import DeadLetter
-from semel.messaging.failure import Classified, FailureClass
+from semel.messaging.failure import RETRYABLE_CLASSES, Classified, FailureClass
 from semel.messaging.lanes import Order
 from semel.messaging.outcome import (
     Conflicted,
@@ -26,7 +26,7 @@ from semel.messaging.outcome import (
     RetryStored,
     Told,
 )
-from semel.messaging.retry import Exhausted, GiveUp, Hopeless, RetryIn, verdict
+from semel.messaging.retry import Exhausted, GiveUp, Hopeless, RetryIn, backoff, verdict
 from semel.messaging.sequence import Gap, GapPolicy
 from semel.messaging.waiting import WaitingMessage, Waits
 
@@ -60,6 +60,8 @@ async def write_failure(
     claim: Held | None = None,
 ) -> Outcome | None:
     """Write what became of a failed attempt; None where the message is COMPLETED after all."""
+    if message.is_duplicate:
+        return await _not_sent_again(unit, consumer, message, failure)
     claim = claim or Held()
     settings = consumer.settings
     if gap is not None:
@@ -76,6 +78,20 @@ async def write_failure(
             return await _park(unit, consumer, message, failure, claim)
         case _:
             return await _bury(unit, consumer, message, failure, claim)
+
+
+async def _not_sent_again(
+    unit: Unit, consumer: Consumer, message: Message, failure: Classified
+) -> Outcome:
+    """Keep a duplicate whose handler failed: its effect is durable, what it sends may be lost.
+
+    Its claim stays as it is, so that its attempts cannot be counted there.
+    """
+    retry = consumer.settings.retry
+    if failure.failure_class in RETRYABLE_CLASSES and failure.code not in retry.non_retryable:
+        return RetryLater(backoff(retry, retry.max_attempts), failure)
+    await unit.dead_letters.put(await _letter(unit, consumer, message, failure, Told.DLQ))
+    return DeadLettered(failure)
 
 
 async def _mark(

@@ -65,6 +65,9 @@ class Try:
     began: bool = False
     """The handler was called: the failure counts as an attempt."""
 
+    ended: bool = False
+    """The handler returned: whatever fails now is not its doing."""
+
     from_waiting: bool = False
     """The message comes out of the waiting room, not from the broker."""
 
@@ -115,7 +118,8 @@ def _says_nothing(error: Exception, state: Try) -> bool:
     asks it.
     """
     if isinstance(error, InDoubt | Fenced):
-        return True
+        # A handler that raises one has failed like any other, and is not tried without end.
+        return state.ended or not state.began
     return not state.began and isinstance(error, Retryable)
 
 
@@ -123,6 +127,7 @@ async def _in_one_transaction(consumer: Consumer, database: Database, state: Try
     async with database.begin() as unit:
         reach(CrashPoint.CLAIM_BEFORE, consumer.name)
         outcome = await claim_and_handle(consumer, unit, state)
+        state.ended = True
         reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
     return outcome
 
@@ -131,9 +136,9 @@ async def claim_and_handle(consumer: Consumer, unit: Unit, state: Try) -> Outcom
     """Claim in the open transaction and do what the answer says."""
     message = state.message
     if state.from_waiting:
-        gone = await _out_of_the_room(consumer, unit, message)
+        gone = await out_of_the_room(consumer, unit, message)
     else:
-        gone = await _into_the_room(consumer, unit, message)
+        gone = await into_the_room(consumer, unit, message)
     if gone is not None:
         return gone
     answer = await unit.claims.try_claim(consumer.name, ClaimRequest.of(message))
@@ -142,13 +147,14 @@ async def claim_and_handle(consumer: Consumer, unit: Unit, state: Try) -> Outcom
         state.message = message.tried(answer.attempt)
         outcome = await apply(consumer, unit, state)
     else:
+        state.message = as_invoked(consumer, message, answer)
         outcome = await refused(consumer, unit, message, answer)
     if state.from_waiting and not isinstance(answer, Parked | NotDue | HeldElsewhere):
         await unit.waiting.remove(consumer.name, message.id)
     return outcome
 
 
-async def _into_the_room(consumer: Consumer, unit: Unit, message: Message) -> Outcome | None:
+async def into_the_room(consumer: Consumer, unit: Unit, message: Message) -> Outcome | None:
     """Queue a delivery up whose key is held; None where it may be handled now."""
     if not holds_key(consumer, message):
         return None
@@ -158,7 +164,7 @@ async def _into_the_room(consumer: Consumer, unit: Unit, message: Message) -> Ou
     return await behind_others(consumer, unit, message)
 
 
-async def _out_of_the_room(consumer: Consumer, unit: Unit, message: Message) -> Outcome | None:
+async def out_of_the_room(consumer: Consumer, unit: Unit, message: Message) -> Outcome | None:
     """Make sure that a waiting message still waits for its turn; None where it does.
 
     Another worker may have handled or parked it since it was taken.
@@ -203,6 +209,12 @@ async def is_next(consumer: Consumer, unit: Unit, message: Message) -> bool:
         return False
     current = await unit.versions.current(consumer.name, message.key)
     return in_sequence(message.version, current) is not InSequence.GAP
+
+
+def as_invoked(consumer: Consumer, message: Message, answer: NotOurs) -> Message:
+    """Return the message as the handler gets it, if it gets one that is not to be handled."""
+    invokes = consumer.settings.duplicates is Duplicates.INVOKE
+    return message.repeated() if invokes and isinstance(answer, Duplicate) else message
 
 
 async def refused(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
@@ -13,13 +15,15 @@ from semel.message import Coordinates, Message, Record
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
 from semel.messaging.handling import attempt
-from semel.messaging.outcome import Outcome, RetryLater, Skipped
+from semel.messaging.outcome import Nack, Outcome, RetryLater, Skipped, settlement
 from semel.messaging.waiting import WaitingMessage, Waits
 
 log = logging.getLogger("semel.messaging")
 
 POLL_SECONDS = 1.0
 TAKEN_AT_ONCE = 20
+
+Handle: TypeAlias = Callable[[Message, WaitingMessage], Awaitable[Outcome]]
 
 
 def message_of(consumer: Consumer, waiting: WaitingMessage) -> Message | Unreadable:
@@ -52,9 +56,14 @@ def message_of(consumer: Consumer, waiting: WaitingMessage) -> Message | Unreada
 
 
 async def retry_due(
-    consumer: Consumer, database: Database, limit: int = TAKEN_AT_ONCE
+    consumer: Consumer,
+    database: Database,
+    limit: int = TAKEN_AT_ONCE,
+    handle: Handle | None = None,
 ) -> list[tuple[str, Outcome]]:
     """Handle what is due, one transaction each; returns the ids with their outcomes.
+
+    *handle* is how the consumer's runner handles messages, where that is not in one transaction.
 
     Two workers may do this at once: a message that another one has locked is left alone, and
     one that another one has handled is a duplicate.
@@ -71,6 +80,9 @@ async def retry_due(
                 extra={"consumer": consumer.name, "id": waiting.message_id},
             )
             done.append((waiting.message_id, await _unreadable(consumer, database, waiting)))
+            continue
+        if handle is not None:
+            done.append((waiting.message_id, await handle(message, waiting)))
             continue
         done.append((waiting.message_id, await attempt(consumer, database, message, waiting)))
     return done
@@ -92,10 +104,15 @@ class RetryWorker:
     """Runs `retry_due` whenever something may be due."""
 
     def __init__(
-        self, consumer: Consumer, database: Database, poll_seconds: float = POLL_SECONDS
+        self,
+        consumer: Consumer,
+        database: Database,
+        poll_seconds: float = POLL_SECONDS,
+        handle: Handle | None = None,
     ) -> None:
         self.consumer = consumer
         self.database = database
+        self._handle = handle
         self._poll_seconds = poll_seconds
         self._stopping = asyncio.Event()
 
@@ -103,10 +120,11 @@ class RetryWorker:
         """Work until `stop`; a database that does not answer is asked again."""
         while not self._stopping.is_set():
             try:
-                done = await retry_due(self.consumer, self.database)
-                if done:
+                done = await retry_due(self.consumer, self.database, handle=self._handle)
+                if any(not isinstance(settlement(outcome), Nack) for _, outcome in done):
                     continue
-                wait = await self._wait_seconds()
+                # What another worker is at stays due until that one is done with it.
+                wait = self._poll_seconds if done else await self._wait_seconds()
             except SemelError as error:
                 log.warning(
                     "retry worker waits", extra={"consumer": self.consumer.name, "why": str(error)}

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.codec import Unreadable
-from semel.errors import Fenced, InDoubt, Retryable, SemelError
+from semel.errors import Fenced, InDoubt, Misuse, Retryable, SemelError
 from semel.lease import Owner
 from semel.measures import MEASURES, Metric
 from semel.message import Coordinates, Message, Partition, Record
@@ -33,8 +33,10 @@ from semel.messaging.lanes import lanes, run_lanes
 from semel.messaging.leased import handle_leased
 from semel.messaging.outcome import Ack, Nack, Outcome, Settlement, settlement
 from semel.messaging.retrying import RetryWorker
+from semel.messaging.settings import Duplicates
 from semel.messaging.settling import Settling
 from semel.messaging.telling import tell
+from semel.messaging.waiting import WaitingMessage
 
 log = logging.getLogger("semel.messaging")
 
@@ -95,17 +97,20 @@ class Runner:
         self.subscription = subscription
         self.database = database
         self.settings = settings or RunnerSettings()
+        _check(consumer, self.settings)
         self._clock = clock
         self._owner = owner or Owner.here()
         self._settling = Settling(consumer.name, subscription, database, clock)
         self._membership = Membership(
             consumer,
+            subscription,
             database,
             self._owner,
             self.settings.max_records,
             self.settings.member_seconds,
         )
-        self._retries = RetryWorker(consumer, database)
+        handle = self._leased if self.settings.mode is Mode.LEASED else None
+        self._retries = RetryWorker(consumer, database, handle=handle)
         self._stopping = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -125,6 +130,9 @@ class Runner:
         retrying = asyncio.create_task(self._retries.run())
         try:
             while not self._stopping.is_set():
+                if retrying.done():
+                    # Nothing that waits would be handled any more, and nobody would notice.
+                    retrying.result()
                 await self._pass()
             await self._membership.leave()
         finally:
@@ -161,6 +169,8 @@ class Runner:
             wait = self.settings.wait_seconds
             wait = wait if due_in is None else min(wait, max(due_in, 0.0))
             records = await self.subscription.fetch(self.settings.max_records, wait)
+            # From here on a revocation waits: what was fetched is settled before it goes.
+            self._idle.clear()
             self._settling.keep_only(self.subscription.assignment)
             await self._membership.work_on(self.subscription.assignment)
             await self._from_time_to_time()
@@ -168,11 +178,18 @@ class Runner:
                 return False
             await self._work(records)
         except Fenced as error:
-            log.warning("partitions lost", extra={"consumer": self.consumer.name, "why": error})
-            self._settling.keep_only(frozenset())
+            log.warning(
+                "partitions lost", extra={"consumer": self.consumer.name, "why": str(error)}
+            )
+            await self._begin_again()
         except (Retryable, InDoubt) as error:
             log.warning("runner waits", extra={"consumer": self.consumer.name, "why": str(error)})
             await self._begin_again()
+            with suppress(TimeoutError):
+                seconds = self.consumer.settings.held_retry_seconds
+                await asyncio.wait_for(self._stopping.wait(), seconds)
+        finally:
+            self._idle.set()
         return True
 
     async def _begin_again(self) -> None:
@@ -181,8 +198,6 @@ class Runner:
         for partition in self.subscription.assignment:
             with suppress(SemelError):
                 self.subscription.seek(partition, await self.subscription.committed(partition))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), self.consumer.settings.held_retry_seconds)
 
     async def _from_time_to_time(self) -> None:
         now = self._clock.monotonic()
@@ -194,28 +209,26 @@ class Runner:
             await self._settling.measure_lag()
 
     async def _work(self, records: Sequence[Record]) -> None:
-        self._idle.clear()
-        try:
-            work = asyncio.create_task(self._handle_all(records))
-            stop = asyncio.create_task(self._stopping.wait())
-            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                await asyncio.wait({work}, timeout=self.settings.stop_seconds)
-            stop.cancel()
-            if not work.done():
-                log.error("deadline passed: handlers are cancelled, their messages come back")
-                work.cancel()
-                with suppress(asyncio.CancelledError):
-                    await work
-                return
-            await self._settling.settle(work.result())
-        finally:
-            self._idle.set()
+        work = asyncio.create_task(self._handle_all(records))
+        stop = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            await asyncio.wait({work}, timeout=self.settings.stop_seconds)
+        stop.cancel()
+        if not work.done():
+            log.error("deadline passed: handlers are cancelled, their messages come back")
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+            return
+        await self._settling.settle(work.result())
 
     async def _revoked(self, partitions: Collection[Partition]) -> None:
         """Let the batch end, so that its offsets are committed before the partitions go."""
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, Retryable, InDoubt):
             await asyncio.wait_for(self._idle.wait(), self.settings.stop_seconds)
+            # Whoever gets them next need not be careful.
+            await self._membership.give_up(partitions)
         self._settling.forget(partitions)
 
     async def _handle_all(self, records: Sequence[Record]) -> dict[Coordinates, Outcome]:
@@ -245,12 +258,12 @@ class Runner:
             at = _at(arrival)
             if at.place in blocked:
                 outcomes[at] = NOT_ATTEMPTED
-            elif self._membership.is_careful(at.place):
+            elif await self._membership.is_careful(at):
                 outcomes[at] = await self._suspect(arrival)
                 if isinstance(settlement(outcomes[at]), Nack):
                     blocked.add(at.place)
                 else:
-                    await self._membership.outlived(at.place)
+                    await self._membership.outlived(at)
             else:
                 rest.append(arrival)
         return rest
@@ -284,9 +297,14 @@ class Runner:
         if isinstance(arrival, Unreadable):
             return await handle_unreadable(self.consumer, self.database, arrival)
         if self.settings.mode is Mode.LEASED:
-            owner = self._owner.instance
-            return await handle_leased(self.consumer, self.database, arrival, owner, self._clock)
+            return await self._leased(arrival)
         return await handle_message(self.consumer, self.database, arrival)
+
+    async def _leased(self, message: Message, waiting: WaitingMessage | None = None) -> Outcome:
+        owner = self._owner.instance
+        return await handle_leased(
+            self.consumer, self.database, message, owner, self._clock, waiting
+        )
 
     async def _in_batches(
         self, arrivals: Sequence[Arrival], outcomes: dict[Coordinates, Outcome]
@@ -316,6 +334,22 @@ class Runner:
         for message, outcome in zip(messages, found, strict=True):
             outcomes[_at(message)] = outcome
             tell(message, outcome, self.subscription.group, each)
+
+
+def _check(consumer: Consumer, settings: RunnerSettings) -> None:
+    """Refuse what a mode cannot do.
+
+    Raises:
+        Misuse: says what it is.
+    """
+    if settings.mode is not Mode.LEASED:
+        return
+    if consumer.settings.versioned:
+        raise Misuse(f"consumer {consumer.name}: versions are not checked in mode leased")
+    if consumer.settings.duplicates is Duplicates.INVOKE:
+        raise Misuse(f"consumer {consumer.name}: a duplicate has no lease to be invoked under")
+    if consumer.takes_batches:
+        raise Misuse(f"consumer {consumer.name}: in mode leased messages are handled one by one")
 
 
 def _at(arrival: Arrival) -> Coordinates:
