@@ -17,8 +17,8 @@ from semel.pipeline.sink import SinkFatal, SinkOutcome, SinkRetryable, Token
 from semel.pipeline.twophase import Backoff
 from semel.pipeline.txn import SinkTxnId
 from semel.spark import Exit
-from semel.spark.query import REAL_TIME_BYPASS
-from tests.spark.world import World, ids_in
+from semel.spark.query import FILE_SETTINGS, REAL_TIME_BYPASS
+from tests.spark.world import SCHEMA, World, ids_in
 
 pytestmark = pytest.mark.spark
 
@@ -206,6 +206,39 @@ def test_a_settings_that_hides_data_loss_is_refused(world: World, ledger: Memory
         world.run(pipeline)
 
     assert isinstance(pipeline.failure, Misuse)
+
+
+@pytest.mark.parametrize("option", ["ignoreMissingFiles", "IGNORECORRUPTFILES"])
+def test_a_source_that_passes_over_files_is_refused(
+    world: World, ledger: MemoryLedger, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    world.put(1)
+    reader = world.spark.readStream.schema(SCHEMA).option(option, "True")
+    monkeypatch.setattr(world, "stream", lambda: reader.json(str(world.input)))
+    pipeline = ExactlyOnce("app", ledger, [MemorySink()])
+
+    with pytest.raises(StreamingQueryException):
+        world.run(pipeline)
+
+    assert isinstance(pipeline.failure, Misuse)
+    assert f"{option.lower()}=true" in str(pipeline.failure).lower()
+
+
+@pytest.mark.parametrize("setting", FILE_SETTINGS)
+def test_a_setting_that_passes_over_files_is_refused(
+    world: World, ledger: MemoryLedger, setting: str
+) -> None:
+    world.put(1)
+    world.spark.conf.set(setting, "true")
+    pipeline = ExactlyOnce("app", ledger, [MemorySink()])
+    try:
+        with pytest.raises(StreamingQueryException):
+            world.run(pipeline)
+    finally:
+        world.spark.conf.unset(setting)
+
+    assert isinstance(pipeline.failure, Misuse)
+    assert setting in str(pipeline.failure)
 
 
 def test_a_setting_that_forces_real_time_mode_is_refused(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from semel.errors import Misuse
 
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 REAL_TIME_BYPASS = "spark.sql.streaming.realTimeMode.allowlistCheck"
+
+SILENT_LOSSES: Final[Mapping[str, tuple[str, str]]] = {
+    # A source's option: the value that loses rows without a word, and which rows.
+    "failOnDataLoss": ("false", "lost records"),
+    "ignoreMissingFiles": ("true", "files that are gone"),
+    "ignoreCorruptFiles": ("true", "files that cannot be read"),
+}
+FILE_SETTINGS: Final = {
+    f"spark.sql.files.{name}": SILENT_LOSSES[name]
+    for name in ("ignoreMissingFiles", "ignoreCorruptFiles")
+}
+"""The same, for every file of a session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +94,24 @@ def refuse_unsafe(df: DataFrame, query: RunningQuery, fails_on_data_loss: bool |
             f"{REAL_TIME_BYPASS}=false forces Real-Time Mode past its allow-list, where a batch "
             f"has no end to decide about; remove the setting"
         )
-    for options in query.source_options:
-        declared = {name.lower(): value for name, value in options.items()}
-        if declared.get("failondataloss", "true").lower() == "false":
+    for setting, (value, rows) in FILE_SETTINGS.items():
+        if str(conf.get(setting, "false")).lower() == value:
             raise Misuse(
-                "a source has failOnDataLoss=false: it would pass over lost records silently; "
-                "remove the option"
+                f"{setting}={value}: Spark would pass over {rows} silently; remove the setting"
             )
+    for options in query.source_options:
+        declared = {name.lower(): value.lower() for name, value in options.items()}
+        for name, (value, rows) in SILENT_LOSSES.items():
+            if declared.get(name.lower()) == value:
+                raise Misuse(
+                    f"a source has {name}={value}: it would pass over {rows} silently; remove the "
+                    f"option"
+                )
     if is_connect(df) and fails_on_data_loss is None:
         raise Misuse(
             "on Spark Connect the sources' options cannot be read: declare that none of them "
-            "has failOnDataLoss=false with ExactlyOnce(..., fails_on_data_loss=True)"
+            "has failOnDataLoss=false, ignoreMissingFiles=true or ignoreCorruptFiles=true with "
+            "ExactlyOnce(..., fails_on_data_loss=True)"
         )
     if fails_on_data_loss is False:
         raise Misuse(
@@ -103,16 +122,25 @@ def refuse_unsafe(df: DataFrame, query: RunningQuery, fails_on_data_loss: bool |
 
 def _source_options(execution: Any) -> list[dict[str, str]]:
     leaves = execution.analyzedPlan().collectLeaves()
-    found: list[dict[str, str]] = []
-    for index in range(leaves.size()):
-        leaf = leaves.apply(index)
-        try:
-            options = leaf.extraOptions().asCaseSensitiveMap()
-        except Exception:  # noqa: BLE001  a V1 source's leaf has no options to read
-            found.append({})
-            continue
-        found.append({str(name): str(options[name]) for name in options})
-    return found
+    return [_options_of(leaves.apply(index)) for index in range(leaves.size())]
+
+
+def _options_of(leaf: Any) -> dict[str, str]:
+    """Read the options of a leaf: of a V2 source, of a V1 source, or none of a table."""
+    try:
+        options = leaf.extraOptions().asCaseSensitiveMap()
+        return {str(name): str(options[name]) for name in options}
+    except Exception:  # noqa: BLE001  Py4J has one error for all that a class does not have
+        pass
+    try:
+        pairs = leaf.dataSource().options().iterator()
+        found = {}
+        while pairs.hasNext():
+            pair = pairs.next()
+            found[str(pair._1())] = str(pair._2())
+        return found
+    except Exception:  # noqa: BLE001  not a source at all
+        return {}
 
 
 def _is_active(queries: Any, key: Any, run_id: str) -> Callable[[], bool]:
