@@ -80,16 +80,21 @@ class Model:
         waits = self.state in ("FAILED_RETRYABLE", "IN_PROGRESS")
         return waits and self.ends <= self.now and not self.conflicts(hash)
 
-    def refusal(self, hash):
+    def refuses(self, hash, answer):
+        """Tell whether *answer* is the right one to a claim that is not granted."""
         if self.conflicts(hash):
-            return Conflict
-        return {
-            "COMPLETED": Duplicate,
-            "FAILED_RETRYABLE": NotDue,
-            "IN_PROGRESS": HeldElsewhere,
-            "FAILED_TERMINAL": Terminal,
-            "PARKED": Parked,
-        }[self.state]
+            return answer == Conflict(self.hash, hash)
+        match answer:
+            case NotDue(attempts=attempts):
+                return (self.state, self.attempts) == ("FAILED_RETRYABLE", attempts)
+            case HeldElsewhere(owner=owner):
+                return (self.state, self.owner) == ("IN_PROGRESS", owner)
+            case _:
+                return answer == {
+                    "COMPLETED": Duplicate(self.result),
+                    "FAILED_TERMINAL": Terminal(self.code),
+                    "PARKED": Parked(),
+                }.get(self.state)
 
     def becomes(self, state, ends=0.0, owner=""):
         self.state, self.ends, self.owner, self.changed = state, ends, owner, self.now
@@ -147,7 +152,23 @@ class ClaimsLife(RuleBasedStateMachine):
             assert answer == Claimed(self.model.attempts + 1, from_owner=self.model.owner)
             self.model.take("COMPLETED", hash)
         else:
-            assert type(answer) is self.model.refusal(hash)
+            assert self.model.refuses(hash, answer)
+
+    @rule(hash=HASHES, result=st.sampled_from(["1", "2"]))
+    def claim_and_keep_the_result(self, hash, result):
+        async def act(store):
+            answer = await store.try_claim(self.consumer, self.request(hash))
+            if isinstance(answer, Claimed):
+                await store.keep_result(self.consumer, "m", result)
+            return answer
+
+        answer = self.run(act)
+
+        if self.model.is_free(hash):
+            self.model.take("COMPLETED", hash)
+            self.model.result = result
+        else:
+            assert self.model.refuses(hash, answer)
 
     @rule(hash=HASHES)
     def claim_and_roll_back(self, hash):
@@ -201,7 +222,7 @@ class ClaimsLife(RuleBasedStateMachine):
 
         model = self.model
         if not model.is_free(hash):
-            assert type(answer) is model.refusal(hash)
+            assert model.refuses(hash, answer)
         elif model.state == "IN_PROGRESS" and stale is not StalePolicy.RECLAIM:
             assert isinstance(answer, Stale)
             assert (answer.owner, answer.attempts) == (model.owner, model.attempts)
@@ -326,7 +347,7 @@ def live(open_world, examples, steps):
 
 
 def test_a_claim_in_memory_lives_as_its_model_does():
-    live(memory_world, examples=80, steps=40)
+    live(memory_world, examples=100, steps=50)
 
 
 def test_a_claim_in_sqlite_lives_as_its_model_does(tmp_path):
