@@ -16,7 +16,13 @@ from itertools import count
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from sqlalchemy import text
 
 from semel.messaging.claims import (
@@ -117,12 +123,18 @@ class Model:
 
 
 class ClaimsLife(RuleBasedStateMachine):
-    """One message, one consumer, and everything that can be done to its claim."""
+    """One message after the other, and everything that can be done to its claim."""
 
     def __init__(self, runner, world):
         super().__init__()
         self.runner = runner
         self.world = world
+        self.consumer = f"consumer {next(numbers)}"
+        self.model = Model()
+
+    @precondition(lambda self: self.model.state == "COMPLETED")
+    @rule()
+    def turn_to_another_message(self):
         self.consumer = f"consumer {next(numbers)}"
         self.model = Model()
 
@@ -347,7 +359,7 @@ def live(open_world, examples, steps):
 
 
 def test_a_claim_in_memory_lives_as_its_model_does():
-    live(memory_world, examples=100, steps=50)
+    live(memory_world, examples=80, steps=50)
 
 
 def test_a_claim_in_sqlite_lives_as_its_model_does(tmp_path):
@@ -356,7 +368,7 @@ def test_a_claim_in_sqlite_lives_as_its_model_does(tmp_path):
 
 @pytest.mark.postgres
 def test_a_claim_in_postgres_lives_as_its_model_does(quick_postgres_server):
-    live(lambda: postgres_world(quick_postgres_server), examples=10, steps=30)
+    live(lambda: postgres_world(quick_postgres_server), examples=8, steps=30)
 
 
 DELIVERIES = 400
