@@ -51,6 +51,11 @@ class SqlAlchemyProcessedMessageStore:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
+    @property
+    def session(self) -> AsyncSession:
+        """The session of the transaction that the claims are in."""
+        return self._session
+
     async def claim(self, *, consumer_name: str, event_id: str) -> bool:
         """Claim a message; False where it was handled before.
 
