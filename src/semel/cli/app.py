@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 from semel import __version__
-from semel.cli.commands import adopt, cycle, doctor, ledger, lint, look, policy, recover, verify
+from semel.cli.commands import (
+    adopt,
+    audit,
+    cycle,
+    dlq,
+    doctor,
+    erase,
+    ledger,
+    lint,
+    look,
+    parking,
+    policy,
+    recover,
+    verify,
+)
 from semel.cli.exits import MEANS
 
 
@@ -40,9 +54,14 @@ app.command()(verify.verify)
 app.command()(look.history)
 app.command()(lint.lint)
 app.command()(adopt.adopt)
+app.command()(erase.erase)
+app.command()(erase.retention)
 app.add_typer(cycle.app, name="cycle")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(policy.app, name="policy")
+app.add_typer(dlq.app, name="dlq")
+app.add_typer(parking.app, name="parking")
+app.add_typer(audit.app, name="audit")
 
 
 def _version(asked: bool) -> None:

@@ -16,10 +16,26 @@ from itertools import pairwise
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from semel.cli.reports.adoption import AdoptReport
+from semel.cli.reports.audit import (
+    AuditList,
+    AuditVerification,
+    EraseReport,
+    RetentionReport,
+)
+from semel.cli.reports.deadletters import LetterList, LetterReport
 from semel.cli.reports.doctor import DoctorReport
 from semel.cli.reports.guarantees import LintReport
 from semel.cli.reports.history import HistoryReport
 from semel.cli.reports.ledger import BackupReport, LedgerCheck, RestoreReport
+from semel.cli.reports.messages import ActReport
+from semel.cli.reports.parking import (
+    FixReport,
+    KeyList,
+    RequestAnswer,
+    RequestList,
+    WaitingList,
+    WaitingReport,
+)
 from semel.cli.reports.policy import PolicyLintReport, SchemaReport
 from semel.cli.reports.policy_show import PolicyShowReport
 from semel.cli.reports.recovery import Recovered, RecoveryPlan
@@ -43,6 +59,21 @@ REPORTS: Final[Mapping[str, type]] = {
     "policy lint": PolicyLintReport,
     "policy show": PolicyShowReport,
     "policy schema": SchemaReport,
+    "dlq list": LetterList,
+    "dlq show": LetterReport,
+    "dlq retry | park | skip": ActReport,
+    "dlq delete": RequestAnswer,
+    "parking list": WaitingList,
+    "parking show": WaitingReport,
+    "parking keys": KeyList,
+    "parking classify | release | skip": ActReport,
+    "parking fix": FixReport,
+    "parking requests": RequestList,
+    "parking delete | approve": RequestAnswer,
+    "audit list": AuditList,
+    "audit verify": AuditVerification,
+    "erase": EraseReport,
+    "retention": RetentionReport,
 }
 """What each command answers with."""
 
@@ -51,7 +82,8 @@ _HEAD: Final = """\
 
 With `--json` a command prints one document on standard output. It begins with `command`,
 `format` (1; keys are only added under one format) and `exit` (the exit code); then come the keys
-below, or `error` alone. Times are seconds since 1970, durations seconds, hashes sixteen hex digits.
+below, or `error` alone. Times are seconds since 1970, durations seconds. Hashes of rows have
+sixteen hex digits, those of payloads and audit entries sixty-four.
 """
 
 

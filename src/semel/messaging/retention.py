@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from semel.errors import Misuse, Retryable
+from semel.messaging.database import Database, Unit
 
-if TYPE_CHECKING:
-    from semel.messaging.database import Database, Unit
-
-    Delete: TypeAlias = Callable[[Unit], Awaitable[int]]
+Delete: TypeAlias = Callable[[Unit], Awaitable[int]]
 
 DAY_SECONDS: Final = 86_400.0
 WEEK_SECONDS: Final = 7 * DAY_SECONDS

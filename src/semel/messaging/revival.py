@@ -1,4 +1,4 @@
-"""What a person can do with a dead letter: send it back, park it, or skip it.
+"""What a person can do with a dead letter: look at it, send it back, park it, or skip it.
 
 Deleting one needs a second person: `semel.messaging.deletion`.  Each act is one
 transaction with its entry in the audit trail; nothing is handled here.
@@ -6,6 +6,8 @@ transaction with its entry in the audit trail; nothing is handled here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from semel.messaging.acts import (
@@ -17,8 +19,9 @@ from semel.messaging.acts import (
     need_not_handled,
     need_reason,
 )
-from semel.messaging.audit import Act
-from semel.messaging.claims import ClaimState, Failure
+from semel.messaging.approvals import Approval
+from semel.messaging.audit import Act, AuditEntry
+from semel.messaging.claims import ClaimRow, ClaimState, Failure
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.waiting import WaitingMessage, Waits
@@ -27,6 +30,38 @@ AMONG_LETTERS: Final = "among its dead letters"
 
 # Whoever sends the same letter back more often hopes instead of looking.
 MOST_RETRIES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LetterInspection:
+    """All that is known of a dead letter."""
+
+    letter: DeadLetter
+    claim: ClaimRow | None
+    approvals: Sequence[Approval]
+    acts: Sequence[AuditEntry]
+    sent_back: int
+    """How often it was sent back to its consumer."""
+
+
+async def inspect_dead_letter(
+    database: Database, consumer: str, message_id: str, *, actor: str
+) -> LetterInspection:
+    """Show a dead letter with its payload; who looked is written down.
+
+    Raises:
+        NoSuchMessage: there is no such letter.
+    """
+    async with database.begin() as unit:
+        letter = await _need_letter(unit, consumer, message_id)
+        await unit.audit.append(Act(need_actor(actor), "dlq.inspect", consumer, message_id))
+        return LetterInspection(
+            letter,
+            await unit.claims.look_up(consumer, message_id),
+            await unit.approvals.about(consumer, message_id),
+            await unit.audit.about(consumer, message_id),
+            await _sent_back(unit, letter),
+        )
 
 
 async def retry_dead_letter(
@@ -49,7 +84,7 @@ async def retry_dead_letter(
     """
     async with database.begin() as unit:
         letter = await _need_letter(unit, consumer, message_id)
-        retries = letter.replays + await _retries(unit, letter)
+        retries = await _sent_back(unit, letter)
         if retries >= at_most:
             raise NotPossible(
                 consumer,
@@ -119,9 +154,9 @@ async def _need_letter(unit: Unit, consumer: str, message_id: str) -> DeadLetter
     return letter
 
 
-async def _retries(unit: Unit, letter: DeadLetter) -> int:
+async def _sent_back(unit: Unit, letter: DeadLetter) -> int:
     entries = await unit.audit.about(letter.consumer, letter.message_id)
-    return sum(entry.act.act == "dlq.retry" for entry in entries)
+    return letter.replays + sum(entry.act.act == "dlq.retry" for entry in entries)
 
 
 async def _let_in(unit: Unit, letter: DeadLetter, waits: Waits) -> None:

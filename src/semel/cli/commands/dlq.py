@@ -1,0 +1,299 @@
+"""`semel dlq list | show | retry | park | skip | delete`: the dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, TypeAlias
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from semel.cli.answer import Answer, table
+from semel.cli.database import (
+    Actor,
+    Books,
+    CodeFilter,
+    ConsumerFilter,
+    ConsumerOption,
+    KeyFilter,
+    LimitOption,
+    MessageArgument,
+    MessagesArgument,
+    acting,
+    asking,
+    inspecting,
+)
+from semel.cli.preamble import begins_with
+from semel.cli.reports.deadletters import LetterList, LetterReport, letter_list, letter_report
+from semel.cli.reports.messages import ActReport, PayloadReport, one_by_one
+from semel.cli.reports.parking import RequestAnswer, request_report
+from semel.cli.words import at, counted, pairs
+from semel.messaging.database import Database
+from semel.messaging.deadletters import DeadLetterFilter
+from semel.messaging.deletion import ask_to_delete_dead_letter
+from semel.messaging.revival import (
+    MOST_RETRIES,
+    park_dead_letter,
+    retry_dead_letter,
+    skip_dead_letter,
+)
+
+app = typer.Typer(no_args_is_help=True, help="Look at dead letters, and deal with them.")
+
+Act: TypeAlias = Callable[[Database, str], Awaitable[str]]
+
+
+@app.command("list")
+@begins_with(asking, "dlq list")
+def list_letters(
+    answer: Answer,
+    books: Books,
+    *,
+    consumer: ConsumerFilter = None,
+    key: KeyFilter = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", metavar="NAME", help="Only from this topic.")
+    ] = None,
+    error_code: CodeFilter = None,
+    outcome: Annotated[
+        str | None,
+        typer.Option(
+            "--outcome",
+            metavar="NAME",
+            help="dlq, deserialization_failure, schema_incompatible or conflict.",
+        ),
+    ] = None,
+    limit: LimitOption = 50,
+) -> None:
+    """List dead letters, the oldest first, without their payloads.
+
+    Example: semel dlq list --database postgresql://db/shop --consumer billing
+    """
+    which = DeadLetterFilter(
+        consumer=consumer, key=key, topic=topic, error_code=error_code, outcome=outcome
+    )
+    report = books.ask(lambda database: letter_list(database, books.name, which, limit))
+    answer.give(report, show_letters)
+
+
+@app.command("show")
+@begins_with(inspecting, "dlq show")
+def show(
+    answer: Answer,
+    books: Books,
+    actor: str,
+    *,
+    message: MessageArgument,
+    consumer: ConsumerOption,
+) -> None:
+    """Show one dead letter with its payload; that you looked is written to the audit trail.
+
+    Example: semel dlq show m-17 --consumer billing --database postgresql://db/shop
+    """
+    answer.give(
+        books.ask(lambda d: letter_report(d, books.name, consumer, message, actor)),
+        show_letter,
+    )
+
+
+@app.command("retry")
+@begins_with(acting, "dlq retry")
+def retry(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    *,
+    messages: MessagesArgument,
+    consumer: ConsumerOption,
+    at_most: Annotated[
+        int, typer.Option("--at-most", min=1, help="How often one letter may be sent back.")
+    ] = MOST_RETRIES,
+) -> None:
+    """Send dead letters back to their consumer, under their own ids.
+
+    They wait for the consumer's retry worker, due at once.  Exit code 1: one of them could
+    not be sent back.
+
+    Example: semel dlq retry m-17 m-18 --consumer billing --reason "fixed in 2.4.1"
+    """
+
+    async def act(database: Database, message_id: str) -> str:
+        given = {"actor": actor.name, "reason": actor.reason}
+        times = await retry_dead_letter(database, consumer, message_id, **given, at_most=at_most)
+        return f"sent back for the {times}. time"
+
+    question = f"Send {counted(len(messages), 'dead letter')} back to {consumer}?"
+    run(answer, books, actor, ("dlq retry", consumer, messages), question, act)
+
+
+@app.command("park")
+@begins_with(acting, "dlq park")
+def park(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    *,
+    messages: MessagesArgument,
+    consumer: ConsumerOption,
+) -> None:
+    """Move dead letters to the parking lot, where they can be fixed.
+
+    Example: semel dlq park m-17 --consumer billing --reason "the amount must be corrected"
+    """
+
+    async def act(database: Database, message_id: str) -> str:
+        await park_dead_letter(
+            database, consumer, message_id, actor=actor.name, reason=actor.reason
+        )
+        return "parked"
+
+    question = f"Park {counted(len(messages), 'dead letter')} of {consumer}?"
+    run(answer, books, actor, ("dlq park", consumer, messages), question, act)
+
+
+@app.command("skip")
+@begins_with(acting, "dlq skip")
+def skip(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    *,
+    messages: MessagesArgument,
+    consumer: ConsumerOption,
+) -> None:
+    """Decide that dead letters have no effect, now and ever; needs a reason.
+
+    Example: semel dlq skip m-17 --consumer billing --reason "a test order"
+    """
+
+    async def act(database: Database, message_id: str) -> str:
+        await skip_dead_letter(
+            database, consumer, message_id, actor=actor.name, reason=actor.reason
+        )
+        return "skipped"
+
+    question = f"Skip {counted(len(messages), 'dead letter')} of {consumer} for good?"
+    run(answer, books, actor, ("dlq skip", consumer, messages), question, act)
+
+
+@app.command("delete")
+@begins_with(acting, "dlq delete")
+def delete(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    *,
+    message: MessageArgument,
+    consumer: ConsumerOption,
+) -> None:
+    """Ask for the deletion of a dead letter; another person approves it.
+
+    The approval is `semel parking approve`, with the number that this prints.
+
+    Example: semel dlq delete m-17 --consumer billing --reason "sent to the wrong topic"
+    """
+    actor.confirm(answer, f"Ask to delete the dead letter {message} of {consumer}?")
+    request = books.ask(
+        lambda database: ask_to_delete_dead_letter(
+            database, consumer, message, actor=actor.name, reason=actor.reason
+        )
+    )
+    answer.give(RequestAnswer(books.name, request_report(request), actor.name), show_asked)
+
+
+def run(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    what: tuple[str, str, Sequence[str]],
+    question: str,
+    act: Act,
+) -> None:
+    """Ask, act on each message in its own transaction, and answer with what became of each."""
+    name, consumer, messages = what
+    actor.confirm(answer, question)
+    done = books.ask(
+        lambda database: one_by_one(messages, lambda message_id: act(database, message_id))
+    )
+    report = ActReport(books.name, name, consumer, actor.name, actor.reason, done)
+    answer.give(report, show_acts)
+
+
+def show_letters(console: Console, report: LetterList) -> None:
+    """Print a list of dead letters."""
+    rows = table("consumer", "message", "key", "outcome", "code", "attempts", "failed", "reason")
+    for one in report.letters:
+        rows.add_row(
+            one.consumer,
+            escape(one.message_id),
+            escape(one.key or "-"),
+            one.outcome,
+            one.error_code,
+            str(one.attempts),
+            at(one.last_failed_at),
+            escape("(erased) " if one.erased else "") + escape(one.reason),
+        )
+    console.print(rows)
+    shown = len(report.letters)
+    of = f" of {report.total:,}" if report.total > shown else ""
+    console.print(f"{shown:,}{of} dead letters in {report.database}", markup=False)
+
+
+def show_letter(console: Console, report: LetterReport) -> None:
+    """Print one dead letter."""
+    one = report.letter
+    facts = {
+        "message": f"{one.message_id} of {one.consumer}, {one.outcome}",
+        "key": one.key or "-",
+        "source": one.source or "-",
+        "reason": one.reason,
+        "exception": f"{one.exception or '-'} ({one.error_code})",
+        "attempts": f"{one.attempts}, first failed {at(one.first_failed_at)}, "
+        f"last {at(one.last_failed_at)}",
+        "owner": one.owner or "nobody",
+        "type": f"{report.message_type or '-'}, schema {report.schema_version or '-'}",
+        "correlation": report.correlation_id or "-",
+        "headers": pairs(report.headers),
+        "sent back": f"{report.sent_back} times",
+        "acts": "; ".join(report.acts),
+    }
+    show_facts(console, facts)
+    show_payload(console, report.payload)
+
+
+def show_facts(console: Console, facts: dict[str, str]) -> None:
+    """Print names and values below each other."""
+    rows = table("", "")
+    rows.show_header = False
+    for name, value in facts.items():
+        rows.add_row(name, escape(value))
+    console.print(rows)
+
+
+def show_payload(console: Console, payload: PayloadReport) -> None:
+    """Print a payload."""
+    if payload.erased:
+        console.print(f"the payload was erased; its hash was {payload.hash}", markup=False)
+        return
+    console.print(f"payload, {counted(payload.bytes, 'byte')}:", markup=False)
+    console.print(payload.text if payload.text is not None else payload.base64, markup=False)
+
+
+def show_acts(console: Console, report: ActReport) -> None:
+    """Print what became of an act on each message."""
+    for one in report.messages:
+        if one.done:
+            console.print(f"{escape(one.message_id)}: [green]{escape(one.note)}[/]")
+        else:
+            console.print(f"{escape(one.message_id)}: [bold red]not done[/] {escape(one.why_not)}")
+
+
+def show_asked(console: Console, report: RequestAnswer) -> None:
+    """Print the number that the second person needs."""
+    request = report.request
+    console.print(
+        f"request {request.number} waits for a second person: "
+        f"semel parking approve {request.number}",
+        markup=False,
+    )

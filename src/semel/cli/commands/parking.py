@@ -1,0 +1,345 @@
+"""`semel parking …`: messages that wait, and what a person can do with them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from semel.cli.answer import Answer
+from semel.cli.commands.dlq import run, show_acts, show_asked
+from semel.cli.commands.parking_tables import (
+    show_decided,
+    show_fixed,
+    show_keys,
+    show_requests,
+    show_waiting,
+    show_waiting_list,
+)
+from semel.cli.database import (
+    Actor,
+    Books,
+    CodeFilter,
+    ConsumerFilter,
+    ConsumerOption,
+    KeyFilter,
+    LimitOption,
+    MessageArgument,
+    MessagesArgument,
+    acting,
+    asking,
+    inspecting,
+)
+from semel.cli.preamble import begins_with
+from semel.cli.reports.messages import ActReport, Done
+from semel.cli.reports.parking import (
+    FixReport,
+    RequestAnswer,
+    key_list,
+    request_list,
+    request_report,
+    waiting_list,
+    waiting_report,
+)
+from semel.cli.words import counted
+from semel.errors import Misuse
+from semel.messaging.database import Database
+from semel.messaging.deletion import approve_delete, ask_to_delete, refuse_delete
+from semel.messaging.parking import (
+    LABELS,
+    Ids,
+    KeepId,
+    NewId,
+    classify,
+    fix,
+    release,
+    release_key,
+    skip,
+)
+from semel.messaging.revisions import readable_diff
+from semel.messaging.waiting import WaitingFilter, Waits
+
+app = typer.Typer(no_args_is_help=True, help="Look at waiting messages, and deal with them.")
+
+PayloadOption: TypeAlias = Annotated[
+    str, typer.Option("--payload", metavar="FILE", help="The new payload; - reads it from stdin.")
+]
+
+
+@app.command("list")
+@begins_with(asking, "parking list")
+def list_waiting(
+    answer: Answer,
+    books: Books,
+    *,
+    consumer: ConsumerFilter = None,
+    key: KeyFilter = None,
+    waits: Annotated[
+        Waits | None, typer.Option("--waits", help="Only those that wait for this.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option("--label", metavar="WORD", help="Only those classified as this.")
+    ] = None,
+    error_code: CodeFilter = None,
+    limit: LimitOption = 50,
+) -> None:
+    """List messages that wait for a person, for their time, or behind another, in order.
+
+    Example: semel parking list --database postgresql://db/shop --consumer billing --waits parked
+    """
+    which = WaitingFilter(
+        consumer=consumer, key=key, waits=waits, label=label, error_code=error_code
+    )
+    report = books.ask(lambda database: waiting_list(database, books.name, which, limit))
+    answer.give(report, show_waiting_list)
+
+
+@app.command("show")
+@begins_with(inspecting, "parking show")
+def show(
+    answer: Answer,
+    books: Books,
+    actor: str,
+    *,
+    message: MessageArgument,
+    consumer: ConsumerOption,
+) -> None:
+    """Show a waiting message with payload and revisions; that you looked is written down.
+
+    Example: semel parking show m-17 --consumer billing --database postgresql://db/shop
+    """
+    answer.give(
+        books.ask(lambda d: waiting_report(d, books.name, consumer, message, actor)),
+        show_waiting,
+    )
+
+
+@app.command("keys")
+@begins_with(asking, "parking keys")
+def keys(
+    answer: Answer, books: Books, *, consumer: ConsumerOption, limit: LimitOption = 50
+) -> None:
+    """List the keys that are held: their first message, and how many queue up behind it.
+
+    Example: semel parking keys --consumer billing --database postgresql://db/shop
+    """
+    report = books.ask(lambda database: key_list(database, books.name, consumer, limit))
+    answer.give(report, show_keys)
+
+
+@app.command("classify")
+@begins_with(acting, "parking classify")
+def classify_messages(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    *,
+    messages: MessagesArgument,
+    consumer: ConsumerOption,
+    label: Annotated[
+        str,
+        typer.Option("--label", metavar="WORD", help=f"Such as {', '.join(LABELS)}."),
+    ],
+) -> None:
+    """Write what waiting messages are.
+
+    Example: semel parking classify m-17 --consumer billing --label data
+    """
+
+    async def act(database: Database, message_id: str) -> str:
+        given = {"actor": actor.name, "reason": actor.reason}
+        await classify(database, consumer, message_id, label, **given)
+        return f"classified as {label}"
+
+    question = f"Classify {counted(len(messages), 'message')} of {consumer} as {label!r}?"
+    run(answer, books, actor, ("parking classify", consumer, messages), question, act)
+
+
+@app.command("fix")
+@begins_with(acting, "parking fix")
+def fix_message(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    *,
+    message: MessageArgument,
+    consumer: ConsumerOption,
+    payload: PayloadOption,
+    keep_id: Annotated[bool, typer.Option("--keep-id", help="Handle it under its own id.")] = False,
+    new_id: Annotated[
+        str | None,
+        typer.Option(
+            "--new-id", metavar="ID", help="Handle it under this id; the old one is over."
+        ),
+    ] = None,
+) -> None:
+    """Replace a waiting message's payload, after showing the difference; needs a reason.
+
+    The original and every revision are kept.  The message waits on: release it afterwards.
+
+    Example: semel parking fix m-17 --consumer billing --payload fixed.json --keep-id
+    --reason "the currency was missing"
+    """
+    ids = _ids(keep_id, new_id)
+    new = sys.stdin.buffer.read() if payload == "-" else _file(payload).read_bytes()
+    old = books.ask(lambda database: _payload(database, consumer, message))
+    answer.console.print(readable_diff(old, new), markup=False, end="")
+    actor.confirm(answer, f"Replace the payload of {message} of {consumer}?")
+    done = books.ask(
+        lambda database: fix(
+            database, consumer, message, new, ids=ids, actor=actor.name, reason=actor.reason
+        )
+    )
+    number = done.revision.number
+    given = (consumer, message, done.message_id, number, done.diff, actor.name, actor.reason)
+    answer.give(FixReport(books.name, *given), show_fixed)
+
+
+@app.command("release")
+@begins_with(acting, "parking release")
+def release_messages(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    *,
+    messages: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID…]", help="The messages' ids.")
+    ] = None,
+    consumer: ConsumerOption,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="KEY", help="All parked messages of this key.")
+    ] = None,
+) -> None:
+    """Send parked messages back to their consumer: by id, or a whole key in its order.
+
+    They wait for the consumer's retry worker, due at once; later messages of a key stay
+    behind until their turn.  Exit code 1: one of them could not be released.
+
+    Example: semel parking release --key customer-7 --consumer billing
+    """
+    if bool(messages) == (key is not None):
+        raise Misuse("say what to release: message ids, or --key")
+    given = {"actor": actor.name, "reason": actor.reason}
+
+    async def act(database: Database, message_id: str) -> str:
+        await release(database, consumer, message_id, **given)
+        return "released"
+
+    if messages:
+        question = f"Release {counted(len(messages), 'message')} of {consumer}?"
+        run(answer, books, actor, ("parking release", consumer, messages), question, act)
+        return
+    actor.confirm(answer, f"Release everything that is parked under {key!r} of {consumer}?")
+    ids = books.ask(lambda database: release_key(database, consumer, key or "", **given))
+    done = [Done(message_id, True, note="released") for message_id in ids]
+    report = ActReport(books.name, "parking release", consumer, actor.name, actor.reason, done)
+    answer.give(report, show_acts)
+
+
+@app.command("skip")
+@begins_with(acting, "parking skip")
+def skip_messages(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    *,
+    messages: MessagesArgument,
+    consumer: ConsumerOption,
+) -> None:
+    """Decide that waiting messages have no effect, now and ever; needs a reason.
+
+    The next message of the key has its turn.
+
+    Example: semel parking skip m-17 --consumer billing --reason "a test order"
+    """
+
+    async def act(database: Database, message_id: str) -> str:
+        await skip(database, consumer, message_id, actor=actor.name, reason=actor.reason)
+        return "skipped"
+
+    question = f"Skip {counted(len(messages), 'message')} of {consumer} for good?"
+    run(answer, books, actor, ("parking skip", consumer, messages), question, act)
+
+
+@app.command("delete")
+@begins_with(acting, "parking delete")
+def delete(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    *,
+    message: MessageArgument,
+    consumer: ConsumerOption,
+) -> None:
+    """Ask for the deletion of a waiting message; another person approves it.
+
+    Example: semel parking delete m-17 --consumer billing --reason "sent to the wrong topic"
+    """
+    actor.confirm(answer, f"Ask to delete message {message} of {consumer}?")
+    request = books.ask(
+        lambda database: ask_to_delete(
+            database, consumer, message, actor=actor.name, reason=actor.reason
+        )
+    )
+    answer.give(RequestAnswer(books.name, request_report(request), actor.name), show_asked)
+
+
+@app.command("requests")
+@begins_with(asking, "parking requests")
+def requests(
+    answer: Answer, books: Books, *, consumer: ConsumerFilter = None, limit: LimitOption = 50
+) -> None:
+    """List the deletions that wait for a second person, dead letters' included.
+
+    Example: semel parking requests --database postgresql://db/shop
+    """
+    report = books.ask(lambda database: request_list(database, books.name, consumer, limit))
+    answer.give(report, show_requests)
+
+
+@app.command("approve")
+@begins_with(acting, "parking approve")
+def approve(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    *,
+    number: Annotated[int, typer.Argument(metavar="NUMBER", help="Of the request.")],
+    refuse: Annotated[bool, typer.Option("--refuse", help="Keep the message instead.")] = False,
+) -> None:
+    """Delete what another person asked to delete, or refuse to.
+
+    Whoever asked cannot approve.
+
+    Example: semel parking approve 3 --actor bob --database postgresql://db/shop
+    """
+    decide = refuse_delete if refuse else approve_delete
+    question = f"Refuse request {number}?" if refuse else f"Delete for good, by request {number}?"
+    actor.confirm(answer, question)
+    request = books.ask(
+        lambda database: decide(database, number, actor=actor.name, reason=actor.reason)
+    )
+    answer.give(RequestAnswer(books.name, request_report(request), actor.name), show_decided)
+
+
+def _ids(keep_id: bool, new_id: str | None) -> Ids:
+    if keep_id == (new_id is not None):
+        raise Misuse("choose one of --keep-id and --new-id ID")
+    return KeepId() if new_id is None else NewId(new_id)
+
+
+def _file(name: str) -> Path:
+    path = Path(name)
+    if not path.is_file():
+        raise Misuse(f"there is no file {name}")
+    return path
+
+
+async def _payload(database: Database, consumer: str, message_id: str) -> bytes | None:
+    async with database.begin() as unit:
+        found = await unit.waiting.get(consumer, message_id)
+    if found is None:
+        raise Misuse(f"consumer {consumer} has no message {message_id!r} in the waiting room")
+    return found.payload

@@ -1,0 +1,174 @@
+"""What the commands of the messaging half begin with: a database, and who acts.
+
+@begins_with(asking, "dlq list")
+def list_letters(answer: Answer, books: Books, *, limit: LimitOption = 50) -> None: ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeAlias, TypeVar
+
+import typer
+
+from semel.cli.answer import Answer, answering
+from semel.cli.options import DebugOption, JsonOption, YesOption
+from semel.errors import MissingExtra, Misuse
+from semel.messaging.database import Database
+from semel.secrets import masked
+
+DATABASE_VARIABLE: Final = "SEMEL_DATABASE"
+
+DatabaseOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        help="Where the consumers keep their claims: postgresql://… or sqlite:///path.  "
+        f"[${DATABASE_VARIABLE}]",
+    ),
+]
+ActorOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--actor", "--who", metavar="NAME", help="Who does it, for the audit.  Default: your user."
+    ),
+]
+ReasonOption: TypeAlias = Annotated[
+    str,
+    typer.Option("--reason", "--why", metavar="TEXT", help="Why it is done, for the audit."),
+]
+ConsumerOption: TypeAlias = Annotated[
+    str, typer.Option("--consumer", "-c", metavar="NAME", help="The consumer.")
+]
+ConsumerFilter: TypeAlias = Annotated[
+    str | None, typer.Option("--consumer", "-c", metavar="NAME", help="Only this consumer's.")
+]
+KeyFilter: TypeAlias = Annotated[
+    str | None, typer.Option("--key", metavar="KEY", help="Only messages of this key.")
+]
+CodeFilter: TypeAlias = Annotated[
+    str | None, typer.Option("--error-code", metavar="CODE", help="Only this failure.")
+]
+LimitOption: TypeAlias = Annotated[
+    int, typer.Option("--limit", "-n", min=1, help="How many at most.")
+]
+MessageArgument: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The message's id.")]
+MessagesArgument: TypeAlias = Annotated[
+    list[str], typer.Argument(metavar="ID…", help="The messages' ids.")
+]
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """The database that a command is about; each question opens it anew."""
+
+    url: str
+
+    @property
+    def name(self) -> str:
+        """The URL, as people may read it."""
+        return masked(self.url)
+
+    def ask(self, question: Callable[[Database], Awaitable[Result]]) -> Result:
+        """Open the database, ask, and close it.
+
+        Raises:
+            Misuse: there is no such database, it has none of semel's tables, or the package
+                that opens it is not installed.
+        """
+        try:
+            from semel.sqlalchemy.existing import open_existing
+        except ModuleNotFoundError as error:
+            raise MissingExtra(error.name or "sqlalchemy", "sqlalchemy") from error
+
+        async def whole() -> Result:
+            database = await open_existing(self.url)
+            try:
+                return await question(database)
+            finally:
+                await database.close()
+
+        return asyncio.run(whole())
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who changes something, and why."""
+
+    name: str
+    reason: str
+    yes: bool
+
+    def confirm(self, answer: Answer, question: str) -> None:
+        """Ask unless told not to.
+
+        Raises:
+            Misuse: nobody can be asked.
+            typer.Abort: the answer was no.
+        """
+        answer.confirm(question, self.yes)
+
+
+@contextmanager
+def asking(
+    name: str,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Iterator[tuple[Answer, Books]]:
+    """Answer about a database."""
+    with answering(name, as_json, debug) as answer:
+        yield answer, _books(answer, database)
+
+
+@contextmanager
+def inspecting(
+    name: str,
+    database: DatabaseOption = None,
+    actor: ActorOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Iterator[tuple[Answer, Books, str]]:
+    """Answer with what was in a message; whoever looked is written down."""
+    with answering(name, as_json, debug) as answer:
+        yield answer, _books(answer, database), actor or your_name()
+
+
+@contextmanager
+def acting(
+    name: str,
+    database: DatabaseOption = None,
+    actor: ActorOption = None,
+    reason: ReasonOption = "",
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Iterator[tuple[Answer, Books, Actor]]:
+    """Answer after a person's act, which the database's audit trail keeps."""
+    with answering(name, as_json, debug) as answer:
+        yield answer, _books(answer, database), Actor(actor or your_name(), reason, yes)
+
+
+def your_name() -> str:
+    """Name the user who typed the command; without the host, for a person has several."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError) as error:
+        # A container may run with a number that has no name.
+        raise Misuse("say who you are, with --actor: the system has no name for you") from error
+
+
+def _books(answer: Answer, url: str | None) -> Books:
+    url = url or os.environ.get(DATABASE_VARIABLE)
+    if not url:
+        raise Misuse(f"say which database with --database URL (or ${DATABASE_VARIABLE})")
+    answer.hide(url)
+    return Books(url)
