@@ -63,6 +63,16 @@ class MemoryInboxStore:
         self._put(replace(message, error=error, due_at=due, attempts=attempts))
         return attempts
 
+    async def try_again(self, consumer: str, message_id: str) -> bool:
+        """Make a message that is not tried any more due now, its attempts forgotten."""
+        message = self._messages.get((consumer, message_id))
+        if message is None or message.due_at is not None:
+            return False
+        if message.processed_at is not None or message.erased_at is not None:
+            return False
+        self._put(replace(message, due_at=self._tables.clock.now(), attempts=0, error=""))
+        return True
+
     async def get(self, consumer: str, message_id: str) -> InboxMessage | None:
         """Return one message."""
         return self._messages.get((consumer, message_id))

@@ -91,6 +91,13 @@ class InboxStore(Protocol):
         """
         ...
 
+    async def try_again(self, consumer: str, message_id: str) -> bool:
+        """Make a message that is not tried any more due now, its attempts forgotten.
+
+        False, and nothing changed, in every other state; an erased one is never tried again.
+        """
+        ...
+
     async def get(self, consumer: str, message_id: str) -> InboxMessage | None:
         """Return one message."""
         ...

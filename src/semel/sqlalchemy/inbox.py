@@ -100,6 +100,11 @@ FAILED: Final = (
     .values(error=bindparam("why"), due_at=now_us() + bindparam("us"), attempts=_M.attempts + 1)
     .returning(_M.attempts)
 )
+TRY_AGAIN: Final = (
+    update(inbox_message)
+    .where(*_ME, _M.processed_at.is_(None), _M.due_at.is_(None), _M.erased_at.is_(None))
+    .values(due_at=now_us(), attempts=0, error="")
+)
 PENDING: Final = select(func.count()).where(_OF, _M.processed_at.is_(None), _M.due_at.is_not(None))
 DELETE_PROCESSED: Final = delete(inbox_message).where(
     _M.place.in_(
@@ -151,6 +156,10 @@ class SqlInboxStore:
             known = await self.get(consumer, message_id)
             return known.attempts if known is not None else 0
         return int(attempts)
+
+    async def try_again(self, consumer: str, message_id: str) -> bool:
+        """Make a message that is not tried any more due now, its attempts forgotten."""
+        return (await self._run(TRY_AGAIN, _me(consumer, message_id))).rowcount == 1
 
     async def get(self, consumer: str, message_id: str) -> InboxMessage | None:
         """Return one message."""

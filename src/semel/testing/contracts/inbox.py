@@ -237,6 +237,24 @@ class InboxContract(DatabaseContract):
         assert (found.due_at, found.processed_at, found.error) == (None, None, "out of stock")
 
     @in_world
+    async def test_a_message_that_is_not_tried_any_more_can_be_tried_again(
+        self, world: DatabaseWorld
+    ) -> None:
+        await store(world.database, *(message(name) for name in ("1", "2", "3", "4")))
+        await failed(world.database, "1", None)
+        await failed(world.database, "2", 100.0)
+        await done(world.database, "3")
+
+        async with world.database.begin() as unit:
+            await unit.inbox.erase(message_id="4")
+            tried = [await unit.inbox.try_again("stock", str(n)) for n in range(6)]
+
+        assert tried == [False, True, False, False, False, False]
+        assert await due(world.database) == ["1"]
+        found = await get(world.database, "1")
+        assert (found.attempts, found.error) == (0, "")
+
+    @in_world
     async def test_a_failure_never_overwrites_what_is_processed(self, world: DatabaseWorld) -> None:
         await store(world.database, message("1"))
         await done(world.database, "1", "5")
