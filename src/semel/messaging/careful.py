@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from semel.crashpoints import CrashPoint, reach
 from semel.lease import Owner
 from semel.measures import MEASURES, Metric
-from semel.message import Message, Partition
-from semel.messaging.claims import ClaimState
+from semel.message import Coordinates, Message, Partition
+from semel.messaging.broker import Subscription
+from semel.messaging.claims import TERMINAL, ClaimRow, ClaimState, refusal
 from semel.messaging.consumer import Consumer
-from semel.messaging.database import Database
+from semel.messaging.database import Database, Unit
 from semel.messaging.failing import park_poison
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.members import Member
-from semel.messaging.outcome import Nack, Outcome, Skipped, settlement
+from semel.messaging.outcome import Outcome, Skipped
+from semel.messaging.waiting import WaitingMessage
 
 log = logging.getLogger("semel.messaging")
 
@@ -31,16 +35,22 @@ class Membership:
     """This process's row, and the partitions on which it is careful."""
 
     def __init__(
-        self, consumer: Consumer, database: Database, owner: Owner, in_flight: int, seconds: float
+        self,
+        consumer: Consumer,
+        subscription: Subscription,
+        database: Database,
+        owner: Owner,
+        in_flight: int,
+        seconds: float,
     ) -> None:
         self._consumer = consumer
+        self._subscription = subscription
         self._database = database
         self._owner = owner
         self._in_flight = in_flight
         self._seconds = seconds
-        self._entered: frozenset[Partition] | None = None
-        self._left: dict[Partition, int] = {}
-        self._others: dict[Partition, list[str]] = {}
+        self._entered: frozenset[Partition] = frozenset()
+        self._suspects: dict[Partition, _Suspects] = {}
 
     async def work_on(self, partitions: frozenset[Partition]) -> None:
         """Write which partitions this process works on, before it handles anything of them.
@@ -49,17 +59,25 @@ class Membership:
         """
         if partitions == self._entered:
             return
-        new = partitions - (self._entered or frozenset())
+        before = self._entered
         await self._enter(partitions)
-        for partition in (self._entered or frozenset()) - partitions:
-            self._left.pop(partition, None)
+        for partition in before - partitions:
+            self._suspects.pop(partition, None)
+        await self._look_for_crashes(partitions - before)
         self._entered = partitions
-        if new:
-            await self._look_for_crashes(new)
+
+    async def give_up(self, partitions: Collection[Partition]) -> None:
+        """Take partitions off the row that nothing is in flight of any more."""
+        left = self._entered - frozenset(partitions)
+        if left != self._entered:
+            await self._enter(left)
+            self._entered = left
+        for partition in partitions:
+            self._suspects.pop(partition, None)
 
     async def renew(self) -> None:
         """Make the row last."""
-        if self._entered is not None:
+        if self._entered:
             await self._enter(self._entered)
 
     async def _enter(self, partitions: frozenset[Partition]) -> None:
@@ -71,50 +89,103 @@ class Membership:
             self._in_flight,
         )
         async with self._database.begin() as unit:
-            await unit.members.enter(member, self._seconds)
+            if partitions:
+                await unit.members.enter(member, self._seconds)
+            else:
+                # Nothing can be in flight: a row would only be left behind.
+                await unit.members.leave(member.consumer, member.name)
         reach(CrashPoint.MEMBER_ENTER_AFTER, self._consumer.name)
 
     async def _look_for_crashes(self, partitions: frozenset[Partition]) -> None:
+        if not partitions:
+            return
         async with self._database.begin() as unit:
             others = await unit.members.others(
                 self._consumer.name, self._owner.instance, partitions
             )
-        for other in others:
-            for partition in other.partitions & partitions:
-                self._left[partition] = max(self._left.get(partition, 0), other.in_flight)
-                self._others.setdefault(partition, []).append(other.name)
-                log.warning(
-                    "unclean stop found: one message at a time",
-                    extra={
-                        "consumer": self._consumer.name,
-                        "partition": str(partition),
-                        "records": other.in_flight,
-                    },
-                )
+        for partition in partitions:
+            accused = [other for other in others if partition in other.partitions]
+            if accused:
+                await self._suspect(partition, accused)
 
-    def is_careful(self, partition: Partition) -> bool:
-        """Tell whether records of the partition are handled alone."""
-        return self._left.get(partition, 0) > 0
+    async def _suspect(self, partition: Partition, others: Sequence[Member]) -> None:
+        """Be careful with whatever others may have had of a partition."""
+        at_most = max(other.in_flight for other in others)
+        start = await self._subscription.committed(partition)
+        # What came behind this was never delivered to any of them.
+        end = await self._subscription.end(partition)
+        self._suspects[partition] = _Suspects(at_most, end, others)
+        if start >= end:
+            await self._clear(partition)
+            return
+        log.warning(
+            "unclean stop found: one message at a time",
+            extra={
+                "consumer": self._consumer.name,
+                "partition": str(partition),
+                "records": min(at_most, end - start),
+            },
+        )
 
-    async def outlived(self, partition: Partition) -> None:
+    async def is_careful(self, at: Coordinates) -> bool:
+        """Tell whether a record is handled alone; the first one that is not ends it."""
+        suspects = self._suspects.get(at.place)
+        if suspects is None:
+            return False
+        if at.offset >= suspects.end:
+            await self._clear(at.place)
+            return False
+        return True
+
+    async def outlived(self, at: Coordinates) -> None:
         """Count a record that was handled alone; the last one clears the other process's row."""
-        self._left[partition] -= 1
-        if self._left[partition] <= 0:
-            await self.cleared(partition)
+        suspects = self._suspects.get(at.place)
+        if suspects is None:
+            return
+        suspects.left -= 1
+        if suspects.left <= 0 or at.offset + 1 >= suspects.end:
+            await self._clear(at.place)
 
-    async def cleared(self, partition: Partition) -> None:
+    async def _clear(self, partition: Partition) -> None:
         """Work on a partition as usual again: nothing that was in flight is left."""
-        self._left.pop(partition, None)
+        me, name = self._owner.instance, self._consumer.name
         async with self._database.begin() as unit:
-            for name in self._others.pop(partition, []):
-                await unit.members.release(self._consumer.name, name, partition)
+            for other in self._suspects[partition].of:
+                await unit.members.release(name, other.name, partition)
+                elsewhere = await unit.members.others(name, me, other.partitions - {partition})
+                named = {member.name for member in elsewhere}
+                if other.name not in named and _is_gone(other):
+                    await unit.members.leave(name, other.name)
+        self._suspects.pop(partition, None)
 
     async def leave(self) -> None:
         """Remove the row: the process ends cleanly."""
         reach(CrashPoint.MEMBER_LEAVE_BEFORE, self._consumer.name)
         async with self._database.begin() as unit:
             await unit.members.leave(self._consumer.name, self._owner.instance)
-        self._entered = None
+        self._entered = frozenset()
+
+
+@dataclass(slots=True)
+class _Suspects:
+    """What may have killed a process, in one partition."""
+
+    left: int
+    """How many records it may have had that were not handled alone yet."""
+
+    end: int
+    """Behind the last record that it can have had."""
+
+    of: Sequence[Member]
+    """Whose rows name the partition."""
+
+
+def _is_gone(member: Member) -> bool:
+    """Tell whether its process surely runs no more; one that runs writes its row again."""
+    try:
+        return Owner.from_json(json.loads(member.owner)).is_gone()
+    except (ValueError, TypeError):
+        return False
 
 
 async def handle_alone(
@@ -122,19 +193,26 @@ async def handle_alone(
     database: Database,
     message: Message,
     handle: Callable[[Message], Awaitable[Outcome]],
+    waiting: WaitingMessage | None = None,
 ) -> Outcome:
-    """Handle a message that may kill the process; park it if it did so too often."""
+    """Handle a message that may kill the process; park it if it did so too often.
+
+    Only a try that was not outlived counts: a message that fails and comes back is not one
+    that kills.  *waiting*: it comes out of the waiting room.
+    """
     limit = consumer.settings.poison_attempts
     async with database.begin() as unit:
         row = await unit.claims.look_up(consumer.name, message.id)
-        is_done = row is not None and row.state is not ClaimState.FAILED_RETRYABLE
-        tries = 0 if is_done else await unit.members.suspect(consumer.name, message.id)
+        is_over = row is not None and row.state in (_OVER if waiting is None else TERMINAL)
+        runs = not is_over and (waiting is not None or await _runs(unit, row, message))
+        tries = await unit.members.suspect(consumer.name, message.id) if runs else 0
         parked: Outcome | None = None
         if tries > limit:
             reason = f"the process died {limit} times while it handled this message alone"
             failure = Classified(FailureClass.POISON, "CRASHED", reason, "")
             found = await park_poison(unit, consumer, message.tried(limit), failure)
             parked = Skipped() if found is None else found
+        if is_over or parked is not None:
             await unit.members.acquit(consumer.name, message.id)
     reach(CrashPoint.CAREFUL_ATTEMPT_AFTER, consumer.name)
     if parked is not None:
@@ -143,7 +221,15 @@ async def handle_alone(
         log.error("poison message parked", extra={"consumer": consumer.name, "id": message.id})
         return parked
     outcome = await handle(message)
-    if tries and not isinstance(settlement(outcome), Nack):
+    if tries:
         async with database.begin() as unit:
             await unit.members.acquit(consumer.name, message.id)
     return outcome
+
+
+_OVER: Final = TERMINAL | {ClaimState.PARKED}
+
+
+async def _runs(unit: Unit, row: ClaimRow | None, message: Message) -> bool:
+    """Tell whether the handler will run, as far as the claim says."""
+    return row is None or refusal(row, message.digest, await unit.now()) is None

@@ -12,6 +12,7 @@ from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import SemelError
 from semel.message import Coordinates, Message, Record
+from semel.messaging.careful import handle_alone
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
 from semel.messaging.handling import attempt
@@ -81,11 +82,27 @@ async def retry_due(
             )
             done.append((waiting.message_id, await _unreadable(consumer, database, waiting)))
             continue
-        if handle is not None:
-            done.append((waiting.message_id, await handle(message, waiting)))
-            continue
-        done.append((waiting.message_id, await attempt(consumer, database, message, waiting)))
+        done.append(
+            (waiting.message_id, await _alone(consumer, database, message, waiting, handle))
+        )
     return done
+
+
+async def _alone(
+    consumer: Consumer,
+    database: Database,
+    message: Message,
+    waiting: WaitingMessage,
+    handle: Handle | None,
+) -> Outcome:
+    """Handle a message that is no longer at the broker, where a member would be careful with it."""
+
+    async def handled(message: Message) -> Outcome:
+        if handle is not None:
+            return await handle(message, waiting)
+        return await attempt(consumer, database, message, waiting)
+
+    return await handle_alone(consumer, database, message, handled, waiting)
 
 
 async def _unreadable(consumer: Consumer, database: Database, waiting: WaitingMessage) -> Outcome:

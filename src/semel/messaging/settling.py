@@ -74,6 +74,9 @@ class Settling:
 
         A commit that fails is made up for by the next one: what it would have said is durable
         in the database, and a redelivery finds it there.
+
+        Raises:
+            Fenced: a partition went; whatever is left must be fetched from its committed offset.
         """
         back: dict[Partition, tuple[int, float]] = {}
         for at, outcome in sorted(outcomes.items()):
@@ -122,8 +125,7 @@ class Settling:
             await self._subscription.commit(offsets)
         except Fenced:
             self._count(offsets, "fenced")
-            self.forget(offsets)
-            return
+            raise
         except SemelError as error:
             self._count(offsets, "failed")
             log.warning(
@@ -133,7 +135,9 @@ class Settling:
             return
         reach(CrashPoint.SETTLE_AFTER, self._consumer)
         for partition, offset in offsets.items():
-            self._places[partition].committed = offset
+            # It may have gone while the broker was asked.
+            if partition in self._places:
+                self._places[partition].committed = offset
         self._count(offsets, "ok")
 
     def _count(self, offsets: Mapping[Partition, int], status: str) -> None:
@@ -160,7 +164,7 @@ class Settling:
 
     async def measure_lag(self) -> None:
         """Say how far each partition is behind its end."""
-        for partition, place in self._places.items():
+        for partition, place in list(self._places.items()):
             lag = await self._subscription.end(partition) - place.committed
             group = self._subscription.group
             MEASURES.count(
