@@ -22,3 +22,11 @@ def zygote() -> Iterator[Zygote]:
     """A process that forks local drivers."""
     with Zygote("semel.testing.local_driver:main", MODULES) as zygote:
         yield zygote
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[Zygote]:
+    """A process that forks consumer workers."""
+    modules = ("semel.testing.scripted", "aiosqlite", "asyncpg")
+    with Zygote("semel.testing.worker:main", modules) as zygote:
+        yield zygote
