@@ -17,6 +17,7 @@ from semel.cli.commands import (
     ledger,
     lint,
     look,
+    outbox,
     parking,
     policy,
     recover,
@@ -61,6 +62,7 @@ app.add_typer(ledger.app, name="ledger")
 app.add_typer(policy.app, name="policy")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(parking.app, name="parking")
+app.add_typer(outbox.app, name="outbox")
 app.add_typer(audit.app, name="audit")
 
 

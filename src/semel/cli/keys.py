@@ -28,6 +28,7 @@ from semel.cli.reports.guarantees import LintReport
 from semel.cli.reports.history import HistoryReport
 from semel.cli.reports.ledger import BackupReport, LedgerCheck, RestoreReport
 from semel.cli.reports.messages import ActReport
+from semel.cli.reports.outbox import OutboxActs, OutboxStatus, ParkedList
 from semel.cli.reports.parking import (
     FixReport,
     KeyList,
@@ -70,6 +71,9 @@ REPORTS: Final[Mapping[str, type]] = {
     "parking fix": FixReport,
     "parking requests": RequestList,
     "parking delete | approve": RequestAnswer,
+    "outbox status": OutboxStatus,
+    "outbox parked": ParkedList,
+    "outbox retry | drop": OutboxActs,
     "audit list": AuditList,
     "audit verify": AuditVerification,
     "erase": EraseReport,

@@ -1,0 +1,168 @@
+"""`semel outbox status | parked | retry | drop`: what is on its way out."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, TypeAlias
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from semel.cli.answer import Answer, table
+from semel.cli.database import Actor, Books, LimitOption, MessagesArgument, acting, asking
+from semel.cli.preamble import begins_with
+from semel.cli.reports.messages import one_by_one
+from semel.cli.reports.outbox import (
+    OutboxActs,
+    OutboxStatus,
+    ParkedList,
+    outbox_status,
+    parked_list,
+)
+from semel.cli.words import at, counted, lasting
+from semel.messaging.database import Database
+from semel.messaging.outbox_acts import drop as drop_message
+from semel.messaging.outbox_acts import send_again
+
+app = typer.Typer(no_args_is_help=True, help="Look at an outbox, and at what its broker refused.")
+
+OutboxOption: TypeAlias = Annotated[
+    str, typer.Option("--outbox", metavar="NAME", help="Which outbox.")
+]
+
+
+@app.command("status")
+@begins_with(asking, "outbox status")
+def status(answer: Answer, books: Books, *, outbox: OutboxOption = "outbox") -> None:
+    """Show how many messages wait, for how long, and who relays them.
+
+    Exit code 1: messages are parked, or they wait and nobody relays.
+
+    Example: semel outbox status --database postgresql://db/shop
+    """
+    answer.give(books.ask(lambda d: outbox_status(d, books.name, outbox)), show_status)
+
+
+@app.command("parked")
+@begins_with(asking, "outbox parked")
+def parked(
+    answer: Answer, books: Books, *, outbox: OutboxOption = "outbox", limit: LimitOption = 50
+) -> None:
+    """List messages that the broker will never take as they are, without their payloads.
+
+    Example: semel outbox parked --database postgresql://db/shop
+    """
+    answer.give(books.ask(lambda d: parked_list(d, books.name, outbox, limit)), show_parked)
+
+
+@app.command("retry")
+@begins_with(acting, "outbox retry")
+def retry(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    *,
+    messages: MessagesArgument,
+    outbox: OutboxOption = "outbox",
+) -> None:
+    """Let the relay send parked messages again; their keys go on behind them.
+
+    Exit code 1: one of them could not be sent again.
+
+    Example: semel outbox retry m-17 --reason "the topic exists now"
+    """
+
+    async def act(database: Database, message_id: str) -> str:
+        await send_again(database, outbox, message_id, actor=actor.name, reason=actor.reason)
+        return "the relay sends it again"
+
+    actor.confirm(answer, f"Send {counted(len(messages), 'message')} of {outbox} again?")
+    run(answer, books, actor, ("outbox retry", outbox, messages), act)
+
+
+@app.command("drop")
+@begins_with(acting, "outbox drop")
+def drop(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    *,
+    messages: MessagesArgument,
+    outbox: OutboxOption = "outbox",
+) -> None:
+    """Give parked messages up: nobody will get them; needs a reason.
+
+    Their keys go on without them.  Exit code 1: one of them could not be dropped.
+
+    Example: semel outbox drop m-17 --reason "the customer was told by phone"
+    """
+
+    async def act(database: Database, message_id: str) -> str:
+        await drop_message(database, outbox, message_id, actor=actor.name, reason=actor.reason)
+        return "dropped"
+
+    actor.confirm(answer, f"Drop {counted(len(messages), 'message')} of {outbox} for good?")
+    run(answer, books, actor, ("outbox drop", outbox, messages), act)
+
+
+def run(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    what: tuple[str, str, Sequence[str]],
+    act: Callable[[Database, str], Awaitable[str]],
+) -> None:
+    """Act on each message in its own transaction, and answer with what became of each."""
+    name, outbox, messages = what
+    done = books.ask(
+        lambda database: one_by_one(messages, lambda message_id: act(database, message_id))
+    )
+    report = OutboxActs(books.name, outbox, name, actor.name, actor.reason, done)
+    answer.give(report, show_acts)
+
+
+def show_status(console: Console, report: OutboxStatus) -> None:
+    """Print how an outbox stands."""
+    leader = report.leader
+    if leader is None:
+        relays = "no relay ever ran"
+    elif leader.seconds_left > 0:
+        relays = f"{leader.owner}, for {lasting(leader.seconds_left)} more unless renewed"
+    else:
+        relays = f"nobody; the last was {leader.owner or 'stopped'}"
+    rows = table("", "")
+    rows.show_header = False
+    rows.add_row("outbox", escape(f"{report.outbox} in {report.database}"))
+    rows.add_row("pending", counted(report.pending, "message"))
+    rows.add_row("oldest", lasting(report.oldest_seconds) if report.pending else "-")
+    rows.add_row("parked", counted(report.parked, "message"))
+    rows.add_row("relayed by", escape(relays))
+    console.print(rows)
+
+
+def show_parked(console: Console, report: ParkedList) -> None:
+    """Print a list of parked messages."""
+    rows = table("message", "topic", "key", "attempts", "written", "reason", right=("attempts",))
+    for one in report.messages:
+        rows.add_row(
+            escape(one.message_id),
+            escape(one.topic),
+            escape(one.key or "-"),
+            str(one.attempts),
+            at(one.created_at),
+            escape("(erased) " if one.erased else "") + escape(one.reason),
+        )
+    console.print(rows)
+    shown = len(report.messages)
+    of = f" of {report.total:,}" if report.total > shown else ""
+    console.print(f"{shown:,}{of} parked messages in {report.outbox}", markup=False)
+
+
+def show_acts(console: Console, report: OutboxActs) -> None:
+    """Print what became of each message."""
+    for one in report.messages:
+        if one.done:
+            console.print(f"{escape(one.message_id)}: [green]{escape(one.note)}[/]")
+        else:
+            console.print(f"{escape(one.message_id)}: [bold red]not done[/] {escape(one.why_not)}")
