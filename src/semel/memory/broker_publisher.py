@@ -136,3 +136,9 @@ class MemoryReader:
         start, end = self._broker.store.bounds(partition)
         check_readable(partition, start, end, first)
         return self._broker.store.read(partition, first, last, end - start)
+
+    async def bounds(self, partition: Partition) -> tuple[int, int]:
+        """Return the first offset that can be read, and the one that the next record will have."""
+        await asyncio.sleep(0)
+        self._broker.failures.take(Call.READ).read()
+        return self._broker.store.bounds(partition)

@@ -113,3 +113,7 @@ class Reader(Protocol):
     async def read(self, partition: Partition, first: int, last: int) -> Sequence[Record]:
         """Return the records with offsets from *first* to *last*, both included."""
         ...
+
+    async def bounds(self, partition: Partition) -> tuple[int, int]:
+        """Return the first offset that can be read, and the one that the next record will have."""
+        ...

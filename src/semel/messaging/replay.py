@@ -1,0 +1,386 @@
+"""A replay: selected messages are handled again, carefully, and only those that were not.
+
+    begin ─▶ 1 ─▶ 10 ─▶ the rest ─▶ end        a canary before everything else
+              └──────┴── failures ─▶ stop       and whoever runs it again goes on from there
+
+The message's id stays, so what was handled is a duplicate and has no second
+effect.  The cursor is durable before and after every message that is tried: a
+replay that is killed goes on with the very message that it had in its hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any, Final
+
+from semel.clock import SYSTEM_CLOCK, Clock
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Fenced, Misuse, Permanent
+from semel.messaging.acts import need_actor
+from semel.messaging.audit import Act
+from semel.messaging.broker import Reader
+from semel.messaging.consumer import Consumer
+from semel.messaging.database import Database, Unit
+from semel.messaging.replay_sources import Item, Source
+from semel.messaging.replaying import Handle, Replayed, Replayer, Terms, Turn
+from semel.messaging.replays import ReplayRun, ReplayState
+from semel.messaging.revival import MOST_RETRIES
+from semel.messaging.selection import Selection, from_json, settled, to_json
+
+# Of messages that need no turn, so many may be counted again after a crash.
+DUPLICATES_PER_WRITE: Final = 100
+
+
+class ReplayNotAllowed(Permanent):
+    """A policy, of the topic or of the consumer, forbids the replay; a dry run is allowed."""
+
+
+class ReplayTaken(Fenced):
+    """Another process goes on with the replay: this one does nothing more."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"replay {self.name!r}: another process goes on with it; this one stops"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    """How carefully a replay goes."""
+
+    canary: tuple[int, ...] = (1, 10)
+    """How many messages are tried in each stage before the rest; one failure ends a stage."""
+
+    asks_after_canary: bool = False
+    """Stop behind every stage of the canary, until somebody runs the replay again."""
+
+    stop_after_failures: int = 1
+    """How many failures of one run stop it, behind the canary."""
+
+    per_second: float | None = None
+    """How many messages are tried in a second, at most."""
+
+    most_replays: int = MOST_RETRIES
+    """The loop guard: how often one message may be sent back."""
+
+    refusal: str | None = None
+    """Why the policy forbids the replay: `semel.policy.Effective.replay_refusal`."""
+
+    window_seconds: float | None = None
+    """How old records without a claim may be: the policy's replay window."""
+
+    def __post_init__(self) -> None:
+        if self.stop_after_failures < 1 or self.most_replays < 1 or min(self.canary, default=1) < 1:
+            raise Misuse("canary, stop_after_failures and most_replays count from 1")
+        if self.per_second is not None and self.per_second <= 0:
+            raise Misuse("a rate is more than nothing")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """How far a replay is."""
+
+    name: str
+    state: ReplayState
+    counts: dict[Turn, int]
+    why: str = ""
+    """Why it does not go on, where it has not finished."""
+
+    last: Replayed | None = None
+    """The message that had its turn last."""
+
+    @property
+    def done(self) -> int:
+        """Messages that had their turn."""
+        return sum(self.counts.values())
+
+    @property
+    def tried(self) -> int:
+        """Messages whose handler was called."""
+        return self.counts[Turn.HANDLED] + self.counts[Turn.FAILED]
+
+
+Progress = Callable[[ReplayReport], None]
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """How far a replay is; written as JSON."""
+
+    after: Any = None
+    hand: list[Any] | None = None
+    """Id and place of the message that was about to be tried."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def text(self) -> str:
+        return json.dumps({"after": self.after, "hand": self.hand, "counts": dict(self.counts)})
+
+    @classmethod
+    def read(cls, text: str) -> _Cursor:
+        said = json.loads(text)
+        return cls(said["after"], said["hand"], Counter(said["counts"]))
+
+
+class Replay:
+    """One replay by its name: begun by the first `run`, gone on with by every other."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        database: Database,
+        selection: Selection | None,
+        settings: ReplaySettings | None = None,
+        *,
+        actor: str,
+        name: str = "",
+        reason: str = "",
+        reader: Reader | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        progress: Progress = lambda report: None,
+        handle: Handle | None = None,
+    ) -> None:
+        """Prepare a replay; without a *selection* it must have been begun before.
+
+        *handle* is how the consumer's messages are handled, where that is not in one
+        transaction: `functools.partial` of `semel.messaging.leased.handle_leased`, say.
+        """
+        self.consumer = consumer
+        self.database = database
+        self.selection = selection
+        self.settings = settings or ReplaySettings()
+        self.name = name or f"replay-{uuid.uuid4().hex[:8]}"
+        self._actor = need_actor(actor)
+        self._reason = reason
+        self._reader = reader
+        self._clock = clock
+        self._progress = progress
+        terms = Terms(
+            self._actor,
+            f"replay {self.name}" + (f": {reason}" if reason else ""),
+            self.settings.most_replays,
+            self.settings.window_seconds,
+        )
+        self._replayer = Replayer(consumer, database, terms, handle)
+        self._cursor = _Cursor()
+        self._written = ""
+        self._failures = 0
+        self._next_at = 0.0
+
+    async def run(self) -> ReplayReport:
+        """Begin, or go on, until it has finished, has to stop, or is stopped by somebody.
+
+        A crash leaves it running; running it again goes on where it was.
+
+        Raises:
+            ReplayNotAllowed: the policy forbids it; nothing was changed.
+            ReplayTaken: another process goes on with it.
+            Retryable: the database does not answer; run it again.
+        """
+        if self.settings.refusal is not None:
+            raise ReplayNotAllowed(f"{self.settings.refusal}; a dry run is allowed")
+        run = await self._begin_or_go_on()
+        if run.state is ReplayState.FINISHED:
+            return self._report(run.state)
+        source = Source(from_json(run.selection), self.consumer, self.database, self._reader)
+        stopped = await self._through(source)
+        if stopped is not None:
+            return stopped
+        return await self._end(ReplayState.FINISHED)
+
+    async def _through(self, source: Source) -> ReplayReport | None:
+        """Give every message its turn; return a report where it must not go on."""
+        if self._cursor.hand is not None:
+            item = await source.again(*self._cursor.hand)
+            stop = await self._finish(item, await self._turn_again(item))
+            if stop is not None:
+                return stop
+        async with aclosing(source.items(self._cursor.after)) as items:
+            async for item in items:
+                done = await self._replayer.look(item)
+                if done is None:
+                    await self._in_time()
+                    if not await self._write(hand=[item.message_id, item.place]):
+                        return await self._no_longer_ours()
+                    done = await self._take(item)
+                stop = await self._finish(item, done)
+                if stop is not None:
+                    return stop
+        return None
+
+    async def _take(self, item: Item) -> Replayed:
+        reach(CrashPoint.REPLAY_BEFORE, self.consumer.name)
+        done = await self._replayer.take(item)
+        reach(CrashPoint.REPLAY_AFTER, self.consumer.name)
+        return done
+
+    async def _turn_again(self, item: Item) -> Replayed:
+        """Find out what became of the message that a run before had in its hand."""
+        done = await self._replayer.look(item)
+        if done is None:
+            return await self._take(item)
+        if done.turn is Turn.DUPLICATE:
+            # It was not handled when it was taken into the hand, so it has been since.
+            return replace(done, turn=Turn.HANDLED)
+        return done
+
+    async def _finish(self, item: Item, done: Replayed) -> ReplayReport | None:
+        """Count a turn; return a report where the replay must not go on."""
+        was_tried = self._cursor.hand is not None
+        self._cursor.after, self._cursor.hand = item.place, None
+        self._cursor.counts[done.turn.value] += 1
+        report = self._report(ReplayState.RUNNING, last=done)
+        total = report.done
+        if (was_tried or total % DUPLICATES_PER_WRITE == 0) and not await self._write():
+            return await self._no_longer_ours()
+        self._progress(report)
+        if not was_tried:
+            return None
+        return await self._stop_if_needed(report, done)
+
+    async def _stop_if_needed(self, report: ReplayReport, done: Replayed) -> ReplayReport | None:
+        stages = list(accumulate(self.settings.canary))
+        if done.turn is Turn.FAILED:
+            self._failures += 1
+            in_canary = bool(stages) and report.tried <= stages[-1]
+            if in_canary or self._failures >= self.settings.stop_after_failures:
+                why = f"message {done.message_id!r} failed: {done.why}"
+                return await self._end(ReplayState.FAILED, why, done)
+        if self.settings.asks_after_canary and done.turn is Turn.HANDLED and report.tried in stages:
+            why = f"{report.tried} tried: look at what they did, then run it again"
+            return await self._end(ReplayState.STOPPED, why, done)
+        return None
+
+    async def _begin_or_go_on(self) -> ReplayRun:
+        self._failures = 0
+        async with self.database.begin() as unit:
+            run = await unit.replays.get(self.name)
+            if run is None:
+                return await self._begin(unit)
+            self._check_same(run)
+            self._cursor, self._written = _Cursor.read(run.cursor), run.cursor
+            if run.state is not ReplayState.FINISHED:
+                await unit.replays.set_state(self.name, run.state, ReplayState.RUNNING)
+                await self._audit(unit, "replay.resume")
+            return run
+
+    async def _begin(self, unit: Unit) -> ReplayRun:
+        if self.selection is None:
+            raise Misuse(f"there is no replay {self.name!r} to go on with: select its messages")
+        selection = await settled(self.selection, self.consumer.name, unit, self._reader)
+        self._cursor = _Cursor()
+        self._written = self._cursor.text()
+        run = ReplayRun(
+            self.name, self.consumer.name, to_json(selection), self._actor, cursor=self._written
+        )
+        if not await unit.replays.begin(run):
+            raise ReplayTaken(self.name)
+        details = {"selection": json.loads(run.selection)}
+        await self._audit(unit, "replay.begin", **details)
+        return run
+
+    def _check_same(self, run: ReplayRun) -> None:
+        if run.consumer != self.consumer.name:
+            raise Misuse(f"replay {self.name!r} is one of consumer {run.consumer}")
+        if self.selection is not None and type(from_json(run.selection)) is not type(
+            self.selection
+        ):
+            raise Misuse(f"replay {self.name!r} was begun with another selection; leave it out")
+
+    async def _write(self, hand: list[Any] | None = None) -> bool:
+        """Make the cursor durable; False where the replay is no longer this process's."""
+        self._cursor.hand = hand
+        async with self.database.begin() as unit:
+            return await self._advance(unit, ReplayState.RUNNING)
+
+    async def _advance(self, unit: Unit, state: ReplayState) -> bool:
+        report = self._report(state)
+        now = ReplayRun(
+            self.name,
+            self.consumer.name,
+            "",
+            self._actor,
+            state,
+            self._cursor.text(),
+            report.done,
+            report.counts[Turn.FAILED],
+        )
+        if not await unit.replays.advance(now, self._written):
+            return False
+        self._written = now.cursor
+        return True
+
+    async def _end(
+        self, state: ReplayState, why: str = "", last: Replayed | None = None
+    ) -> ReplayReport:
+        report = replace(self._report(state, last=last), why=why)
+        async with self.database.begin() as unit:
+            if await self._advance(unit, state):
+                counts = {turn.value: number for turn, number in report.counts.items()}
+                await self._audit(unit, "replay.end", state=state.value, why=why, counts=counts)
+                return report
+        return await self._no_longer_ours()
+
+    async def _no_longer_ours(self) -> ReplayReport:
+        """Say what somebody else made of the replay.
+
+        Raises:
+            ReplayTaken: another process goes on with it.
+        """
+        async with self.database.begin() as unit:
+            run = await unit.replays.get(self.name)
+        if run is None or run.state is ReplayState.RUNNING:
+            raise ReplayTaken(self.name)
+        return replace(self._report(run.state), why="somebody stopped it")
+
+    async def _audit(self, unit: Unit, act: str, **details: Any) -> None:
+        said = {"replay": self.name, **details}
+        await unit.audit.append(
+            Act(self._actor, act, self.consumer.name, reason=self._reason, details=said)
+        )
+
+    async def _in_time(self) -> None:
+        """Keep to the rate."""
+        if self.settings.per_second is None:
+            return
+        now = self._clock.monotonic()
+        if now < self._next_at:
+            await asyncio.to_thread(self._clock.sleep, self._next_at - now)
+        self._next_at = max(now, self._next_at) + 1 / self.settings.per_second
+
+    def _report(self, state: ReplayState, last: Replayed | None = None) -> ReplayReport:
+        counts = {turn: self._cursor.counts[turn.value] for turn in Turn}
+        return ReplayReport(self.name, state, counts, last=last)
+
+
+async def stop_replay(database: Database, name: str, *, actor: str, reason: str = "") -> None:
+    """Let a replay stop before its next message, whichever process runs it.
+
+    Raises:
+        Misuse: there is no such replay, or it does not run.
+    """
+    async with database.begin() as unit:
+        run = await unit.replays.get(name)
+        if run is None:
+            raise Misuse(f"there is no replay {name!r}")
+        if not await unit.replays.set_state(name, ReplayState.RUNNING, ReplayState.STOPPED):
+            raise Misuse(f"replay {name!r} does not run: it is {run.state}")
+        act = Act(
+            need_actor(actor), "replay.stop", run.consumer, reason=reason, details={"replay": name}
+        )
+        await unit.audit.append(act)
+
+
+def report_of(run: ReplayRun) -> ReplayReport:
+    """Read how far a replay is that some process runs, or ran."""
+    counts = _Cursor.read(run.cursor).counts
+    return ReplayReport(run.name, run.state, {turn: counts[turn.value] for turn in Turn})

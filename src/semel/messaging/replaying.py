@@ -1,0 +1,312 @@
+"""One message of a replay: where it is now, whether it may have a turn, and what became of it.
+
+    COMPLETED            a duplicate: nothing is done
+    a dead letter        sent back to its consumer, with an entry in the audit trail
+    parked               released, with an entry in the audit trail
+    waiting              tried, if it is its turn
+    in the inbox         tried in one transaction with its mark
+    only in the broker   handled like any delivery
+
+The engine handles it, under its own id: its claim decides, as with every delivery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, TypeAlias, assert_never
+
+from semel.codec import Unreadable
+from semel.message import Coordinates, Message, Record
+from semel.messaging import inboxes
+from semel.messaging.acts import (
+    REPLACED,
+    NoSuchMessage,
+    NotPossible,
+    complete_without_effect,
+)
+from semel.messaging.audit import Act
+from semel.messaging.claims import ClaimRow, ClaimState, Found, found_of
+from semel.messaging.consumer import Consumer
+from semel.messaging.database import Database
+from semel.messaging.deadletters import DeadLetter
+from semel.messaging.handling import attempt, classify, handle_unreadable
+from semel.messaging.inbox import InboxMessage
+from semel.messaging.outcome import (
+    Conflicted,
+    DeadLettered,
+    Handled,
+    Outcome,
+    ParkedAway,
+    Refused,
+    RetryLater,
+    RetryStored,
+    Skipped,
+    Told,
+)
+from semel.messaging.parking import release
+from semel.messaging.replay_sources import Item
+from semel.messaging.retry import RetryMode
+from semel.messaging.retrying import message_of
+from semel.messaging.revival import retry_dead_letter
+from semel.messaging.settings import Duplicates
+from semel.messaging.waiting import WaitingMessage, Waits
+
+Handle: TypeAlias = Callable[[Message, WaitingMessage | None], Awaitable[Outcome]]
+"""How a consumer's messages are handled, where that is not in one transaction."""
+
+UNREADABLE_ID: Final = "unreadable:"
+"""What the made-up ids of records begin with that could not be read."""
+
+
+class Turn(StrEnum):
+    """What became of one message of a replay."""
+
+    HANDLED = "handled"
+    DUPLICATE = "duplicate"
+    """It was handled before, or has an old version: nothing was done."""
+
+    FAILED = "failed"
+    """Its handler failed; it waits, or is parked or dead, as after any delivery."""
+
+    REFUSED = "refused"
+    """It must not be replayed: a person has to look at it."""
+
+    LEFT = "left"
+    """It waits behind another one, or for its time, or another worker has it."""
+
+    MISSING = "missing"
+    """Nobody has its payload any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A message of a replay that had its turn."""
+
+    message_id: str
+    turn: Turn
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which terms one message is replayed."""
+
+    actor: str
+    reason: str
+    most_replays: int
+    """The loop guard: how often a message may be sent back, by replays and by hand together."""
+
+    window_seconds: float | None = None
+    """How old a record may be that has no claim: with older ones the claim may be pruned."""
+
+
+def replaying(consumer: Consumer) -> Consumer:
+    """Return the consumer as a replay runs it.
+
+    Duplicates are skipped even where deliveries invoke the handler, and what fails waits in
+    the retry table: no broker will deliver it again.
+    """
+    settings = consumer.settings
+    retry = replace(settings.retry, mode=RetryMode.RETRY_TABLE)
+    return consumer.with_settings(replace(settings, duplicates=Duplicates.SKIP, retry=retry))
+
+
+class Replayer:
+    """Gives messages their turn, one transaction or a few each."""
+
+    def __init__(
+        self, consumer: Consumer, database: Database, terms: Terms, handle: Handle | None = None
+    ) -> None:
+        self.consumer = replaying(consumer)
+        self.database = database
+        self.terms = terms
+        self._handle = handle or self._in_one_transaction
+
+    async def _in_one_transaction(
+        self, message: Message, waiting: WaitingMessage | None
+    ) -> Outcome:
+        return await attempt(self.consumer, self.database, message, waiting)
+
+    async def look(self, item: Item) -> Replayed | None:
+        """Say what is to be said without trying; None where the message should be tried."""
+        digest = item.arrival.digest if isinstance(item.arrival, Message) else ""
+        name, message_id = self.consumer.name, item.message_id
+        async with self.database.begin() as unit:
+            row = await unit.claims.look_up(name, message_id)
+            stored = await unit.inbox.get(name, message_id)
+            now = await unit.now()
+        if stored is not None and stored.processed_at is not None:
+            return Replayed(message_id, Turn.DUPLICATE)
+        if row is not None and found_of(row, digest, now) is Found.OTHER_PAYLOAD:
+            return Replayed(message_id, Turn.REFUSED, "its id is known with another payload")
+        if row is not None and row.state is ClaimState.COMPLETED:
+            return Replayed(message_id, Turn.DUPLICATE)
+        return self._too_old(item, row, now)
+
+    def _too_old(self, item: Item, row: ClaimRow | None, now: float) -> Replayed | None:
+        window, arrival = self.terms.window_seconds, item.arrival
+        if row is not None or window is None or not isinstance(arrival, Message):
+            return None
+        if now - arrival.timestamp <= window:
+            return None
+        why = (
+            f"it is older than the replay window of {window:g} s and has no claim, so nobody "
+            f"knows whether it was handled"
+        )
+        return Replayed(item.message_id, Turn.REFUSED, why)
+
+    async def take(self, item: Item) -> Replayed:
+        """Give a message its turn: open it again where that is needed, and handle it."""
+        name, message_id = self.consumer.name, item.message_id
+        async with self.database.begin() as unit:
+            waiting = await unit.waiting.get(name, message_id)
+            letter = await unit.dead_letters.get(name, message_id)
+            stored = await unit.inbox.get(name, message_id)
+        try:
+            if waiting is not None:
+                return await self._waiting(waiting)
+            if stored is not None:
+                return await self._stored(stored)
+            if letter is not None:
+                return await self._letter(letter)
+        except (NotPossible, NoSuchMessage) as error:
+            return Replayed(message_id, Turn.REFUSED, str(error))
+        match item.arrival:
+            case Message() as message:
+                done = _replayed(message_id, await self._handle(message, None))
+                if message.source is not None and done.turn is not Turn.LEFT:
+                    await self._close(f"{UNREADABLE_ID}{message.source}", message_id)
+                return done
+            case Unreadable() as unreadable:
+                outcome = await handle_unreadable(self.consumer, self.database, unreadable)
+                return _replayed(message_id, outcome)
+            case None:
+                return Replayed(message_id, Turn.MISSING, "nobody has its payload any more")
+            case _ as never:
+                assert_never(never)
+
+    async def _waiting(self, waiting: WaitingMessage) -> Replayed:
+        name, message_id = self.consumer.name, waiting.message_id
+        if waiting.erased_at is not None:
+            return Replayed(message_id, Turn.REFUSED, "its payload was erased")
+        message = message_of(self.consumer, waiting)
+        if isinstance(message, Unreadable):
+            return Replayed(message_id, Turn.REFUSED, f"it cannot be read: {message.reason}")
+        if waiting.waits is Waits.PARKED:
+            await self._guard(message_id)
+            terms = self.terms
+            await release(self.database, name, message_id, actor=terms.actor, reason=terms.reason)
+        async with self.database.begin() as unit:
+            turn = await unit.waiting.take(name, message_id)
+        if turn is None:
+            return Replayed(message_id, Turn.LEFT, "it is not its turn, or not yet due")
+        return _replayed(message_id, await self._handle(message, turn))
+
+    async def _guard(self, message_id: str) -> None:
+        async with self.database.begin() as unit:
+            acts = await unit.audit.about(self.consumer.name, message_id)
+        times = sum(entry.act.act in ("park.release", "dlq.retry") for entry in acts)
+        if times >= self.terms.most_replays:
+            why = f"it was sent back {times} times already; find out why it comes back"
+            raise NotPossible(self.consumer.name, message_id, why)
+
+    async def _letter(self, letter: DeadLetter) -> Replayed:
+        name, message_id = self.consumer.name, letter.message_id
+        if letter.outcome == Told.CONFLICT:
+            why = "its id is known with another payload: park it and give it a new id, or skip it"
+            return Replayed(message_id, Turn.REFUSED, why)
+        if letter.erased_at is not None:
+            return Replayed(message_id, Turn.REFUSED, "its payload was erased")
+        found = self.consumer.reading.read(_record_of(letter))
+        if isinstance(found, Unreadable):
+            return Replayed(message_id, Turn.REFUSED, f"it cannot be read: {found.reason}")
+        if message_id.startswith(UNREADABLE_ID):
+            return await self._read_at_last(letter, found)
+        await retry_dead_letter(
+            self.database,
+            name,
+            message_id,
+            actor=self.terms.actor,
+            reason=self.terms.reason,
+            at_most=self.terms.most_replays,
+        )
+        async with self.database.begin() as unit:
+            waiting = await unit.waiting.get(name, message_id)
+        if waiting is None:
+            return Replayed(message_id, Turn.LEFT, "another worker has it")
+        return await self._waiting(waiting)
+
+    async def _read_at_last(self, letter: DeadLetter, message: Message) -> Replayed:
+        """Handle a record that could not be read before, under the id that it really has."""
+        done = _replayed(letter.message_id, await self._handle(message, None))
+        if done.turn is not Turn.LEFT:
+            await self._close(letter.message_id, message.id)
+        return done
+
+    async def _close(self, unreadable_id: str, message_id: str) -> None:
+        """Take the letter of an unreadable record away: its message has an id now."""
+        name = self.consumer.name
+        async with self.database.begin() as unit:
+            if await unit.dead_letters.remove(name, unreadable_id):
+                await complete_without_effect(unit, name, unreadable_id, REPLACED)
+                await unit.audit.append(self._act("dlq.read", unreadable_id, read_as=message_id))
+
+    async def _stored(self, stored: InboxMessage) -> Replayed:
+        """Handle a message that the inbox's workers gave up, in one transaction with its mark."""
+        name, message_id = self.consumer.name, stored.message_id
+        if stored.due_at is not None:
+            return Replayed(message_id, Turn.LEFT, "an inbox worker tries it")
+        try:
+            message = inboxes.message_of(self.consumer, stored)
+            async with self.database.begin() as unit:
+                if not await unit.inbox.try_again(name, message_id):
+                    return Replayed(message_id, Turn.LEFT, "another worker has it")
+                await unit.dead_letters.remove(name, message_id)
+                await unit.audit.append(self._act("inbox.retry", message_id))
+                await inboxes.handle(unit, self.consumer, message)
+        except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
+            failure = classify(self.consumer, self.database, error)
+            return Replayed(message_id, Turn.FAILED, f"{failure.code}: {failure.reason}")
+        return Replayed(message_id, Turn.HANDLED)
+
+    def _act(self, act: str, message_id: str, **details: str) -> Act:
+        terms = self.terms
+        return Act(terms.actor, act, self.consumer.name, message_id, terms.reason, details)
+
+
+def _record_of(letter: DeadLetter) -> Record:
+    return Record(
+        letter.source or Coordinates(letter.topic or "?", 0, 0),
+        letter.payload,
+        None if letter.key is None else letter.key.encode("utf-8", "backslashreplace"),
+        letter.headers,
+        letter.timestamp,
+    )
+
+
+def _replayed(message_id: str, outcome: Outcome) -> Replayed:
+    """Say what an outcome of the engine is in a replay."""
+    match outcome:
+        case Handled():
+            return Replayed(message_id, Turn.HANDLED)
+        case Skipped(why):
+            return Replayed(message_id, Turn.DUPLICATE, "" if why == "duplicate" else why)
+        case RetryLater(failure=None):
+            return Replayed(message_id, Turn.LEFT, "another worker has it, or it is not yet due")
+        case RetryStored(failure=None):
+            return Replayed(message_id, Turn.LEFT, "it waits for its next attempt")
+        case ParkedAway(why, None):
+            return Replayed(message_id, Turn.LEFT, why)
+        case RetryLater(failure=failure) | RetryStored(failure=failure):
+            return Replayed(message_id, Turn.FAILED, f"{failure.code}: {failure.reason}")
+        case ParkedAway(failure=failure) | DeadLettered(failure=failure):
+            code = failure.code if failure else ""
+            return Replayed(message_id, Turn.FAILED, f"{code}: {failure.reason if failure else ''}")
+        case Refused(why):
+            return Replayed(message_id, Turn.REFUSED, why)
+        case Conflicted():
+            return Replayed(message_id, Turn.REFUSED, "its id is known with another payload")
+        case _ as never:
+            assert_never(never)

@@ -1,0 +1,163 @@
+"""A service whose handler can be told to fail, on any database, for the tests of replays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import text
+
+from semel.codec import FromHeader, FromPayload, Reading
+from semel.memory.broker import MemoryBroker
+from semel.memory.database import MemoryDatabase
+from semel.message import Coordinates, Message
+from semel.messaging.consumer import Consumer, consumer
+from semel.messaging.failure import NonRetryableMessageError
+from semel.messaging.handling import handle_message
+from semel.messaging.lanes import Order
+from semel.messaging.outcome import Outcome
+from semel.messaging.replay import Replay, ReplayReport, ReplaySettings
+from semel.messaging.retry import GiveUp, RetryPolicy
+from semel.messaging.selection import Selection
+from semel.messaging.settings import ConsumerSettings
+from semel.testing.clock import SimulatedClock
+from semel.testing.contracts.messaging_world import DatabaseWorld
+
+TOPIC = "payments"
+ALL_AT_ONCE = ReplaySettings(canary=())
+POLICY = RetryPolicy(max_attempts=1, jitter=False)
+DEAD = ConsumerSettings(retry=POLICY)
+PARKS = ConsumerSettings(
+    retry=POLICY,
+    on_exhausted=GiveUp.PARK,
+    on_hopeless=GiveUp.PARK,
+    order=Order.KEY,
+    holds_keys=True,
+)
+
+
+def never(message: Message) -> None:
+    """Fail at nothing."""
+
+
+@dataclass
+class Service:
+    """One consumer, and the table that it pays into."""
+
+    world: DatabaseWorld
+    settings: ConsumerSettings = DEAD
+    clock: SimulatedClock = field(default_factory=SimulatedClock)
+    broken: Callable[[Message], None] = never
+
+    def __post_init__(self) -> None:
+        self.broker = MemoryBroker({TOPIC: 1}, clock=self.clock)
+        reading = Reading(
+            FromHeader("message-id"), key_from=FromPayload("key"), version_from=self.version_from
+        )
+
+        @consumer("billing", policy=self.settings, reading=reading)
+        async def handle(message: Message, session: Any) -> None:
+            await pay(session, message.id)
+            self.broken(message)
+
+        self.consumer: Consumer = handle
+
+    @property
+    def version_from(self) -> FromPayload | None:
+        return FromPayload("version") if self.settings.versioned else None
+
+    @property
+    def database(self) -> Any:
+        return self.world.database
+
+    async def open(self) -> Service:
+        if not isinstance(self.database, MemoryDatabase):
+            async with self.database.begin() as unit:
+                await unit.session.execute(text("CREATE TABLE IF NOT EXISTS paid (id text)"))
+        return self
+
+    def refuse(self, *ids: str) -> None:
+        """Let the handler fail at these messages, for ever."""
+
+        def broken(message: Message) -> None:
+            if message.id in ids:
+                raise NonRetryableMessageError("no such account")
+
+        self.broken = broken
+
+    def heal(self) -> None:
+        self.broken = never
+
+    def put(self, *ids: str, key: str | None = None, value: bytes | None = None) -> None:
+        """Put messages into the broker's log."""
+        for message_id in ids:
+            self.broker.put(
+                TOPIC,
+                value or payload(message_id, key),
+                headers={"message-id": message_id.encode()},
+            )
+
+    async def deliver(self, *ids: str, key: str | None = None) -> list[Outcome]:
+        return [
+            await handle_message(self.consumer, self.database, message(message_id, key))
+            for message_id in ids
+        ]
+
+    async def paid(self) -> list[str]:
+        if isinstance(self.database, MemoryDatabase):
+            return list(self.database.rows("paid"))
+        async with self.database.begin() as unit:
+            return list((await unit.session.execute(text("SELECT id FROM paid"))).scalars())
+
+    def replay(
+        self,
+        selection: Selection | None,
+        settings: ReplaySettings = ALL_AT_ONCE,
+        name: str = "again",
+        **options: Any,
+    ) -> Replay:
+        return Replay(
+            self.consumer,
+            self.database,
+            selection,
+            settings,
+            name=name,
+            actor="ann",
+            reader=self.broker.reader(),
+            clock=self.clock,
+            **options,
+        )
+
+    async def run(
+        self, selection: Selection | None, *settings: Any, **options: Any
+    ) -> ReplayReport:
+        return await self.replay(selection, *settings, **options).run()
+
+
+async def pay(session: Any, message_id: str) -> None:
+    if hasattr(session, "execute"):
+        await session.execute(text("INSERT INTO paid VALUES (:id)"), {"id": message_id})
+    else:
+        session.add("paid", message_id)
+
+
+def payload(message_id: str, key: str | None = None) -> bytes:
+    of_key = f', "key": "{key}"' if key else ""
+    return f'{{"id": "{message_id}"{of_key}}}'.encode()
+
+
+def message(message_id: str, key: str | None = None) -> Message:
+    return Message(
+        message_id,
+        {"id": message_id},
+        payload(message_id, key),
+        key,
+        headers={"message-id": message_id.encode()},
+        source=Coordinates(TOPIC, 0, 1),
+    )
+
+
+def counts(report: ReplayReport) -> dict[str, int]:
+    """Return what is not nothing."""
+    return {turn.value: number for turn, number in report.counts.items() if number}
