@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
 
+from semel.memory.database import MemoryDatabase
+from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.worlds import postgres_world, sqlite_world
 from tests.scenarios.orders import InShop, in_shop
+from tests.scenarios.services import Serve, served
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -22,3 +27,27 @@ def run(request, tmp_path) -> InShop:
 def run_on_postgres(quick_postgres_server) -> InShop:
     """Runs a scenario on PostgreSQL: for what SQLite, with its one writer, does otherwise."""
     return in_shop(partial(postgres_world, quick_postgres_server))
+
+
+@pytest.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.postgres)])
+def serve(request) -> Serve:
+    """Runs a scenario with a service of its own, in memory and on PostgreSQL."""
+    if request.param == "memory":
+        return served(real_time_world)
+    return request.getfixturevalue("serve_on_postgres")
+
+
+@pytest.fixture
+def serve_on_postgres(quick_postgres_server) -> Serve:
+    """Runs a scenario with a service of its own on PostgreSQL."""
+    return served(partial(postgres_world, quick_postgres_server))
+
+
+@asynccontextmanager
+async def real_time_world() -> AsyncIterator[DatabaseWorld]:
+    """A database in memory on the machine's clock: the runner waits by it, too."""
+
+    async def age(seconds: float) -> None:
+        raise NotImplementedError("time passes by itself")
+
+    yield DatabaseWorld(MemoryDatabase(), age, waits_for_locks=False)
