@@ -1,0 +1,72 @@
+"""The pg_cron recipe of the docs deletes what `semel retention` would, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sqlalchemy import insert, text
+
+from semel.messaging.claims import ClaimState, Failure
+from semel.messaging.inbox import InboxMessage
+from semel.messaging.retention import DAY_SECONDS
+from semel.sqlalchemy.tables import replay_run
+from semel.testing.contracts.messaging_world import DatabaseContract, in_world
+from tests.messaging.act_world import BILLING
+from tests.messaging.places import InPostgres
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "retention-and-erasure.md"
+JOBS = re.findall(r"\$\$(.*?)\$\$", PAGE.read_text(), re.S)
+STATES = list(ClaimState)
+
+
+class TestTheRecipe(InPostgres, DatabaseContract):
+    @in_world
+    async def test_it_deletes_what_is_over_and_old(self, world):
+        await fill(world, "old")
+        await world.age(28 * DAY_SECONDS + 60)
+        await fill(world, "new")
+
+        await run_jobs(world)
+
+        left = [f"old {s}" for s in STATES if s not in ("COMPLETED", "FAILED_TERMINAL")]
+        assert await claims(world) == {*left, *(f"new {state}" for state in STATES)}
+        async with world.database.begin() as unit:
+            found = [await unit.inbox.get(BILLING, name) for name in ("old", "old-2", "new")]
+        assert [message is not None for message in found] == [False, True, True]
+
+    @in_world
+    async def test_it_deletes_nothing_while_a_replay_runs(self, world):
+        await fill(world, "old")
+        await world.age(99 * DAY_SECONDS)
+        async with world.database.begin() as unit:
+            run = {"name": "r", "consumer": BILLING, "state": "running", "selection": "{}"}
+            await unit.session.execute(insert(replay_run).values(run))
+
+        await run_jobs(world)
+
+        assert len(await claims(world)) == len(STATES)
+
+
+async def fill(world, prefix):
+    async with world.database.begin() as unit:
+        for state in STATES:
+            name = f"{prefix} {state}"
+            await unit.claims.mark_failed(BILLING, name, Failure(state, 1, "X"))
+        for name in (prefix, f"{prefix}-2"):
+            await unit.inbox.store(InboxMessage(BILLING, name, "Paid", b""))
+        await unit.inbox.done(BILLING, prefix)
+
+
+async def run_jobs(world):
+    assert len(JOBS) == 2
+    async with world.database.begin() as unit:
+        for job in JOBS:
+            # SQLAlchemy takes a colon for a parameter; a cast has two of them.
+            await unit.session.execute(text(job.replace("::", r"\:\:")))
+
+
+async def claims(world):
+    names = [f"{prefix} {state}" for prefix in ("old", "new") for state in STATES]
+    async with world.database.begin() as unit:
+        return {name for name in names if await unit.claims.look_up(BILLING, name)}
