@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from collections.abc import Callable
+from threading import Event
 from typing import Any
 
 import pytest
 
-from semel.errors import LeaseHeld, LedgerUnavailable
+from semel.errors import LeaseHeld, LedgerUnavailable, NeedsOperator
 from semel.events import CycleEnded, Events, QueryRestarted
 from semel.pipeline.twophase import Backoff
 from semel.spark.supervise import NEXT, Exit, supervise
@@ -125,6 +128,63 @@ def test_ctrl_c_inside_a_batch_is_an_interruption_and_no_failure(pipeline):
     code, queries = run(pipeline, failing(pipeline, KeyboardInterrupt()))
 
     assert (code, len(queries)) == (Exit.INTERRUPTED, 1)
+
+
+def test_sigterm_stops_the_query_and_releases_the_scope(pipeline):
+    ended = Event()
+
+    def terminated() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert ended.wait(10)
+
+    query = Query(terminated)
+    query.stop = ended.set
+
+    code = supervise(pipeline, lambda: query)
+
+    assert code is Exit.TERMINATED
+    assert pipeline.stopped == 1
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_sigterm_before_the_query_runs_starts_none(pipeline):
+    pipeline.recover = lambda: os.kill(os.getpid(), signal.SIGTERM)
+
+    code, queries = run(pipeline)
+
+    assert (code, queries, pipeline.stopped) == (Exit.TERMINATED, [], 1)
+
+
+def test_sigterm_does_not_hide_what_needs_an_operator(pipeline):
+    def ends() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        failing(pipeline, NeedsOperator("the marks contradict each other"))()
+
+    code, _ = run(pipeline, ends)
+
+    assert code is Exit.OPERATOR
+
+
+def test_a_programs_own_handler_of_sigterm_is_left_in_place(pipeline):
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda *_: came.append("SIGTERM"))
+    try:
+        code, _ = run(pipeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert (code, came) == (Exit.DONE, ["SIGTERM"])
+
+
+def test_ctrl_c_counts_as_one_even_if_the_query_cannot_be_stopped(pipeline):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    query = Query(interrupted)
+    query.stop = failing(pipeline, RuntimeError("the gateway is closed"))
+
+    assert supervise(pipeline, lambda: query) is Exit.INTERRUPTED
+    assert pipeline.stopped == 1
 
 
 def test_an_error_that_is_not_semels_ends_it(pipeline):

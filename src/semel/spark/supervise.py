@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import Fenced, LeaseHeld, Retryable, SemelError, reason_of
@@ -42,6 +44,9 @@ class Exit(IntEnum):
     INTERRUPTED = 130
     """Ctrl-C."""
 
+    TERMINATED = 143
+    """SIGTERM."""
+
 
 NEXT: Final = {
     Exit.DONE: "nothing to do",
@@ -51,8 +56,12 @@ NEXT: Final = {
     Exit.STRANDED: "start the job again: recovery finishes what `semel doctor` lists",
     Exit.FAILED: "look at Spark's error above",
     Exit.INTERRUPTED: "start the job again whenever you like",
+    Exit.TERMINATED: "start the job again whenever you like",
 }
 """What an operator does next, by exit code."""
+
+# A query that is stopped in a batch fails, or so it seems.
+_ENDED_BY_STOPPING: Final = (Exit.DONE, Exit.GAVE_UP, Exit.FAILED)
 
 RESTART_BACKOFF: Final = Backoff(tries=10, first_seconds=1.0, factor=2.0, most_seconds=60.0)
 
@@ -66,7 +75,8 @@ def supervise(
 ) -> Exit:
     """Recover, run the query to its end, and start it again after retryable failures.
 
-    The count of restarts begins anew whenever a cycle of this pipeline succeeds.
+    The count of restarts begins anew whenever a cycle of this pipeline succeeds.  SIGTERM ends
+    the query and releases the lease, unless the program has a handler of its own.
     """
     events, scope = pipeline.events, f"{pipeline.app}/{pipeline.query}"
     failures = 0
@@ -80,16 +90,21 @@ def supervise(
 
     unsubscribe = events.subscribe(progressed)
     try:
-        while True:
-            code, reason = _once(pipeline, start_query)
-            if code is not Exit.GAVE_UP:
-                break
-            failures += 1
-            if failures >= backoff.tries:
-                break
-            wait = backoff.wait_seconds(failures)
-            events.emit(QueryRestarted(scope, failures, wait, reason))
-            clock.sleep(wait)
+        with _Sigterm() as sigterm:
+            while True:
+                code, reason = _once(pipeline, start_query, sigterm)
+                if sigterm.has_come and code in _ENDED_BY_STOPPING:
+                    code, reason = Exit.TERMINATED, "terminated"
+                if code is not Exit.GAVE_UP:
+                    break
+                failures += 1
+                if failures >= backoff.tries:
+                    break
+                wait = backoff.wait_seconds(failures)
+                events.emit(QueryRestarted(scope, failures, wait, reason))
+                clock.sleep(wait)
+    except _Terminated:
+        code, reason = Exit.TERMINATED, "terminated"
     except KeyboardInterrupt:
         code, reason = Exit.INTERRUPTED, "interrupted"
     finally:
@@ -102,21 +117,66 @@ def supervise(
     return code
 
 
-def _once(pipeline: ExactlyOnce, start_query: Callable[[], StreamingQuery]) -> tuple[Exit, str]:
+def _once(
+    pipeline: ExactlyOnce, start_query: Callable[[], StreamingQuery], sigterm: _Sigterm
+) -> tuple[Exit, str]:
     pipeline.failure = pipeline.outcome = None
-    query: StreamingQuery | None = None
     try:
         pipeline.recover()
-        query = start_query()
-        query.awaitTermination()
+        sigterm.query = start_query()
+        sigterm.query.awaitTermination()
     except KeyboardInterrupt:
-        if query is not None:
-            query.stop()
+        if sigterm.query is not None:
+            _stop(sigterm.query)
         raise
     except Exception as error:  # noqa: BLE001  Spark's errors have no common class with ours
         why = _known_failure(pipeline) or error
         return exit_for(why, pipeline.outcome), reason_of(why)
+    finally:
+        sigterm.query = None
     return Exit.DONE, ""
+
+
+class _Terminated(BaseException):
+    """SIGTERM came while no query ran."""
+
+
+class _Sigterm:
+    """Ends what runs on SIGTERM; on a second one the process ends, as it does without us.
+
+    A handler of the program's own is left in place.
+    """
+
+    def __init__(self) -> None:
+        self.query: StreamingQuery | None = None
+        self.has_come = False
+        self._is_ours = False
+
+    def __enter__(self) -> Self:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self._is_ours = True
+            signal.signal(signal.SIGTERM, self._end)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _end(self, number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self.has_come = True
+        if self.query is None:
+            raise _Terminated
+        # Here we are in the middle of a call into the JVM, which must go on until it returns.
+        threading.Thread(target=_stop, args=[self.query], name="semel-sigterm").start()
+
+
+def _stop(query: StreamingQuery) -> None:
+    try:
+        query.stop()
+    except Exception as error:  # noqa: BLE001  the JVM may be going down, too
+        log.warning("query not stopped", extra={"reason": reason_of(error)})
 
 
 def _known_failure(pipeline: ExactlyOnce) -> BaseException | None:
