@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from semel.errors import Misuse, Permanent, reason_of
 from semel.message import Coordinates, Message, Record
@@ -131,6 +131,9 @@ class FromKey:
         return "record key"
 
 
+LARGEST_VERSION: Final = 2**63 - 1
+"""What a database's BIGINT holds."""
+
 Place: TypeAlias = FromHeader | FromPayload | FromCoordinates | FromKey
 
 
@@ -211,9 +214,13 @@ class Reading:
         if found is None or isinstance(found, bool):
             raise Undecodable(f"no version in the {self.version_from}")
         try:
-            return int(found)
-        except (TypeError, ValueError) as error:
-            raise Undecodable(f"the version in the {self.version_from} is {found!r}") from error
+            # Half a version is none; int() would cut it.
+            version = None if isinstance(found, float) else int(found)
+        except (TypeError, ValueError):
+            version = None
+        if version is None or abs(version) > LARGEST_VERSION:
+            raise Undecodable(f"the version in the {self.version_from} is {found!r}")
+        return version
 
 
 def _is_id(found: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -11,7 +11,7 @@ from semel.message import Message
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
 from semel.messaging.handling import handle_message
-from semel.messaging.outcome import Ack, Nack, Outcome, settlement
+from semel.messaging.outcome import Ack, Nack, Outcome, Settlement, settlement
 
 Payload = TypeVar("Payload")
 
@@ -49,7 +49,7 @@ class MessageEnvelope(Generic[Payload]):
         Raises:
             Misuse: it was settled before.
         """
-        await self._settle(self.acknowledgement.ack())
+        await self.settle(Ack())
 
     async def nack_with_backoff(self, cause: BaseException) -> None:
         """Settle the delivery by bringing it back, later.
@@ -57,15 +57,34 @@ class MessageEnvelope(Generic[Payload]):
         Raises:
             Misuse: it was settled before.
         """
-        await self._settle(self.acknowledgement.nack(self.backoff_seconds(cause)))
+        await self.settle(Nack(self.backoff_seconds(cause)))
 
-    async def _settle(self, telling: Awaitable[None]) -> None:
-        if self.settled:
-            if hasattr(telling, "close"):
-                telling.close()
-            raise Misuse(f"the delivery of message {self.message_id!r} was settled before")
+    async def settle(self, how: Settlement) -> None:
+        """Tell the broker, once; one that could not be told may be told again.
+
+        Raises:
+            Misuse: it was settled before.
+        """
+        self.refuse_if_settled()
         self.settled = True
-        await telling
+        try:
+            match how:
+                case Ack():
+                    await self.acknowledgement.ack()
+                case Nack(seconds):
+                    await self.acknowledgement.nack(seconds)
+        except BaseException:
+            self.settled = False
+            raise
+
+    def refuse_if_settled(self) -> None:
+        """Do nothing, unless the broker was told already.
+
+        Raises:
+            Misuse: it was settled before.
+        """
+        if self.settled:
+            raise Misuse(f"the delivery of message {self.message_id!r} was settled before")
 
 
 async def consume_envelope(
@@ -74,15 +93,11 @@ async def consume_envelope(
     """Handle an envelope's message, commit, then settle the delivery.
 
     Raises:
-        Misuse: the envelope carries no message.
+        Misuse: the envelope carries no message, or was settled before.
     """
+    envelope.refuse_if_settled()
     if envelope.message is None:
         raise Misuse(f"the envelope of {envelope.message_id!r} carries no message to handle")
     outcome = await handle_message(consumer, database, envelope.message)
-    envelope.settled = True
-    match settlement(outcome):
-        case Ack():
-            await envelope.acknowledgement.ack()
-        case Nack(seconds):
-            await envelope.acknowledgement.nack(seconds)
+    await envelope.settle(settlement(outcome))
     return outcome
