@@ -11,7 +11,7 @@ from sqlalchemy import text
 from semel.codec import FromHeader, FromPayload, Reading
 from semel.memory.broker import MemoryBroker
 from semel.memory.database import MemoryDatabase
-from semel.message import Coordinates, Message
+from semel.message import Coordinates, Message, Partition
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handling import handle_message
@@ -25,6 +25,7 @@ from semel.testing.clock import SimulatedClock
 from semel.testing.contracts.messaging_world import DatabaseWorld
 
 TOPIC = "payments"
+P0 = Partition(TOPIC, 0)
 ALL_AT_ONCE = ReplaySettings(canary=())
 POLICY = RetryPolicy(max_attempts=1, jitter=False)
 DEAD = ConsumerSettings(retry=POLICY)
@@ -161,3 +162,13 @@ def message(message_id: str, key: str | None = None) -> Message:
 def counts(report: ReplayReport) -> dict[str, int]:
     """Return what is not nothing."""
     return {turn.value: number for turn, number in report.counts.items() if number}
+
+
+async def dead(world: DatabaseWorld, number: int) -> Service:
+    """Return a service with dead letters whose cause is gone."""
+    service = await Service(world).open()
+    ids = [f"m{n}" for n in range(number)]
+    service.refuse(*ids)
+    await service.deliver(*ids)
+    service.heal()
+    return service

@@ -9,7 +9,6 @@ import pytest
 
 from semel.crashpoints import CrashPoint
 from semel.errors import Misuse
-from semel.message import Partition
 from semel.messaging.claims import ClaimState
 from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.inboxes import Inbox, InboxWorker
@@ -38,10 +37,17 @@ from semel.testing.contracts.messaging_world import in_world
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.act_world import acts, claim_of, letter_of, letters, queue
 from tests.messaging.places import InMemory, InPostgres, InSqlite
-from tests.messaging.replay_world import ALL_AT_ONCE, DEAD, PARKS, Service, counts, message
+from tests.messaging.replay_world import (
+    ALL_AT_ONCE,
+    DEAD,
+    P0,
+    PARKS,
+    Service,
+    counts,
+    dead,
+    message,
+)
 from tests.messaging.worlds import memory_world
-
-P0 = Partition("payments", 0)
 
 
 class Replays:
@@ -590,13 +596,3 @@ class Lenient:
 
     def decode(self, raw, headers):
         return {}
-
-
-async def dead(world, number: int) -> Service:
-    """Return a service with dead letters whose cause is gone."""
-    service = await Service(world).open()
-    ids = [f"m{n}" for n in range(number)]
-    service.refuse(*ids)
-    await service.deliver(*ids)
-    service.heal()
-    return service

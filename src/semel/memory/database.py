@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
 
 from semel.clock import SYSTEM_CLOCK, Clock
@@ -27,6 +27,8 @@ from semel.memory.sequence import MemoryVersions
 from semel.memory.session import MemorySession
 from semel.memory.tables import MemoryTables
 from semel.memory.waiting import MemoryWaitingRoom
+from semel.memory.watching import watching
+from semel.messaging.changes import RowChange
 from semel.messaging.claims import Locked
 from semel.messaging.failure import CLASSIFICATION, Classification
 
@@ -61,6 +63,10 @@ class MemoryUnit:
         except BaseException:
             self.tables.journal.undo(mark)
             raise
+
+    def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:
+        """Collect what the block changes in the handlers' own tables."""
+        return watching(self.tables)
 
     async def now(self) -> float:
         """Return the database's time."""

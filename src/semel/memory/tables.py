@@ -10,7 +10,8 @@ from semel.clock import Clock
 Key = TypeVar("Key")
 Row = TypeVar("Row")
 
-_MISSING: Any = object()
+MISSING: Any = object()
+"""What a key has for a row where there is none."""
 
 
 class Journal:
@@ -27,7 +28,7 @@ class Journal:
         """Take back everything behind *mark*."""
         while len(self._changes) > mark:
             rows, key, before = self._changes.pop()
-            if before is _MISSING:
+            if before is MISSING:
                 del rows[key]
             else:
                 rows[key] = before
@@ -36,9 +37,13 @@ class Journal:
         """Keep everything: nothing can be taken back any more."""
         self._changes.clear()
 
+    def since(self, mark: int) -> list[tuple[dict[Any, Any], Any, Any]]:
+        """Return the changes behind *mark*, in order: whose rows, which key, what was there."""
+        return self._changes[mark:]
+
     def note(self, rows: dict[Any, Any], key: Any) -> None:
         """Remember what *key* holds, before it changes."""
-        self._changes.append((rows, key, rows.get(key, _MISSING)))
+        self._changes.append((rows, key, rows.get(key, MISSING)))
 
 
 class Table(Generic[Key, Row]):
@@ -102,3 +107,12 @@ class MemoryTables:
         """Count up; numbers that a rolled-back transaction took are not given again."""
         self._numbers[name] = self._numbers.get(name, 0) + 1
         return self._numbers[name]
+
+    def changed_since(self, mark: int) -> list[tuple[str, Any, Any, Any]]:
+        """Return table, key, and the row before and now of whatever changed, each key once."""
+        names = {id(table._rows): name for name, table in self._tables.items()}
+        found: dict[tuple[str, Any], tuple[str, Any, Any, Any]] = {}
+        for rows, key, before in self.journal.since(mark):
+            name = names[id(rows)]
+            found.setdefault((name, key), (name, key, before, rows.get(key, MISSING)))
+        return list(found.values())

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from semel.messaging.approvals import Approvals
 from semel.messaging.audit import AuditTrail
+from semel.messaging.changes import RowChange
 from semel.messaging.claims import ProcessedMessageStore
 from semel.messaging.completeness import OutcomeStore
 from semel.messaging.deadletters import DeadLetters
@@ -101,6 +102,14 @@ class Unit(Protocol):
 
         Leaving the block sends the session's pending writes, so that their errors are the
         block's.
+        """
+        ...
+
+    def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:
+        """Collect what the block changes outside of semel's own tables: for dry runs.
+
+        The list is complete when the block has ended, which sends the session's pending
+        writes.
         """
         ...
 

@@ -6,14 +6,21 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, assert_never
 
-from semel.codec import Unreadable
-from semel.message import Message, Partition, Record
+from semel.codec import Undecodable, Unreadable
+from semel.errors import reason_of
+from semel.message import Coordinates, Message, Partition, Record
 from semel.messaging.broker import Reader
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
+from semel.messaging.deadletters import DeadLetter
+from semel.messaging.inboxes import message_of as stored_message
+from semel.messaging.retrying import message_of
 from semel.messaging.selection import Ids, Letters, Offsets, Selection, Times, Waiting, need_reader
 
 PAGE: Final = 200
+
+UNREADABLE_ID: Final = "unreadable:"
+"""What the made-up ids of records begin with that could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,14 @@ class Item:
 
     arrival: Message | Unreadable | None = None
     """What the broker has; None where the message is in our own tables, if anywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoPayload:
+    """A message that cannot be handled: nobody has it, or it cannot be read."""
+
+    message_id: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +78,30 @@ class Source:
             return Item(message_id, place)
         records = await need_reader(self.reader).read(self.selection.partition, place, place)
         return self._item(records[0]) if records else Item(message_id, place)
+
+    async def message(self, item: Item) -> Message | NoPayload:
+        """Find what would be handled, wherever it is."""
+        name, message_id = self.consumer.name, item.message_id
+        async with self.database.begin() as unit:
+            waiting = await unit.waiting.get(name, message_id)
+            stored = await unit.inbox.get(name, message_id)
+            letter = await unit.dead_letters.get(name, message_id)
+        kept = waiting or stored or letter
+        if kept is not None and kept.erased_at is not None:
+            return NoPayload(message_id, "its payload was erased")
+        found = item.arrival
+        if waiting is not None:
+            found = message_of(self.consumer, waiting)
+        elif stored is not None:
+            try:
+                found = stored_message(self.consumer, stored)
+            except Undecodable as error:
+                return NoPayload(message_id, f"it cannot be read: {reason_of(error)}")
+        elif letter is not None:
+            found = letter_message(self.consumer, letter)
+        if isinstance(found, Unreadable):
+            return NoPayload(message_id, f"it cannot be read: {found.reason}")
+        return found or NoPayload(message_id, "nobody has its payload any more")
 
     async def _letters(self, selection: Letters, after: Any) -> AsyncGenerator[Item, None]:
         while True:
@@ -107,3 +146,21 @@ class Source:
     def _item(self, record: Record) -> Item:
         arrival = self.consumer.reading.read(record)
         return Item(arrival.id, record.at.offset, arrival)
+
+
+def letter_message(consumer: Consumer, letter: DeadLetter) -> Message | Unreadable:
+    """Read a dead letter again, as the broker's record was read.
+
+    Its id stays, but for a record that could not be read before: that one had none.
+    """
+    record = Record(
+        letter.source or Coordinates(letter.topic or "?", 0, 0),
+        letter.payload,
+        None if letter.key is None else letter.key.encode("utf-8", "backslashreplace"),
+        letter.headers,
+        letter.timestamp,
+    )
+    found = consumer.reading.read(record)
+    if isinstance(found, Unreadable) or letter.message_id.startswith(UNREADABLE_ID):
+        return found
+    return replace(found, id=letter.message_id, key=letter.key, source=letter.source)

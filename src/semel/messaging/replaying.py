@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, TypeAlias, assert_never
+from typing import TypeAlias, assert_never
 
 from semel.codec import Unreadable
-from semel.message import Coordinates, Message, Record
+from semel.message import Message
 from semel.messaging import inboxes
 from semel.messaging.acts import (
     REPLACED,
@@ -46,7 +46,7 @@ from semel.messaging.outcome import (
     Told,
 )
 from semel.messaging.parking import release
-from semel.messaging.replay_sources import Item
+from semel.messaging.replay_sources import UNREADABLE_ID, Item, letter_message
 from semel.messaging.retry import RetryMode
 from semel.messaging.retrying import message_of
 from semel.messaging.revival import retry_dead_letter
@@ -55,9 +55,6 @@ from semel.messaging.waiting import WaitingMessage, Waits
 
 Handle: TypeAlias = Callable[[Message, WaitingMessage | None], Awaitable[Outcome]]
 """How a consumer's messages are handled, where that is not in one transaction."""
-
-UNREADABLE_ID: Final = "unreadable:"
-"""What the made-up ids of records begin with that could not be read."""
 
 
 class Turn(StrEnum):
@@ -219,7 +216,7 @@ class Replayer:
             return Replayed(message_id, Turn.REFUSED, why)
         if letter.erased_at is not None:
             return Replayed(message_id, Turn.REFUSED, "its payload was erased")
-        found = self.consumer.reading.read(_record_of(letter))
+        found = letter_message(self.consumer, letter)
         if isinstance(found, Unreadable):
             return Replayed(message_id, Turn.REFUSED, f"it cannot be read: {found.reason}")
         if message_id.startswith(UNREADABLE_ID):
@@ -274,16 +271,6 @@ class Replayer:
     def _act(self, act: str, message_id: str, **details: str) -> Act:
         terms = self.terms
         return Act(terms.actor, act, self.consumer.name, message_id, terms.reason, details)
-
-
-def _record_of(letter: DeadLetter) -> Record:
-    return Record(
-        letter.source or Coordinates(letter.topic or "?", 0, 0),
-        letter.payload,
-        None if letter.key is None else letter.key.encode("utf-8", "backslashreplace"),
-        letter.headers,
-        letter.timestamp,
-    )
 
 
 def _replayed(message_id: str, outcome: Outcome) -> Replayed:

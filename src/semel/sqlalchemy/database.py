@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from sqlalchemy import select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
+from semel.messaging.changes import RowChange
 from semel.messaging.failure import Classification
 from semel.sqlalchemy.approvals import SqlApprovals
 from semel.sqlalchemy.audit import SqlAuditTrail
@@ -33,6 +34,7 @@ from semel.sqlalchemy.sequence import SqlVersions
 from semel.sqlalchemy.session import HandlerSession
 from semel.sqlalchemy.times import now_us, to_seconds
 from semel.sqlalchemy.waiting import SqlWaitingRoom
+from semel.sqlalchemy.watching import watching
 
 
 class SqlUnit:
@@ -58,6 +60,10 @@ class SqlUnit:
         """Take back what the block did if it raises, the session's pending objects included."""
         async with self.session.begin_nested():
             yield
+
+    def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:
+        """Collect what the block changes outside of semel's own tables."""
+        return watching(self.session)
 
     async def now(self) -> float:
         """Return the database's time."""
@@ -114,7 +120,9 @@ class SqlDatabase:
                 yield SqlUnit(session)
                 await session.flush()
             except BaseException:
-                await _rolled_back(transaction.rollback())
+                # A flush that failed has rolled it back already.
+                if transaction.is_active:
+                    await _rolled_back(transaction.rollback())
                 raise
             finally:
                 await session.release()

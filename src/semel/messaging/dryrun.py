@@ -1,0 +1,141 @@
+"""A dry run: the handler runs in a transaction that is always rolled back (B-15).
+
+What it would change and send is shown.  It asks nobody for the message: one
+that was handled, parked or buried can be tried as often as anybody likes.
+Whatever a handler does outside of its database really happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from semel.errors import Misuse
+from semel.message import Message
+from semel.messaging.broker import Reader
+from semel.messaging.changes import RowChange
+from semel.messaging.claims import ClaimState
+from semel.messaging.consumer import Consumer
+from semel.messaging.database import Database, Unit
+from semel.messaging.failing import write_failure
+from semel.messaging.failure import Classified
+from semel.messaging.handling import Try, apply, call, classify
+from semel.messaging.outbox import OutboxEntry, parent_of
+from semel.messaging.outcome import Outcome, Skipped
+from semel.messaging.replay_sources import NoPayload, Source
+from semel.messaging.selection import Selection, settled
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What handling a message would do; nothing of it was kept."""
+
+    message_id: str
+    claim: ClaimState | None
+    """How the message stands; None where its consumer has never seen it."""
+
+    outcome: Outcome
+    """What would become of it, if it were claimed."""
+
+    failure: Classified | None = None
+    changes: Sequence[RowChange] = field(default_factory=tuple)
+    """Of a handler that failed: what it had done before."""
+
+    outgoing: Sequence[OutboxEntry] = field(default_factory=tuple)
+
+
+class _RolledBack(Exception):
+    """Ends a transaction of which nothing is kept."""
+
+
+async def dry_run(consumer: Consumer, database: Database, message: Message) -> DryRun:
+    """Run the handler of *message*, and take everything back.
+
+    Raises:
+        Misuse: the consumer takes batches.
+        Retryable: the database does not answer.
+    """
+    if consumer.takes_batches:
+        raise Misuse(f"consumer {consumer.name} takes batches: it cannot be run for one message")
+    state = Try(message)
+    claim: ClaimState | None = None
+    changes: list[RowChange] = []
+    outgoing: Sequence[OutboxEntry] = ()
+    outcome: Outcome | None = None
+    try:
+        async with _rolled_back(database) as unit:
+            claim = await _stands(unit, consumer, state)
+            async with unit.watching() as changes:
+                outcome = await _handled(consumer, unit, state)
+            outgoing = await unit.outbox.children(parent_of(consumer.name, message.id))
+    except Exception as error:
+        if not state.began:
+            raise
+        failure = classify(consumer, database, error)
+        outcome = await _after(consumer, database, state, failure)
+        return DryRun(message.id, claim, outcome, failure, tuple(changes))
+    return DryRun(message.id, claim, outcome or Skipped(), None, tuple(changes), tuple(outgoing))
+
+
+@asynccontextmanager
+async def _rolled_back(database: Database) -> AsyncIterator[Unit]:
+    """Open a transaction of which nothing is kept."""
+    with suppress(_RolledBack):
+        async with database.begin() as unit:
+            yield unit
+            raise _RolledBack
+
+
+async def _stands(unit: Unit, consumer: Consumer, state: Try) -> ClaimState | None:
+    row = await unit.claims.look_up(consumer.name, state.message.id)
+    if row is None:
+        return None
+    again = row.state is ClaimState.FAILED_RETRYABLE
+    state.message = state.message.tried(row.attempts + 1 if again else 1)
+    return row.state
+
+
+async def _handled(consumer: Consumer, unit: Unit, state: Try) -> Outcome:
+    outcome = await apply(consumer, unit, state)
+    if outcome == Skipped("old version"):
+        return await call(consumer, unit, state)
+    return outcome
+
+
+async def _after(
+    consumer: Consumer, database: Database, state: Try, failure: Classified
+) -> Outcome:
+    """Find out what would be written of the failure."""
+    outcome: Outcome | None = None
+    async with _rolled_back(database) as unit:
+        outcome = await write_failure(unit, consumer, state.message, failure, state.gap)
+    return outcome or Skipped()
+
+
+async def dry_runs(
+    consumer: Consumer,
+    database: Database,
+    selection: Selection,
+    *,
+    limit: int,
+    reader: Reader | None = None,
+) -> list[DryRun | NoPayload]:
+    """Run the handler for the first messages of a selection, and take everything back.
+
+    Allowed where a replay is not.
+    """
+    async with database.begin() as unit:
+        selection = await settled(selection, consumer.name, unit, reader)
+    source = Source(selection, consumer, database, reader)
+    done: list[DryRun | NoPayload] = []
+    async with aclosing(source.items()) as items:
+        async for item in items:
+            message = await source.message(item)
+            if isinstance(message, NoPayload):
+                done.append(message)
+            else:
+                done.append(await dry_run(consumer, database, message))
+            if len(done) >= limit:
+                break
+    return done
