@@ -11,6 +11,7 @@ from semel.cli.commands import (
     adopt,
     audit,
     cycle,
+    db,
     dlq,
     doctor,
     erase,
@@ -60,6 +61,7 @@ app.command()(erase.retention)
 app.add_typer(cycle.app, name="cycle")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(policy.app, name="policy")
+app.add_typer(db.app, name="db")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(parking.app, name="parking")
 app.add_typer(outbox.app, name="outbox")

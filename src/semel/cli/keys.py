@@ -22,6 +22,7 @@ from semel.cli.reports.audit import (
     EraseReport,
     RetentionReport,
 )
+from semel.cli.reports.db import TablesChange, TablesCheck
 from semel.cli.reports.deadletters import LetterList, LetterReport
 from semel.cli.reports.doctor import DoctorReport
 from semel.cli.reports.guarantees import LintReport
@@ -60,6 +61,8 @@ REPORTS: Final[Mapping[str, type]] = {
     "policy lint": PolicyLintReport,
     "policy show": PolicyShowReport,
     "policy schema": SchemaReport,
+    "db create | upgrade": TablesChange,
+    "db check": TablesCheck,
     "dlq list": LetterList,
     "dlq show": LetterReport,
     "dlq retry | park | skip": ActReport,

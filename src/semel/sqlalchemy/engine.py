@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, make_url
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from semel.errors import Misuse
@@ -33,9 +34,14 @@ def open_engine(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) ->
     SQLAlchemy names them.
 
     Raises:
-        Misuse: it is another database.
+        Misuse: it is another database, or no URL at all.
     """
-    parsed = make_url(url)
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise Misuse(
+            f"{masked(url)} is no database's URL; it looks like postgresql://… or sqlite:///path"
+        ) from error
     parsed = parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
     if parsed.get_backend_name() not in SUPPORTED:
         raise Misuse(

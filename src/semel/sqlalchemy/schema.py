@@ -17,9 +17,10 @@ from typing import Final
 
 from sqlalchemy import Connection, MetaData, Table, insert, inspect, select, text, update
 from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from semel.errors import Permanent
+from semel.errors import Permanent, reason_of
 from semel.secrets import masked
 from semel.sqlalchemy.engine import made_ready
 from semel.sqlalchemy.faults import translated
@@ -196,8 +197,13 @@ async def _changed(
 
 @asynccontextmanager
 async def _connected(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
-    async with translated("the tables"):
-        yield made_ready(engine)
+    name = _name(engine.sync_engine)
+    try:
+        async with translated(f"database {name}"):
+            yield made_ready(engine)
+    except DBAPIError as error:
+        # No such database, no right to make tables: nothing that time can mend.
+        raise SchemaUnusable(name, reason_of(error.orig or error)) from error
 
 
 def _version(connection: Connection, schema: Schema) -> int | None:
