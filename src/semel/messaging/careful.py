@@ -8,6 +8,7 @@ small transaction per start.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -220,11 +221,20 @@ async def handle_alone(
         MEASURES.count(Metric.POISON, topic, message.type)
         log.error("poison message parked", extra={"consumer": consumer.name, "id": message.id})
         return parked
-    outcome = await handle(message)
+    try:
+        outcome = await handle(message)
+    except asyncio.CancelledError:
+        # A stop's deadline ended it, and not the other way round.
+        await _acquit(consumer, database, message, tries)
+        raise
+    await _acquit(consumer, database, message, tries)
+    return outcome
+
+
+async def _acquit(consumer: Consumer, database: Database, message: Message, tries: int) -> None:
     if tries:
         async with database.begin() as unit:
             await unit.members.acquit(consumer.name, message.id)
-    return outcome
 
 
 _OVER: Final = TERMINAL | {ClaimState.PARKED}

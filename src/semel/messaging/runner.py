@@ -115,6 +115,7 @@ class Runner:
         self._idle = asyncio.Event()
         self._idle.set()
         subscription.on_revoked(self._revoked)
+        self._stop_by = 0.0
         self._next_renewal = 0.0
         self._next_lag = 0.0
 
@@ -134,11 +135,22 @@ class Runner:
                     # Nothing that waits would be handled any more, and nobody would notice.
                     retrying.result()
                 await self._pass()
+            await self._end(retrying)
             await self._membership.leave()
         finally:
-            self._retries.stop()
-            await retrying
+            await self._end(retrying)
             await self.subscription.close()
+
+    async def _end(self, retrying: asyncio.Task[None]) -> None:
+        """Let the message that is being retried end within the deadline, too."""
+        self._retries.stop()
+        if not retrying.done():
+            left = self._stop_by - self._clock.monotonic()
+            await asyncio.wait({retrying}, timeout=max(left, 0.0))
+        if not retrying.done():
+            log.error("deadline passed: a retry is cancelled, its message comes back")
+            retrying.cancel()
+            await asyncio.wait({retrying})
 
     async def run_until_signal(self) -> None:
         """Run until SIGTERM or SIGINT, then stop as `stop` does."""
@@ -153,7 +165,10 @@ class Runner:
 
     def stop(self) -> None:
         """Finish the batch at hand within the deadline, then return from `run`."""
+        if not self._stopping.is_set():
+            self._stop_by = self._clock.monotonic() + self.settings.stop_seconds
         self._stopping.set()
+        self._retries.stop()
 
     async def run_until_idle(self) -> None:
         """Work until a fetch finds nothing and nothing waits to come back: for tests and jobs."""
