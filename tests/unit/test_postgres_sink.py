@@ -446,6 +446,30 @@ def test_a_key_that_two_tasks_insert_ends_with_the_constraints_own_error(url, da
     assert len(rows_of(database)) == 1
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        "CREATE UNIQUE INDEX ON odd (lower(id))",
+        "CREATE UNIQUE INDEX ON odd (id) WHERE id > ''",
+        "ALTER TABLE odd ADD UNIQUE (id) DEFERRABLE INITIALLY DEFERRED",
+        "ALTER TABLE odd ADD EXCLUDE USING btree (id WITH =)",
+        "CREATE UNIQUE INDEX ON odd_rest (id)",
+    ],
+)
+def test_whatever_makes_a_copy_of_a_task_wait_is_noticed_under_speculation(url, database, index):
+    partitioned = " PARTITION BY LIST (id)" if "odd_rest" in index else ""
+    database.execute(f"CREATE TABLE odd (id text){partitioned}")
+    if partitioned:
+        database.execute("CREATE TABLE odd_rest PARTITION OF odd DEFAULT")
+    database.execute(index)
+    sink = PostgresSink(url, "odd", mode="prepared")
+    sink.expect_speculation()
+
+    sink.check(pa.schema([("id", pa.string())]))
+
+    assert sink.guarantee().readers_see == "whole batches or nothing"
+
+
 @pytest.mark.parametrize("mode", ["auto", "prepared"])
 def test_a_table_with_a_unique_index_is_staged_under_speculation(url, database, caplog, mode):
     caplog.set_level(logging.INFO, "semel")
@@ -664,6 +688,32 @@ def test_text_is_cast_to_types_that_have_no_arrow_kin_in_staging_mode_only(url, 
     outcome = sink.prepare(of, bad)
     assert isinstance(outcome, SinkFatal)
     assert "nowhere" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "too_long", "fits"),
+    [
+        ("varchar(3)[]", "{abcdef}", "{abc}"),
+        ("char(2)[]", "{abcdef}", "{ab}"),
+        ("bit(3)", "10101", "101"),
+        ("varbit(3)", "10101", "10"),
+        ("flags", "10101", "101"),
+    ],
+)
+def test_text_that_a_cast_would_cut_off_is_refused_before_the_decision(
+    url, database, kind, too_long, fits
+):
+    database.execute("CREATE DOMAIN flags AS bit(3)")
+    database.execute(f"CREATE TABLE odd (value {kind})")
+    schema = pa.schema([("value", pa.string())])
+    sink, of = PostgresSink(url, "odd"), txn()
+
+    outcome = sink.prepare(of, stage(sink, of, [{"value": too_long}], schema=schema))
+
+    assert isinstance(outcome, SinkFatal), outcome
+    assert isinstance(sink.abort(of, None), SinkOK)
+    committed(sink, [{"value": fits}], schema=schema)
+    assert rows_of(database, "SELECT value::text FROM odd") == [(fits,)]
 
 
 def test_a_nul_character_is_refused_by_the_name_of_its_column(url, database):

@@ -225,7 +225,7 @@ def _mode(
                 f"table {target.name}: text can be cast to {', '.join(map(quoted, cast))} in "
                 f"staging mode only: use mode='staging'"
             )
-        if wanted.speculates and target.keys:
+        if wanted.speculates and target.is_exclusive:
             log.warning(f"sink {wanted.sink}: staging mode instead of prepared: {collides}")
             return "staging"
         return "prepared"
@@ -235,7 +235,7 @@ def _mode(
         else f"text is cast to {', '.join(map(quoted, cast))}"
         if cast
         else collides
-        if wanted.speculates and target.keys
+        if wanted.speculates and target.is_exclusive
         else f"the server has {slots} slots for prepared transactions, {used} of them in use"
         if slots - used < SLOTS_WANTED
         else ""

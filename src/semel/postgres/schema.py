@@ -37,6 +37,10 @@ class Target:
     keys: tuple[frozenset[str], ...]
     """Columns of each unique index that `ON CONFLICT` may name."""
 
+    is_exclusive: bool
+    """A row may have to wait for another transaction's: some index, of whatever kind, is unique
+    or excludes."""
+
     def column(self, name: str) -> Column | None:
         """Return a column by its exact name."""
         return next((column for column in self.columns if column.name == name), None)
@@ -71,6 +75,10 @@ WITH RECURSIVE resolved AS (
     SELECT r.attnum, t.typbasetype, CASE r.modifier WHEN -1 THEN t.typtypmod ELSE r.modifier END
       FROM resolved r JOIN pg_catalog.pg_type t ON t.oid = r.typ AND t.typtype = 'd')
 SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),
+       -- An explicit cast to bit(3) or varchar(3)[] cuts values off; an assignment refuses them.
+       CASE WHEN CASE t.typcategory WHEN 'A' THEN e.typcategory ELSE t.typcategory END IN ('S', 'V')
+            THEN pg_catalog.format_type(r.typ, -1)
+            ELSE pg_catalog.format_type(a.atttypid, a.atttypmod) END,
        CASE WHEN t.typtype = 'e' OR t.typcategory = 'S' THEN 'text' ELSE t.typname END,
        CASE WHEN t.typcategory <> 'A' THEN ''
             WHEN e.typtype = 'e' OR e.typcategory = 'S' THEN 'text' ELSE e.typname END,
@@ -95,6 +103,13 @@ SELECT array_agg(a.attname::text)
  GROUP BY i.indexrelid
 """
 
+_EXCLUSIVE: Final = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_index i
+                WHERE (i.indisunique OR i.indisexclusion)
+                  AND (i.indrelid = %(table)s OR i.indrelid IN
+                       (SELECT relid FROM pg_catalog.pg_partition_tree(%(table)s))))
+"""
+
 
 def find_target(connection: Connection, name: TableName) -> Target | str:
     """Describe the table *name*, or say why it cannot be written to."""
@@ -109,16 +124,19 @@ def find_target(connection: Connection, name: TableName) -> Target | str:
         connection.execute("SET LOCAL search_path = pg_catalog")
         columns = connection.execute(_COLUMNS, {"table": oid}).fetchall()
         keys = connection.execute(_KEYS, [oid]).fetchall()
+        exclusive = connection.execute(_EXCLUSIVE, {"table": oid}).fetchall()
     return Target(
         TableName(schema, table),
         tuple(_column(*column) for column in columns),
         tuple(frozenset(names) for (names,) in keys),
+        exclusive == [(True,)],
     )
 
 
 def _column(
     name: str,
     type_sql: str,
+    cast_sql: str,
     kind: str,
     element_kind: str,
     element_oid: int,
@@ -140,7 +158,17 @@ def _column(
         length = modifier - 4
     return Column(
         name,
-        PgType(type_sql, kind, element_kind, element_oid, precision, scale, length, is_padded),
+        PgType(
+            type_sql,
+            cast_sql,
+            kind,
+            element_kind,
+            element_oid,
+            precision,
+            scale,
+            length,
+            is_padded,
+        ),
         is_not_null and not has_default and not is_generated,
         is_not_null,
         is_generated,

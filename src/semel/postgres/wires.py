@@ -25,6 +25,9 @@ class PgType:
     sql: str
     """How the type is written: ``numeric(18,2)``."""
 
+    cast_sql: str
+    """What text is cast to before the column takes it: nothing may be cut off on the way."""
+
     kind: str
     """The base type's own name: ``int4``; ``text`` stands for all that is sent as text."""
 

@@ -48,7 +48,7 @@ class Rows:
     def detail(self) -> dict[str, Any]:
         """Describe the columns for a receipt."""
         columns = [
-            [f.column.name, f.column.type.sql if f.wire.is_cast else ""] for f in self.fitted
+            [f.column.name, f.column.type.cast_sql if f.wire.is_cast else ""] for f in self.fitted
         ]
         numbered = [f.column.name for f in self.fitted if f.column.is_identity_always]
         return {
