@@ -121,8 +121,10 @@ def refuse_unsafe(df: DataFrame, query: RunningQuery, fails_on_data_loss: bool |
 
 
 def _source_options(execution: Any) -> list[dict[str, str]]:
-    leaves = execution.analyzedPlan().collectLeaves()
-    return [_options_of(leaves.apply(index)) for index in range(leaves.size())]
+    """Leave out what a stream is joined with: only streams have a place among the sources."""
+    found = execution.analyzedPlan().collectLeaves()
+    leaves = [found.apply(index) for index in range(found.size())]
+    return [_options_of(leaf) for leaf in leaves if leaf.isStreaming()]
 
 
 def _options_of(leaf: Any) -> dict[str, str]:

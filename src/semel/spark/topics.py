@@ -14,6 +14,7 @@ from semel.errors import Retryable, reason_of
 from semel.pipeline.source import BatchRange, SourceKind, SourceRange
 
 ASK_MILLISECONDS = 10_000
+SERVERS = "kafka.bootstrap.servers"
 
 
 class TopicIdsUnknown(Retryable):
@@ -33,43 +34,59 @@ class TopicIds:
 
     def __init__(self, spark: Any, source_options: Sequence[Mapping[str, str]]) -> None:
         self._spark = spark
-        self._options = {
-            options["kafka.bootstrap.servers"]: options
-            for options in source_options
-            if "kafka.bootstrap.servers" in options
-        }
-        self._servers = sorted(self._options)
+        by_place = [{name.lower(): options[name] for name in options} for options in source_options]
+        self._servers = [options.get(SERVERS, "") for options in by_place]
+        self._options = {options[SERVERS]: options for options in by_place if SERVERS in options}
         self._admins: dict[str, Any] = {}
 
     def added_to(self, batch: BatchRange) -> BatchRange:
-        """Return *batch* with the ids of its topics, where the cluster tells them."""
+        """Return *batch* with the ids of its topics, where the cluster tells them.
+
+        Raises:
+            TopicIdsUnknown: without its id, a topic made again would be read on silently.
+        """
         return BatchRange(tuple(self._added(source) for source in batch.sources))
 
     def _added(self, source: SourceRange) -> SourceRange:
-        if source.kind is not SourceKind.OFFSETS or self._spark is None or not self._servers:
+        if source.kind is not SourceKind.OFFSETS or self._spark is None or not self._options:
             return source
         topics = sorted({partition.rpartition("/")[0] for partition in source.spans})
         ids: dict[str, str] = {}
-        reason = ""
-        for server in self._servers:  # which cluster has which topic, only asking tells
-            for topic in topics:
-                if topic not in ids:
-                    try:
-                        ids[topic] = self._ask(server, topic)
-                    except Exception as error:  # noqa: BLE001  Py4J raises what the JVM did
-                        reason = reason_of(error)
-        if len(ids) < len(topics):
-            # Without its id, a topic made again would be read on silently.
-            raise TopicIdsUnknown(", ".join(self._servers), reason)
+        servers = self._clusters_of(int(source.source))
+        for server in servers:
+            wanted = [topic for topic in topics if topic not in ids]
+            try:
+                ids |= self._ask(server, wanted) if wanted else {}
+            except Exception as error:  # Py4J raises what the JVM did
+                raise TopicIdsUnknown(server, reason_of(error)) from error
+        if unknown := [topic for topic in topics if topic not in ids]:
+            raise TopicIdsUnknown(", ".join(servers), f"there is no topic {unknown[0]}")
         return replace(source, topic_ids=ids)
 
-    def _ask(self, server: str, topic: str) -> str:
+    def _clusters_of(self, place: int) -> list[str]:
+        """List the source's own cluster first: another may have a topic of the same name."""
+        own = self._servers[place] if place < len(self._servers) else ""
+        others = [server for server in sorted(self._options) if server != own]
+        return [own, *others] if own else others
+
+    def _ask(self, server: str, topics: Sequence[str]) -> dict[str, str]:
+        """Return the ids of those of *topics* that the cluster has."""
         jvm = self._spark._jvm
         names = jvm.java.util.ArrayList()
-        names.add(topic)
-        future = self._admin(server).describeTopics(names).topicNameValues().get(topic)
+        for topic in topics:
+            names.add(topic)
+        answers = self._admin(server).describeTopics(names).topicNameValues()
         unit = jvm.java.util.concurrent.TimeUnit.MILLISECONDS
-        return str(future.get(ASK_MILLISECONDS, unit).topicId().toString())
+        ids = {}
+        for topic in topics:
+            try:
+                described = answers.get(topic).get(ASK_MILLISECONDS, unit)
+            except Exception as error:
+                if not _is_no_such_topic(error):
+                    raise
+            else:
+                ids[topic] = str(described.topicId().toString())
+        return ids
 
     def _admin(self, server: str) -> Any:
         if server not in self._admins:
@@ -87,3 +104,13 @@ class TopicIds:
             arguments[0] = properties
             self._admins[server] = admin.getMethod("create", types).invoke(None, arguments)
         return self._admins[server]
+
+
+def _is_no_such_topic(error: BaseException) -> bool:
+    """Tell Kafka's own "no such topic" from no answer at all."""
+    cause = getattr(error, "java_exception", None)
+    while cause is not None:
+        if cause.getClass().getSimpleName() == "UnknownTopicOrPartitionException":
+            return True
+        cause = cause.getCause()
+    return False
