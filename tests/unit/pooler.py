@@ -20,6 +20,7 @@ class Pooler:
         self.target_port = target_port
         self.mode = mode
         self._idle: list[socket.socket] = []
+        self._is_closed = False
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -30,8 +31,10 @@ class Pooler:
 
     def __exit__(self, *_: object) -> None:
         self._listener.close()
-        for server in self._idle:
-            server.close()
+        with self._lock:
+            self._is_closed = True
+            for server in self._idle:
+                server.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -84,7 +87,10 @@ class Pooler:
 
     def _give_back(self, server: socket.socket) -> None:
         with self._lock:
-            self._idle.append(server)
+            if self._is_closed:
+                server.close()
+            else:
+                self._idle.append(server)
 
 
 def _relay(server: socket.socket, client: socket.socket) -> bool:
