@@ -20,7 +20,7 @@ from semel.pipeline.recovery import RecoveryReport
 from semel.pipeline.sink import MindsSpeculation, TwoPhaseSink
 from semel.pipeline.txn import CycleId, Scope, checked_name
 from semel.spark.checkpoint import Checkpoint, open_checkpoint
-from semel.spark.query import is_connect, refuse_unsafe, running_query
+from semel.spark.query import has_speculation, is_connect, refuse_unsafe, running_query
 from semel.spark.staging import arrow_schemas, select_rows, stage
 from semel.spark.topics import TopicIds
 
@@ -240,7 +240,7 @@ class ExactlyOnce:
         spark = None if is_connect(df) else df.sparkSession
         checkpoint = open_checkpoint(query.checkpoint, spark)
         schemas = arrow_schemas(select_rows(df, self.sinks), self.sinks)
-        speculates = df.sparkSession.conf.get("spark.speculation", "false") == "true"
+        speculates = has_speculation(df)
         for sink in self.sinks:
             if speculates and isinstance(sink, MindsSpeculation):
                 sink.expect_speculation()

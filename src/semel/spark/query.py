@@ -82,6 +82,11 @@ def running_query(df: DataFrame, checkpoint: str | None) -> RunningQuery:
     )
 
 
+def has_speculation(df: DataFrame) -> bool:
+    """Tell whether a task may run twice at the same time; Spark takes `True` for true."""
+    return str(df.sparkSession.conf.get("spark.speculation", "false")).strip().lower() == "true"
+
+
 def refuse_unsafe(df: DataFrame, query: RunningQuery, fails_on_data_loss: bool | None) -> None:
     """Refuse settings under which the guarantee cannot hold.
 
