@@ -188,6 +188,10 @@ class MemoryProcessedMessageStore:
         """Read a claim."""
         return self._get(consumer, message_id)
 
+    async def consumers_of(self, message_id: str) -> Sequence[str]:
+        """Name the consumers that have a claim on a message, in order."""
+        return sorted(row.consumer for row in self._claims.rows() if row.message_id == message_id)
+
     async def delete_expired(self, consumer: str, older_than_seconds: float, limit: int) -> int:
         """Delete at most *limit* terminal claims that were last changed so long ago."""
         long_ago = self._now - older_than_seconds

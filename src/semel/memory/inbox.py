@@ -77,6 +77,10 @@ class MemoryInboxStore:
         """Return one message."""
         return self._messages.get((consumer, message_id))
 
+    async def consumers_of(self, message_id: str) -> Sequence[str]:
+        """Name the consumers for which a message is stored, in order."""
+        return sorted(m.consumer for m in self._messages.rows() if m.message_id == message_id)
+
     async def pending(self, consumer: str) -> int:
         """Count what is not processed yet and will be tried."""
         waits = (m for m in self._of(consumer) if m.processed_at is None and m.due_at is not None)

@@ -360,6 +360,10 @@ class ProcessedMessageStore(Protocol):
         """Read a claim without locking it."""
         ...
 
+    async def consumers_of(self, message_id: str) -> Sequence[str]:
+        """Name the consumers that have a claim on a message, in order."""
+        ...
+
     async def delete_expired(self, consumer: str, older_than_seconds: float, limit: int) -> int:
         """Delete at most *limit* terminal claims that were last changed so long ago."""
         ...

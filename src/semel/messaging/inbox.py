@@ -102,6 +102,10 @@ class InboxStore(Protocol):
         """Return one message."""
         ...
 
+    async def consumers_of(self, message_id: str) -> Sequence[str]:
+        """Name the consumers for which a message is stored, in order."""
+        ...
+
     async def pending(self, consumer: str) -> int:
         """Count what is not processed yet and will be tried."""
         ...

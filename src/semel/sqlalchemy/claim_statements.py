@@ -229,3 +229,6 @@ WHY_MANY: Final[Select[Any]] = select(processed_message, now_us().label("now")).
 WHY_MANY_SQLITE: Final[Select[Any]] = select(processed_message, now_us().label("now")).where(
     _C.consumer_name == _BY, _C.message_id.in_(bindparam("ids", expanding=True))
 )
+
+CONSUMERS: Final = select(_C.consumer_name).order_by(_C.consumer_name)
+"""Who has a claim, of any message: for explanations."""

@@ -234,6 +234,11 @@ class SqlAlchemyProcessedMessageStore:
         row = await self._row(sql.WHY, me, me.key())
         return None if row is None else me.row(row)
 
+    async def consumers_of(self, message_id: str) -> Sequence[str]:
+        """Name the consumers that have a claim on a message, in order."""
+        named = sql.CONSUMERS.where(processed_message.c.message_id == stored_id(message_id))
+        return list((await self._execute(named, f"message {message_id!r}", {})).scalars())
+
     async def delete_expired(self, consumer: str, older_than_seconds: float, limit: int) -> int:
         """Delete at most *limit* terminal claims that were last changed so long ago.
 

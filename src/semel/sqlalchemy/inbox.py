@@ -105,6 +105,9 @@ TRY_AGAIN: Final = (
     .where(*_ME, _M.processed_at.is_(None), _M.due_at.is_(None), _M.erased_at.is_(None))
     .values(due_at=now_us(), attempts=0, error="")
 )
+CONSUMERS: Final = (
+    select(_M.consumer).where(_M.message_id == bindparam("of_id")).order_by(_M.consumer)
+)
 PENDING: Final = select(func.count()).where(_OF, _M.processed_at.is_(None), _M.due_at.is_not(None))
 DELETE_PROCESSED: Final = delete(inbox_message).where(
     _M.place.in_(
@@ -165,6 +168,11 @@ class SqlInboxStore:
         """Return one message."""
         row = (await self._run(GET, _me(consumer, message_id))).one_or_none()
         return None if row is None else _message(row)
+
+    async def consumers_of(self, message_id: str) -> Sequence[str]:
+        """Name the consumers for which a message is stored, in order."""
+        asked = {"of_id": stored_id(message_id)}
+        return list((await self._run(CONSUMERS, asked)).scalars())
 
     async def pending(self, consumer: str) -> int:
         """Count what is not processed yet and will be tried."""

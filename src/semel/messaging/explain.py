@@ -1,0 +1,269 @@
+"""One message's story: everything that is known of it, in the order in which it happened (B-21)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from semel.messaging.approvals import Approval, Decision
+from semel.messaging.audit import AuditEntry
+from semel.messaging.claims import ClaimRow, ClaimState, stored_id
+from semel.messaging.database import Database, Unit
+from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
+from semel.messaging.inbox import InboxMessage
+from semel.messaging.outbox import OutboxEntry, parent_of
+from semel.messaging.revisions import Revision
+from semel.messaging.sequence import Gap
+from semel.messaging.waiting import WaitingFilter, WaitingMessage, Waits
+
+MOST: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened to a message."""
+
+    at: float
+    """Seconds since 1970, on the database's clock."""
+
+    what: str
+    """One word for it: ``seen``, ``failed``, ``parked``, ``act``, …"""
+
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What one consumer knows of a message."""
+
+    consumer: str
+    standing: str
+    """How it stands now, in a sentence."""
+
+    state: str
+    """Its claim's state; empty where it has no claim."""
+
+    attempts: int
+    key: str | None
+    source: str
+    """Topic, partition and offset; empty where they are not kept (any more)."""
+
+    payload_hash: str
+    moments: tuple[Moment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What is known of a message."""
+
+    message_id: str
+    stored_as: str
+    """The id as the tables have it: a hash where it is long."""
+
+    other_names: tuple[str, ...]
+    """Ids that people gave to the message, or took from it."""
+
+    stories: tuple[Story, ...]
+    """One for each consumer that knows it."""
+
+    acts: tuple[Moment, ...] = ()
+    """What people did with the message for all consumers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Everything that one consumer has about a message."""
+
+    claim: ClaimRow | None
+    letter: DeadLetter | None
+    waiting: WaitingMessage | None
+    stored: InboxMessage | None
+    revisions: Sequence[Revision]
+    approvals: Sequence[Approval]
+    acts: Sequence[AuditEntry]
+    children: Sequence[OutboxEntry]
+    gaps: Sequence[Gap]
+
+    @property
+    def kept(self) -> WaitingMessage | DeadLetter | InboxMessage | None:
+        return self.waiting or self.letter or self.stored
+
+
+async def explain(database: Database, message_id: str, consumer: str | None = None) -> Explanation:
+    """Collect what is known of a message, for one consumer or for all that know it.
+
+    Nothing is changed, and no payload is shown.
+    """
+    async with database.begin() as unit:
+        names = [consumer] if consumer is not None else await _consumers(unit, message_id)
+        stories = [_story(name, await _known(unit, name, message_id)) for name in names]
+        other_names = await unit.revisions.other_names(message_id)
+        everybodys = await unit.audit.about("", message_id)
+    known = (story for story in stories if story.moments)
+    return Explanation(
+        message_id,
+        stored_id(message_id),
+        tuple(sorted(other_names)),
+        tuple(known),
+        tuple(_acts(everybodys)),
+    )
+
+
+async def _consumers(unit: Unit, message_id: str) -> list[str]:
+    names = set(await unit.claims.consumers_of(message_id))
+    letters = await unit.dead_letters.find(DeadLetterFilter(message_id=message_id), MOST)
+    waiting = await unit.waiting.find(WaitingFilter(message_id=message_id), MOST)
+    names |= {kept.consumer for kept in (*letters, *waiting)}
+    return sorted(names | set(await unit.inbox.consumers_of(message_id)))
+
+
+async def _known(unit: Unit, consumer: str, message_id: str) -> _Known:
+    waiting = await unit.waiting.get(consumer, message_id)
+    letter = await unit.dead_letters.get(consumer, message_id)
+    key = waiting.key if waiting else letter.key if letter else None
+    gaps = await unit.versions.gaps(consumer, MOST) if key is not None else ()
+    return _Known(
+        await unit.claims.look_up(consumer, message_id),
+        letter,
+        waiting,
+        await unit.inbox.get(consumer, message_id),
+        await unit.revisions.of(consumer, message_id),
+        await unit.approvals.about(consumer, message_id),
+        await unit.audit.about(consumer, message_id),
+        await unit.outbox.children(parent_of(consumer, message_id)),
+        [gap for gap in gaps if gap.key == key],
+    )
+
+
+def _story(consumer: str, known: _Known) -> Story:
+    claim, kept = known.claim, known.kept
+    hashes = [one.payload_hash for one in (claim, kept) if one is not None and one.payload_hash]
+    counted = [one.attempts for one in (claim, kept) if one is not None]
+    return Story(
+        consumer,
+        _standing(known),
+        claim.state.value if claim else "",
+        max(counted, default=0),
+        kept.key if kept else None,
+        str(kept.source) if kept and kept.source else "",
+        hashes[0] if hashes else "",
+        tuple(sorted(_moments(known), key=lambda moment: moment.at)),
+    )
+
+
+_WAITS: Final = {
+    Waits.RETRY: "it waits for its next attempt",
+    Waits.PARKED: "it is parked, and waits for a person",
+    Waits.BEHIND: "it waits behind an earlier message of its key",
+}
+
+
+def _standing(known: _Known) -> str:
+    if known.waiting is not None:
+        return _WAITS[known.waiting.waits]
+    if known.letter is not None:
+        return "it is a dead letter"
+    if known.stored is not None and known.claim is None:
+        if known.stored.processed_at is not None:
+            return "it was handled, through the inbox"
+        return "it is in the inbox, and not handled yet"
+    if known.claim is None:
+        return "it has no claim: it was never handled, or its claim was pruned"
+    return _claimed(known.claim)
+
+
+def _claimed(claim: ClaimRow) -> str:
+    match claim.state:
+        case ClaimState.COMPLETED if claim.error_code in ("SKIPPED", "REPLACED"):
+            return f"it counts as handled, without an effect ({claim.error_code})"
+        case ClaimState.COMPLETED:
+            return "it was handled"
+        case ClaimState.IN_PROGRESS:
+            return f"{claim.owner or 'somebody'} is at it, under a lease"
+        case ClaimState.FAILED_RETRYABLE:
+            return "it failed, and the broker delivers it again"
+        case ClaimState.FAILED_TERMINAL:
+            return f"it was given up, and its dead letter is gone ({claim.error_code})"
+        case ClaimState.PARKED:
+            return "its claim says parked, and the waiting room does not have it"
+
+
+def _moments(known: _Known) -> Iterator[Moment]:
+    if known.claim is not None:
+        yield from _of_claim(known.claim)
+    if known.stored is not None:
+        yield from _of_inbox(known.stored)
+    if known.letter is not None:
+        yield from _of_letter(known.letter)
+    if known.waiting is not None:
+        yield from _of_waiting(known.waiting)
+    for revision in known.revisions:
+        yield Moment(revision.at, "revision", _revision(revision))
+    for approval in known.approvals:
+        yield from _of_approval(approval)
+    yield from _acts(known.acts)
+    for entry in known.children:
+        why = f", parked: {entry.parked_reason}" if entry.parked_reason else ", not sent yet"
+        yield Moment(entry.created_at, "child", f"{entry.message_id} to {entry.topic}{why}")
+    for gap in known.gaps:
+        words = f"version {gap.found} came, {gap.expected} was next"
+        yield Moment(gap.since, "gap", words)
+
+
+def _of_claim(claim: ClaimRow) -> Iterator[Moment]:
+    yield Moment(claim.first_seen_at, "seen", "its consumer saw it for the first time")
+    said = f"{claim.state} after {_times(claim.attempts)}"
+    if claim.error_code:
+        said += f", the last failure was {claim.error_code}"
+    yield Moment(claim.updated_at, "claim", said)
+
+
+def _of_inbox(stored: InboxMessage) -> Iterator[Moment]:
+    yield Moment(stored.received_at, "stored", "it was stored in the inbox")
+    if stored.error:
+        given_up = stored.due_at is None and stored.processed_at is None
+        words = f"{stored.error}, after {_times(stored.attempts)}"
+        when = stored.due_at or stored.received_at
+        yield Moment(when, "failed", f"{words}, given up" if given_up else words)
+    if stored.processed_at is not None:
+        yield Moment(stored.processed_at, "handled", "through the inbox")
+
+
+def _of_letter(letter: DeadLetter) -> Iterator[Moment]:
+    yield Moment(letter.first_failed_at, "failed", "it failed for the first time")
+    owner = f", owned by {letter.owner}" if letter.owner else ""
+    words = f"{letter.error_code}: {letter.reason}, after {_times(letter.attempts)}{owner}"
+    yield Moment(letter.last_failed_at, "dead letter", words)
+
+
+def _of_waiting(waiting: WaitingMessage) -> Iterator[Moment]:
+    label = f", classified as {waiting.label}" if waiting.label else ""
+    reason = ": ".join(filter(None, (waiting.error_code, waiting.reason)))
+    yield Moment(waiting.since, "waits", f"{waiting.waits}{label}: {reason}")
+    if waiting.waits is Waits.RETRY:
+        yield Moment(waiting.due_at, "due", "its next attempt")
+
+
+def _revision(revision: Revision) -> str:
+    said = f"number {revision.number}, {revision.payload_hash[:12]}"
+    said += f" by {revision.actor}" if revision.actor else ", the original"
+    said += f", {revision.id_policy}" if revision.id_policy else ""
+    return f"{said} ({revision.reason})" if revision.reason else said
+
+
+def _of_approval(approval: Approval) -> Iterator[Moment]:
+    words = f"{approval.asked_by} asked for {approval.act} ({approval.reason})"
+    yield Moment(approval.asked_at, "asked", words)
+    if approval.decision is not Decision.OPEN and approval.decided_at is not None:
+        yield Moment(approval.decided_at, "decided", f"{approval.decided_by}: {approval.decision}")
+
+
+def _acts(entries: Sequence[AuditEntry]) -> Iterator[Moment]:
+    for entry in entries:
+        reason = f" ({entry.act.reason})" if entry.act.reason else ""
+        yield Moment(entry.at, "act", f"{entry.act.actor}: {entry.act.act}{reason}")
+
+
+def _times(number: int) -> str:
+    return "1 attempt" if number == 1 else f"{number} attempts"

@@ -1,0 +1,231 @@
+"""`explain`: one message's story, for every consumer that knows it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from semel.codec import FromHeader
+from semel.errors import Misuse
+from semel.message import Message
+from semel.messaging.consumer import consumer
+from semel.messaging.deletion import approve_delete, ask_to_delete
+from semel.messaging.erase import erase
+from semel.messaging.explain import explain
+from semel.messaging.gaps import close_gaps, open_gaps, pass_over_gaps
+from semel.messaging.handling import handle_message
+from semel.messaging.inboxes import Inbox, InboxWorker
+from semel.messaging.parking import KeepId, NewId, fix, release
+from semel.messaging.retrying import retry_due
+from semel.messaging.sequence import GapPolicy
+from semel.messaging.settings import ConsumerSettings
+from semel.outboxes import Outbox
+from semel.testing.contracts.messaging_world import in_world
+from tests.messaging.act_world import ANN, acts, claim_of, queue
+from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.replay_world import DEAD, PARKS, Service, message
+
+
+def story(explanation) -> list[str]:
+    (found,) = explanation.stories
+    return [moment.what for moment in found.moments]
+
+
+class Explanations:
+    """What holds on every database."""
+
+    @in_world
+    async def test_a_message_that_nobody_knows_has_no_story(self, world):
+        found = await explain(world.database, "m1")
+
+        assert (found.stories, found.stored_as) == ((), "m1")
+
+    @in_world
+    async def test_a_handled_message_says_so_for_every_consumer(self, world):
+        service = await Service(world).open()
+        await service.deliver("m1")
+        await handle_message(
+            replace(service.consumer, name="shipping"), world.database, message("m1")
+        )
+
+        found = await explain(world.database, "m1")
+        one = await explain(world.database, "m1", "shipping")
+
+        assert [(s.consumer, s.standing, s.state) for s in found.stories] == [
+            ("billing", "it was handled", "COMPLETED"),
+            ("shipping", "it was handled", "COMPLETED"),
+        ]
+        assert [s.consumer for s in one.stories] == ["shipping"]
+
+    @in_world
+    async def test_a_dead_letter_has_its_coordinates_its_failure_and_its_owner(self, world):
+        service = await Service(world, replace(DEAD, dead_letter_owner="team-pay")).open()
+        service.refuse("m1")
+        await service.deliver("m1", key="customer-7")
+
+        found = await explain(world.database, "m1")
+
+        (only,) = found.stories
+        assert (only.standing, only.source, only.key) == (
+            "it is a dead letter",
+            "payments/0/1",
+            "customer-7",
+        )
+        words = only.moments[-1].words
+        assert "REJECTED: no such account, after 1 attempt, owned by team-pay" in [
+            moment.words for moment in only.moments
+        ], words
+
+    @in_world
+    async def test_a_parked_message_tells_what_people_did(self, world):
+        service = await Service(world, PARKS).open()
+        service.refuse("m1")
+        await service.deliver("m1", "m2", key="customer-7")
+        await fix(world.database, "billing", "m1", b'{"id": "m1", "n": 2}', ids=KeepId(), **ANN)
+        await ask_to_delete(world.database, "billing", "m2", **ANN)
+
+        first = await explain(world.database, "m1")
+        second = await explain(world.database, "m2")
+
+        assert first.stories[0].standing == "it is parked, and waits for a person"
+        assert {"seen", "claim", "waits", "revision", "act"} <= set(story(first))
+        assert second.stories[0].standing == "it waits behind an earlier message of its key"
+        assert "asked" in story(second)
+        times = [moment.at for moment in first.stories[0].moments]
+        assert times == sorted(times)
+
+    @in_world
+    async def test_a_message_with_a_new_id_is_found_under_both(self, world):
+        service = await Service(world, PARKS).open()
+        service.refuse("m1")
+        await service.deliver("m1", key="k")
+        await fix(world.database, "billing", "m1", b'{"id": "m1b"}', ids=NewId("m1b"), **ANN)
+
+        old = await explain(world.database, "m1")
+        new = await explain(world.database, "m1b")
+
+        assert old.other_names == ("m1b",)
+        assert new.other_names == ("m1",)
+        assert old.stories[0].standing == "it counts as handled, without an effect (REPLACED)"
+
+    @in_world
+    async def test_a_deleted_message_and_an_erased_one_say_so(self, world):
+        service = await Service(world, PARKS).open()
+        service.refuse("m1", "m2")
+        await service.deliver("m1", key="k1")
+        await service.deliver("m2", key="k2")
+        request = await ask_to_delete(world.database, "billing", "m1", **ANN)
+        await approve_delete(world.database, request.number, actor="bob")
+        await erase(world.database, message_id="m2", **ANN)
+
+        deleted = await explain(world.database, "m1")
+        erased = await explain(world.database, "m2")
+
+        assert deleted.stories[0].standing.endswith("its dead letter is gone (DELETED)")
+        assert "decided" in story(deleted)
+        assert [moment.words for moment in erased.acts] == ["ann: erase (the address was wrong)"]
+
+    @in_world
+    async def test_children_in_the_outbox_belong_to_the_story(self, world):
+        outbox = Outbox()
+
+        @consumer("billing", id_from=FromHeader("message-id"))
+        async def handle(message: Message, session: Any) -> None:
+            await outbox.add(session, "invoices", {})
+
+        await handle_message(handle, world.database, message("m1"))
+
+        found = await explain(world.database, "m1")
+
+        (child,) = [m for m in found.stories[0].moments if m.what == "child"]
+        assert child.words.endswith("to invoices, not sent yet")
+
+    @in_world
+    async def test_a_message_of_the_inbox_is_known_without_a_claim(self, world):
+        service = await Service(world).open()
+        await Inbox(service.consumer, world.database).store(message("m1"))
+        before = await explain(world.database, "m1")
+        await InboxWorker(service.consumer, world.database).work_once()
+        after = await explain(world.database, "m1")
+
+        assert before.stories[0].standing == "it is in the inbox, and not handled yet"
+        assert after.stories[0].standing == "it was handled, through the inbox"
+        assert story(after) == ["stored", "handled"]
+
+    @in_world
+    async def test_long_ids_are_found_by_their_text(self, world):
+        service = await Service(world).open()
+        await service.deliver("x" * 900)
+
+        found = await explain(world.database, "x" * 900)
+
+        assert found.stored_as.startswith("sha256:")
+        assert found.stories[0].standing == "it was handled"
+
+
+class Gaps:
+    """Gaps are listed, closed and passed over, and the trail says by whom."""
+
+    @in_world
+    async def test_a_gap_is_closed_with_a_reason(self, world):
+        await gapped(world, GapPolicy.ALERT)
+
+        with pytest.raises(Misuse, match="reason"):
+            await close_gaps(world.database, "billing", "k", actor="ann", reason=" ")
+        (gap,) = await close_gaps(world.database, "billing", "k", **ANN)
+
+        assert (gap.expected, gap.found) == (2, 4)
+        assert await open_gaps(world.database, "billing", 10) == []
+        assert ("ann", "gap.close", "") in await acts(world)
+        with pytest.raises(Misuse, match="no open gap"):
+            await close_gaps(world.database, "billing", "k", **ANN)
+
+    @in_world
+    async def test_what_was_parked_behind_a_gap_is_applied_once_it_is_passed_over(self, world):
+        service = await gapped(world, GapPolicy.PARK_KEY)
+        assert await queue(world) == [("m4", "parked")]
+
+        await pass_over_gaps(world.database, "billing", "k", **ANN)
+        await release(world.database, "billing", "m4", actor="ann")
+        await retry_due(service.consumer, world.database)
+
+        claim = await claim_of(world, "m4")
+        assert claim is not None
+        assert claim.state == "COMPLETED"
+        assert await service.paid() == ["m1", "m4"]
+        assert ("ann", "gap.pass", "") in await acts(world)
+
+    @in_world
+    async def test_a_gap_is_part_of_the_story_of_the_message_that_found_it(self, world):
+        await gapped(world, GapPolicy.PARK_KEY)
+
+        found = await explain(world.database, "m4")
+
+        assert "version 4 came, 2 was next" in [m.words for m in found.stories[0].moments]
+
+
+async def gapped(world: Any, policy: GapPolicy) -> Service:
+    """Apply version 1 of a key, and let version 4 come."""
+    settings = ConsumerSettings(
+        retry=DEAD.retry, versioned=True, gaps=policy, holds_keys=policy is GapPolicy.PARK_KEY
+    )
+    service = await Service(world, settings).open()
+    for version in (1, 4):
+        raw = f'{{"id": "m{version}", "key": "k", "version": {version}}}'.encode()
+        one = replace(message(f"m{version}", "k"), raw=raw, version=version, digest="")
+        await handle_message(service.consumer, world.database, one)
+    return service
+
+
+class TestExplanationsInMemory(InMemory, Explanations, Gaps):
+    pass
+
+
+class TestExplanationsInSqlite(InSqlite, Explanations, Gaps):
+    pass
+
+
+class TestExplanationsInPostgres(InPostgres, Explanations, Gaps):
+    pass
