@@ -26,8 +26,6 @@ POLICY: dict[str, Any] = {
     "retry": QUICK_RETRY,
     "held_retry_seconds": 0.05,
     "lease_seconds": 0.5,
-    # The kills are not the messages' fault, and a message may be hit many times.
-    "poison_attempts": 1000,
 }
 
 FINAL = {"poison": ClaimState.FAILED_TERMINAL, "kill": ClaimState.PARKED}

@@ -31,7 +31,7 @@ from semel.sqlalchemy.tables import metadata
 from semel.testing.filebroker import FileBroker
 from semel.testing.kill import DEADLINE_SECONDS, DeadlineMissed, Ended, Running, Zygote
 from semel.testing.trial_audit import Found, TrialAudit, find, judged
-from semel.testing.worker import Worker, consumer_of, open_database
+from semel.testing.worker import Worker, consumer_of, found, open_database
 
 KILLS: Final = (
     "claim:after",
@@ -45,7 +45,8 @@ KILLS: Final = (
 )
 """Windows that every consumer passes."""
 
-OTHER_TOPICS: Final = 1
+NEVER: Final = 1_000_000
+"""More often than any test kills."""
 
 
 class Trial:
@@ -63,7 +64,8 @@ class Trial:
         topic: str = "messages",
         partitions: int = 1,
         receipts: str = "",
-        tables: MetaData | None = None,
+        tables: MetaData | str | None = None,
+        policy: Mapping[str, Any] | None = None,
         **worker: Any,
     ) -> None:
         """Make the topic and the tables.
@@ -71,7 +73,10 @@ class Trial:
         *effects* is a statement that returns the message id of every effect there is.
         *database* is by default a SQLite file in *folder*; *through* is where the workers
         reach it, if not there.  *receipts* is the topic of the handler's outgoing messages;
-        *tables* are the handler's own.  Whatever else a `Worker` has may be given by its name.
+        *tables* are the handler's own, or named as the consumer is.  *policy* replaces settings
+        of the consumer; kills are not the fault of the messages that they hit, so unless it
+        says otherwise no message is parked for them.  Whatever else a `Worker` has may be given
+        by its name.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -80,13 +85,19 @@ class Trial:
         self.database = database or f"sqlite:///{folder / 'database'}"
         self.receipts = receipts
         self.worker = Worker(
-            through or self.database, str(folder / "broker"), consumer, (topic,), **worker
+            through or self.database,
+            str(folder / "broker"),
+            consumer,
+            (topic,),
+            policy={"poison_attempts": NEVER, **(policy or {})},
+            **worker,
         )
-        topics = {topic: partitions, **({receipts: OTHER_TOPICS} if receipts else {})}
+        topics = {topic: partitions, **({receipts: 1} if receipts else {})}
         self.broker = FileBroker(self.worker.broker, topics)
         self._effects = effects
         self._program = zygote.program(self.log)
-        asyncio.run(self._make_tables([metadata, *([tables] if tables is not None else [])]))
+        own = found(tables) if isinstance(tables, str) else tables
+        asyncio.run(self._make_tables([metadata] if own is None else [metadata, own]))
 
     async def _make_tables(self, all_of: list[MetaData]) -> None:
         database = open_database(self.database)
