@@ -62,7 +62,7 @@ async def dry_run(consumer: Consumer, database: Database, message: Message) -> D
     claim: ClaimState | None = None
     changes: list[RowChange] = []
     outgoing: Sequence[OutboxEntry] = ()
-    outcome: Outcome | None = None
+    outcome: Outcome = Skipped()
     try:
         async with _rolled_back(database) as unit:
             claim = await _stands(unit, consumer, state)
@@ -75,7 +75,7 @@ async def dry_run(consumer: Consumer, database: Database, message: Message) -> D
         failure = classify(consumer, database, error)
         outcome = await _after(consumer, database, state, failure)
         return DryRun(message.id, claim, outcome, failure, tuple(changes))
-    return DryRun(message.id, claim, outcome or Skipped(), None, tuple(changes), tuple(outgoing))
+    return DryRun(message.id, claim, outcome, None, tuple(changes), tuple(outgoing))
 
 
 @asynccontextmanager
@@ -110,7 +110,7 @@ async def _after(
     outcome: Outcome | None = None
     async with _rolled_back(database) as unit:
         outcome = await write_failure(unit, consumer, state.message, failure, state.gap)
-    return outcome or Skipped()
+    return Skipped() if outcome is None else outcome
 
 
 async def dry_runs(

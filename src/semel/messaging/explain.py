@@ -114,7 +114,7 @@ async def _consumers(unit: Unit, message_id: str) -> list[str]:
     names = set(await unit.claims.consumers_of(message_id))
     letters = await unit.dead_letters.find(DeadLetterFilter(message_id=message_id), MOST)
     waiting = await unit.waiting.find(WaitingFilter(message_id=message_id), MOST)
-    names |= {kept.consumer for kept in (*letters, *waiting)}
+    names |= {letter.consumer for letter in letters} | {kept.consumer for kept in waiting}
     return sorted(names | set(await unit.inbox.consumers_of(message_id)))
 
 

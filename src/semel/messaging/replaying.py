@@ -280,20 +280,15 @@ def _replayed(message_id: str, outcome: Outcome) -> Replayed:
             return Replayed(message_id, Turn.HANDLED)
         case Skipped(why):
             return Replayed(message_id, Turn.DUPLICATE, "" if why == "duplicate" else why)
-        case RetryLater(failure=None):
-            return Replayed(message_id, Turn.LEFT, "another worker has it, or it is not yet due")
-        case RetryStored(failure=None):
-            return Replayed(message_id, Turn.LEFT, "it waits for its next attempt")
-        case ParkedAway(why, None):
-            return Replayed(message_id, Turn.LEFT, why)
-        case RetryLater(failure=failure) | RetryStored(failure=failure):
-            return Replayed(message_id, Turn.FAILED, f"{failure.code}: {failure.reason}")
-        case ParkedAway(failure=failure) | DeadLettered(failure=failure):
-            code = failure.code if failure else ""
-            return Replayed(message_id, Turn.FAILED, f"{code}: {failure.reason if failure else ''}")
         case Refused(why):
             return Replayed(message_id, Turn.REFUSED, why)
         case Conflicted():
             return Replayed(message_id, Turn.REFUSED, "its id is known with another payload")
+        case RetryLater() | RetryStored() | ParkedAway() | DeadLettered():
+            if outcome.failure is None:
+                why = "it waits for its turn, or another worker has it"
+                return Replayed(message_id, Turn.LEFT, why)
+            words = f"{outcome.failure.code}: {outcome.failure.reason}"
+            return Replayed(message_id, Turn.FAILED, words)
         case _ as never:
             assert_never(never)

@@ -172,8 +172,9 @@ def _read(kind: str, said: dict[str, Any]) -> Selection:
             if "waits" in which:
                 which["waits"] = Waits(which["waits"])
             return Waiting(WaitingFilter(**which))
-        case "offsets" | "times":
-            topic, number = said.pop("partition")
-            return KINDS[kind](Partition(topic, number), **said)
+        case "offsets":
+            return Offsets(Partition(*said.pop("partition")), **said)
+        case "times":
+            return Times(Partition(*said.pop("partition")), **said)
         case _:
             raise KeyError(kind)
