@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -361,6 +362,37 @@ def test_a_long_queue_behind_a_parked_message_keeps_nobody_waiting(memory):
             working.stop()
 
         assert broker.ids == [f"b-{n}" for n in range(5)]
+
+    run(memory, test)
+
+
+def test_a_long_queue_behind_a_message_that_is_due_is_no_reason_to_hurry(memory, monkeypatch):
+    monkeypatch.setattr("semel.messaging.relay.PAUSE_PER_SKIPPED_SECONDS", 0.001)
+
+    class Counted:
+        def __init__(self, database):
+            self._database = database
+            self.classification = database.classification
+            self.transactions = 0
+
+        def begin(self):
+            self.transactions += 1
+            return self._database.begin()
+
+    async def test(world):
+        broker, counted = Broker(), Counted(world.database)
+        broker.refusals = {"a-0": [Retryable("not now")]}
+        await fill(world, *(entry(f"a-{n}", "a") for n in range(300)))
+
+        async def mend(batch):
+            if mended := broker.batches:
+                broker.refusals = {} if len(mended) > 1 else broker.refusals
+
+        broker.before = mend
+        await relay(replace(world, database=counted), broker, batch=100).run_until_empty()
+
+        assert broker.ids == [f"a-{n}" for n in range(300)]
+        assert counted.transactions < 200
 
     run(memory, test)
 

@@ -210,7 +210,10 @@ class Relay:
             if until_empty and due is None and place == 0:
                 return
             place = sweep.end
-            limit = pause if due is None else min(pause, max(0.0, due - self._now()))
+            limit = pause
+            if due is not None:
+                # Only a whole sweep lets a waiting key go.
+                limit = min(pause, max(0.0, max(due, whole_due) - self._now()))
             woken = await _until(self._bell, limit)
             pause = FIRST_PAUSE_SECONDS if woken else min(pause * 2, self._poll_seconds)
 
