@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from semel.messaging.approvals import Approval, Asked, Decision
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
+from semel.testing.contracts.patience import patiently
 
 
 class ApprovalsContract(DatabaseContract):
@@ -72,8 +73,8 @@ class ApprovalsContract(DatabaseContract):
         asked = await ask(world, "m1")
 
         both = await asyncio.gather(
-            decide(world, asked.number, "bob", Decision.REFUSED),
-            decide(world, asked.number, "eve", Decision.APPROVED),
+            patiently(lambda: decide(world, asked.number, "bob", Decision.REFUSED)),
+            patiently(lambda: decide(world, asked.number, "eve", Decision.APPROVED)),
         )
 
         assert sorted(both) == [False, True]

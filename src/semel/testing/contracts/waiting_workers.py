@@ -9,6 +9,7 @@ from typing import Any
 from semel.messaging.claims import Locked
 from semel.messaging.waiting import Waits
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
+from semel.testing.contracts.patience import patiently
 from semel.testing.contracts.waiting_world import (
     CONSUMER,
     behind,
@@ -107,9 +108,8 @@ class WorkerRules(DatabaseContract):
         keys = ["b", "A", "a", "Z", "é", "B"]
 
         async def ask(rotation: int) -> None:
-            async with world.database.begin() as unit:
-                rotated = keys[rotation:] + keys[:rotation]
-                assert await unit.waiting.hold(CONSUMER, rotated) == set()
+            rotated = keys[rotation:] + keys[:rotation]
+            assert await patiently(lambda: held(world, *rotated)) == set()
 
         for _ in range(3):
             await asyncio.gather(*(ask(rotation) for rotation in range(len(keys))))
@@ -167,5 +167,5 @@ async def _is_anybody_here(world: DatabaseWorld) -> bool:
 
 
 async def _let_run(task: asyncio.Task[Any]) -> None:
-    """Give *task* time to get as far as it can."""
-    await asyncio.wait([task], timeout=0.1)
+    """Give *task* time to get as far as it can, but less than the lock timeout."""
+    await asyncio.wait([task], timeout=0.15)
