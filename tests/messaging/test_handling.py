@@ -14,7 +14,7 @@ from semel.message import Coordinates, Message, Record
 from semel.messaging.claims import ClaimState
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
-from semel.messaging.handling import handle_message, handle_unreadable
+from semel.messaging.handling import attempt, handle_message, handle_unreadable
 from semel.messaging.lanes import Order
 from semel.messaging.outcome import (
     Conflicted,
@@ -31,9 +31,10 @@ from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
 from semel.messaging.retrying import retry_due
 from semel.messaging.sequence import GapPolicy
 from semel.messaging.settings import ConsumerSettings, Duplicates
-from semel.messaging.waiting import WaitingFilter
+from semel.messaging.waiting import WaitingFilter, WaitingMessage, Waits
 from semel.testing.clock import SimulatedClock
 
+WAITS = WaitingMessage("billing", "m1", Waits.RETRY, None, None)
 Handle = Callable[[Message, MemorySession], Awaitable[Any]]
 
 
@@ -264,6 +265,27 @@ def test_a_stored_retry_is_acknowledged_and_handled_when_it_is_due():
     assert place.retry() == [("m1", Handled("paid m1"))]
     assert place.ask(lambda unit: unit.waiting.count(WaitingFilter())) == 0
     assert place.payments == ["m1"]
+
+
+def test_a_worker_with_the_old_payload_leaves_a_message_that_was_fixed_alone():
+    settings = ConsumerSettings(retry=RetryPolicy(jitter=False, mode=RetryMode.RETRY_TABLE))
+    place = Place(settings)
+    place.failures = [RetryableMessageError("down")]
+    place.deliver(message())
+    place.clock.advance(1)
+    fixed = message(raw=b'{"n": 7}')
+
+    async def fix(unit: Any) -> None:
+        await unit.waiting.revise("billing", "m1", fixed.raw, fixed.digest, "m1")
+        await unit.claims.expect_payload("billing", "m1", fixed.digest)
+
+    place.ask(fix)
+    old = asyncio.run(attempt(place.consumer, place.database, message(), WAITS))
+    done = place.retry()
+
+    assert isinstance(old, RetryLater)
+    assert done == [("m1", Handled("paid m1"))]
+    assert place.calls[-1].payload == {"n": 7}
 
 
 def held() -> ConsumerSettings:

@@ -167,15 +167,21 @@ async def into_the_room(consumer: Consumer, unit: Unit, message: Message) -> Out
 async def out_of_the_room(consumer: Consumer, unit: Unit, message: Message) -> Outcome | None:
     """Make sure that a waiting message still waits for its turn; None where it does.
 
-    Another worker may have handled or parked it since it was taken.
+    Another worker may have handled or parked it since it was read, and a person may have
+    changed it: then it is read again, with what it says now.
     """
     if holds_key(consumer, message):
         await unit.waiting.hold(consumer.name, [message.key or ""])
-    waiting = await unit.waiting.get(consumer.name, message.id)
+    waiting = await unit.waiting.take(consumer.name, message.id)
     if waiting is None:
-        return Skipped("no longer waiting")
-    if waiting.waits is Waits.PARKED:
-        return Refused("parked")
+        left = await unit.waiting.get(consumer.name, message.id)
+        if left is None:
+            return Skipped("no longer waiting")
+        if left.waits is Waits.PARKED:
+            return Refused("parked")
+        return RetryLater(consumer.settings.held_retry_seconds)
+    if waiting.payload_hash != message.digest:
+        return RetryLater(0.0)
     if waiting.waits is Waits.BEHIND:
         # Its claim says parked, too, and under the key's lock nobody else can have it.
         await unit.claims.reopen(consumer.name, message.id)
