@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import text
@@ -20,6 +20,7 @@ from semel.messaging.outcome import Outcome
 from semel.messaging.replay import Replay, ReplayReport, ReplaySettings
 from semel.messaging.retry import GiveUp, RetryPolicy
 from semel.messaging.selection import Selection
+from semel.messaging.sequence import GapPolicy
 from semel.messaging.settings import ConsumerSettings
 from semel.testing.clock import SimulatedClock
 from semel.testing.contracts.messaging_world import DatabaseWorld
@@ -171,4 +172,17 @@ async def dead(world: DatabaseWorld, number: int) -> Service:
     service.refuse(*ids)
     await service.deliver(*ids)
     service.heal()
+    return service
+
+
+async def gapped(world: DatabaseWorld, policy: GapPolicy) -> Service:
+    """Apply version 1 of a key, and let version 4 come."""
+    settings = ConsumerSettings(
+        retry=DEAD.retry, versioned=True, gaps=policy, holds_keys=policy is GapPolicy.PARK_KEY
+    )
+    service = await Service(world, settings).open()
+    for version in (1, 4):
+        raw = f'{{"id": "m{version}", "key": "k", "version": {version}}}'.encode()
+        one = replace(message(f"m{version}", "k"), raw=raw, version=version, digest="")
+        await handle_message(service.consumer, world.database, one)
     return service

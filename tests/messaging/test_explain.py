@@ -20,12 +20,11 @@ from semel.messaging.inboxes import Inbox, InboxWorker
 from semel.messaging.parking import KeepId, NewId, fix, release
 from semel.messaging.retrying import retry_due
 from semel.messaging.sequence import GapPolicy
-from semel.messaging.settings import ConsumerSettings
 from semel.outboxes import Outbox
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN, acts, claim_of, queue
 from tests.messaging.places import InMemory, InPostgres, InSqlite
-from tests.messaging.replay_world import DEAD, PARKS, Service, message
+from tests.messaging.replay_world import DEAD, PARKS, Service, gapped, message
 
 
 def story(explanation) -> list[str]:
@@ -204,19 +203,6 @@ class Gaps:
         found = await explain(world.database, "m4")
 
         assert "version 4 came, 2 was next" in [m.words for m in found.stories[0].moments]
-
-
-async def gapped(world: Any, policy: GapPolicy) -> Service:
-    """Apply version 1 of a key, and let version 4 come."""
-    settings = ConsumerSettings(
-        retry=DEAD.retry, versioned=True, gaps=policy, holds_keys=policy is GapPolicy.PARK_KEY
-    )
-    service = await Service(world, settings).open()
-    for version in (1, 4):
-        raw = f'{{"id": "m{version}", "key": "k", "version": {version}}}'.encode()
-        one = replace(message(f"m{version}", "k"), raw=raw, version=version, digest="")
-        await handle_message(service.consumer, world.database, one)
-    return service
 
 
 class TestExplanationsInMemory(InMemory, Explanations, Gaps):

@@ -10,11 +10,13 @@ from semel import __version__
 from semel.cli.commands import (
     adopt,
     audit,
+    completeness,
     cycle,
     db,
     dlq,
     doctor,
     erase,
+    explain,
     ledger,
     lint,
     look,
@@ -22,6 +24,7 @@ from semel.cli.commands import (
     parking,
     policy,
     recover,
+    replay,
     verify,
 )
 from semel.cli.exits import MEANS
@@ -56,6 +59,7 @@ app.command()(verify.verify)
 app.command()(look.history)
 app.command()(lint.lint)
 app.command()(adopt.adopt)
+app.command()(explain.explain)
 app.command()(erase.erase)
 app.command()(erase.retention)
 app.add_typer(cycle.app, name="cycle")
@@ -64,7 +68,10 @@ app.add_typer(policy.app, name="policy")
 app.add_typer(db.app, name="db")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(parking.app, name="parking")
+app.add_typer(replay.app, name="replay")
+app.add_typer(explain.gaps_app, name="gaps")
 app.add_typer(outbox.app, name="outbox")
+audit.app.command("completeness")(completeness.completeness)
 app.add_typer(audit.app, name="audit")
 
 

@@ -22,9 +22,11 @@ from semel.cli.reports.audit import (
     EraseReport,
     RetentionReport,
 )
+from semel.cli.reports.completeness import CompletenessReport
 from semel.cli.reports.db import TablesChange, TablesCheck
 from semel.cli.reports.deadletters import LetterList, LetterReport
 from semel.cli.reports.doctor import DoctorReport
+from semel.cli.reports.explanation import ExplainReport, GapList, GapsClosed
 from semel.cli.reports.guarantees import LintReport
 from semel.cli.reports.history import HistoryReport
 from semel.cli.reports.ledger import BackupReport, LedgerCheck, RestoreReport
@@ -41,6 +43,7 @@ from semel.cli.reports.parking import (
 from semel.cli.reports.policy import PolicyLintReport, SchemaReport
 from semel.cli.reports.policy_show import PolicyShowReport
 from semel.cli.reports.recovery import Recovered, RecoveryPlan
+from semel.cli.reports.replays import DryRunReport, ReplayAnswer, ReplayList
 from semel.cli.reports.resolution import ResolveReport
 from semel.cli.reports.status import StatusReport
 from semel.cli.reports.verification import VerifyReport
@@ -81,6 +84,13 @@ REPORTS: Final[Mapping[str, type]] = {
     "audit verify": AuditVerification,
     "erase": EraseReport,
     "retention": RetentionReport,
+    "replay run | status | stop": ReplayAnswer,
+    "replay dry-run": DryRunReport,
+    "replay list": ReplayList,
+    "explain": ExplainReport,
+    "gaps list": GapList,
+    "gaps close": GapsClosed,
+    "audit completeness": CompletenessReport,
 }
 """What each command answers with."""
 

@@ -1,0 +1,150 @@
+"""`semel explain` and `semel gaps list | close`: one message's story, and missing versions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from semel.cli.answer import Answer, table
+from semel.cli.database import (
+    Actor,
+    Books,
+    ConsumerFilter,
+    ConsumerOption,
+    LimitOption,
+    MessageArgument,
+    acting,
+    asking,
+)
+from semel.cli.preamble import begins_with
+from semel.cli.reports.explanation import (
+    ExplainReport,
+    GapList,
+    GapReport,
+    GapsClosed,
+    MomentReport,
+    explain_report,
+    gap_reports,
+)
+from semel.cli.words import at, counted, listed
+from semel.errors import Misuse
+from semel.messaging.explain import explain as explain_message
+from semel.messaging.gaps import close_gaps, open_gaps, pass_over_gaps
+
+gaps_app = typer.Typer(no_args_is_help=True, help="Versions of aggregates that did not come.")
+
+
+@begins_with(asking, "explain")
+def explain(
+    answer: Answer, books: Books, *, message: MessageArgument, consumer: ConsumerFilter = None
+) -> None:
+    """Tell one message's story: where it came from, what was tried, who did what, what it sent.
+
+    For every consumer that knows it; no payload is shown.  Exit code 1: nobody knows it.
+
+    Example: semel explain m-17 --database postgresql://db/shop
+    """
+    found = books.ask(lambda database: explain_message(database, message, consumer))
+    answer.give(explain_report(books.name, found), show_explanation)
+
+
+@gaps_app.command("list")
+@begins_with(asking, "gaps list")
+def list_gaps(
+    answer: Answer, books: Books, *, consumer: ConsumerFilter = None, limit: LimitOption = 50
+) -> None:
+    """List versions that did not come, the oldest gap first.
+
+    Exit code 1: there are some.
+
+    Example: semel gaps list --database postgresql://db/shop
+    """
+    found = books.ask(lambda database: open_gaps(database, consumer, limit))
+    answer.give(GapList(books.name, gap_reports(found)), show_gaps)
+
+
+@gaps_app.command("close")
+@begins_with(acting, "gaps close")
+def close(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    *,
+    consumer: ConsumerOption,
+    key: Annotated[str, typer.Option("--key", metavar="KEY", help="The aggregate's key.")],
+    pass_over: Annotated[
+        bool,
+        typer.Option(
+            "--pass-over", help="The versions never come: the one that came instead is next."
+        ),
+    ] = False,
+) -> None:
+    """Take a key's gaps off the list; needs a reason, which the audit trail keeps.
+
+    Example: semel gaps close --consumer billing --key case-7 --reason "back-filled by hand"
+    """
+    if not actor.reason.strip():
+        raise Misuse("closing a gap needs a reason, which the audit trail keeps: add --reason '…'")
+    will = "Go on without the missing versions" if pass_over else "Close the gaps"
+    actor.confirm(answer, f"{will} of {key!r} for {consumer}?")
+    act = pass_over_gaps if pass_over else close_gaps
+    found = books.ask(
+        lambda database: act(database, consumer, key, actor=actor.name, reason=actor.reason)
+    )
+    report = GapsClosed(books.name, gap_reports(found), pass_over, actor.name, actor.reason)
+    answer.give(report, show_closed)
+
+
+def show_explanation(console: Console, report: ExplainReport) -> None:
+    """Print a story for each consumer."""
+    console.print(f"[bold]{escape(report.message_id)}[/]")
+    if report.stored_as != report.message_id:
+        console.print(f"  stored as {report.stored_as}", markup=False)
+    if report.other_names:
+        console.print(f"  other ids: {listed(report.other_names)}", markup=False)
+    if report.needs_attention:
+        console.print("no consumer knows it")
+    for story in report.stories:
+        console.print(f"[bold]{escape(story.consumer)}[/]: {escape(story.standing)}")
+        where = f"from {story.source}, " if story.source else ""
+        key = f"key {story.key}, " if story.key is not None else ""
+        attempts = counted(story.attempts, "attempt")
+        console.print(f"  {where}{key}{attempts}, payload {story.payload_hash[:12]}", markup=False)
+        _show_moments(console, story.moments)
+    if report.acts:
+        console.print("[bold]for all consumers[/]")
+        _show_moments(console, report.acts)
+
+
+def _show_moments(console: Console, moments: list[MomentReport]) -> None:
+    rows = table("  when", "what", "")
+    for one in moments:
+        rows.add_row(f"  {at(one.at)}", one.what, escape(one.words))
+    console.print(rows)
+
+
+def show_gaps(console: Console, report: GapList) -> None:
+    """Print one line for each gap."""
+    if not report.gaps:
+        console.print("[green]nothing is missing[/]")
+        return
+    _show(console, report.gaps)
+
+
+def show_closed(console: Console, report: GapsClosed) -> None:
+    """Print what was closed."""
+    _show(console, report.gaps)
+    console.print("passed over" if report.passed_over else "closed")
+
+
+def _show(console: Console, gaps: list[GapReport]) -> None:
+    rows = table("consumer", "key", "missing", "came", "since", right=("came",))
+    for gap in gaps:
+        missing = f"{gap.first_missing} to {gap.last_missing}"
+        if gap.first_missing == gap.last_missing:
+            missing = str(gap.first_missing)
+        rows.add_row(escape(gap.consumer), escape(gap.key), missing, str(gap.found), at(gap.since))
+    console.print(rows)

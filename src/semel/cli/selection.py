@@ -1,0 +1,211 @@
+"""The options that say which messages a replay is about, and what handles them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from semel.cli.target import load_object
+from semel.errors import Misuse
+from semel.message import Partition
+from semel.messaging.broker import Reader
+from semel.messaging.consumer import Consumer
+from semel.messaging.deadletters import DeadLetterFilter
+from semel.messaging.selection import Ids, Letters, Offsets, Selection, Times, Waiting
+from semel.messaging.waiting import WaitingFilter, Waits
+from semel.policy import Policy
+
+HandlerOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--consumer",
+        "-c",
+        metavar="MODULE:NAME",
+        help="The consumer whose handler runs; looked for in this folder first.",
+    ),
+]
+ReaderOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--reader",
+        metavar="MODULE:NAME",
+        help="What reads a topic again, or a function that returns it; for --partition.",
+    ),
+]
+IdsOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--message", metavar="ID", help="This message; may be given several times."),
+]
+LettersOption: TypeAlias = Annotated[
+    bool, typer.Option("--dead-letters", help="The dead letters, the oldest first.")
+]
+ParkedOption: TypeAlias = Annotated[
+    bool,
+    typer.Option("--parked", help="The parked messages; with --key, and all behind them."),
+]
+TopicOption: TypeAlias = Annotated[
+    str | None, typer.Option("--topic", metavar="NAME", help="Only dead letters of this topic.")
+]
+LabelOption: TypeAlias = Annotated[
+    str | None, typer.Option("--label", metavar="WORD", help="Only parked messages classified so.")
+]
+PartitionOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--partition",
+        metavar="TOPIC/NUMBER",
+        help="Records of this partition, by --offsets or by --since and --until.",
+    ),
+]
+OffsetsOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--offsets", metavar="FIRST:LAST", help="These offsets, both ends included."),
+]
+SinceOption: TypeAlias = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help="From then on, such as 2026-11-16T08.")
+]
+UntilOption: TypeAlias = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", help="Before then.")
+]
+PolicyOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--policy", metavar="FILE", help="The policy file; what it forbids is refused."),
+]
+
+
+def selection_of(
+    ids: list[str] | None,
+    letters: bool,
+    parked: bool,
+    partition: str | None,
+    *,
+    key: str | None,
+    topic: str | None,
+    error_code: str | None,
+    label: str | None,
+    offsets: str | None,
+    since: str | None,
+    until: str | None,
+) -> Selection | None:
+    """Make a selection of the options; None where they select nothing.
+
+    Raises:
+        Misuse: they select several things, or halves of one.
+    """
+    chosen = [bool(ids), letters, parked, partition is not None]
+    if chosen.count(True) > 1:
+        raise Misuse("choose one of --message, --dead-letters, --parked and --partition")
+    times = [None if text is None else time_of(text) for text in (since, until)]
+    if ids:
+        return Ids(tuple(ids))
+    if letters:
+        return Letters(
+            DeadLetterFilter(
+                key=key, topic=topic, error_code=error_code, since=times[0], until=times[1]
+            )
+        )
+    if parked:
+        waits = None if key is not None else Waits.PARKED
+        return Waiting(
+            WaitingFilter(
+                key=key,
+                waits=waits,
+                label=label,
+                error_code=error_code,
+                since=times[0],
+                until=times[1],
+            )
+        )
+    return None if partition is None else _stretch(partition_of(partition), offsets, *times)
+
+
+def _stretch(
+    partition: Partition, offsets: str | None, since: float | None, until: float | None
+) -> Selection:
+    if offsets is not None:
+        first, _, last = offsets.partition(":")
+        if not (first.isdecimal() and last.isdecimal()):
+            raise Misuse(f"--offsets {offsets}: write it as FIRST:LAST, such as 100:199")
+        return Offsets(partition, int(first), int(last))
+    if since is None or until is None:
+        raise Misuse("--partition needs --offsets FIRST:LAST, or --since and --until")
+    return Times(partition, since, until)
+
+
+def partition_of(text: str) -> Partition:
+    """Read ``topic/number``.
+
+    Raises:
+        Misuse: it is something else.
+    """
+    topic, _, number = text.rpartition("/")
+    if not topic or not number.isdecimal():
+        raise Misuse(f"{text!r} is no partition: write it as topic/number, such as payments/0")
+    return Partition(topic, int(number))
+
+
+def time_of(text: str) -> float:
+    """Read a time of ISO 8601, in UTC where it does not say.
+
+    Raises:
+        Misuse: it is something else.
+    """
+    try:
+        found = dt.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise Misuse(f"{text!r} is no time: write it as 2026-11-16T08:30") from error
+    return (found if found.tzinfo else found.replace(tzinfo=dt.UTC)).timestamp()
+
+
+def load_consumer(spec: str) -> Consumer:
+    """Import a consumer.
+
+    Raises:
+        Misuse: it is not there, or something else.
+    """
+    found = load_object("--consumer", spec)
+    if not isinstance(found, Consumer):
+        raise Misuse(
+            f"--consumer {spec}: found a {type(found).__name__}; it must be a consumer, as "
+            f"`@consumer(…)` makes it"
+        )
+    return found
+
+
+def load_reader(spec: str | None) -> Reader | None:
+    """Import what reads a topic again.
+
+    Raises:
+        Misuse: it is not there, or something else.
+    """
+    if spec is None:
+        return None
+    found: Any = load_object("--reader", spec)
+    if not hasattr(found, "read") and callable(found):
+        found = found()
+    if not hasattr(found, "read") or not hasattr(found, "bounds"):
+        raise Misuse(f"--reader {spec}: found a {type(found).__name__}, which reads no topics")
+    reader: Reader = found
+    return reader
+
+
+def policy_of(
+    file: Path | None, consumer: Consumer, selection: Selection | None
+) -> tuple[str | None, float | None]:
+    """Say why the policy forbids a replay, if it does, and how far back one may reach.
+
+    The strictest holds: of topic and consumer, and of all topics where none is named.
+    """
+    if file is None:
+        return None, None
+    policy = Policy.load(file)
+    topics: list[str | None] = [*policy.topics_of(consumer.name)] or [None]
+    if isinstance(selection, Offsets | Times):
+        topics = [selection.partition.topic]
+    found = [policy.effective(consumer.name, topic) for topic in topics]
+    refusals = [one.replay_refusal for one in found if one.replay_refusal is not None]
+    windows = [one.replay_window.total_seconds() for one in found if one.replay_window is not None]
+    return (refusals[0] if refusals else None), min(windows, default=None)

@@ -1,0 +1,316 @@
+"""`semel replay`, `explain`, `gaps` and `audit completeness`."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.cli.selection import selection_of
+from semel.errors import Misuse
+from semel.memory.broker import MemoryBroker
+from semel.message import Partition
+from semel.messaging.completeness import OutcomeRange
+from semel.messaging.failure import NonRetryableMessageError
+from semel.messaging.selection import Ids, Letters, Offsets, Times, Waiting
+from semel.messaging.sequence import GapPolicy
+from tests.messaging.cli_books import CliBooks
+from tests.messaging.replay_world import PARKS, Service, gapped
+
+MODULE = "shop_of_replays"
+CONSUMER = ("--consumer", f"{MODULE}:billing")
+
+
+class Shop(CliBooks):
+    """A database with a service's messages, and a module with its consumer."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(path)
+        monkeypatch.setenv("SEMEL_DATABASE", self.url)
+        self.broken: set[str] = set()
+        self.broker = MemoryBroker({"payments": 1})
+        self.module = types.ModuleType(MODULE)
+        self.offer(self.service(None))
+        monkeypatch.setitem(sys.modules, MODULE, self.module)
+
+    def service(self, world: Any, *settings: Any) -> Service:
+        service = Service(world, *settings)
+        service.broker = self.broker
+        service.broken = self._break
+        return service
+
+    def offer(self, service: Service) -> None:
+        vars(self.module).update(
+            billing=service.consumer, reader=self.broker.reader, number=7, broker=self.broker
+        )
+
+    def _break(self, message: Any) -> None:
+        if message.id in self.broken:
+            raise NonRetryableMessageError("no such account")
+
+    def deliver(self, *ids: str, key: str | None = None, settings: Any = None) -> None:
+        async def work(world: Any) -> None:
+            service = await self.service(world, *([settings] if settings else [])).open()
+            self.offer(service)
+            await service.deliver(*ids, key=key)
+
+        self.fill(work)
+
+    def bury(self, *ids: str) -> None:
+        self.broken = set(ids)
+        self.deliver(*ids)
+        self.broken = set()
+
+    def paid(self) -> list[str]:
+        return sorted(self.fill(lambda world: self.service(world).paid()))
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    return Shop(tmp_path / "shop.db", monkeypatch)
+
+
+def test_dead_letters_are_replayed(shop):
+    shop.bury("m1", "m2")
+
+    document = shop.act("replay", "run", *CONSUMER, "--dead-letters", "--name", "again")
+
+    assert document["counts"] | {"handled": 2, "failed": 0} == document["counts"]
+    assert (document["state"], document["name"]) == ("finished", "again")
+    assert document["selection"]["kind"] == "letters"
+    assert shop.paid() == ["m1", "m2"]
+
+
+def test_a_replay_asks_before_it_begins_and_behind_its_canary(shop):
+    shop.bury("m1", "m2", "m3")
+    run = ("replay", "run", *CONSUMER, "--dead-letters", "--name", "again", "--actor", "ann")
+
+    text = shop.read(*run, answer="y\ny\ny\n")
+
+    assert "Replay Letters" in text
+    assert text.count("Go on?") == 1
+    assert "1 tried: look at what they did" in text
+    assert "finished" in text
+    assert shop.paid() == ["m1", "m2", "m3"]
+
+
+def test_no_means_no_and_nothing_is_changed(shop):
+    shop.bury("m1")
+
+    shop.read("replay", "run", *CONSUMER, "--dead-letters", answer="n\n", code=130)
+
+    assert shop.paid() == []
+    assert shop.ask("replay", "list")["replays"] == []
+
+
+def test_a_replay_that_is_left_behind_its_canary_goes_on_by_its_name(shop):
+    shop.bury("m1", "m2")
+    run = ("replay", "run", *CONSUMER, "--name", "again", "--actor", "ann")
+    shop.read(*run, "--dead-letters", answer="y\nn\n", code=130)
+
+    assert shop.ask("replay", "status", "again")["state"] == "stopped"
+    assert shop.act("replay", "run", *CONSUMER, "--name", "again")["state"] == "finished"
+    assert shop.paid() == ["m1", "m2"]
+
+
+def test_failures_end_it_with_one_and_the_reason(shop):
+    shop.bury("m1", "m2")
+    shop.broken = {"m1"}
+
+    document = shop.act("replay", "run", *CONSUMER, "--dead-letters", "--name", "again", code=1)
+    text = shop.read("replay", "status", "again", code=1)
+
+    assert (document["state"], document["counts"]["failed"]) == ("failed", 1)
+    assert "no such account" in document["why"]
+    assert "go on with `semel replay run --name again" in text
+    assert "failed" in shop.read("replay", "list")
+
+
+def test_a_topic_is_replayed_through_a_reader(shop):
+    shop.deliver("m1")
+    for name in ("m1", "m2"):
+        shop.broker.put(
+            "payments", f'{{"id": "{name}"}}'.encode(), None, {"message-id": name.encode()}
+        )
+    there = ("--partition", "payments/0", "--offsets", "0:1")
+
+    document = shop.act("replay", "run", *CONSUMER, *there, "--reader", f"{MODULE}:reader")
+
+    assert document["counts"]["handled"] == 1
+    assert document["counts"]["duplicate"] == 1
+    assert shop.paid() == ["m1", "m2"]
+
+
+def test_what_the_policy_forbids_is_refused_and_a_dry_run_is_not(shop, tmp_path):
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("deliverySemantics: {consumers: {billing: {replay: {allowed: false}}}}")
+    shop.bury("m1")
+
+    error = shop.act("replay", "run", *CONSUMER, "--dead-letters", "--policy", policy, code=4)
+    dry = shop.ask("replay", "dry-run", *CONSUMER, "--dead-letters")
+
+    assert "replay is not allowed; a dry run is allowed" in error["error"]
+    assert dry["messages"][0]["outcome"] == "success"
+    assert shop.paid() == []
+
+
+def test_a_dry_run_shows_what_would_be_written(shop):
+    shop.bury("m1", "m2")
+    shop.broken = {"m2"}
+
+    document = shop.ask("replay", "dry-run", *CONSUMER, "--dead-letters", code=1)
+    text = shop.read("replay", "dry-run", *CONSUMER, "--message", "m1", "--message", "m9", code=1)
+
+    first, second = document["messages"]
+    assert (first["claim"], first["outcome"]) == ("FAILED_TERMINAL", "success")
+    assert first["changes"][0]["table"] == "paid"
+    assert first["changes"][0]["after"] == {"id": "m1"}
+    assert (second["outcome"], second["why"]) == ("dlq", "REJECTED: no such account")
+    assert "insert paid: id m1" in text
+    assert "nobody has its payload any more" in text
+    assert "2 messages tried; nothing was kept" in text
+    assert shop.paid() == []
+
+
+def test_a_parked_key_is_replayed_in_order(shop):
+    shop.broken = {"m1"}
+    shop.deliver("m1", "m2", key="customer-7", settings=PARKS)
+    shop.broken = set()
+
+    document = shop.act("replay", "run", *CONSUMER, "--parked", "--key", "customer-7")
+
+    assert document["counts"]["handled"] == 2
+    assert shop.paid() == ["m1", "m2"]
+
+
+def test_a_replay_that_does_not_run_cannot_be_stopped(shop):
+    shop.bury("m1")
+    shop.act("replay", "run", *CONSUMER, "--dead-letters", "--name", "again")
+
+    assert "does not run" in shop.act("replay", "stop", "again", code=2)["error"]
+    assert "there is no replay" in shop.ask("replay", "status", "never", code=2)["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((*CONSUMER,), "say what to replay"),
+        ((*CONSUMER, "--message", "m", "--parked"), "choose one of"),
+        ((*CONSUMER, "--partition", "payments/0"), "needs --offsets"),
+        ((*CONSUMER, "--partition", "payments"), "no partition"),
+        ((*CONSUMER, "--partition", "p/0", "--offsets", "a:b"), "FIRST:LAST"),
+        ((*CONSUMER, "--partition", "p/0", "--offsets", "0:1"), "needs a reader"),
+        ((*CONSUMER, "--dead-letters", "--since", "noon"), "is no time"),
+        ((*CONSUMER, "--dead-letters", "--canary", "one"), "numbers with commas"),
+        ((*CONSUMER, "--message", "m", "--reader", f"{MODULE}:number"), "reads no topics"),
+        (("--consumer", f"{MODULE}:number", "--dead-letters"), "found a int"),
+        (("--consumer", f"{MODULE}:nothing", "--dead-letters"), "has no 'nothing'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(shop, arguments, why):
+    assert why in shop.act("replay", "run", *arguments, code=2)["error"]
+
+
+def test_a_message_is_explained_to_people_and_to_programs(shop):
+    shop.bury("m1")
+    shop.act("replay", "run", *CONSUMER, "--dead-letters")
+
+    document = shop.ask("explain", "m1")
+    text = shop.read("explain", "m1")
+
+    (story,) = document["stories"]
+    assert (story["consumer"], story["standing"]) == ("billing", "it was handled")
+    assert "ann: dlq.retry" in text
+    assert "billing: it was handled" in text
+    assert "no consumer knows it" in shop.read("explain", "m9", code=1)
+
+
+def test_gaps_are_listed_and_closed_with_a_reason(shop):
+    shop.fill(lambda world: gapped(world, GapPolicy.ALERT))
+    close = ("gaps", "close", "--consumer", "billing", "--key", "k")
+
+    listed = shop.ask("gaps", "list", code=1)
+    refused = shop.ask(*close, "--yes", code=2)
+    closed = shop.act(*close)
+
+    assert [(gap["first_missing"], gap["last_missing"]) for gap in listed["gaps"]] == [(2, 3)]
+    assert "needs a reason" in refused["error"]
+    assert (len(closed["gaps"]), closed["passed_over"]) == (1, False)
+    assert "nothing is missing" in shop.read("gaps", "list")
+
+
+def test_a_gap_is_passed_over(shop):
+    shop.fill(lambda world: gapped(world, GapPolicy.PARK_KEY))
+
+    text = shop.read(
+        *("gaps", "close", "--consumer", "billing", "--key", "k", "--pass-over"),
+        *("--reason", "lost for good"),
+        answer="y\n",
+    )
+
+    assert "2 to 3" in text
+    assert "passed over" in text
+
+
+def test_completeness_names_the_missing_offsets(shop):
+    async def record(world: Any) -> None:
+        place = Partition("payments", 0)
+        async with world.database.begin() as unit:
+            await unit.outcomes.record("billing", [OutcomeRange(place, 0, 4, "success")])
+
+    shop.fill(record)
+    ask = ("audit", "completeness", "--consumer", "billing")
+
+    whole = shop.ask(*ask)
+    broken = shop.ask(*ask, "--committed", "payments/0=8", code=1)
+    text = shop.read(*ask, "--committed", "payments/0=8", "--first", "payments/0=0", code=1)
+
+    assert whole["partitions"][0]["complete"]
+    assert broken["partitions"][0]["missing"] == [{"first": 5, "last": 7}]
+    assert "5 to 7" in text
+    assert "1 partition: 1 incomplete" in text
+    assert "all accounted for" in shop.read(*ask)
+    assert "such as payments/0=1200" in shop.ask(*ask, "--committed", "p=x", code=2)["error"]
+
+
+def test_completeness_asks_the_broker_about_holes(shop):
+    for _ in range(2):
+        shop.broker.put("payments", b"{}")
+    shop.broker.skip(Partition("payments", 0))
+
+    found = shop.ask(
+        *("audit", "completeness", "--consumer", "billing", "--first", "payments/0=0"),
+        *("--committed", "payments/0=3", "--reader", f"{MODULE}:reader"),
+        code=1,
+    )
+
+    (place,) = found["partitions"]
+    assert place["missing"] == [{"first": 0, "last": 1}]
+    assert place["holes"] == [{"first": 2, "last": 2}]
+
+
+NOTHING: dict[str, Any] = dict.fromkeys(
+    ("key", "topic", "error_code", "label", "offsets", "since", "until")
+)
+
+
+def test_options_make_selections():
+    times = {"since": "2026-11-16T08:00", "until": "2026-11-16T09:00:00+00:00"}
+
+    found = [
+        selection_of(["a"], False, False, None, **NOTHING),
+        selection_of(None, True, False, None, **NOTHING),
+        selection_of(None, False, True, None, **NOTHING),
+        selection_of(None, False, False, "p/0", **{**NOTHING, "offsets": "1:2"}),
+        selection_of(None, False, False, "p/0", **{**NOTHING, **times}),
+    ]
+
+    assert [type(one) for one in found] == [Ids, Letters, Waiting, Offsets, Times]
+    assert isinstance(found[4], Times)
+    assert found[4].until - found[4].since == 3600
+    assert selection_of(None, False, False, None, **NOTHING) is None
+    with pytest.raises(Misuse):
+        selection_of(["a"], True, False, None, **NOTHING)
