@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.codec import Unreadable
-from semel.errors import Fenced, InDoubt, Misuse, Retryable, SemelError
+from semel.errors import Fenced, InDoubt, Misuse, Retryable
 from semel.lease import Owner
 from semel.measures import MEASURES, Metric
 from semel.message import Coordinates, Message, Partition, Record
@@ -115,6 +115,7 @@ class Runner:
         self._idle = asyncio.Event()
         self._idle.set()
         subscription.on_revoked(self._revoked)
+        self._begins_again = False
         self._stop_by = 0.0
         self._next_renewal = 0.0
         self._next_lag = 0.0
@@ -180,6 +181,8 @@ class Runner:
     async def _pass(self) -> bool:
         """Fetch once and handle what came; False where nothing did."""
         try:
+            if self._begins_again:
+                await self._begin_again()
             due_in = self._settling.resume_due()
             wait = self.settings.wait_seconds
             wait = wait if due_in is None else min(wait, max(due_in, 0.0))
@@ -196,10 +199,10 @@ class Runner:
             log.warning(
                 "partitions lost", extra={"consumer": self.consumer.name, "why": str(error)}
             )
-            await self._begin_again()
+            self._begins_again = True
         except (Retryable, InDoubt) as error:
             log.warning("runner waits", extra={"consumer": self.consumer.name, "why": str(error)})
-            await self._begin_again()
+            self._begins_again = True
             with suppress(TimeoutError):
                 seconds = self.consumer.settings.held_retry_seconds
                 await asyncio.wait_for(self._stopping.wait(), seconds)
@@ -208,11 +211,16 @@ class Runner:
         return True
 
     async def _begin_again(self) -> None:
-        """Go back to what is committed: what was fetched and not settled must come again."""
+        """Go back to what is committed: what was fetched and not settled must come again.
+
+        Nothing is fetched before this has succeeded: behind a record that nobody settled, the
+        next commit would pass it.
+        """
         self._settling.keep_only(frozenset())
         for partition in self.subscription.assignment:
-            with suppress(SemelError):
-                self.subscription.seek(partition, await self.subscription.committed(partition))
+            self.subscription.seek(partition, await self.subscription.committed(partition))
+            self.subscription.resume(partition)
+        self._begins_again = False
 
     async def _from_time_to_time(self) -> None:
         now = self._clock.monotonic()
