@@ -1,0 +1,153 @@
+"""A runner's retry worker: it works as the runner does, and never dies in silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from semel.codec import FromHeader
+from semel.memory.broker import MemoryBroker
+from semel.memory.database import MemoryDatabase
+from semel.message import Message
+from semel.messaging.claims import ClaimRequest, StalePolicy
+from semel.messaging.consumer import Consumer, consumer
+from semel.messaging.failure import RetryableMessageError
+from semel.messaging.leased import Lease
+from semel.messaging.retry import RetryMode, RetryPolicy
+from semel.messaging.runner import Mode, Runner, RunnerSettings
+from semel.messaging.settings import ConsumerSettings
+from semel.messaging.waiting import WaitingFilter
+
+QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0)
+POLICY = RetryPolicy(
+    initial_delay_seconds=0.02,
+    max_delay_seconds=0.05,
+    jitter=False,
+    mode=RetryMode.RETRY_TABLE,
+)
+
+
+async def subscribed(broker: MemoryBroker, *numbers: int) -> Any:
+    for number in numbers:
+        headers = {"message-id": f"m{number}".encode()}
+        broker.put("exports", b"{}", key=b"k", headers=headers)
+    subscription = await broker.subscribe("exports", ["exports"])
+    await broker.settled("exports")
+    return subscription
+
+
+async def until(condition: Any, running: asyncio.Task[None]) -> None:
+    async with asyncio.timeout(10):
+        while not running.done() and not await condition():
+            await asyncio.sleep(0.01)
+
+
+def leased(seen: list[str], **settings: Any) -> Consumer:
+    chosen = ConsumerSettings(retry=POLICY, held_retry_seconds=0.01, **settings)
+
+    @consumer("exports", policy=chosen, id_from=FromHeader("message-id"))
+    async def handle(message: Message, lease: Any) -> None:
+        assert isinstance(lease, Lease)
+        if message.id == "m1" and message.attempt == 1:
+            raise RetryableMessageError("down")
+        async with lease.completing() as session:
+            session.add("exported", message.id)
+        seen.append(message.id)
+
+    return handle
+
+
+@pytest.mark.parametrize("holds_keys", [False, True])
+def test_what_waits_is_handled_under_a_lease_by_a_leased_runner(holds_keys):
+    async def scenario() -> None:
+        seen: list[str] = []
+        broker, database = MemoryBroker({"exports": 1}), MemoryDatabase()
+        subscription = await subscribed(broker, 1, 2, 3)
+        runner = Runner(
+            leased(seen, holds_keys=holds_keys),
+            subscription,
+            database,
+            replace(QUICK, mode=Mode.LEASED),
+        )
+
+        async def nothing_waits() -> bool:
+            if broker.lag("exports", "exports"):
+                return False
+            async with database.begin() as unit:
+                return not await unit.waiting.count(WaitingFilter())
+
+        running = asyncio.create_task(runner.run())
+        await until(nothing_waits, running)
+        runner.stop()
+        await running
+
+        assert sorted(database.rows("exported")) == ["m1", "m2", "m3"]
+        assert seen == (["m1", "m2", "m3"] if holds_keys else ["m2", "m3", "m1"])
+
+    asyncio.run(scenario())
+
+
+class Broken(MemoryDatabase):
+    """A database whose waiting room fails as a program does that is wrong."""
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        async with super().begin() as unit:
+
+            async def take_due(*arguments: Any) -> Any:
+                raise RuntimeError("no such column")
+
+            unit.waiting.take_due = take_due
+            yield unit
+
+
+def test_a_retry_worker_that_dies_ends_its_runner():
+    async def scenario() -> None:
+        broker = MemoryBroker({"exports": 1})
+        subscription = await subscribed(broker)
+        runner = Runner(leased([]), subscription, Broken(), replace(QUICK, mode=Mode.LEASED))
+
+        with pytest.raises(RuntimeError, match="no such column"):
+            await asyncio.wait_for(runner.run(), 10)
+
+    asyncio.run(scenario())
+
+
+def test_an_inspection_that_raises_does_not_end_the_runner():
+    async def scenario() -> None:
+        asked: list[str] = []
+
+        async def inspect(message: Message) -> bool | None:
+            asked.append(message.id)
+            if len(asked) < 3:
+                raise KeyError("the provider's answer has no status")
+            return True
+
+        chosen = ConsumerSettings(
+            held_retry_seconds=0.01, lease_seconds=0.05, stale=StalePolicy.INSPECT
+        )
+
+        @consumer("exports", policy=chosen, id_from=FromHeader("message-id"), inspect=inspect)
+        async def handle(message: Message, lease: Lease) -> None:
+            raise AssertionError("its effect had happened")
+
+        broker, database = MemoryBroker({"exports": 1}), MemoryDatabase()
+        subscription = await subscribed(broker, 1)
+        message = handle.reading.read(broker.records("exports")[0])
+        assert isinstance(message, Message)
+        async with database.begin() as unit:
+            request = ClaimRequest.of(message)
+            await unit.claims.lease("exports", request, owner="dead", seconds=0.01)
+        runner = Runner(handle, subscription, database, replace(QUICK, mode=Mode.LEASED))
+
+        await asyncio.wait_for(runner.run_until_idle(), 10)
+
+        assert len(asked) == 3
+        assert broker.lag("exports", "exports") == 0
+
+    asyncio.run(scenario())
