@@ -8,7 +8,9 @@ import pytest
 
 from semel.lease import Owner
 from semel.memory.ledger import MemoryLedger
+from semel.pipeline.adopt import Adoptable, adopt
 from semel.pipeline.generation import CheckpointRefused, CheckpointView, settle_generation
+from semel.pipeline.positions import Position
 from semel.pipeline.source import BatchRange, SourceKind, SourceRange, Span
 from semel.pipeline.txn import CycleId, Scope
 from semel.testing.clock import SimulatedClock
@@ -175,3 +177,43 @@ def test_a_new_partition_of_a_known_topic_must_start_at_its_beginning(used):
     with pytest.raises(CheckpointRefused, match="events/1: gap, 0 to 5"):
         used.settle(grown(5))
     assert used.settle(grown(0)).number == 2
+
+
+@pytest.mark.parametrize(
+    ("view", "problem"),
+    [
+        (replace(NEW, id="c2", range=offsets(10, 20), is_stateful=True), "has lost its state"),
+        (replace(NEW, id="c2", range=offsets(0, 10)), "overlap, 0 to 10"),
+        (
+            replace(
+                NEW,
+                id="c2",
+                range=BatchRange.of_offsets({"events/0": (0, 10)}, source="1"),
+            ),
+            "the order has changed",
+        ),
+    ],
+)
+def test_an_adopted_checkpoint_that_was_never_used_cannot_be_exchanged_for_a_new_one(
+    place, view, problem
+):
+    place.ledger.release(place.lease)
+    taken_over = Adoptable("c1", 5, {("0", "events/0"): Position(10)}, is_stateful=False)
+    adopt(place.ledger, place.scope, taken_over, who="ann", why="moving to semel")
+    place.lease = place.ledger.acquire(place.scope, Owner.here(), 30.0)
+
+    with pytest.raises(CheckpointRefused, match=problem):
+        place.settle(view)
+
+    next_batch = replace(NEW, batch=5, range=offsets(10, 20), last_finished=4)
+    assert place.settle(next_batch).number == 1
+
+
+def test_an_adopted_source_without_durable_positions_cannot_start_anew(place):
+    place.ledger.release(place.lease)
+    adopt(place.ledger, place.scope, Adoptable("c1", 5, {}, False), who="ann", why="moving")
+    place.lease = place.ledger.acquire(place.scope, Owner.here(), 30.0)
+    rate = BatchRange((SourceRange("0", SourceKind.EPHEMERAL, {"": Span(0, 10)}),))
+
+    with pytest.raises(CheckpointRefused, match="without durable positions"):
+        place.settle(replace(NEW, id="c2", range=rate))

@@ -401,6 +401,46 @@ def test_an_attempt_that_a_sink_does_not_give_up_stops_the_start_but_not_the_oth
     assert place.left == [[], []]
 
 
+@pytest.mark.parametrize(
+    ("failing", "told"), [(Failing.FATAL, CycleStuck), (Failing.REFUSED, SinkBlocksStart)]
+)
+def test_a_sink_that_does_not_commit_stops_the_start_but_not_the_other_sinks(place, failing, told):
+    txn = place.attempt(0, CycleState.COMMITTED)
+    left, right = place.new_sinks()
+    faults = [Fault("commit", failing, number) for number in range(1, 5)]
+
+    with pytest.raises(told) as stopped:
+        place.recover([faulty_sink(left, *faults), right])
+
+    assert (stopped.value.sink, stopped.value.act) == ("left", "commit")
+    assert place.found(txn) == [Found.HELD, Found.VISIBLE]
+    assert place.ledger.attempt(txn).state is CycleState.COMMITTED
+    assert place.recover().finished == [txn]
+    assert place.found(txn) == [Found.VISIBLE, Found.VISIBLE]
+
+
+def test_a_later_cycle_waits_for_an_earlier_one_that_a_sink_does_not_commit(place):
+    first, second = (place.attempt(number, CycleState.COMMITTED) for number in (0, 1))
+    left, right = place.new_sinks()
+
+    with pytest.raises(CycleStuck):
+        place.recover([faulty_sink(left, Fault("commit", Failing.FATAL, 1)), right])
+
+    assert place.found(first) == [Found.HELD, Found.VISIBLE]
+    assert place.found(second) == [Found.HELD, Found.HELD]
+    assert place.recover().finished == [first, second]
+
+
+def test_a_sink_that_is_configured_no_more_does_not_keep_the_others_from_committing(place):
+    txn = place.attempt(0, CycleState.COMMITTED)
+
+    with pytest.raises(NeedsOperator, match="'left' has promised it but is not configured"):
+        place.recover(place.new_sinks()[1:])
+
+    assert place.found(txn) == [Found.HELD, Found.VISIBLE]
+    assert place.ledger.attempt(txn).state is CycleState.COMMITTED
+
+
 def test_an_attempt_that_only_a_person_can_settle_is_told_before_one_that_can_wait(place):
     waits, stuck = (place.attempt(n, CycleState.PREPARED) for n in (0, 1))
     left, right = place.new_sinks()

@@ -69,6 +69,28 @@ def test_a_ledger_that_is_older_than_its_sinks_is_refused_until_it_is_adopted(tm
     assert sink.visible == [0, 1, 2]
 
 
+def test_an_adopted_ledger_is_refused_again_once_another_one_has_been_used() -> None:
+    sink = MemorySink()
+    old = Driver("app", MemoryLedger(), [sink])
+    new = Driver("app", MemoryLedger(), [MemorySink(store=sink.store)])
+    plain = Adoptable("checkpoint", 0, {}, is_stateful=False)
+    adopt(old.ledger, old.scope, plain, who="ann", why="takes a plain query over")
+    run_one(old)
+    moved = Adoptable("checkpoint", 1, {}, is_stateful=False)
+    adopt(new.ledger, new.scope, moved, who="ann", why="the old ledger's volume is gone")
+    run_one(new, batch=1)
+    run_one(new, batch=2)
+
+    with pytest.raises(NeedsOperator, match="decided in another ledger"):
+        old.start()
+    old.stop()
+
+    back = Adoptable("checkpoint", 3, {}, is_stateful=False)
+    adopt(old.ledger, old.scope, back, who="ann", why="the volume is back, sinks compared")
+    run_one(old, batch=3)
+    assert sink.visible == [0, 1, 2, 3]
+
+
 def test_a_ledger_with_a_history_of_its_own_is_refused_by_sinks_that_another_filled() -> None:
     sink = MemorySink()
     run_one(Driver("app", MemoryLedger(), [sink]))

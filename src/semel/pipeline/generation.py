@@ -72,9 +72,13 @@ def settle_generation(ledger: Ledger, lease: Lease, view: CheckpointView) -> Gen
             f"knows nothing of",
             "take it over with `semel adopt`, or start with a new checkpoint",
         )
+    positions = ledger.positions(scope)
     record = ledger.scope_record(scope)
-    if known and record is not None and record.mark is not None:
-        _check_successor(scope, ledger.positions(scope), view)
+    has_mark = record is not None and record.mark is not None
+    # Adopted, and no cycle has finished since: what came before is just as committed.
+    has_adopted = not positions.is_empty or any(generation.first_batch for generation in known)
+    if known and (has_mark or has_adopted):
+        _check_successor(scope, positions, view)
     return ledger.open_generation(lease, view.id, first_batch=view.batch)
 
 

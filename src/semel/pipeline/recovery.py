@@ -18,8 +18,9 @@ from semel.crashpoints import CrashPoint, reach
 from semel.errors import LeaseLost, NeedsOperator
 from semel.events import EVENTS, CycleRecovered, Events, LeavingsSwept, log
 from semel.pipeline.ledger import AttemptRecord, Lease, Ledger, is_loser
+from semel.pipeline.right_ledger import accept_ledgers, check_ledger, check_marks
 from semel.pipeline.settle import CycleStuck, Unsettled, abort_all, unsettled
-from semel.pipeline.sink import RemembersScopes, Token, TwoPhaseSink
+from semel.pipeline.sink import Token, TwoPhaseSink
 from semel.pipeline.states import CycleState, Decision
 from semel.pipeline.twophase import COMMIT_BACKOFF, Backoff, commit_with_retries
 from semel.pipeline.txn import Scope, SinkTxnId
@@ -149,8 +150,10 @@ class _Recovery:
             reach(CrashPoint.FENCE_BEFORE, sink.name)
             sink.fence(self._scope, self._lease.epoch)
             reach(CrashPoint.FENCE_AFTER, sink.name)
-        check_ledger(self._ledger, self._scope, self._sinks.values())
+        is_adopted = check_ledger(self._ledger, self._scope, self._sinks.values())
         check_marks(self._ledger, self._scope, self._sinks.values())
+        if is_adopted:
+            accept_ledgers(self._ledger, self._scope, self._sinks.values())
         losers, winners = self._decided(self._ledger.open_attempts(self._scope))
         for sink in self._sinks.values():
             given_up = {a.txn: a.tokens.get(sink.name) for a in losers}
@@ -159,7 +162,8 @@ class _Recovery:
             self._name_out_of_reach(attempt)
             self._report.aborted.append(attempt.txn)
         for attempt in winners:
-            self._carry_through(attempt)
+            if not self._carry_through(attempt):
+                break  # what a later cycle writes must come after it
         self._stop_if_unsettled()
         for sink in self._sinks.values():
             self._settle_held(sink)
@@ -202,19 +206,25 @@ class _Recovery:
             unknown = RecoveryDecision.UNKNOWN_LEAVE_AS_IS
             self._note(name, attempt.txn, LedgerSays.UNDECIDED, unknown, reason)
 
-    def _carry_through(self, attempt: AttemptRecord) -> None:
+    def _carry_through(self, attempt: AttemptRecord) -> bool:
+        """Commit in every sink, whatever the others answer; tell whether the cycle is finished."""
+        before = len(self._unsettled)
+        for name in attempt.tokens:
+            if name in self._sinks:
+                self._commit(self._sinks[name], attempt)
         missing = sorted(set(attempt.tokens) - set(self._sinks))
         if missing:
             raise NeedsOperator(
                 f"cycle {attempt.txn.cycle} is committed, and sink {missing[0]!r} has promised it "
                 f"but is not configured: configure it again, or see `semel cycle resolve`"
             )
-        for name in attempt.tokens:
-            self._commit(self._sinks[name], attempt)
+        if len(self._unsettled) > before:
+            return False
         reach(CrashPoint.RECOVER_FINISH_BEFORE)
         self._ledger.finish(self._lease, attempt.txn)
         reach(CrashPoint.RECOVER_FINISH_AFTER)
         self._report.finished.append(attempt.txn)
+        return True
 
     def _settle_held(self, sink: TwoPhaseSink) -> None:
         held = sink.recover(self._scope)
@@ -253,7 +263,8 @@ class _Recovery:
         )
         reach(CrashPoint.RECOVER_COMMIT_AFTER, sink.name)
         if (error := unsettled(sink, attempt.txn, outcome, "commit")) is not None:
-            raise error
+            self._unsettled.append(error)
+            return
         decision = RecoveryDecision.COMMIT_FROM_TOKEN
         self._note(sink.name, attempt.txn, LedgerSays.COMMITTED, decision, "the decision is COMMIT")
 
@@ -280,58 +291,6 @@ class _Recovery:
     ) -> None:
         self._report.settled.append(Settled(sink, txn, says, decision))
         self._events.emit(CycleRecovered(str(self._scope), str(txn.cycle), sink, decision, reason))
-
-
-def check_ledger(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> None:
-    """Refuse a scope whose sinks another ledger has filled.
-
-    An operator's `adopt` says that this ledger is the right one; nothing is asked after it.
-
-    Raises:
-        NeedsOperator: everything that was committed under the other ledger would be repeated.
-    """
-    if any(act.act == "adopt" for act in ledger.acts(scope)):
-        return
-    for sink in sinks:
-        if not isinstance(sink, RemembersScopes):
-            continue
-        for other in sink.scopes_of(scope.app, scope.query):
-            if other != scope:
-                raise NeedsOperator(
-                    f"sink {sink.name!r} holds cycles of {scope} that were decided in another "
-                    f"ledger ({other.ledger}), which {ledger.url} knows nothing of: use the other "
-                    f"ledger, restore it with `semel ledger restore`, or accept this one with "
-                    f"`semel adopt`"
-                )
-
-
-def check_marks(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> None:
-    """Refuse a ledger that is older than its sinks.
-
-    A generation that an operator adopted says that this ledger is right about all before it.
-
-    Raises:
-        NeedsOperator: a sink has committed a cycle of this scope that the ledger does not know.
-    """
-    acts = [act.detail for act in ledger.acts(scope) if act.act == "adopt"]
-    adopted = max((int(detail["generation"]) for detail in acts), default=0)
-    for sink in sinks:
-        mark = sink.mark(scope)
-        if mark is None or mark.cycle.generation < adopted:
-            continue
-        known = ledger.committed(mark.cycle)
-        record = ledger.scope_record(scope)
-        newest = record.mark if record else None
-        if known is not None and known.txn == mark:
-            continue
-        if known is None and newest is not None and mark.cycle < newest.cycle:
-            continue  # pruned from the ledger; the mark says that it was finished
-        raise NeedsOperator(
-            f"sink {sink.name!r} has committed cycle {mark.cycle} (attempt {mark.attempt[:8]}), "
-            f"which ledger {ledger.url} does not know as committed: the ledger is older than its "
-            f"sinks, probably restored from a backup; restore a newer one, or accept this one with "
-            f"`semel adopt`, as generation {mark.cycle.generation + 1} or later"
-        )
 
 
 def sweep(

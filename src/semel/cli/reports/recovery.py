@@ -15,14 +15,8 @@ from semel.events import CycleRecovered, Events
 from semel.lease import Owner, Takeover
 from semel.pipeline.heartbeat import Heartbeat
 from semel.pipeline.ledger import Lease
-from semel.pipeline.recovery import (
-    RecoveryDecision,
-    RecoveryReport,
-    Settled,
-    check_ledger,
-    check_marks,
-    recover,
-)
+from semel.pipeline.recovery import RecoveryDecision, RecoveryReport, Settled, recover
+from semel.pipeline.right_ledger import check_ledger, check_marks
 
 
 @dataclass(frozen=True, slots=True)
