@@ -52,11 +52,13 @@ class Scene:
                 start_new_session=True,
             )
 
-    def run(self, *options: str, **environment: str) -> tuple[int, str]:
+    def run(
+        self, *options: str, deadline_seconds: float = DEADLINE_SECONDS, **environment: str
+    ) -> tuple[int, str]:
         """Run the job to its end, whatever that is; its JVM ends with it."""
         job = self.start(*options, **environment)
         try:
-            output, _ = job.communicate(timeout=DEADLINE_SECONDS)
+            output, _ = job.communicate(timeout=deadline_seconds)
         finally:
             end(job)
         return job.returncode, output
