@@ -183,3 +183,22 @@ class ReadRules(BrokerWorld):
 
         with pytest.raises(NeedsOperator):
             await self.make_reader().read(Partition(topic, 0), 0, 2)
+
+    @in_world
+    async def test_the_bounds_are_the_first_offset_and_the_next_one(self) -> None:
+        topic = await self.topic()
+        place = Partition(topic, 0)
+        empty = await self.make_reader().bounds(place)
+        await self.fill(topic, "a", "b", "c")
+
+        assert empty == (0, 0)
+        assert await self.make_reader().bounds(place) == (0, 3)
+
+    @in_world
+    async def test_the_bounds_begin_where_the_log_does(self) -> None:
+        self.needs(BrokerAbility.TRIM)
+        topic = await self.topic()
+        await self.fill(topic, "a", "b", "c")
+        await self.trim(Partition(topic, 0), 1)
+
+        assert await self.make_reader().bounds(Partition(topic, 0)) == (1, 3)
