@@ -143,6 +143,15 @@ async def park_poison(
     return await _park(unit, consumer, message, failure, Held())
 
 
+async def leave_the_room(unit: Unit, consumer: str, message_id: str) -> None:
+    """Take a message out of the waiting room, and with it the suspicion that it kills.
+
+    In one transaction: nobody hears of the message again who could forget it later.
+    """
+    await unit.waiting.remove(consumer, message_id)
+    await unit.members.acquit(consumer, message_id)
+
+
 async def _bury(
     unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
 ) -> Outcome | None:
@@ -152,7 +161,7 @@ async def _bury(
     told = Told.SCHEMA_INCOMPATIBLE if failure.failure_class is FailureClass.SCHEMA else Told.DLQ
     await unit.dead_letters.put(await _letter(unit, consumer, message, failure, told))
     if claim.from_waiting:
-        await unit.waiting.remove(consumer.name, message.id)
+        await leave_the_room(unit, consumer.name, message.id)
     return DeadLettered(failure, told)
 
 

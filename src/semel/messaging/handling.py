@@ -37,7 +37,14 @@ from semel.messaging.claims import (
 from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
 from semel.messaging.database import Database, Unit
-from semel.messaging.failing import Held, holds_key, write_conflict, write_failure, write_unreadable
+from semel.messaging.failing import (
+    Held,
+    holds_key,
+    leave_the_room,
+    write_conflict,
+    write_failure,
+    write_unreadable,
+)
 from semel.messaging.failure import Classified, NonRetryableMessageError, SequenceGap
 from semel.messaging.outcome import (
     Handled,
@@ -150,7 +157,7 @@ async def claim_and_handle(consumer: Consumer, unit: Unit, state: Try) -> Outcom
         state.message = as_invoked(consumer, message, answer)
         outcome = await refused(consumer, unit, message, answer)
     if state.from_waiting and not isinstance(answer, Parked | NotDue | HeldElsewhere):
-        await unit.waiting.remove(consumer.name, message.id)
+        await leave_the_room(unit, consumer.name, message.id)
     return outcome
 
 

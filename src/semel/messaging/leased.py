@@ -45,7 +45,7 @@ from semel.messaging.claims import (
 from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
 from semel.messaging.database import Database, Unit
-from semel.messaging.failing import park_poison
+from semel.messaging.failing import leave_the_room, park_poison
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handling import (
     Try,
@@ -107,7 +107,7 @@ class Lease:
         if self.waiting is not None:
             if self.waiting.held:
                 await unit.waiting.hold(self.consumer, [self.waiting.key or ""])
-            await unit.waiting.remove(self.consumer, self.message_id)
+            await leave_the_room(unit, self.consumer, self.message_id)
 
 
 async def handle_leased(
@@ -174,7 +174,7 @@ async def _leased(
     if isinstance(answer, Stale):
         return await _stale(consumer, unit, message, answer)
     if waiting is not None and not isinstance(answer, Parked | NotDue | HeldElsewhere):
-        await unit.waiting.remove(consumer.name, message.id)
+        await leave_the_room(unit, consumer.name, message.id)
     if isinstance(answer, Duplicate):
         return Skipped("duplicate", answer.result)
     return await refused(consumer, unit, message, answer)
@@ -213,7 +213,7 @@ async def _stale(consumer: Consumer, unit: Unit, message: Message, stale: Stale)
             happened = None
         if happened:
             await unit.claims.mark_completed(consumer.name, message.id)
-            await unit.waiting.remove(consumer.name, message.id)
+            await leave_the_room(unit, consumer.name, message.id)
             return Skipped("inspected: its effect had happened")
         if happened is False:
             failure = Failure(
