@@ -79,11 +79,9 @@ def check_marks(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> 
     Raises:
         NeedsOperator: a sink has committed a cycle of this scope that the ledger does not know.
     """
-    acts = [act.detail for act in ledger.acts(scope) if act.act == "adopt"]
-    adopted = max((int(detail["generation"]) for detail in acts), default=0)
     for sink in sinks:
         mark = sink.mark(scope)
-        if mark is None or mark.cycle.generation < adopted:
+        if mark is None:
             continue
         known = ledger.committed(mark.cycle)
         record = ledger.scope_record(scope)
@@ -92,9 +90,17 @@ def check_marks(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> 
             continue
         if known is None and newest is not None and mark.cycle < newest.cycle:
             continue  # pruned from the ledger; the mark says that it was finished
+        if mark.cycle.generation < _adopted_generation(ledger, scope):
+            continue
         raise NeedsOperator(
             f"sink {sink.name!r} has committed cycle {mark.cycle} (attempt {mark.attempt[:8]}), "
             f"which ledger {ledger.url} does not know as committed: the ledger is older than its "
             f"sinks, probably restored from a backup; restore a newer one, or accept this one with "
             f"`semel adopt`, as generation {mark.cycle.generation + 1} or later"
         )
+
+
+def _adopted_generation(ledger: Ledger, scope: Scope) -> int:
+    """The newest generation that an operator adopted; 0 if none was."""
+    adopted = [act.detail for act in ledger.acts(scope) if act.act == ADOPT]
+    return max((int(detail["generation"]) for detail in adopted), default=0)
