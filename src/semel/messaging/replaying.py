@@ -12,12 +12,14 @@ The engine handles it, under its own id: its claim decides, as with every delive
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeAlias, assert_never
+from typing import Final, TypeAlias, assert_never
 
 from semel.codec import Unreadable
+from semel.errors import Retryable
 from semel.message import Message
 from semel.messaging import inboxes
 from semel.messaging.acts import (
@@ -55,6 +57,26 @@ from semel.messaging.waiting import WaitingMessage, Waits
 
 Handle: TypeAlias = Callable[[Message, WaitingMessage | None], Awaitable[Outcome]]
 """How a consumer's messages are handled, where that is not in one transaction."""
+
+
+# A lock that is not given within these is held by something that does not end by itself.
+TRIES: Final = 3
+
+
+class ReplayInterrupted(Retryable):
+    """A message could not be tried: the database does not answer, or a lock is held."""
+
+    def __init__(self, consumer: str, message_id: str, why: str) -> None:
+        super().__init__(consumer, message_id, why)
+        self.consumer = consumer
+        self.message_id = message_id
+        self.why = why
+
+    def __str__(self) -> str:
+        return (
+            f"consumer {self.consumer}: message {self.message_id!r} could not be tried "
+            f"({self.why}); run the replay again, and it goes on with it"
+        )
 
 
 class Turn(StrEnum):
@@ -126,6 +148,19 @@ class Replayer:
     ) -> Outcome:
         return await attempt(self.consumer, self.database, message, waiting)
 
+    async def _try(self, message: Message, waiting: WaitingMessage | None) -> Outcome:
+        """Handle a message; where it could not even be asked for, ask again.
+
+        Raises:
+            ReplayInterrupted: asking did not help.
+        """
+        for _ in range(TRIES):
+            outcome = await self._handle(message, waiting)
+            if not isinstance(outcome, RetryLater) or outcome.failure is None or outcome.attempts:
+                return outcome
+            await asyncio.sleep(outcome.seconds)
+        raise ReplayInterrupted(self.consumer.name, message.id, outcome.failure.reason)
+
     async def look(self, item: Item) -> Replayed | None:
         """Say what is to be said without trying; None where the message should be tried."""
         digest = item.arrival.digest if isinstance(item.arrival, Message) else ""
@@ -172,7 +207,7 @@ class Replayer:
             return Replayed(message_id, Turn.REFUSED, str(error))
         match item.arrival:
             case Message() as message:
-                done = _replayed(message_id, await self._handle(message, None))
+                done = _replayed(message_id, await self._try(message, None))
                 if message.source is not None and done.turn is not Turn.LEFT:
                     await self._close(f"{UNREADABLE_ID}{message.source}", message_id)
                 return done
@@ -199,7 +234,7 @@ class Replayer:
             turn = await unit.waiting.take(name, message_id)
         if turn is None:
             return Replayed(message_id, Turn.LEFT, "it is not its turn, or not yet due")
-        return _replayed(message_id, await self._handle(message, turn))
+        return _replayed(message_id, await self._try(message, turn))
 
     async def _guard(self, message_id: str) -> None:
         async with self.database.begin() as unit:
@@ -237,7 +272,7 @@ class Replayer:
 
     async def _read_at_last(self, letter: DeadLetter, message: Message) -> Replayed:
         """Handle a record that could not be read before, under the id that it really has."""
-        done = _replayed(letter.message_id, await self._handle(message, None))
+        done = _replayed(letter.message_id, await self._try(message, None))
         if done.turn is not Turn.LEFT:
             await self._close(letter.message_id, message.id)
         return done
