@@ -16,6 +16,8 @@ from semel.testing.services import CutProxy, PostgresServer
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kill, pytest.mark.timeout(600)]
 
+SOAK = pytest.mark.soak
+
 
 def wait_until(met: Callable[[], bool], worker: Running) -> None:
     """Wait while a worker runs, with a deadline."""
@@ -40,10 +42,9 @@ def falling_server() -> Iterator[PostgresServer]:
     ("kind", "times"),
     [
         ("single", 1),
-        ("batched", 1),
-        pytest.param("single", 5, marks=pytest.mark.soak),
-        pytest.param("leased", 5, marks=pytest.mark.soak),
-        pytest.param("batched", 5, marks=pytest.mark.soak),
+        pytest.param("single", 5, marks=SOAK),
+        pytest.param("leased", 5, marks=SOAK),
+        pytest.param("batched", 5, marks=SOAK),
     ],
 )
 def test_workers_outlive_a_database_that_falls_over_under_load(
@@ -105,10 +106,12 @@ def test_a_lost_answer_to_a_commit_brings_the_message_back_as_a_duplicate(
     scene.assert_as_expected()
 
 
-@pytest.mark.parametrize("kind", ["single", "lanes", "batched", "leased"])
+@pytest.mark.parametrize(
+    "kind", ["single", "batched", *(pytest.param(k, marks=SOAK) for k in ("lanes", "leased"))]
+)
 def test_a_worker_that_is_asked_to_stop_finishes_settles_and_leaves(workers, tmp_path, kind):
     scene = Scene(workers, tmp_path / "scene", kind, partitions=2, max_records=3)
-    for number in range(60):
+    for number in range(40):
         scene.say(key=f"k{number}")
     worker = scene.start(until="signal")
 
@@ -132,9 +135,9 @@ def test_a_worker_that_is_asked_to_stop_finishes_settles_and_leaves(workers, tmp
     ("kind", "mode"),
     [
         ("single", "blocking"),
-        ("batched", "blocking"),
-        ("leased", "blocking"),
         ("single", "retry-table"),
+        pytest.param("batched", "blocking", marks=SOAK),
+        pytest.param("leased", "blocking", marks=SOAK),
     ],
 )
 def test_a_handler_that_outlasts_the_deadline_is_cancelled_and_its_message_comes_back(

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from semel.codec import FromHeader
+from semel.crashpoints import CrashPoint
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.memory.database import MemoryDatabase, MemorySession
@@ -16,9 +19,11 @@ from semel.messaging.claims import ClaimState
 from semel.messaging.consumer import consumer
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.members import Member
-from semel.messaging.retry import RetryPolicy
+from semel.messaging.retry import RetryMode, RetryPolicy
+from semel.messaging.retrying import retry_due
 from semel.messaging.runner import Runner, RunnerSettings
 from semel.messaging.settings import ConsumerSettings
+from semel.testing.crash import Crash, crash_at
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=0.2, max_records=5)
 POLICY = ConsumerSettings(
@@ -146,6 +151,30 @@ def test_a_handler_cancelled_at_a_deadline_is_not_blamed():
 
         assert service.suspects == []
         assert await service.state("m0") is None
+
+    asyncio.run(scenario())
+
+
+def test_a_retry_that_was_handled_leaves_no_suspicion_even_if_the_process_dies_behind_it():
+    async def scenario() -> None:
+        service = Service()
+        service.consumer = service.consumer.with_settings(
+            replace(POLICY, retry=replace(POLICY.retry, mode=RetryMode.RETRY_TABLE))
+        )
+
+        def fail(message: Message) -> None:
+            if message.attempt == 1:
+                raise RetryableMessageError("down")
+
+        service.act = fail
+        service.send(0)
+        await (await service.runner()).run_until_idle()
+        with crash_at(CrashPoint.MESSAGE_COMMIT_AFTER), pytest.raises(Crash):
+            await retry_due(service.consumer, service.database)
+
+        assert service.alone == ["m0"]
+        assert await service.state("m0") is ClaimState.COMPLETED
+        assert service.suspects == []
 
     asyncio.run(scenario())
 
