@@ -249,9 +249,10 @@ class Runner:
     async def _revoked(self, partitions: Collection[Partition]) -> None:
         """Let the batch end, so that its offsets are committed before the partitions go."""
         with suppress(TimeoutError, Retryable, InDoubt):
-            await asyncio.wait_for(self._idle.wait(), self.settings.stop_seconds)
-            # Whoever gets them next need not be careful.
-            await self._membership.give_up(partitions)
+            async with asyncio.timeout(self.settings.stop_seconds):
+                await self._idle.wait()
+                # Whoever gets them next need not be careful.
+                await self._membership.give_up(partitions)
         self._settling.forget(partitions)
 
     async def _handle_all(self, records: Sequence[Record]) -> dict[Coordinates, Outcome]:
