@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from functools import partial
 from typing import Final
 
 from semel.message import Partition
 from semel.messaging.completeness import OutcomeRange
 from semel.messaging.members import Member
 from semel.testing.contracts.claims_table import STRANGE_IDS
-from semel.testing.contracts.claims_world import CONSUMER, rolled_back
+from semel.testing.contracts.claims_world import CONSUMER, patiently, rolled_back
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from semel.testing.contracts.versions import VersionsContract
 
@@ -264,7 +265,7 @@ class OutcomesContract(DatabaseContract):
 
         async def process(mine: list[OutcomeRange]) -> None:
             for each in mine:
-                await _record(world, each)
+                await patiently(partial(_record, world, each))
 
         await asyncio.gather(*[process(batches[number::4]) for number in range(4)])
 

@@ -21,6 +21,7 @@ from semel.testing.contracts.claims_world import (
     fail,
     known,
     look_up,
+    patiently,
     rolled_back,
 )
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
@@ -170,5 +171,8 @@ async def _claims(world: DatabaseWorld, ids: list[str]) -> list[object]:
 
 async def _won(world: DatabaseWorld, ids: list[str], seed: int) -> list[str]:
     shuffled = random.Random(seed).sample(ids, len(ids))
-    answers = await _claims(world, shuffled)
+    if world.waits_for_locks:
+        answers = await _claims(world, shuffled)
+    else:
+        answers = await patiently(lambda: _claims(world, shuffled))
     return [id for id, answer in zip(shuffled, answers, strict=True) if isinstance(answer, Claimed)]

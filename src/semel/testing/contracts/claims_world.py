@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar, assert_never
 
@@ -32,6 +32,8 @@ OTHER_HASH: Final = digest_of(b"another payload")
 
 # Long enough for a statement to reach the row it waits for, and less than any lock timeout.
 MOMENT_SECONDS: Final = 0.1
+
+MOST_TRIES: Final = 50
 
 Result = TypeVar("Result")
 
@@ -158,3 +160,11 @@ async def beside(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
     if task.done():
         raise AssertionError(f"it should wait for the other transaction, and did: {task}")
     return task
+
+
+async def patiently(act: Callable[[], Awaitable[Result]]) -> Result:
+    """Do it again where the whole database was locked for too long: the machine is busy."""
+    for _ in range(MOST_TRIES):
+        with suppress(Locked):
+            return await act()
+    raise AssertionError(f"the database was locked {MOST_TRIES} times")
