@@ -8,9 +8,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from semel.errors import Retryable
 from semel.messaging.broker import Outgoing
+from semel.messaging.claims import Locked
 from semel.messaging.outbox import MESSAGE_ID_HEADER, OutboxEntry
 from semel.messaging.relay import Relay
 from semel.messaging.retry import RetryPolicy
@@ -111,8 +113,26 @@ def entry(message_id: str, key: str | None = None, topic: str = "payments") -> O
 
 
 async def fill(world: DatabaseWorld, *entries: OutboxEntry) -> None:
-    async with world.database.begin() as unit:
-        await unit.outbox.add(entries)
+    async def add() -> None:
+        async with world.database.begin() as unit:
+            await unit.outbox.add(entries)
+
+    await patiently(add)
+
+
+async def pass_time(world: DatabaseWorld, seconds: float) -> None:
+    """Let time pass on the database's clock, also right after a crash."""
+    await patiently(lambda: world.age(seconds))
+
+
+async def patiently(act: Callable[[], Awaitable[None]]) -> None:
+    """Do something as soon as SQLite's only lock is free: others may hold it for long."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while True:
+            try:
+                return await act()
+            except (Locked, OperationalError):
+                await asyncio.sleep(0.01)
 
 
 async def left(world: DatabaseWorld) -> list[str]:

@@ -19,6 +19,7 @@ from tests.messaging.outgoing import (
     fill,
     left,
     opened,
+    pass_time,
     relay,
     run,
 )
@@ -56,7 +57,7 @@ def test_a_crash_loses_nothing_and_repeats_only_under_the_same_id(database, poin
 
         with crash_at(point, occurrence=occurrence), pytest.raises(Crash):
             await relay(world, broker, batch=BATCH).run_until_empty()
-        await world.age(LEASE_SECONDS + 1)
+        await pass_time(world, LEASE_SECONDS + 1)
         await relay(world, broker, batch=BATCH).run_until_empty()
 
         assert by_key(broker.ids) == by_key(NAMES)
@@ -77,7 +78,7 @@ def test_a_crash_beside_a_refused_message_parks_it_all_the_same(database, point)
 
         with crash_at(point, occurrence=2), pytest.raises(Crash):
             await relay(world, broker, batch=BATCH).run_until_empty()
-        await world.age(LEASE_SECONDS + 1)
+        await pass_time(world, LEASE_SECONDS + 1)
         await relay(world, broker, batch=BATCH).run_until_empty()
 
         assert await left(world) == ["k1-4", "k1-7", "k1-10"]
@@ -97,7 +98,7 @@ def test_crash_after_crash_the_outbox_gets_empty(database):
                     await relay(world, broker, batch=BATCH).run_until_empty()
             except Crash:
                 crashes += 1
-                await world.age(LEASE_SECONDS + 1)
+                await pass_time(world, LEASE_SECONDS + 1)
         await relay(world, broker, batch=BATCH).run_until_empty()
 
         assert crashes >= 4

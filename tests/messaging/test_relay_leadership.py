@@ -20,6 +20,7 @@ from tests.messaging.outgoing import (
     fill,
     left,
     opened,
+    pass_time,
     relay,
     run,
     until,
@@ -81,7 +82,7 @@ def test_a_leader_that_is_silent_is_replaced_when_its_lease_ends(database):
             tasks.create_task(working.run())
             await asyncio.sleep(0.1)
             assert broker.ids == []
-            await world.age(LEASE_SECONDS + 1)
+            await pass_time(world, LEASE_SECONDS + 1)
             await until(lambda: broker.ids == ["1"])
             working.stop()
 
