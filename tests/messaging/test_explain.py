@@ -16,7 +16,8 @@ from semel.messaging.erase import erase
 from semel.messaging.explain import explain
 from semel.messaging.gaps import close_gaps, open_gaps, pass_over_gaps
 from semel.messaging.handling import handle_message
-from semel.messaging.inboxes import Inbox, InboxWorker
+from semel.messaging.inbox_worker import InboxWorker
+from semel.messaging.inboxes import Inbox
 from semel.messaging.parking import KeepId, NewId, fix, release
 from semel.messaging.retrying import retry_due
 from semel.messaging.sequence import GapPolicy

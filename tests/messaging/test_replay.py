@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from semel.crashpoints import CrashPoint
-from semel.messaging.inboxes import Inbox, InboxWorker
+from semel.messaging.inbox_worker import InboxWorker
+from semel.messaging.inboxes import Inbox
 from semel.messaging.replay import (
     ReplaySettings,
 )
