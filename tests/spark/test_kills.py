@@ -24,7 +24,7 @@ IN_TASKS = (
     CrashPoint.POSTGRES_TASK_PREPARED,
 )
 ONLY_IN = {
-    "staging": {CrashPoint.POSTGRES_STAGE_COPIED, CrashPoint.POSTGRES_PREPARE_RAN},
+    "staging": {CrashPoint.POSTGRES_STAGE_COPIED, CrashPoint.POSTGRES_COMMIT_SENT},
     "prepared": {
         CrashPoint.POSTGRES_TASK_PREPARED,
         CrashPoint.POSTGRES_PROOF_WRITTEN,
