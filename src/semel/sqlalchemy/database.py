@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from semel.messaging.changes import RowChange
 from semel.messaging.failure import Classification
+from semel.sqlalchemy.aborted import FAILED, note_failures, refuse_if_aborted
 from semel.sqlalchemy.approvals import SqlApprovals
 from semel.sqlalchemy.audit import SqlAuditTrail
 from semel.sqlalchemy.claims import SqlAlchemyProcessedMessageStore
@@ -40,8 +41,9 @@ from semel.sqlalchemy.watching import watching
 class SqlUnit:
     """One open transaction on one connection."""
 
-    def __init__(self, session: AsyncSession) -> None:
+    def __init__(self, session: AsyncSession, connection: AsyncConnection) -> None:
         self.session = session
+        self._connection = connection
         self.claims = SqlAlchemyProcessedMessageStore(session)
         self.dead_letters = SqlDeadLetters(session)
         self.waiting = SqlWaitingRoom(session)
@@ -58,8 +60,9 @@ class SqlUnit:
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         """Take back what the block did if it raises, the session's pending objects included."""
-        async with self.session.begin_nested():
+        async with self.session.begin_nested() as nested:
             yield
+            await refuse_if_aborted(nested, self._connection)
 
     def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:
         """Collect what the block changes outside of semel's own tables."""
@@ -84,6 +87,7 @@ class SqlDatabase:
         if isinstance(engine, str):
             engine = open_engine(engine, lock_seconds)
         self.engine = made_ready(engine, lock_seconds)
+        note_failures(self.engine)
         self.classification: Classification = SQL_CLASSIFICATION
         self._lock_seconds = lock_seconds
         self._session_options = session_options or {}
@@ -112,13 +116,15 @@ class SqlDatabase:
             await connection.execution_options(**self._options)
             async with translated("the database"):
                 transaction = await connection.begin()
+                connection.info.pop(FAILED, None)
                 await self._limit_locks(connection)
             session = HandlerSession(connection, **self._session_options)
             # From now on `session.begin()` in a handler is refused by SQLAlchemy itself.
             await session.connection()
             try:
-                yield SqlUnit(session)
+                yield SqlUnit(session, connection)
                 await session.flush()
+                await refuse_if_aborted(transaction, connection)
             except BaseException:
                 # A flush that failed has rolled it back already.
                 if transaction.is_active:
