@@ -8,23 +8,17 @@ import pytest
 from sqlalchemy import Column, ForeignKey, Integer, MetaData, String, Table, insert, text
 
 from semel.codec import FromHeader, Reading
-from semel.crashpoints import CrashPoint
 from semel.errors import Misuse, Retryable
-from semel.message import Coordinates, Message
+from semel.message import Message
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.context import handling_now
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
-from semel.messaging.inboxes import Inbox, InboxWorker, Stored
+from semel.messaging.inbox_worker import InboxWorker
+from semel.messaging.inboxes import Inbox, Stored
 from semel.messaging.outcome import Conflicted, Handled, Skipped
-from semel.messaging.retry import RetryPolicy
 from semel.messaging.settings import ConsumerSettings
-from semel.testing.crash import Crash, crash_at
+from tests.messaging.incoming import AT_ONCE, SETTINGS, Handling, get, letter, message
 from tests.messaging.outgoing import DATABASES, opened, run, until
-
-AT_ONCE = RetryPolicy(
-    max_attempts=3, initial_delay_seconds=0.0, max_delay_seconds=0.0, jitter=False
-)
-SETTINGS = ConsumerSettings(retry=AT_ONCE, dead_letter_owner="warehouse")
 
 
 @pytest.fixture(params=DATABASES)
@@ -40,44 +34,6 @@ def memory(request):
 @pytest.fixture
 def postgres(request):
     return opened("postgres", request)
-
-
-def message(message_id, payload=1, key=None):
-    return Message(
-        message_id,
-        payload,
-        str(payload).encode(),
-        key,
-        type="reserve",
-        headers={"trace": b"t"},
-        source=Coordinates("orders", 0, 7),
-        correlation_id="c",
-    )
-
-
-class Handling:
-    """A handler that writes down what it saw, in the database's own tables where it can."""
-
-    def __init__(self, settings=SETTINGS):
-        self.seen = []
-        self.failures = {}
-        self.consumer = consumer("stock", policy=settings)(self._handle)
-
-    async def _handle(self, message, session):
-        self.seen.append(message.id)
-        if failures := self.failures.get(message.id):
-            raise failures.pop(0) if len(failures) > 1 else failures[0]
-        return {"payload": message.payload, "attempt": message.attempt}
-
-
-async def get(world, message_id):
-    async with world.database.begin() as unit:
-        return await unit.inbox.get("stock", message_id)
-
-
-async def letter(world, message_id):
-    async with world.database.begin() as unit:
-        return await unit.dead_letters.get("stock", message_id)
 
 
 def test_a_message_is_stored_and_handled_in_one_transaction_and_once(database):
@@ -380,75 +336,6 @@ def test_a_worker_runs_until_it_is_stopped_and_is_woken(memory):
             worker.stop()
 
     run(memory, test)
-
-
-WINDOWS = [
-    CrashPoint.HANDLE_AFTER,
-    CrashPoint.MESSAGE_COMMIT_BEFORE,
-    CrashPoint.MESSAGE_COMMIT_AFTER,
-]
-
-
-@pytest.mark.parametrize("point", [CrashPoint.CLAIM_AFTER, *WINDOWS])
-def test_a_crash_while_a_message_is_stored_and_handled_has_one_effect(database, point):
-    async def test(world):
-        effects = Effects()
-        await effects.create(world)
-        inbox = Inbox(effects.consumer, world.database)
-
-        with crash_at(point), pytest.raises(Crash):
-            await inbox.store_and_handle(message("1"))
-        await inbox.store_and_handle(message("1"))
-
-        assert await effects.all(world) == ["1"]
-
-    run(database, test)
-
-
-@pytest.mark.parametrize("point", WINDOWS)
-@pytest.mark.parametrize("occurrence", [1, 2])
-def test_a_worker_that_crashes_handles_everything_once_all_the_same(database, point, occurrence):
-    async def test(world):
-        effects = Effects()
-        await effects.create(world)
-        inbox = Inbox(effects.consumer, world.database)
-        for n in range(6):
-            await inbox.store(message(str(n), key=str(n % 2)))
-        worker = InboxWorker(effects.consumer, world.database, batch=2)
-
-        with crash_at(point, occurrence=occurrence), pytest.raises(Crash):
-            await worker.run_until_empty()
-        await worker.run_until_empty()
-
-        assert sorted(await effects.all(world)) == ["0", "1", "2", "3", "4", "5"]
-
-    run(database, test)
-
-
-class Effects:
-    """A handler whose effects are rows of its own table."""
-
-    def __init__(self):
-        @consumer("stock", policy=SETTINGS)
-        async def handle(message, session):
-            if hasattr(session, "execute"):
-                await session.execute(text("insert into effect values (:id)"), {"id": message.id})
-            else:
-                session.add("effect", message.id)
-
-        self.consumer = handle
-
-    async def create(self, world):
-        if engine := getattr(world.database, "engine", None):
-            async with engine.begin() as connection:
-                await connection.execute(text("drop table if exists effect"))
-                await connection.execute(text("create table effect (id text)"))
-
-    async def all(self, world):
-        if (engine := getattr(world.database, "engine", None)) is None:
-            return world.database.rows("effect")
-        async with engine.connect() as connection:
-            return (await connection.execute(text("select id from effect"))).scalars().all()
 
 
 def test_a_database_that_is_away_is_no_failure_of_the_message(memory):

@@ -14,7 +14,8 @@ from semel.crashpoints import CrashPoint
 from semel.message import Message
 from semel.messaging.claims import Locked
 from semel.messaging.consumer import consumer
-from semel.messaging.inboxes import Inbox, InboxWorker
+from semel.messaging.inbox_worker import InboxWorker
+from semel.messaging.inboxes import Inbox
 from semel.messaging.outcome import Handled, Skipped
 from semel.messaging.retry import RetryPolicy
 from semel.messaging.settings import ConsumerSettings

@@ -1,0 +1,295 @@
+"""The worker of an inbox: handles stored messages, and finds out the one that kills it.
+
+    take ─▶ handle, each in a savepoint ─▶ commit        a batch, in normal operation
+    take ─▶ note the try ─▶ commit ─▶ handle alone       after an unclean stop
+
+A process that dies cannot say which message killed it.  Its row, which a clean
+stop removes, says how many messages it had; whoever finds the row handles that
+many one by one, and one that was not outlived too often is a dead letter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from semel.clock import SYSTEM_CLOCK, Clock
+from semel.codec import SchemaIncompatible, Undecodable
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Fenced, InDoubt, Retryable, reason_of
+from semel.lease import Owner
+from semel.message import Partition
+from semel.messaging.consumer import Consumer
+from semel.messaging.database import Database, Unit
+from semel.messaging.deadletters import DeadLetter
+from semel.messaging.failure import Classified, FailureClass
+from semel.messaging.inbox import InboxMessage
+from semel.messaging.inboxes import Inbox, handle, message_of
+from semel.messaging.members import Member
+from semel.messaging.outcome import Told
+from semel.messaging.retry import RetryIn, verdict
+
+log = logging.getLogger("semel.messaging")
+
+BATCH: Final = 20
+POLL_SECONDS: Final = 1.0
+ROW_SECONDS: Final = 60.0
+
+PLACE: Final = Partition("inbox", 0)
+"""What a worker's row names: an inbox has no partitions."""
+
+
+class InboxWorker:
+    """Handles stored messages, those of one key in the order of their arrival.
+
+    Any number may work on one inbox.  A batch is one transaction with a savepoint for each
+    message; what a crash interrupts is taken again.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        database: Database,
+        *,
+        batch: int = BATCH,
+        poll_seconds: float = POLL_SECONDS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.consumer = Inbox(consumer, database).consumer
+        self.database = database
+        self._batch = batch
+        self._poll_seconds = poll_seconds
+        self._row = _Row(consumer.name, database, batch, clock)
+        self._bell = asyncio.Event()
+        self._is_stopped = False
+
+    async def run(self) -> None:
+        """Handle what is due until `stop`; a database that does not answer is asked again."""
+        while not self._is_stopped:
+            self._bell.clear()
+            try:
+                if await self.work_once():
+                    continue
+            except (Retryable, InDoubt, Fenced) as error:
+                why = {"consumer": self.consumer.name, "reason": reason_of(error)}
+                log.warning("inbox worker waits", extra=why)
+            await self._rest()
+        self._is_stopped = False
+        await self._row.leave()
+
+    async def run_until_empty(self) -> None:
+        """Handle messages until none is left that will be tried."""
+        while True:
+            if await self.work_once():
+                continue
+            async with self.database.begin() as unit:
+                if not await unit.inbox.pending(self.consumer.name):
+                    break
+            await self._rest()
+        await self._row.leave()
+
+    def stop(self) -> None:
+        """Finish the batch in hand; `run` returns then."""
+        self._is_stopped = True
+        self._bell.set()
+
+    def wake(self) -> None:
+        """Look for new messages now; on the worker's own loop."""
+        self._bell.set()
+
+    async def work_once(self) -> int:
+        """Handle one batch of what is due; return how many were tried.
+
+        Raises:
+            Retryable, InDoubt: the database did not answer; what is not committed is taken again.
+        """
+        await self._row.keep()
+        if self._row.suspects:
+            return await self._work_alone()
+        return await self._work(self._batch)
+
+    async def _work_alone(self) -> int:
+        """Handle one message that may kill the process; bury it if it did so too often."""
+        consumer, limit = self.consumer, self.consumer.settings.poison_attempts
+        async with self.database.begin() as unit:
+            taken = await unit.inbox.take_due(consumer.name, 1)
+            tries = 0
+            for stored in taken:
+                tries = await unit.members.suspect(consumer.name, stored.message_id)
+                if tries > limit:
+                    why = f"the process died {limit} times while it handled this message alone"
+                    await self._bury(
+                        unit, stored, Classified(FailureClass.POISON, "CRASHED", why, ""), Told.DLQ
+                    )
+                    await unit.members.acquit(consumer.name, stored.message_id)
+        reach(CrashPoint.CAREFUL_ATTEMPT_AFTER, consumer.name)
+        if 0 < tries <= limit:
+            await self._work(1, only=taken[0].message_id)
+        await self._row.outlived(len(taken))
+        return len(taken)
+
+    async def _work(self, limit: int, only: str | None = None) -> int:
+        """Handle what is due; with *only*, nothing but this message, which is acquitted."""
+        taken: Sequence[InboxMessage] = ()
+        try:
+            async with self.database.begin() as unit:
+                taken = await unit.inbox.take_due(self.consumer.name, limit)
+                for stored in taken:
+                    if only in (None, stored.message_id):
+                        await self._try(unit, stored)
+                if only is not None:
+                    await unit.members.acquit(self.consumer.name, only)
+                reach(CrashPoint.MESSAGE_COMMIT_BEFORE, self.consumer.name)
+        except (Retryable, InDoubt, Fenced):
+            raise
+        except Exception as error:
+            if not taken:
+                raise
+            # A constraint that is checked at the commit, which does not say whose it is.
+            if len(taken) > 1:
+                return sum([await self._work(1) for _ in taken])
+            async with self.database.begin() as unit:
+                await self._fail(unit, taken[0], error)
+        reach(CrashPoint.MESSAGE_COMMIT_AFTER, self.consumer.name)
+        return len(taken)
+
+    async def _try(self, unit: Unit, stored: InboxMessage) -> None:
+        try:
+            message = message_of(self.consumer, stored)
+            async with unit.savepoint():
+                await handle(unit, self.consumer, message)
+        except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
+            await self._fail(unit, stored, error)
+
+    async def _fail(self, unit: Unit, stored: InboxMessage, error: Exception) -> None:
+        """Write a failed attempt, and a dead letter where it was the last."""
+        consumer = self.consumer
+        rules = self.database.classification.extended(consumer.rules, consumer.codes)
+        failure = rules.classify(error)
+        fate = verdict(consumer.settings.retry, failure, stored.attempts + 1)
+        if not isinstance(fate, RetryIn):
+            await self._bury(unit, stored, failure, _told(error))
+            return
+        why = f"{failure.code}: {failure.reason}"
+        await unit.inbox.failed(consumer.name, stored.message_id, why, fate.seconds)
+        nouns = {"consumer": consumer.name, "id": stored.message_id, "reason": why}
+        log.warning("message failed", extra=nouns)
+
+    async def _bury(
+        self, unit: Unit, stored: InboxMessage, failure: Classified, told: Told
+    ) -> None:
+        name, why = self.consumer.name, f"{failure.code}: {failure.reason}"
+        attempts = await unit.inbox.failed(name, stored.message_id, why, None)
+        now = await unit.now()
+        await unit.dead_letters.put(_letter(self.consumer, stored, failure, told, attempts, now))
+        nouns = {"consumer": name, "id": stored.message_id, "reason": why}
+        log.error("message is a dead letter", extra=nouns)
+
+    async def _rest(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._bell.wait(), self._poll_seconds)
+
+
+class _Row:
+    """The row that says that a worker runs, and what others left behind."""
+
+    def __init__(self, consumer: str, database: Database, in_flight: int, clock: Clock) -> None:
+        self.suspects = 0
+        """How many messages are handled alone before any batch."""
+
+        self._consumer = consumer
+        self._database = database
+        self._in_flight = in_flight
+        self._clock = clock
+        self._member: Member | None = None
+        self._dead: Sequence[Member] = ()
+        self._renew_at = 0.0
+
+    async def keep(self) -> None:
+        """Write the row before anything is handled, and renew it while there is work."""
+        if self._member is not None and self._clock.monotonic() < self._renew_at:
+            return
+        renew_at = self._clock.monotonic() + ROW_SECONDS / 3
+        owner = Owner.here()
+        name, written = owner.instance, json.dumps(owner.to_json())
+        member = self._member or Member(
+            self._consumer, name, written, frozenset({PLACE}), self._in_flight
+        )
+        async with self._database.begin() as unit:
+            if self._member is None:
+                others = await unit.members.others(self._consumer, name, [PLACE])
+                now = await unit.now()
+                self._dead = [m for m in others if m.expires_at <= now or _is_gone(m)]
+                self.suspects = sum(other.in_flight for other in self._dead)
+            await unit.members.enter(member, ROW_SECONDS)
+        self._member, self._renew_at = member, renew_at
+        if self.suspects:
+            nouns = {"consumer": self._consumer, "messages": self.suspects}
+            log.warning("unclean stop found: one message at a time", extra=nouns)
+
+    async def outlived(self, messages: int) -> None:
+        """Count messages that were handled alone; the last one, or none, ends it."""
+        self.suspects = self.suspects - messages if messages else 0
+        if self.suspects <= 0:
+            self.suspects = 0
+            async with self._database.begin() as unit:
+                for member in self._dead:
+                    await unit.members.leave(self._consumer, member.name)
+
+    async def leave(self) -> None:
+        """Remove the row: the worker ends cleanly."""
+        member, self._member = self._member, None
+        if member is not None:
+            async with self._database.begin() as unit:
+                await unit.members.leave(self._consumer, member.name)
+
+
+def _is_gone(member: Member) -> bool:
+    try:
+        return Owner.from_json(json.loads(member.owner)).is_gone()
+    except (ValueError, TypeError):
+        return False  # somebody who does not say who it is
+
+
+def _told(error: Exception) -> Told:
+    if isinstance(error, SchemaIncompatible):
+        return Told.SCHEMA_INCOMPATIBLE
+    return Told.DESERIALIZATION_FAILURE if isinstance(error, Undecodable) else Told.DLQ
+
+
+def _letter(
+    consumer: Consumer,
+    stored: InboxMessage,
+    failure: Classified,
+    told: Told,
+    attempts: int,
+    now: float,
+) -> DeadLetter:
+    source = stored.source
+    return DeadLetter(
+        consumer=consumer.name,
+        message_id=stored.message_id,
+        topic=source.topic if source else "",
+        partition=source.partition if source else None,
+        offset=source.offset if source else None,
+        key=stored.key,
+        payload=stored.payload,
+        reason=failure.reason,
+        exception=failure.exception,
+        error_code=failure.code,
+        attempts=attempts,
+        first_failed_at=now,
+        last_failed_at=now,
+        headers=stored.headers,
+        schema_version=stored.schema_version,
+        correlation_id=stored.correlation_id,
+        message_type=stored.message_type,
+        timestamp=stored.timestamp,
+        payload_hash=stored.payload_hash,
+        owner=consumer.settings.dead_letter_owner,
+        outcome=told.value,
+    )
