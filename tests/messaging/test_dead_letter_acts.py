@@ -79,6 +79,19 @@ class DeadLetterActs(DatabaseContract):
         assert await retry_dead_letter(world.database, BILLING, "m1", **ANN, at_most=6) == 6
 
     @in_world
+    async def test_letters_under_an_id_that_no_message_has_are_not_sent_back(self, world):
+        await bury(world, "conflict:0123:m1", outcome="conflict")
+        await bury(world, "unreadable:payments/0/7")
+
+        with pytest.raises(NotPossible, match="another payload"):
+            await retry_dead_letter(world.database, BILLING, "conflict:0123:m1", **ANN)
+        with pytest.raises(NotPossible, match="was no message"):
+            await retry_dead_letter(world.database, BILLING, "unreadable:payments/0/7", **ANN)
+
+        assert await letters(world) == 2
+        assert await due(world) == []
+
+    @in_world
     async def test_replays_count_for_the_loop_guard_too(self, world):
         await bury(world, replays=5)
 

@@ -154,12 +154,14 @@ class Replayer:
         Raises:
             ReplayInterrupted: asking did not help.
         """
+        why = ""
         for _ in range(TRIES):
             outcome = await self._handle(message, waiting)
             if not isinstance(outcome, RetryLater) or outcome.failure is None or outcome.attempts:
                 return outcome
+            why = outcome.failure.reason
             await asyncio.sleep(outcome.seconds)
-        raise ReplayInterrupted(self.consumer.name, message.id, outcome.failure.reason)
+        raise ReplayInterrupted(self.consumer.name, message.id, why)
 
     async def look(self, item: Item) -> Replayed | None:
         """Say what is to be said without trying; None where the message should be tried."""

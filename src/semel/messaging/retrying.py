@@ -13,10 +13,11 @@ from semel.crashpoints import CrashPoint, reach
 from semel.errors import SemelError
 from semel.message import Coordinates, Message, Record
 from semel.messaging.careful import handle_alone
+from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
 from semel.messaging.handling import attempt
-from semel.messaging.outcome import Nack, Outcome, RetryLater, Skipped, settlement
+from semel.messaging.outcome import Nack, Outcome, ParkedAway, Skipped, settlement
 from semel.messaging.waiting import WaitingMessage, Waits
 
 log = logging.getLogger("semel.messaging")
@@ -111,10 +112,13 @@ async def _unreadable(consumer: Consumer, database: Database, waiting: WaitingMe
         now = await unit.waiting.get(consumer.name, waiting.message_id)
         if now is None:
             return Skipped()
-        await unit.waiting.put(
-            replace(now, waits=Waits.PARKED, reason="its payload is erased or cannot be read")
-        )
-    return RetryLater(0.0)
+        failure = Failure(ClaimState.PARKED, now.attempts, "SCHEMA_INVALID")
+        if not await unit.claims.mark_failed(consumer.name, now.message_id, failure):
+            await unit.waiting.remove(consumer.name, now.message_id)
+            return Skipped()
+        why = "its payload is erased or cannot be read"
+        await unit.waiting.put(replace(now, waits=Waits.PARKED, reason=why))
+    return ParkedAway(why)
 
 
 class RetryWorker:

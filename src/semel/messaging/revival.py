@@ -24,6 +24,7 @@ from semel.messaging.audit import Act, AuditEntry
 from semel.messaging.claims import ClaimRow, ClaimState, Failure
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter
+from semel.messaging.outcome import Told
 from semel.messaging.waiting import WaitingMessage, Waits
 
 AMONG_LETTERS: Final = "among its dead letters"
@@ -84,6 +85,7 @@ async def retry_dead_letter(
     """
     async with database.begin() as unit:
         letter = await _need_letter(unit, consumer, message_id)
+        _need_own_id(letter)
         retries = await _sent_back(unit, letter)
         if retries >= at_most:
             raise NotPossible(
@@ -100,6 +102,20 @@ async def retry_dead_letter(
             Act(need_actor(actor), "dlq.retry", consumer, message_id, reason, details)
         )
     return retries + 1
+
+
+def _need_own_id(letter: DeadLetter) -> None:
+    """Refuse letters that are filed under an id of ours, which no message has.
+
+    Raises:
+        NotPossible: it is a conflict, or a record that was no message.
+    """
+    if letter.outcome == Told.CONFLICT:
+        why = "its id belongs to another payload; decide which of the two is right, and skip it"
+        raise NotPossible(letter.consumer, letter.message_id, why)
+    if letter.message_id.startswith("unreadable:"):
+        why = "it was no message when it came; replay it once its consumer can read it"
+        raise NotPossible(letter.consumer, letter.message_id, why)
 
 
 async def park_dead_letter(
