@@ -7,7 +7,7 @@ from typing import Final
 
 from semel.memory.tables import MemoryTables, Table
 from semel.messaging.audit import FIRST_HASH, Act, AuditEntry, hash_of, recorded
-from semel.messaging.claims import stored_id
+from semel.messaging.ids import stored_id
 
 MICROSECONDS: Final = 1_000_000
 ONLY_ROW: Final = 1

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from semel.messaging.claims import stored_id
+from semel.messaging.ids import stored_id
 
 if TYPE_CHECKING:
     from semel.messaging.database import Database

@@ -13,7 +13,6 @@ delivery comes back.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -409,33 +408,3 @@ class ClaimLost(Fenced):
             f"consumer {self.consumer}: the lease on message {self.message_id!r} was lost; "
             f"its handler was cancelled and its completion refused"
         )
-
-
-LONGEST_ID_BYTES: Final = 512
-
-
-def stored_id(message_id: str) -> str:
-    """Return the id as databases keep it: itself, or a hash where it is long or no plain text.
-
-    Ids that look like such a hash are hashed, too, so that two ids never meet.
-    """
-    raw = message_id.encode("utf-8", "surrogatepass")
-    plain = len(raw) <= LONGEST_ID_BYTES and "\0" not in message_id
-    if plain and not message_id.startswith("sha256:") and _is_text(message_id):
-        return message_id
-    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
-
-
-def original_id(message_id: str) -> str | None:
-    """Return what is kept beside a hashed id, for people; None where nothing was hashed."""
-    if stored_id(message_id) == message_id:
-        return None
-    return message_id.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

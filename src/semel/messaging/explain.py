@@ -8,9 +8,10 @@ from typing import Final
 
 from semel.messaging.approvals import Approval, Decision
 from semel.messaging.audit import AuditEntry
-from semel.messaging.claims import ClaimRow, ClaimState, stored_id
+from semel.messaging.claims import ClaimRow, ClaimState
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
+from semel.messaging.ids import stored_id
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.outbox import OutboxEntry, parent_of
 from semel.messaging.revisions import Revision

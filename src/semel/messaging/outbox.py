@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from semel.errors import Fenced
-from semel.messaging.claims import stored_id
+from semel.messaging.ids import stored_id
 
 NAMESPACE: Final = uuid.UUID("6f0d6c1e-8a55-5d0b-9d53-7a0d5e3a1c11")
 """What every outgoing id of ours is derived in; it never changes."""

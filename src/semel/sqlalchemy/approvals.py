@@ -11,7 +11,7 @@ from sqlalchemy.sql import Executable
 
 from semel.messaging.approvals import Approval, Asked, Decision
 from semel.messaging.audit import plain
-from semel.messaging.claims import stored_id
+from semel.messaging.ids import stored_id
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.origins import original_names, seconds_or_none, stored_names
 from semel.sqlalchemy.tables import approval

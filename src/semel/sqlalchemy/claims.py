@@ -25,10 +25,9 @@ from semel.messaging.claims import (
     Stale,
     StalePolicy,
     found_of,
-    original_id,
     refusal,
-    stored_id,
 )
+from semel.messaging.ids import original_id, stored_id
 from semel.sqlalchemy import claim_statements as sql
 from semel.sqlalchemy.faults import DatabaseConflict, translated
 from semel.sqlalchemy.tables import processed_message

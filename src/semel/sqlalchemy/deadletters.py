@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
 from semel.messaging.audit import plain
-from semel.messaging.claims import stored_id
 from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
+from semel.messaging.ids import stored_id
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.origins import origin_of, origin_values, seconds_or_none, stored_name
 from semel.sqlalchemy.tables import dead_letter

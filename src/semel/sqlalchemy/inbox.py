@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.errors import Misuse
 from semel.message import Coordinates
-from semel.messaging.claims import original_id, stored_id
+from semel.messaging.ids import original_id, stored_id
 from semel.messaging.inbox import InboxMessage
 from semel.sqlalchemy.encoding import headers_from_text, headers_to_text
 from semel.sqlalchemy.faults import translated

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
 from semel.message import Partition
-from semel.messaging.claims import stored_id
+from semel.messaging.ids import stored_id
 from semel.messaging.members import Member
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.tables import consumer_member, crash_suspect

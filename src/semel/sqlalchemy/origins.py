@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import Row
 
 from semel.messaging.audit import plain
-from semel.messaging.claims import stored_id
 from semel.messaging.deadletters import DeadLetter
+from semel.messaging.ids import stored_id
 from semel.messaging.waiting import WaitingMessage
 from semel.sqlalchemy.encoding import headers_from_text, headers_to_text
 from semel.sqlalchemy.times import to_seconds, to_us

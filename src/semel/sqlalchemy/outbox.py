@@ -25,7 +25,7 @@ from sqlalchemy.engine import CursorResult
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
 from semel.errors import Misuse
-from semel.messaging.claims import original_id, stored_id
+from semel.messaging.ids import original_id, stored_id
 from semel.messaging.outbox import (
     ERASED_REASON,
     Leader,

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
 from semel.messaging.audit import plain
-from semel.messaging.claims import stored_id
+from semel.messaging.ids import stored_id
 from semel.messaging.revisions import Revision, RevisionFilter
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.origins import original_names, seconds_or_none, stored_name, stored_names

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
-from semel.messaging.claims import original_id, stored_id
+from semel.messaging.ids import original_id, stored_id
 from semel.messaging.sequence import Gap
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.tables import aggregate_version, sequence_gap

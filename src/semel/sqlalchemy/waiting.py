@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
 from semel.messaging.audit import plain
-from semel.messaging.claims import stored_id
+from semel.messaging.ids import stored_id
 from semel.messaging.waiting import HeldKey, WaitingFilter, WaitingMessage, Waits
 from semel.sqlalchemy import waiting_statements as sql
 from semel.sqlalchemy.faults import translated

@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
-from semel.messaging.claims import stored_id
+from semel.messaging.ids import stored_id
 from semel.messaging.waiting import WaitingFilter, Waits
 from semel.sqlalchemy.origins import stored_name
 from semel.sqlalchemy.tables import waiting_key, waiting_message

@@ -19,8 +19,8 @@ from semel.messaging.claims import (
     NotDue,
     Terminal,
     found_of,
-    stored_id,
 )
+from semel.messaging.ids import stored_id
 from semel.testing.contracts.claims_world import (
     CONSUMER,
     DELAY_SECONDS,
