@@ -83,6 +83,8 @@ def censuses() -> dict[str, Census]:
     return {}
 
 
+# Thousands of histories: a minute of work, which a busy machine may stretch.
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_history_loses_doubles_or_leaves_anything(family, censuses, record_property):
     began = time.process_time()
