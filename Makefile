@@ -27,7 +27,7 @@ test: check java ## Check, then run the tests with real services; ARGS="-k name"
 
 .PHONY: soak
 soak: $(VENV)/dev.stamp java ## Run the tests that take minutes: random kills for a long time.
-	$(BIN)/python -m pytest -m soak $(ARGS)
+	$(BIN)/python -m pytest -m soak --basetemp=.soak $(ARGS)
 
 .PHONY: check
 check: $(VENV)/dev.stamp ## Check format, lint and types.
@@ -48,7 +48,7 @@ venv: $(VENV)/dev.stamp ## Make .venv with everything that development needs.
 
 .PHONY: clean
 clean: ## Remove .venv, the downloaded services and all caches.
-	rm -rf $(VENV) .services .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .services .soak .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The development environment contains the demo's, hence the second stamp.

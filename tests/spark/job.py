@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -91,6 +92,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.plain:
         arguments.set.append(f"spark.jars={','.join(map(str, jdbc_jars()))}")
+    logging.basicConfig(level=logging.WARNING)
     spark = session(arguments.master, arguments.set)
     takeover = Takeover.FORCE if arguments.takeover else Takeover.WAIT
     job = pipeline(arguments.folder, arguments.postgres, arguments.mode, takeover)

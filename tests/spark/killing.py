@@ -64,7 +64,10 @@ class Scene:
         return job.returncode, output
 
     def kill_after(self, seconds: float, *options: str) -> bool:
-        """Run the job and kill it *seconds* after its first event; False if it ended before."""
+        """Run the job and kill it *seconds* after its first event; False if it was done before.
+
+        A job that fails by itself fails the test at once: what it left is still there.
+        """
         job = self.start(*options)
         try:
             assert job.stdout is not None
@@ -73,9 +76,14 @@ class Scene:
                 job.wait(seconds)
             except subprocess.TimeoutExpired:
                 return True
+            assert job.returncode == 0, f"{job.stdout.read()}\n{self.last_words()}"
             return False
         finally:
             end(job)
+
+    def last_words(self) -> str:
+        """Return the end of what the job's processes logged."""
+        return (self.folder / "stderr.txt").read_text()[-4000:]
 
     def audit(self) -> Audit:
         """Compare every sink with the source, row by row, and look for what was left behind."""
