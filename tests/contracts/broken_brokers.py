@@ -345,6 +345,20 @@ class CountsRecords(MemoryReader):
         return self._broker.records(partition.topic)[first : last + 1]
 
 
+@breaks("the_bounds_are_the_first_offset_and_the_next_one")
+class EndsAtTheLastRecord(MemoryReader):
+    async def bounds(self, partition):
+        first, following = await super().bounds(partition)
+        return first, max(first, following - 1)
+
+
+@breaks("the_bounds_begin_where_the_log_does")
+class BeginsAtZero(MemoryReader):
+    async def bounds(self, partition):
+        _, following = await super().bounds(partition)
+        return 0, following
+
+
 @breaks("reading_moves_nobodys_position")
 class ReadsAsAMember(MemoryReader):
     async def read(self, partition, first, last):
