@@ -93,7 +93,7 @@ class ReplacesKnownIds(MemoryOutboxStore):
         await super().add(entries)
         for entry in entries:
             place = self._places.get((entry.outbox, entry.message_id))
-            self._entries.put(place, replace(self._entries.get(place), value=entry.value))
+            self._entries.put(place, self._entries.get(place)._replace(value=entry.value))
 
 
 class MixesOutboxes(MemoryOutboxStore):
@@ -110,7 +110,7 @@ class SendsWhatIsErased(MemoryOutboxStore):
         erased = await super().erase(message_id=message_id, key=key)
         for entry in self._all():
             if entry.erased_at is not None:
-                self._entries.put(entry.place, replace(entry, parked_reason=""))
+                self._entries.put(entry.place, entry._replace(parked_reason=""))
         return erased
 
 

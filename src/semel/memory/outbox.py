@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from semel.errors import Misuse
@@ -42,7 +42,7 @@ class MemoryOutboxStore:
                 continue
             place = self._tables.next_number("outbox_message")
             now = self._tables.clock.now()
-            self._entries.put(place, replace(entry, place=place, created_at=now))
+            self._entries.put(place, entry._replace(place=place, created_at=now))
             self._places.put((entry.outbox, entry.message_id), place)
 
     async def lead(
@@ -95,7 +95,7 @@ class MemoryOutboxStore:
         entry = self._parked(outbox, message_id)
         if entry is None or entry.erased_at is not None:
             return False
-        self._entries.put(entry.place, replace(entry, parked_reason="", attempts=0))
+        self._entries.put(entry.place, entry._replace(parked_reason="", attempts=0))
         return True
 
     async def drop(self, outbox: str, message_id: str) -> bool:
@@ -136,9 +136,9 @@ class MemoryOutboxStore:
             and entry.erased_at is None
         ]
         for entry in meant:
-            erased = replace(entry, value=None, headers={}, erased_at=self._tables.clock.now())
+            erased = entry._replace(value=None, headers={}, erased_at=self._tables.clock.now())
             reason = entry.parked_reason or ERASED_REASON
-            self._entries.put(entry.place, replace(erased, parked_reason=reason))
+            self._entries.put(entry.place, erased._replace(parked_reason=reason))
         return len(meant)
 
     def _all(self) -> list[OutboxEntry]:
@@ -163,7 +163,7 @@ class MemoryOutboxStore:
     def _change(self, outbox: str, place: int, **changed: Any) -> None:
         entry = self._entries.get(place)
         if entry is not None and entry.outbox == outbox:
-            self._entries.put(place, replace(entry, attempts=entry.attempts + 1, **changed))
+            self._entries.put(place, entry._replace(attempts=entry.attempts + 1, **changed))
 
     def _remove(self, outbox: str, place: int) -> bool:
         entry = self._entries.get(place)

@@ -28,6 +28,7 @@ from semel.errors import Misuse
 from semel.messaging.ids import original_id, stored_id
 from semel.messaging.outbox import (
     ERASED_REASON,
+    NO_HEADERS,
     Leader,
     Leadership,
     LeadershipLost,
@@ -39,7 +40,7 @@ from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.numbers import among
 from semel.sqlalchemy.session import HandlerSession
 from semel.sqlalchemy.tables import outbox_leader, outbox_message
-from semel.sqlalchemy.times import now_us, to_seconds, to_us
+from semel.sqlalchemy.times import MICROSECONDS, now_us, to_seconds, to_us
 
 _M: Final = outbox_message.c
 _L: Final = outbox_leader.c
@@ -99,28 +100,30 @@ UNPARK: Final = (
 )
 DROP: Final = delete(outbox_message).where(*_MEANT)
 
-_ENTRY: Final = (
+# What the relay reads; a message that is read is neither parked nor erased.
+_PENDING_ENTRY: Final = (
     func.coalesce(_M.original_id, _M.message_id),
     _M.topic,
     _M.payload,
     _M.key,
     _M.headers,
     _M.place,
-    _M.outbox,
     _M.created_at,
     _M.attempts,
-    _M.parked_reason,
     _M.parent,
-    _M.erased_at,
 )
+_ENTRY: Final = (*_PENDING_ENTRY, _M.outbox, _M.parked_reason, _M.erased_at)
 
 
 def _entries(*where: ColumnElement[bool]) -> Select[Any]:
     return select(*_ENTRY).where(*where).order_by(_M.place)
 
 
-READ: Final = _entries(_OF, _M.place > bindparam("after_place"), _M.parked_reason.is_(None)).limit(
-    bindparam("most")
+READ: Final = (
+    select(*_PENDING_ENTRY)
+    .where(_OF, _M.place > bindparam("after_place"), _M.parked_reason.is_(None))
+    .order_by(_M.place)
+    .limit(bindparam("most"))
 )
 PARKED: Final = _entries(_OF, _IS_PARKED).limit(bindparam("most"))
 CHILDREN: Final = _entries(_M.parent == bindparam("of_parent"))
@@ -182,7 +185,7 @@ class SqlOutboxStore:
     async def read(self, outbox: str, after_place: int, limit: int) -> Sequence[OutboxEntry]:
         """Return entries behind *after_place* that are not parked, in order."""
         asked = {"of_outbox": outbox, "after_place": after_place, "most": limit}
-        return _read(await self._run(READ, asked))
+        return _read_pending(await self._run(READ, asked), outbox)
 
     async def delete(self, leadership: Leadership, places: Sequence[int]) -> int:
         """Delete exactly these entries, if the leadership still stands."""
@@ -318,12 +321,33 @@ def _row(entry: OutboxEntry) -> dict[str, Any]:
     }
 
 
+def _read_pending(found: CursorResult[Any], outbox: str) -> list[OutboxEntry]:
+    rows: Any = found.all()
+    return [
+        OutboxEntry(
+            message_id,
+            topic,
+            value,
+            key,
+            headers_from_text(headers) if headers else NO_HEADERS,
+            place,
+            outbox,
+            created / MICROSECONDS,
+            attempts,
+            "",
+            parent,
+        )
+        for message_id, topic, value, key, headers, place, created, attempts, parent in rows
+    ]
+
+
 def _read(found: CursorResult[Any]) -> list[OutboxEntry]:
-    return [_entry(row) for row in found.all()]
+    return [_entry(row) for row in found]
 
 
 def _entry(row: Any) -> OutboxEntry:
-    message_id, topic, value, key, headers, place, outbox, created, attempts, why, parent, at = row
+    message_id, topic, value, key, headers, place, created, attempts, parent, *rest = row
+    outbox, parked_reason, erased_at = rest
     return OutboxEntry(
         message_id,
         topic,
@@ -332,9 +356,9 @@ def _entry(row: Any) -> OutboxEntry:
         headers_from_text(headers),
         place,
         outbox,
-        created / 1_000_000,
+        to_seconds(created),
         attempts,
-        why or "",
+        parked_reason or "",
         parent,
-        None if at is None else to_seconds(at),
+        None if erased_at is None else to_seconds(erased_at),
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
@@ -30,7 +28,7 @@ class EntryRules(DatabaseContract):
         await add(world.database, written[2])
 
         found = await read(world.database)
-        assert [replace(e, place=0, created_at=0.0) for e in found] == written
+        assert [e._replace(place=0, created_at=0.0) for e in found] == written
         assert [e.place for e in found] == sorted({e.place for e in found})
 
     @in_world
