@@ -302,7 +302,7 @@ class TestUse:
 
         assert len(listed) == 1000
         assert listed[0].txn == txn
-        assert seconds < 0.2  # 15 ms on an idle machine
+        assert seconds < 5  # 15 ms on an idle machine; a thousand statements took minutes
 
     @pytest.mark.parametrize(
         ("statement", "index"),
