@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
-
 from semel.testing.contracts.inbox import InboxContract
 from semel.testing.contracts.outbox import OutboxContract
-from tests.messaging.worlds import memory_world, postgres_world, sqlite_world
-
-
-class InMemory:
-    def world(self):
-        return memory_world()
-
-
-class OnSqlite:
-    @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path):
-        self.folder = tmp_path
-
-    def world(self):
-        return sqlite_world(self.folder)
-
-
-@pytest.mark.postgres
-class OnPostgres:
-    @pytest.fixture(autouse=True)
-    def _server(self, quick_postgres_server):
-        self.server = quick_postgres_server
-
-    def world(self):
-        return postgres_world(self.server)
+from tests.messaging.places import InMemory, InPostgres, InSqlite
 
 
 class TestMemoryOutbox(InMemory, OutboxContract):
     pass
 
 
-class TestSqliteOutbox(OnSqlite, OutboxContract):
+class TestSqliteOutbox(InSqlite, OutboxContract):
     pass
 
 
-class TestPostgresOutbox(OnPostgres, OutboxContract):
+class TestPostgresOutbox(InPostgres, OutboxContract):
     pass
 
 
@@ -49,9 +23,9 @@ class TestMemoryInbox(InMemory, InboxContract):
     pass
 
 
-class TestSqliteInbox(OnSqlite, InboxContract):
+class TestSqliteInbox(InSqlite, InboxContract):
     pass
 
 
-class TestPostgresInbox(OnPostgres, InboxContract):
+class TestPostgresInbox(InPostgres, InboxContract):
     pass
