@@ -63,10 +63,14 @@ _made: WeakKeyDictionary[PostgresServer, str] = WeakKeyDictionary()
 
 
 async def _empty(world: DatabaseWorld) -> None:
+    """Empty semel's tables and drop any other: two tests may mean different ones by one name."""
     async with world.database.begin() as unit:
-        named = "SELECT quote_ident(tablename) FROM pg_tables WHERE schemaname = 'public'"
-        tables = (await unit.session.execute(text(named))).scalars().all()
-        await unit.session.execute(text(f"TRUNCATE {', '.join(tables)} RESTART IDENTITY"))
+        listed = text("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        found = set((await unit.session.execute(listed)).scalars())
+        for name in found - metadata.tables.keys():
+            await unit.session.execute(text(f'DROP TABLE "{name}" CASCADE'))
+        kept = ", ".join(f'"{name}"' for name in found & metadata.tables.keys())
+        await unit.session.execute(text(f"TRUNCATE {kept} RESTART IDENTITY"))
 
 
 @asynccontextmanager
