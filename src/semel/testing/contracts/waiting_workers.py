@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from itertools import count
 from typing import Any
 
 from semel.messaging.claims import Locked
@@ -139,26 +140,31 @@ async def _elsewhere(world: DatabaseWorld, limit: int) -> list[str]:
 
 
 async def _worked_off(world: DatabaseWorld) -> list[str]:
-    """Let several workers empty the room; return the ids in the order of their commits."""
-    left: list[str] = []
+    """Let several workers empty the room; return the ids in the order they were taken.
+
+    Not in the order of the commits' replies: a reply may arrive after a later commit's.
+    """
+    left: list[tuple[int, str]] = []
+    turns = count()
 
     async def work() -> None:
         while True:
             try:
                 async with world.database.begin() as unit:
                     taken = await unit.waiting.take_due(CONSUMER, 2)
+                    mine = [(next(turns), found.message_id) for found in taken]
                     for found in taken:
                         # Others run while this one is handled.
                         await asyncio.sleep(0)
                         await unit.waiting.remove(CONSUMER, found.message_id)
             except Locked:
                 continue
-            left.extend(found.message_id for found in taken)
+            left.extend(mine)
             if not taken and not await _is_anybody_here(world):
                 return
 
     await asyncio.wait_for(asyncio.gather(*(work() for _ in range(WORKERS))), 60)
-    return left
+    return [message_id for _, message_id in sorted(left)]
 
 
 async def _is_anybody_here(world: DatabaseWorld) -> bool:
