@@ -11,7 +11,7 @@ from sqlalchemy import Column, Text, inspect, text
 from sqlalchemy.schema import MetaData
 
 from semel.errors import Retryable
-from semel.messaging.claims import ClaimRequest, Duplicate
+from semel.messaging.claims import Claimed, ClaimRequest
 from semel.sqlalchemy import schema
 from semel.sqlalchemy.database import SqlDatabase
 from semel.sqlalchemy.engine import open_engine
@@ -146,6 +146,21 @@ def test_a_database_without_tables_is_told_how_to_get_them(run):
         run(schema.upgrade)
     with pytest.raises(SchemaUnusable, match="semel db create"):
         run(schema.require_version)
+    with pytest.raises(SchemaUnusable, match="semel db create"):
+        run(claim)
+
+
+def test_a_database_that_got_its_tables_meanwhile_is_used(run):
+    async def late(engine):
+        database = SqlDatabase(engine)
+        with pytest.raises(SchemaUnusable):
+            async with database.begin():
+                raise AssertionError("began without tables")
+        await schema.create(engine)
+        async with database.begin() as unit:
+            return await unit.claims.try_claim("billing", ClaimRequest("m"))
+
+    assert isinstance(run(late), Claimed)
 
 
 def test_tables_that_another_tool_made_get_their_version(run):
@@ -257,6 +272,13 @@ async def claim(engine):
         return await unit.claims.try_claim("billing", ClaimRequest("m"))
 
 
+async def claimed(engine):
+    async with engine.connect() as connection:
+        return list(
+            (await connection.execute(text("SELECT message_id FROM processed_message"))).scalars()
+        )
+
+
 def test_an_older_version_is_migrated_and_keeps_its_rows(run):
     ran = []
     newer = next_version(ran)
@@ -275,7 +297,7 @@ def test_an_older_version_is_migrated_and_keeps_its_rows(run):
     assert (upgraded, again) == (SchemaChange(1, 2), SchemaChange(2, 2))
     assert ran == [2]
     assert run(lambda engine: schema.check(engine, newer)) == []
-    assert run(claim) == Duplicate()
+    assert run(claimed) == ["m"]
 
 
 def test_processes_that_migrate_at_once_migrate_once(run):
@@ -307,7 +329,7 @@ def test_an_older_semel_refuses_tables_of_a_newer_one(run):
     newer = next_version([])
     run(lambda engine: schema.create(engine, newer))
 
-    for act in (schema.create, schema.upgrade, schema.require_version):
+    for act in (schema.create, schema.upgrade, schema.require_version, claim):
         with pytest.raises(SchemaUnusable, match=r"version 2.*knows versions up to 1.*upgrade"):
             run(act)
     (problem,) = run(schema.check)

@@ -31,6 +31,7 @@ from semel.sqlalchemy.members import SqlMembers
 from semel.sqlalchemy.outbox import SqlOutboxStore
 from semel.sqlalchemy.replays import SqlReplays
 from semel.sqlalchemy.revisions import SqlRevisions
+from semel.sqlalchemy.schema import require_version
 from semel.sqlalchemy.sequence import SqlVersions
 from semel.sqlalchemy.session import HandlerSession
 from semel.sqlalchemy.times import now_us, to_seconds
@@ -91,6 +92,7 @@ class SqlDatabase:
         self.classification: Classification = SQL_CLASSIFICATION
         self._lock_seconds = lock_seconds
         self._session_options = session_options or {}
+        self._is_known = False
         self._options: dict[str, Any] = {}
         if self.is_postgres:
             # Whatever the engine's default: at a higher level the second of two claims
@@ -106,10 +108,16 @@ class SqlDatabase:
     async def begin(self) -> AsyncIterator[SqlUnit]:
         """Open a transaction; committed when the block ends, rolled back when it raises.
 
+        The first one sees to it that the tables are of the version that this code knows.
+
         Raises:
             Retryable: there is no connection, or the commit was refused for now.
             CommitInDoubt: the commit was sent and no answer came.
+            SchemaUnusable: semel's tables are missing, older or newer.
         """
+        if not self._is_known:
+            await require_version(self.engine)
+            self._is_known = True
         async with translated("the database"):
             connection = await self.engine.connect()
         try:
