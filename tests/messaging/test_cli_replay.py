@@ -292,25 +292,20 @@ def test_completeness_asks_the_broker_about_holes(shop):
     assert place["holes"] == [{"first": 2, "last": 2}]
 
 
-NOTHING: dict[str, Any] = dict.fromkeys(
-    ("key", "topic", "error_code", "label", "offsets", "since", "until")
-)
-
-
 def test_options_make_selections():
     times = {"since": "2026-11-16T08:00", "until": "2026-11-16T09:00:00+00:00"}
 
     found = [
-        selection_of(["a"], False, False, None, **NOTHING),
-        selection_of(None, True, False, None, **NOTHING),
-        selection_of(None, False, True, None, **NOTHING),
-        selection_of(None, False, False, "p/0", **{**NOTHING, "offsets": "1:2"}),
-        selection_of(None, False, False, "p/0", **{**NOTHING, **times}),
+        selection_of(message=["a"]),
+        selection_of(dead_letters=True),
+        selection_of(parked=True),
+        selection_of(partition="p/0", offsets="1:2"),
+        selection_of(partition="p/0", **times),
     ]
 
     assert [type(one) for one in found] == [Ids, Letters, Waiting, Offsets, Times]
     assert isinstance(found[4], Times)
     assert found[4].until - found[4].since == 3600
-    assert selection_of(None, False, False, None, **NOTHING) is None
+    assert selection_of() is None
     with pytest.raises(Misuse):
-        selection_of(["a"], True, False, None, **NOTHING)
+        selection_of(message=["a"], dead_letters=True)

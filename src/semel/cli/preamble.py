@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from itertools import chain
 from typing import Any, Final, get_type_hints
 
 from semel.cli.answer import Answer, answering
@@ -89,18 +90,28 @@ def changing(
 
 
 def begins_with(
-    preamble: Callable[..., AbstractContextManager[tuple[Any, ...]]], name: str
+    preamble: Callable[..., AbstractContextManager[tuple[Any, ...]]],
+    name: str,
+    *makers: Callable[..., Any],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of *preamble*, and what *preamble* makes of them."""
-    _, *shared = _options(preamble)
-    names = {option.name for option in shared}
+    """Give a command the options of *preamble*, and what *preamble* makes of them.
+
+    Each of *makers* makes one thing more, of options of its own.
+    """
+    _, *begun = _options(preamble)
+    made_of = [_options(make) for make in makers]
+    shared = [*chain.from_iterable(made_of), *begun]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**given: Any) -> None:
-            theirs = {option: given.pop(option) for option in names}
-            with preamble(name, **theirs) as made:
-                command(*made, **given)
+            taken = {option.name: given.pop(option.name) for option in shared}
+            with preamble(name, **_of(taken, begun)) as made:
+                more = [
+                    make(**_of(taken, options))
+                    for make, options in zip(makers, made_of, strict=True)
+                ]
+                command(*made, *more, **given)
 
         own = [option for option in _options(command) if option.kind is _KEYWORD]
         both = [option.replace(kind=_KEYWORD) for option in (*own, *shared)]
@@ -110,6 +121,10 @@ def begins_with(
         return run
 
     return decorate
+
+
+def _of(given: dict[str, Any], options: list[inspect.Parameter]) -> dict[str, Any]:
+    return {option.name: given[option.name] for option in options}
 
 
 def _options(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from semel.cli.database import CodeFilter, KeyFilter
 from semel.cli.target import load_object
 from semel.errors import Misuse
 from semel.message import Partition
@@ -77,31 +78,30 @@ PolicyOption: TypeAlias = Annotated[
 
 
 def selection_of(
-    ids: list[str] | None,
-    letters: bool,
-    parked: bool,
-    partition: str | None,
-    *,
-    key: str | None,
-    topic: str | None,
-    error_code: str | None,
-    label: str | None,
-    offsets: str | None,
-    since: str | None,
-    until: str | None,
+    message: IdsOption = None,
+    dead_letters: LettersOption = False,
+    parked: ParkedOption = False,
+    partition: PartitionOption = None,
+    key: KeyFilter = None,
+    topic: TopicOption = None,
+    error_code: CodeFilter = None,
+    label: LabelOption = None,
+    offsets: OffsetsOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
 ) -> Selection | None:
     """Make a selection of the options; None where they select nothing.
 
     Raises:
         Misuse: they select several things, or halves of one.
     """
-    chosen = [bool(ids), letters, parked, partition is not None]
+    chosen = [bool(message), dead_letters, parked, partition is not None]
     if chosen.count(True) > 1:
         raise Misuse("choose one of --message, --dead-letters, --parked and --partition")
     times = [None if text is None else time_of(text) for text in (since, until)]
-    if ids:
-        return Ids(tuple(ids))
-    if letters:
+    if message:
+        return Ids(tuple(message))
+    if dead_letters:
         return Letters(
             DeadLetterFilter(
                 key=key, topic=topic, error_code=error_code, since=times[0], until=times[1]

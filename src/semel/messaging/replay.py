@@ -98,6 +98,9 @@ class ReplayReport:
     last: Replayed | None = None
     """The message that had its turn last."""
 
+    asks: bool = False
+    """It stopped behind a stage of the canary, for somebody to look and run it again."""
+
     @property
     def done(self) -> int:
         """Messages that had their turn."""
@@ -257,7 +260,8 @@ class Replay:
                 return await self._end(ReplayState.FAILED, why, done)
         if self.settings.asks_after_canary and done.turn is Turn.HANDLED and report.tried in stages:
             why = f"{report.tried} tried: look at what they did, then run it again"
-            return await self._end(ReplayState.STOPPED, why, done)
+            stopped = await self._end(ReplayState.STOPPED, why, done)
+            return replace(stopped, asks=stopped.state is ReplayState.STOPPED)
         return None
 
     async def _begin_or_go_on(self) -> ReplayRun:

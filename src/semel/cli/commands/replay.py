@@ -14,9 +14,7 @@ from semel.cli.answer import Answer, table
 from semel.cli.database import (
     Actor,
     Books,
-    CodeFilter,
     ConsumerFilter,
-    KeyFilter,
     LimitOption,
     acting,
     asking,
@@ -34,17 +32,8 @@ from semel.cli.reports.replays import (
 )
 from semel.cli.selection import (
     HandlerOption,
-    IdsOption,
-    LabelOption,
-    LettersOption,
-    OffsetsOption,
-    ParkedOption,
-    PartitionOption,
     PolicyOption,
     ReaderOption,
-    SinceOption,
-    TopicOption,
-    UntilOption,
     load_consumer,
     load_reader,
     policy_of,
@@ -57,6 +46,7 @@ from semel.messaging.dryrun import dry_runs
 from semel.messaging.replay import Replay, ReplayReport, ReplaySettings, stop_replay
 from semel.messaging.replays import ReplayRun, ReplayState
 from semel.messaging.revival import MOST_RETRIES
+from semel.messaging.selection import Selection
 
 app = typer.Typer(no_args_is_help=True, help="Handle messages again, carefully.")
 
@@ -67,27 +57,17 @@ PROGRESS_SECONDS = 1.0
 
 
 @app.command("run")
-@begins_with(acting, "replay run")
+@begins_with(acting, "replay run", selection_of)
 def run(
     answer: Answer,
     books: Books,
     actor: Actor,
+    selection: Selection | None,
     *,
     consumer: HandlerOption,
     name: Annotated[
         str, typer.Option("--name", help="Of the replay; give it again to go on.")
     ] = "",
-    message: IdsOption = None,
-    dead_letters: LettersOption = False,
-    parked: ParkedOption = False,
-    partition: PartitionOption = None,
-    key: KeyFilter = None,
-    topic: TopicOption = None,
-    error_code: CodeFilter = None,
-    label: LabelOption = None,
-    offsets: OffsetsOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
     reader: ReaderOption = None,
     policy: PolicyOption = None,
     canary: Annotated[
@@ -112,19 +92,6 @@ def run(
     Example: semel replay run --consumer shop:billing --dead-letters --reason "fixed in 2.4.1"
     """
     handler = load_consumer(consumer)
-    selection = selection_of(
-        message,
-        dead_letters,
-        parked,
-        partition,
-        key=key,
-        topic=topic,
-        error_code=error_code,
-        label=label,
-        offsets=offsets,
-        since=since,
-        until=until,
-    )
     if selection is None and not name:
         raise Misuse("say what to replay: --message, --dead-letters, --parked or --partition")
     refusal, window = policy_of(policy, handler, selection)
@@ -161,7 +128,7 @@ def run(
         return kept, report
 
     kept, report = books.ask(once)
-    while report.state is ReplayState.STOPPED and report.why.endswith("run it again"):
+    while report.asks:
         answer.say(report.why)
         name = report.name
         actor.confirm(answer, "Go on?")
@@ -194,23 +161,13 @@ def _counts(report: ReplayReport) -> str:
 
 
 @app.command("dry-run")
-@begins_with(asking, "replay dry-run")
+@begins_with(asking, "replay dry-run", selection_of)
 def dry_run(
     answer: Answer,
     books: Books,
+    selection: Selection | None,
     *,
     consumer: HandlerOption,
-    message: IdsOption = None,
-    dead_letters: LettersOption = False,
-    parked: ParkedOption = False,
-    partition: PartitionOption = None,
-    key: KeyFilter = None,
-    topic: TopicOption = None,
-    error_code: CodeFilter = None,
-    label: LabelOption = None,
-    offsets: OffsetsOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
     reader: ReaderOption = None,
     limit: LimitOption = 10,
 ) -> None:
@@ -222,19 +179,6 @@ def dry_run(
     Example: semel replay dry-run --consumer shop:billing --message m-17
     """
     handler = load_consumer(consumer)
-    selection = selection_of(
-        message,
-        dead_letters,
-        parked,
-        partition,
-        key=key,
-        topic=topic,
-        error_code=error_code,
-        label=label,
-        offsets=offsets,
-        since=since,
-        until=until,
-    )
     if selection is None:
         raise Misuse("say what to try: --message, --dead-letters, --parked or --partition")
     read_again = load_reader(reader)
