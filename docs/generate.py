@@ -7,7 +7,6 @@ never written by hand.
 from __future__ import annotations
 
 import importlib
-import inspect
 import pkgutil
 import re
 import textwrap
@@ -19,7 +18,7 @@ from typing import Any, Final
 import typer.main
 
 import semel
-from docs.markdown import as_markdown, attribute_docs, table
+from docs.markdown import attribute_docs, first_sentence, rules_of, table
 from docs.messaging_tables import MESSAGING
 from semel import errors, events
 from semel.cli.app import app
@@ -218,18 +217,6 @@ def ledger_rules() -> str:
     return rules_of(LedgerContract)
 
 
-def rules_of(contract: type) -> str:
-    """List a contract's tests by the class that holds them."""
-    lines = []
-    for part in contract.__mro__:
-        rules = [name for name in vars(part) if name.startswith("test_")]
-        if rules:
-            lines.append(f"*{first_sentence(part).rstrip('.')}*\n")
-            lines += [f"- {rule.removeprefix('test_').replace('_', ' ')}" for rule in rules]
-            lines.append("")
-    return "\n".join(lines).rstrip()
-
-
 def commands() -> str:
     """Every command with the first sentence of its help."""
     rows = []
@@ -314,12 +301,6 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     **MESSAGING,
 }
 """By the name that stands in the page."""
-
-
-def first_sentence(thing: Any) -> str:
-    """Return the first paragraph of a docstring, with Markdown's code quotes."""
-    text = inspect.getdoc(thing) or ""
-    return as_markdown(text.split("\n\n")[0])
 
 
 def regenerated(text: str) -> str:

@@ -6,6 +6,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -35,3 +36,21 @@ def attribute_docs(kind: type) -> dict[str, str]:
 def as_markdown(text: str) -> str:
     """Turn a docstring's quotes into Markdown's, on one line."""
     return " ".join(text.split()).replace("``", "`")
+
+
+def first_sentence(thing: Any) -> str:
+    """Return the first paragraph of a docstring, with Markdown's code quotes."""
+    text = inspect.getdoc(thing) or ""
+    return as_markdown(text.split("\n\n")[0])
+
+
+def rules_of(contract: type) -> str:
+    """List a contract's tests by the class that holds them."""
+    lines = []
+    for part in contract.__mro__:
+        rules = [name for name in vars(part) if name.startswith("test_")]
+        if rules:
+            lines.append(f"*{first_sentence(part).rstrip('.')}*\n")
+            lines += [f"- {rule.removeprefix('test_').replace('_', ' ')}" for rule in rules]
+            lines.append("")
+    return "\n".join(lines).rstrip()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
-from docs.markdown import attribute_docs, table
+from docs.markdown import attribute_docs, first_sentence, rules_of, table
 from semel.measures import LABELS
 from semel.messaging.claims import CLAIM_TABLE, StalePolicy
 from semel.messaging.failure import CODES, RETRYABLE_CLASSES, FailureClass
@@ -14,6 +14,38 @@ from semel.messaging.outcome import Told
 from semel.messaging.sequence import GapPolicy
 from semel.messaging.settings import BatchPolicy
 from semel.messaging.waiting import Waits
+from semel.testing.contracts import (
+    ApprovalsContract,
+    AuditContract,
+    BrokerContract,
+    ClaimsContract,
+    DeadLettersContract,
+    InboxContract,
+    MembersContract,
+    OutboxContract,
+    OutcomesContract,
+    ReplaysContract,
+    RevisionsContract,
+    VersionsContract,
+    WaitingContract,
+)
+
+CONTRACTS: Final = (
+    ClaimsContract,
+    WaitingContract,
+    DeadLettersContract,
+    RevisionsContract,
+    ApprovalsContract,
+    AuditContract,
+    VersionsContract,
+    OutboxContract,
+    InboxContract,
+    ReplaysContract,
+    OutcomesContract,
+    MembersContract,
+    BrokerContract,
+)
+"""Those of the messaging half, in the order of its pages."""
 
 
 def metrics() -> str:
@@ -63,11 +95,21 @@ def words(kind: type[StrEnum], head: str) -> Callable[[], str]:
     return printed
 
 
+def messaging_rules() -> str:
+    """Every contract of the messaging half with its rules, as its own sentences."""
+    parts = []
+    for contract in CONTRACTS:
+        rules = rules_of(contract).removeprefix(f"*{first_sentence(contract).rstrip('.')}*").strip()
+        parts.append(f"## `{contract.__name__}`\n\n{first_sentence(contract)}\n\n{rules}")
+    return "\n\n".join(parts)
+
+
 MESSAGING: Final[dict[str, Callable[[], str]]] = {
     "batch-policies": words(BatchPolicy, "policy"),
     "claim-table": claim_table,
     "failure-codes": failure_codes,
     "gap-policies": words(GapPolicy, "policy"),
+    "messaging-rules": messaging_rules,
     "metrics": metrics,
     "outcomes": outcomes,
     "stale-policies": words(StalePolicy, "policy"),
