@@ -62,15 +62,22 @@ async def postgres_world(server: PostgresServer) -> AsyncIterator[DatabaseWorld]
 _made: WeakKeyDictionary[PostgresServer, str] = WeakKeyDictionary()
 
 
+EMPTY = f"""DO $$ DECLARE name text; BEGIN
+    FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public'
+        AND tablename NOT IN ({", ".join(f"'{name}'" for name in metadata.tables)}) LOOP
+        EXECUTE format('DROP TABLE %I CASCADE', name);
+    END LOOP;
+    {" ".join(f"DELETE FROM {name};" for name in metadata.tables)}
+    FOR name IN SELECT sequencename FROM pg_sequences WHERE last_value IS NOT NULL LOOP
+        PERFORM setval(quote_ident(name), 1, false);
+    END LOOP;
+END $$"""
+"""Empties semel's tables and drops any other: two tests may mean different ones by one name."""
+
+
 async def _empty(world: DatabaseWorld) -> None:
-    """Empty semel's tables and drop any other: two tests may mean different ones by one name."""
     async with world.database.begin() as unit:
-        listed = text("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
-        found = set((await unit.session.execute(listed)).scalars())
-        for name in found - metadata.tables.keys():
-            await unit.session.execute(text(f'DROP TABLE "{name}" CASCADE'))
-        kept = ", ".join(f'"{name}"' for name in found & metadata.tables.keys())
-        await unit.session.execute(text(f"TRUNCATE {kept} RESTART IDENTITY"))
+        await unit.session.execute(text(EMPTY))
 
 
 @asynccontextmanager
