@@ -28,6 +28,18 @@ Started = TypeVar("Started")
 _numbers = count(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file in one process; those that start a JVM run in one, and first."""
+
+    def starts_jvm(item: pytest.Item) -> bool:
+        return any(item.get_closest_marker(name) for name in ("spark", "kafka"))
+
+    items.sort(key=lambda item: not starts_jvm(item))
+    for item in items:
+        group = "jvm" if starts_jvm(item) else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 def require(start: Callable[[], Started]) -> Started:
     """Start a service; without it, a laptop skips the test and CI fails it."""
     try:
