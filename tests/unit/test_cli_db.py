@@ -68,13 +68,27 @@ def test_what_was_done_is_printed(file):
     made = CliRunner().invoke(app, ["db", "create"])
     again = CliRunner().invoke(app, ["db", "create"])
     harm(file, "DELETE FROM semel_messaging")
-    adopted = CliRunner().invoke(app, ["db", "upgrade"])
+    adopted = CliRunner().invoke(app, ["db", "upgrade", "--yes"])
     checked = CliRunner().invoke(app, ["db", "check"])
 
     assert "made the tables of version 1" in made.stdout
     assert "have version 1 already" in again.stdout
     assert "wrote down that they have version 1" in adopted.stdout
     assert "nothing is missing" in checked.stdout
+
+
+def test_an_upgrade_asks_before_it_changes_anything(file):
+    ask("db", "create")
+    harm(file, "DELETE FROM semel_messaging")
+
+    error = ask("db", "upgrade", code=2)["error"]
+    refused = CliRunner().invoke(app, ["db", "upgrade"], input="n\n")
+
+    assert "add --yes" in error
+    assert "--dry-run" not in error
+    assert refused.exit_code == 130
+    assert ask("db", "check", code=1)["problems"][0]["what"] == "the tables have no version"
+    assert ask("db", "upgrade", "--yes")["changed"] is True
 
 
 def test_a_table_of_somebody_elses_is_refused(file):
@@ -135,6 +149,6 @@ def test_tables_in_postgres_are_made_and_checked(postgres_url):
 def test_a_database_that_does_not_exist_is_named(postgres_server):
     url = postgres_server.url_of("nowhere")
 
-    error = ask("db", "create", "--database", url, code=4)["error"]
+    error = ask("db", "create", "--database", url, code=2)["error"]
 
-    assert 'database "nowhere" does not exist' in error
+    assert 'database "nowhere" does not exist; create it' in error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,6 +30,9 @@ FORMAT: Final = 1
 
 # A pipe has no width; tables must not be folded to 80 columns there.
 PIPE_COLUMNS: Final = 160
+
+PROGRESS_SECONDS: Final = 1.0
+"""How often long work says how far it is: a line for every step would be read by nobody."""
 
 
 class Report(Protocol):
@@ -54,9 +58,13 @@ class Answer:
         self.console = _console(sys.stderr if as_json else sys.stdout)
         """Where people read: tables, plans and progress."""
 
+        self.can_rehearse = False
+        """The command has --dry-run."""
+
         self.code = ExitCode.OK
         self.report: dict[str, Any] = {}
         self._hidden: list[str] = []
+        self._told_at = time.monotonic()
         self._later = ExitStack()
 
     def hide(self, url: str) -> None:
@@ -72,6 +80,13 @@ class Answer:
         Console(file=sys.stderr, soft_wrap=True, highlight=False, emoji=False).print(
             self.scrub(text), markup=False
         )
+
+    def tell(self, far: Callable[[], str]) -> None:
+        """Say how far long work is, if nothing was said for a while; cheap to call often."""
+        now = time.monotonic()
+        if now - self._told_at >= PROGRESS_SECONDS:
+            self._told_at = now
+            self.say(far())
 
     def give(self, report: SomeReport, render: Callable[[Console, SomeReport], None]) -> None:
         """Make *report* the answer."""
@@ -95,7 +110,8 @@ class Answer:
         if yes:
             return
         if self.as_json:
-            raise Misuse("with --json nobody is asked: add --yes to do it, or use --dry-run")
+            rehearsal = ", or use --dry-run" if self.can_rehearse else ""
+            raise Misuse(f"with --json nobody is asked: add --yes to do it{rehearsal}")
         typer.confirm(question, abort=True, err=True)
 
     def scrub(self, text: str) -> str:

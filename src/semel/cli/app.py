@@ -28,6 +28,7 @@ from semel.cli.commands import (
     verify,
 )
 from semel.cli.exits import MEANS
+from semel.cli.root import Root
 
 
 def _epilog() -> str:
@@ -44,6 +45,7 @@ def _epilog() -> str:
 
 app = typer.Typer(
     name="semel",
+    cls=Root,
     help="What a pipeline's ledger and sinks hold, what is stuck and why, and the safe way out.",
     epilog=_epilog(),
     no_args_is_help=True,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,12 +18,16 @@ from typing import Annotated, Final, TypeAlias, TypeVar
 import typer
 
 from semel.cli.answer import Answer, answering
-from semel.cli.options import DebugOption, JsonOption, YesOption
+from semel.cli.options import MOST_ROWS, DebugOption, JsonOption, YesOption
+from semel.cli.words import lasting
 from semel.errors import MissingExtra, Misuse
 from semel.messaging.database import Database
 from semel.secrets import masked
 
 DATABASE_VARIABLE: Final = "SEMEL_DATABASE"
+
+# Long enough that most commands say nothing, short enough that nobody thinks it hangs.
+STILL_SECONDS: Final = 5.0
 
 DatabaseOption: TypeAlias = Annotated[
     str | None,
@@ -56,7 +61,7 @@ CodeFilter: TypeAlias = Annotated[
     str | None, typer.Option("--error-code", metavar="CODE", help="Only this failure.")
 ]
 LimitOption: TypeAlias = Annotated[
-    int, typer.Option("--limit", "-n", min=1, help="How many at most.")
+    int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="How many at most.")
 ]
 MessageArgument: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The message's id.")]
 MessagesArgument: TypeAlias = Annotated[
@@ -71,6 +76,8 @@ class Books:
     """The database that a command is about; each question opens it anew."""
 
     url: str
+    tell: Callable[[Callable[[], str]], None] = lambda far: None
+    """Where a question that takes long says so."""
 
     @property
     def name(self) -> str:
@@ -91,12 +98,20 @@ class Books:
 
         async def whole() -> Result:
             database = await open_existing(self.url)
+            waiting = asyncio.create_task(self._say_that_it_lasts())
             try:
                 return await question(database)
             finally:
+                waiting.cancel()
                 await database.close()
 
         return asyncio.run(whole())
+
+    async def _say_that_it_lasts(self) -> None:
+        began = time.monotonic()
+        while True:
+            await asyncio.sleep(STILL_SECONDS)
+            self.tell(lambda: f"still at work, for {lasting(time.monotonic() - began)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,4 +186,4 @@ def _books(answer: Answer, url: str | None) -> Books:
     if not url:
         raise Misuse(f"say which database with --database URL (or ${DATABASE_VARIABLE})")
     answer.hide(url)
-    return Books(url)
+    return Books(url, answer.tell)

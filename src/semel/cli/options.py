@@ -11,6 +11,12 @@ import typer
 LEDGER_VARIABLE: Final = "SEMEL_LEDGER"
 PIPELINE_VARIABLE: Final = "SEMEL_PIPELINE"
 
+MOST: Final = 2**63 - 1
+"""The largest number that a database keeps."""
+
+MOST_ROWS: Final = 10**9
+"""More than anybody reads."""
+
 LedgerOption: TypeAlias = Annotated[
     str | None,
     typer.Option(

@@ -107,6 +107,7 @@ def begins_with(
         def run(**given: Any) -> None:
             taken = {option.name: given.pop(option.name) for option in shared}
             with preamble(name, **_of(taken, begun)) as made:
+                made[0].can_rehearse = "dry_run" in given
                 more = [
                     make(**_of(taken, options))
                     for make, options in zip(makers, made_of, strict=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -150,11 +150,16 @@ class NotedHead:
 PAGE: Final = 1000
 
 
-async def verify(database: Database, noted: NotedHead | None = None) -> Verified | Broken:
+async def verify(
+    database: Database,
+    noted: NotedHead | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Verified | Broken:
     """Walk the whole chain, a page per transaction, and compare its end with the head.
 
     Entries may be appended meanwhile.  An end that was cut off together with the head shows
-    only against a head that was *noted* before.
+    only against a head that was *noted* before.  *progress* hears behind every page how many
+    entries were found whole, and how many there are.
     """
     last: AuditEntry | None = None
     while True:
@@ -168,6 +173,7 @@ async def verify(database: Database, noted: NotedHead | None = None) -> Verified
         if not page:
             return _end(last, number, head_hash, noted)
         last = page[-1]
+        progress(last.number, number)
 
 
 def _against(noted: NotedHead | None, page: Sequence[AuditEntry]) -> str | None:

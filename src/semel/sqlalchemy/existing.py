@@ -11,7 +11,7 @@ from sqlalchemy.exc import ArgumentError
 from semel.errors import Misuse
 from semel.secrets import masked
 from semel.sqlalchemy.database import SqlDatabase
-from semel.sqlalchemy.faults import translated
+from semel.sqlalchemy.faults import opening
 from semel.sqlalchemy.tables import metadata
 
 
@@ -19,7 +19,9 @@ async def open_existing(url: str) -> SqlDatabase:
     """Open a database with semel's messaging tables in it.
 
     Raises:
-        Misuse: there is no database at *url*, or it has no such tables.
+        Misuse: there is no database at *url*, its server does not know the role or the
+            password, or it has no such tables.
+        Permanent: what is there is no database.
         Retryable: it does not answer.
     """
     try:
@@ -32,7 +34,7 @@ async def open_existing(url: str) -> SqlDatabase:
         raise Misuse(f"there is no file {parsed.database or ':memory:'}")
     database = SqlDatabase(url)
     try:
-        async with translated(f"database {masked(url)}"), database.engine.connect() as connection:
+        async with opening(f"database {masked(url)}"), database.engine.connect() as connection:
             missing = await connection.run_sync(_missing_tables)
     except BaseException:
         await database.close()

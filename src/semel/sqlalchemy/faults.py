@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from semel.errors import InDoubt, Retryable, SemelError, reason_of
+from semel.errors import InDoubt, Misuse, Permanent, Retryable, SemelError, reason_of
 from semel.messaging.claims import Locked
 from semel.messaging.failure import CLASSIFICATION, Classification
 
@@ -19,9 +19,16 @@ TIMEOUT_STATES: Final = frozenset({"57014"})
 OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "53300", "53400", "25P03", "57P05"})
 OUTAGE_CLASSES: Final = frozenset({"08"})
 
+NO_SUCH_DATABASE: Final = "3D000"
+REFUSED_CLASS: Final = "28"
+
 # The stdlib's primary result codes, https://sqlite.org/rescode.html.
 SQLITE_BUSY: Final = 5
 SQLITE_LOCKED: Final = 6
+SQLITE_READONLY: Final = 8
+SQLITE_CORRUPT: Final = 11
+SQLITE_CANTOPEN: Final = 14
+SQLITE_NOTADB: Final = 26
 SQLITE_CODES: Final[Mapping[int, str]] = {
     SQLITE_BUSY: "DATABASE_TIMEOUT",
     SQLITE_LOCKED: "DATABASE_TIMEOUT",
@@ -34,6 +41,14 @@ class DatabaseConflict(Retryable):
 
 class DatabaseUnavailable(Retryable):
     """The database does not answer, or ended the connection; nothing was committed."""
+
+
+class DatabaseNotThere(Misuse):
+    """The URL names a database, a role or a password that its server does not know."""
+
+
+class DatabaseUnusable(Permanent):
+    """There is something at the URL, and it is no database that can be read."""
 
 
 class CommitInDoubt(InDoubt):
@@ -89,6 +104,20 @@ def translated_error(error: BaseException, what: str) -> SemelError | None:
     return None
 
 
+def opening_error(error: BaseException, what: str) -> SemelError | None:
+    """Say what is wrong with a URL by the error of its first use; None: it is not the URL."""
+    state, code, said = sqlstate(error), sqlite_code(error), _first_line(error)
+    if state == NO_SUCH_DATABASE:
+        return DatabaseNotThere(f"{what}: {said}; create it, or correct the URL")
+    if state[:2] == REFUSED_CLASS:
+        return DatabaseNotThere(f"{what}: {said}; correct the role and the password of the URL")
+    if code in (SQLITE_CANTOPEN, SQLITE_READONLY):
+        return DatabaseNotThere(f"{what}: {said}; let this user read and write the file")
+    if code in (SQLITE_NOTADB, SQLITE_CORRUPT):
+        return DatabaseUnusable(f"{what}: {said}; name another file, or restore a backup of it")
+    return None
+
+
 def _first_line(error: BaseException) -> str:
     # SQLAlchemy adds the statement and its parameters, which may hold people's data.
     return reason_of(getattr(error, "orig", None) or error)
@@ -101,6 +130,19 @@ async def translated(what: str) -> AsyncIterator[None]:
         yield
     except (SQLAlchemyError, OSError) as error:
         ours = translated_error(error, what)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+@asynccontextmanager
+async def opening(what: str) -> AsyncIterator[None]:
+    """Raise what is wrong with a URL in words that name it; beyond that, as `translated`."""
+    try:
+        async with translated(what):
+            yield
+    except DBAPIError as error:
+        ours = opening_error(error, what)
         if ours is None:
             raise
         raise ours from error

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from semel.errors import Permanent, reason_of
 from semel.secrets import masked
 from semel.sqlalchemy.engine import made_ready
-from semel.sqlalchemy.faults import translated
+from semel.sqlalchemy.faults import opening
 from semel.sqlalchemy.schema_check import Problem, differences
 from semel.sqlalchemy.tables import metadata
 
@@ -136,6 +136,21 @@ async def upgrade(engine: AsyncEngine, schema: Schema = CURRENT) -> SchemaChange
     return await _changed(engine, migrate)
 
 
+async def is_behind(engine: AsyncEngine, schema: Schema = CURRENT) -> bool:
+    """Tell whether `upgrade` would change something.
+
+    Raises:
+        Retryable: the database does not answer.
+    """
+
+    def look(connection: Connection) -> bool:
+        version = _version_there(connection, schema)
+        return version is not None and version < schema.version
+
+    async with _connected(engine) as ready, ready.connect() as connection:
+        return await connection.run_sync(look)
+
+
 async def check(engine: AsyncEngine, schema: Schema = CURRENT) -> Sequence[Problem]:
     """Compare the database with what this code needs; empty where nothing is wrong.
 
@@ -199,10 +214,10 @@ async def _changed(
 async def _connected(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
     name = _name(engine.sync_engine)
     try:
-        async with translated(f"database {name}"):
+        async with opening(f"database {name}"):
             yield made_ready(engine)
     except DBAPIError as error:
-        # No such database, no right to make tables: nothing that time can mend.
+        # No right to make tables, for one: nothing that time can mend.
         raise SchemaUnusable(name, reason_of(error.orig or error)) from error
 
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from semel.cli.answer import Answer, table
 from semel.cli.database import Books, ConsumerFilter, LimitOption, asking
+from semel.cli.options import MOST
 from semel.cli.preamble import begins_with
 from semel.cli.reports.audit import AuditList, AuditVerification, audit_list, audit_verification
 from semel.cli.words import at, counted, pairs
@@ -31,7 +32,8 @@ def list_entries(
         str | None, typer.Option("--message", metavar="ID", help="Only entries about this message.")
     ] = None,
     after: Annotated[
-        int | None, typer.Option("--after", metavar="NUMBER", help="Entries behind this one.")
+        int | None,
+        typer.Option("--after", metavar="NUMBER", min=0, max=MOST, help="Entries behind this one."),
     ] = None,
     limit: LimitOption = 50,
 ) -> None:
@@ -68,7 +70,11 @@ def verify(
     Example: semel audit verify --database postgresql://db/shop
     """
     noted = _noted(head)
-    report = books.ask(lambda database: audit_verification(database, books.name, noted))
+
+    def progress(done: int, of: int) -> None:
+        answer.tell(lambda: f"{done:,} of {counted(of, 'entry', 'entries')} are whole so far")
+
+    report = books.ask(lambda database: audit_verification(database, books.name, noted, progress))
     answer.give(report, show_verification)
 
 

@@ -8,10 +8,12 @@ from rich.markup import escape
 
 from semel.cli.answer import Answer
 from semel.cli.database import Books, asking
+from semel.cli.options import YesOption
 from semel.cli.preamble import begins_with
 from semel.cli.reports.db import (
     TablesChange,
     TablesCheck,
+    tables_are_behind,
     tables_checked,
     tables_created,
     tables_upgraded,
@@ -25,7 +27,8 @@ app = typer.Typer(no_args_is_help=True, help="Make, migrate and check the consum
 def create(answer: Answer, books: Books) -> None:
     """Make the tables that consumers, inboxes and outboxes need; doing so again changes nothing.
 
-    Refuses a database that has a table of the same name which semel did not make.
+    Refuses a database that has a table of the same name which semel did not make.  Nobody is
+    asked: what was there before stays as it is.
 
     Example: semel db create --database postgresql://db/shop
     """
@@ -34,13 +37,18 @@ def create(answer: Answer, books: Books) -> None:
 
 @app.command("upgrade")
 @begins_with(asking, "db upgrade")
-def upgrade(answer: Answer, books: Books) -> None:
+def upgrade(answer: Answer, books: Books, *, yes: YesOption = False) -> None:
     """Bring tables of an older semel up to date, in one transaction.
 
-    Two processes may do it at once: one migrates, the other waits and finds it done.
+    Asks before it changes anything.  Two processes may do it at once: one migrates, the other
+    waits and finds it done.
 
-    Example: semel db upgrade --database postgresql://db/shop
+    Example: semel db upgrade --database postgresql://db/shop --yes
     """
+    if tables_are_behind(books.url):
+        answer.confirm(
+            f"Migrate the tables in {books.name}? Consumers of an older semel must be stopped.", yes
+        )
     answer.give(tables_upgraded(books.url), show_change)
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from semel.cli.answer import Answer, table
+from semel.cli.options import MOST_ROWS
 from semel.cli.preamble import begins_with, looking
 from semel.cli.reports.attempts import AttemptReport, SourceReport
 from semel.cli.reports.history import HistoryReport, ScopeHistory, history_report
@@ -42,7 +43,10 @@ def history(
     target: Target,
     *,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="How many attempts of each scope.")
+        int,
+        typer.Option(
+            "--limit", "-n", min=1, max=MOST_ROWS, help="How many attempts of each scope."
+        ),
     ] = 20,
     cycle: Annotated[
         str | None, typer.Option("--cycle", metavar="g1.b42", help="All attempts of one cycle.")

@@ -32,6 +32,7 @@ from semel.cli.database import (
     asking,
     inspecting,
 )
+from semel.cli.options import MOST
 from semel.cli.preamble import begins_with
 from semel.cli.reports.messages import ActReport, Done
 from semel.cli.reports.parking import (
@@ -183,7 +184,7 @@ def fix_message(
     --reason "the currency was missing"
     """
     ids = _ids(keep_id, new_id)
-    new = sys.stdin.buffer.read() if payload == "-" else _file(payload).read_bytes()
+    new = sys.stdin.buffer.read() if payload == "-" else _content(payload)
     old = books.ask(lambda database: _payload(database, consumer, message))
     answer.console.print(readable_diff(old, new), markup=False, end="")
     actor.confirm(answer, f"Replace the payload of {message} of {consumer}?")
@@ -306,7 +307,9 @@ def approve(
     books: Books,
     actor: Actor,
     *,
-    number: Annotated[int, typer.Argument(metavar="NUMBER", help="Of the request.")],
+    number: Annotated[
+        int, typer.Argument(metavar="NUMBER", min=1, max=MOST, help="Of the request.")
+    ],
     refuse: Annotated[bool, typer.Option("--refuse", help="Keep the message instead.")] = False,
 ) -> None:
     """Delete what another person asked to delete, or refuse to.
@@ -330,11 +333,17 @@ def _ids(keep_id: bool, new_id: str | None) -> Ids:
     return KeepId() if new_id is None else NewId(new_id)
 
 
-def _file(name: str) -> Path:
+def _content(name: str) -> bytes:
     path = Path(name)
     if not path.is_file():
         raise Misuse(f"there is no file {name}")
-    return path
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise Misuse(
+            f"{name} cannot be read: {why}; let this user read it, or pipe it in with -"
+        ) from error
 
 
 async def _payload(database: Database, consumer: str, message_id: str) -> bytes | None:

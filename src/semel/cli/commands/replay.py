@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Annotated, TypeAlias
 
 import typer
@@ -51,9 +49,6 @@ from semel.messaging.selection import Selection
 app = typer.Typer(no_args_is_help=True, help="Handle messages again, carefully.")
 
 NameArgument: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The replay.")]
-
-# A line for every message of a long replay would be read by nobody.
-PROGRESS_SECONDS = 1.0
 
 
 @app.command("run")
@@ -106,7 +101,10 @@ def run(
     )
     if refusal is None:
         actor.confirm(answer, f"Replay {selection or name} to {handler.name} in {books.name}?")
-    told = _teller(answer)
+
+    def told(report: ReplayReport) -> None:
+        answer.tell(lambda: f"{report.name}: {_counts(report)}")
+
     read_again = load_reader(reader)
 
     async def once(database: Database) -> tuple[ReplayRun, ReplayReport]:
@@ -141,19 +139,6 @@ def _stages(text: str) -> tuple[int, ...]:
     if not all(part.isdecimal() for part in parts):
         raise Misuse(f"--canary {text}: write it as numbers with commas, such as 1,10")
     return tuple(map(int, parts))
-
-
-def _teller(answer: Answer) -> Callable[[ReplayReport], None]:
-    """Say from time to time how far a replay is."""
-    last = time.monotonic()
-
-    def tell(report: ReplayReport) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PROGRESS_SECONDS:
-            last = time.monotonic()
-            answer.say(f"{report.name}: {_counts(report)}")
-
-    return tell
 
 
 def _counts(report: ReplayReport) -> str:

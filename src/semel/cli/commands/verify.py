@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from semel.cli.answer import answering, table
-from semel.cli.options import DebugOption, JsonOption, PipelineOption
+from semel.cli.options import MOST_ROWS, DebugOption, JsonOption, PipelineOption
 from semel.cli.reports.verification import (
     Reread,
     SinkCheck,
@@ -32,7 +32,10 @@ EVERY = sys.maxsize // 8
 def verify(
     pipeline: PipelineOption = None,
     newest: Annotated[
-        int, typer.Option("--newest", "-n", min=1, help="How many cycles, the newest first.")
+        int,
+        typer.Option(
+            "--newest", "-n", min=1, max=MOST_ROWS, help="How many cycles, the newest first."
+        ),
     ] = 20,
     cycle: Annotated[
         list[str] | None,

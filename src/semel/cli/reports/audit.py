@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,10 +122,13 @@ async def audit_list(
 
 
 async def audit_verification(
-    database: Database, name: str, noted: NotedHead | None
+    database: Database,
+    name: str,
+    noted: NotedHead | None,
+    progress: Callable[[int, int], None],
 ) -> AuditVerification:
     """Walk the whole chain."""
-    found = await verify(database, noted)
+    found = await verify(database, noted, progress)
     if isinstance(found, Verified):
         head = f"{found.entries}:{found.hash}"
         return AuditVerification(name, True, found.entries, head, "")

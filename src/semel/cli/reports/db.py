@@ -81,6 +81,17 @@ def tables_upgraded(url: str) -> TablesChange:
     return TablesChange(masked(url), change.before, change.after, change.changed)
 
 
+def tables_are_behind(url: str) -> bool:
+    """Tell whether an upgrade would change something.
+
+    Raises:
+        Misuse: there is no such file.
+    """
+    from semel.sqlalchemy.schema import is_behind
+
+    return _on_engine(url, _is_there, is_behind)
+
+
 def tables_checked(url: str) -> TablesCheck:
     """Compare the tables with what this semel needs.
 

@@ -1,0 +1,137 @@
+"""What an operator types wrongly is named with its exit code, and is never a fault of semel."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from semel.cli import answer as answers
+from semel.cli import database as cli_database
+from semel.cli.app import app
+from semel.cli.database import Books
+from semel.messaging.audit import Act
+from tests.messaging.cli_books import CliBooks
+
+TOO_LARGE = "99999999999999999999"
+ON = ("--consumer", "billing")
+
+
+@pytest.fixture
+def books(tmp_path, monkeypatch):
+    made = CliBooks(tmp_path / "shop.db")
+    monkeypatch.setenv("SEMEL_DATABASE", made.url)
+    return made
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("command", [("dlq", "list"), ("db", "check"), ("replay", "list")])
+def test_a_database_that_its_server_does_not_have_is_a_mistake(books, postgres_server, command):
+    url = postgres_server.url_of("nowhere")
+
+    error = books.ask(*command, "--database", url, code=2)["error"]
+
+    assert 'database "nowhere" does not exist' in error
+    assert "correct the URL" in error
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("command", [("dlq", "list"), ("db", "create")])
+def test_a_role_that_its_server_does_not_have_is_a_mistake(books, postgres_url, command):
+    _, _, where = postgres_url.partition("@")
+
+    error = books.ask(*command, "--database", f"postgresql://eve:s3cret@{where}", code=2)["error"]
+
+    assert "eve" in error
+    assert "s3cret" not in error
+    assert "correct the role" in error
+
+
+@pytest.mark.parametrize("command", [("dlq", "list"), ("db", "check"), ("audit", "verify")])
+def test_a_file_that_is_no_database_is_unusable(books, tmp_path, command):
+    file = tmp_path / "notes.txt"
+    file.write_text("not a database at all, and long enough to be looked at" * 20)
+
+    error = books.ask(*command, "--database", f"sqlite:///{file}", code=4)["error"]
+
+    assert str(file) in error
+    assert "name another file" in error
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (("dlq", "list", "--limit", TOO_LARGE), "--limit"),
+        (("audit", "list", "--after", TOO_LARGE), "--after"),
+        (("audit", "list", "--after", "-1"), "--after"),
+        (("parking", "approve", TOO_LARGE, "--yes"), "NUMBER"),
+        (("dlq", "list", "--limt", "3"), "--limt"),
+        (("dlq", "lst"), "lst"),
+        (("dlq", "show", "m1"), "--consumer"),
+    ],
+)
+def test_a_wrong_argument_is_answered_in_json_where_that_was_asked_for(books, typed, said):
+    document = books.ask(*typed, code=2)
+
+    assert said in document["error"]
+    assert document["format"] == 1
+    assert document["command"] == " ".join(typed[:2] if typed[1] != "lst" else typed[:1])
+
+
+def test_a_wrong_argument_without_json_prints_none(books):
+    done = CliRunner().invoke(app, ["dlq", "list", "--limit", TOO_LARGE])
+
+    assert done.exit_code == 2
+    assert done.stdout == ""
+
+
+def test_only_commands_that_can_rehearse_are_told_so(books):
+    error = books.ask("dlq", "retry", "m1", *ON, code=2)["error"]
+
+    assert "add --yes" in error
+    assert "--dry-run" not in error
+
+
+def test_a_payload_that_cannot_be_read_is_named(books, tmp_path, monkeypatch):
+    file = tmp_path / "fixed.json"
+    file.write_text("{}")
+
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", denied)
+
+    fixing = ("parking", "fix", "m1", *ON, "--payload", file, "--keep-id")
+    error = books.act(*fixing, code=2)["error"]
+
+    assert f"{file} cannot be read: Permission denied" in error
+
+
+def test_a_long_verification_says_how_far_it_is(books, monkeypatch):
+    monkeypatch.setattr(answers, "PROGRESS_SECONDS", 0.0)
+
+    async def acts(world):
+        async with world.database.begin() as unit:
+            for number in range(3):
+                await unit.audit.append(Act("ann", "dlq.inspect", "billing", f"m{number}"))
+
+    books.fill(acts)
+    done = CliRunner().invoke(app, ["audit", "verify", "--json"])
+
+    assert "3 of 3 entries are whole so far" in done.stderr
+    assert json.loads(done.stdout)["whole"] is True
+
+
+def test_a_question_that_takes_long_says_that_it_is_still_at_work(books, monkeypatch):
+    monkeypatch.setattr(cli_database, "STILL_SECONDS", 0.01)
+    told = []
+
+    async def slow(database):
+        while not told:
+            await asyncio.sleep(0.01)
+
+    Books(books.url, lambda far: told.append(far())).ask(slow)
+
+    assert told[0].startswith("still at work")
