@@ -102,11 +102,31 @@ class AlwaysReclaims(MemoryProcessedMessageStore):
         return await super().lease(consumer, request, owner=owner, seconds=seconds)
 
 
-class OverwritesCompleted(MemoryProcessedMessageStore):
+class OverwritesTheEnd(MemoryProcessedMessageStore):
     """Writes a late failure over a success."""
 
-    def _writable(self, consumer, message_id, fence):
-        return self._get(consumer, message_id) or super()._writable(consumer, message_id, fence)
+    async def mark_failed(self, consumer, message_id, failure, fence=None):
+        row = self._get(consumer, message_id)
+        if row is None or row.state is not ClaimState.COMPLETED:
+            return await super().mark_failed(consumer, message_id, failure, fence)
+        self._put(self._failed(row, failure))
+        return True
+
+
+class OverwritesTheDead(MemoryProcessedMessageStore):
+    """Writes a late failure over what a person, or another worker, decided."""
+
+    async def mark_failed(self, consumer, message_id, failure, fence=None):
+        await self.reopen(consumer, message_id)
+        return await super().mark_failed(consumer, message_id, failure, fence)
+
+
+class KeepsResultsForEver(MemoryProcessedMessageStore):
+    """Erases nothing."""
+
+    async def erase(self, consumer, message_id):
+        row = self._get(consumer, message_id)
+        return row is not None and row.result is not None
 
 
 class ForgetsTheFailure(MemoryProcessedMessageStore):

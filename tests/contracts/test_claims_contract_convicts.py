@@ -25,7 +25,13 @@ IN_MEMORY = {
     broken.RenewsForAnybody: "test_a_stale_owner_changes_nothing",
     broken.CountsFencesPerClaim: "test_fences_rise_and_are_never_given_again",
     broken.AlwaysReclaims: "test_every_stale_policy_but_reclaim_leaves_an_expired_lease_alone",
-    broken.OverwritesCompleted: "test_a_failure_never_overwrites_a_completed_message",
+    broken.OverwritesTheEnd: (
+        "test_a_failure_that_comes_late_never_overwrites_how_a_message_ended"
+    ),
+    broken.OverwritesTheDead: (
+        "test_a_failure_that_comes_late_never_overwrites_how_a_message_ended"
+    ),
+    broken.KeepsResultsForEver: "test_erasing_removes_a_result_and_leaves_the_rest",
     broken.ForgetsTheFailure: ("test_a_failure_is_written_though_the_rollback_took_the_claim_away"),
     broken.CountsNoAttempts: "test_attempts_count_on_from_failure_to_failure",
     broken.IgnoresThePayload: (

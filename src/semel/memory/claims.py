@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from semel.errors import Misuse
 from semel.memory.tables import Table
 from semel.messaging.claims import (
+    CLOSED,
     TERMINAL,
     ClaimAnswer,
     Claimed,
@@ -122,15 +123,24 @@ class MemoryProcessedMessageStore:
     async def mark_failed(
         self, consumer: str, message_id: str, failure: Failure, fence: int | None = None
     ) -> bool:
-        """Write a failed attempt; False, and nothing changed, where it is COMPLETED.
+        """Write a failed attempt; False, and nothing changed, where its state is `CLOSED`.
 
         With a fence: only if the claim is still leased under it.
         """
         row = self._writable(consumer, message_id, fence)
-        if row is None:
+        if row is None or row.state in CLOSED:
             return False
         self._put(self._failed(row, failure))
         return True
+
+    async def erase(self, consumer: str, message_id: str) -> bool:
+        """Remove the kept result of a message, and note that its payload was erased."""
+        row = self._get(consumer, message_id)
+        if row is None:
+            return False
+        erased_at = self._now if row.erased_at is None else row.erased_at
+        self._claims.put(_key(row), replace(row, result=None, erased_at=erased_at))
+        return row.result is not None
 
     async def undo(self, consumer: str, message_id: str, failure: Failure) -> None:
         """Turn a claim that *this* transaction took into a failed attempt.

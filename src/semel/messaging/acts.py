@@ -79,8 +79,14 @@ async def complete_without_effect(unit: Unit, consumer: str, message_id: str, co
     row = await unit.claims.look_up(consumer, message_id)
     attempts = row.attempts if row else 0
     # A completed claim has no code of its own: it keeps that of its last failure.
-    await unit.claims.mark_failed(consumer, message_id, Failure(ClaimState.PARKED, attempts, code))
+    await overrule(unit, consumer, message_id, Failure(ClaimState.PARKED, attempts, code))
     await unit.claims.mark_completed(consumer, message_id)
+
+
+async def overrule(unit: Unit, consumer: str, message_id: str, failure: Failure) -> bool:
+    """Write a person's word over whatever a claim says; False where it is completed."""
+    await unit.claims.reopen(consumer, message_id)
+    return await unit.claims.mark_failed(consumer, message_id, failure)
 
 
 async def need_not_handled(unit: Unit, consumer: str, message_id: str) -> None:

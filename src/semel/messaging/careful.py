@@ -23,7 +23,7 @@ from semel.messaging.broker import Subscription
 from semel.messaging.claims import TERMINAL, ClaimRow, ClaimState, refusal
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, Unit
-from semel.messaging.failing import park_poison
+from semel.messaging.failing import Held, park_poison
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.members import Member
 from semel.messaging.outcome import Outcome, Skipped
@@ -211,7 +211,8 @@ async def handle_alone(
         if tries > limit:
             reason = f"the process died {limit} times while it handled this message alone"
             failure = Classified(FailureClass.POISON, "CRASHED", reason, "")
-            found = await park_poison(unit, consumer, message.tried(limit), failure)
+            held = Held(from_waiting=waiting is not None)
+            found = await park_poison(unit, consumer, message.tried(limit), failure, held)
             parked = Skipped() if found is None else found
         if is_over or parked is not None:
             await unit.members.acquit(consumer.name, message.id)

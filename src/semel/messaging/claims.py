@@ -44,6 +44,9 @@ class ClaimState(StrEnum):
 TERMINAL: Final = frozenset({ClaimState.COMPLETED, ClaimState.FAILED_TERMINAL})
 """The only states that retention may delete."""
 
+CLOSED: Final = TERMINAL | {ClaimState.PARKED}
+"""States that no attempt leads out of: its failure, if it comes late, is not written."""
+
 _ANY = frozenset(ClaimState)
 
 ARROWS: Final[Mapping[ClaimState, frozenset[ClaimState]]] = {
@@ -196,6 +199,8 @@ class ClaimRow:
     updated_at: float = 0.0
     error_code: str = ""
     result: str | None = None
+    erased_at: float | None = None
+    """When the message's payload was erased: none of it is written down again."""
 
 
 def found_of(row: ClaimRow | None, payload_hash: str, now: float) -> Found:
@@ -322,9 +327,19 @@ class ProcessedMessageStore(Protocol):
     async def mark_failed(
         self, consumer: str, message_id: str, failure: Failure, fence: int | None = None
     ) -> bool:
-        """Write a failed attempt; False, and nothing changed, where it is COMPLETED.
+        """Write a failed attempt; False, and nothing changed, where its state is `CLOSED`.
 
-        With a fence: only if the claim is still leased under it.
+        An attempt that fails late finds what others, or a person, made of the message
+        meanwhile; only `reopen` leads out of it.  With a fence: only if the claim is still
+        leased under it.
+        """
+        ...
+
+    async def erase(self, consumer: str, message_id: str) -> bool:
+        """Remove the kept result of a message, and note that its payload was erased.
+
+        Waits for a transaction that holds the claim; its state stays.  Tells whether there
+        was a result.
         """
         ...
 

@@ -7,7 +7,7 @@ keeps them.  A deleted message's claim stays, so that it is never handled again.
 from __future__ import annotations
 
 from semel.errors import Misuse
-from semel.messaging.acts import DELETED, NoSuchMessage, need_actor, need_reason
+from semel.messaging.acts import DELETED, NoSuchMessage, need_actor, need_reason, overrule
 from semel.messaging.approvals import Approval, Asked, Decision
 from semel.messaging.audit import Act
 from semel.messaging.claims import ClaimState, Failure
@@ -132,7 +132,7 @@ async def _never_again(unit: Unit, consumer: str, message_id: str) -> None:
     row = await unit.claims.look_up(consumer, message_id)
     attempts = row.attempts if row else 0
     gone = Failure(ClaimState.FAILED_TERMINAL, attempts, DELETED)
-    await unit.claims.mark_failed(consumer, message_id, gone)
+    await overrule(unit, consumer, message_id, gone)
 
 
 async def _audit(unit: Unit, act: str, request: Approval, actor: str, reason: str) -> None:

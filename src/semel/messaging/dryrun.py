@@ -109,6 +109,7 @@ async def _after(
     """Find out what would be written of the failure."""
     outcome: Outcome | None = None
     async with _rolled_back(database) as unit:
+        await unit.claims.reopen(consumer.name, state.message.id)
         outcome = await write_failure(unit, consumer, state.message, failure, state.gap)
     return Skipped() if outcome is None else outcome
 

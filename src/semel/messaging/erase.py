@@ -11,7 +11,7 @@ from typing import Final
 
 from semel.errors import Misuse
 from semel.message import digest_of
-from semel.messaging.acts import ERASED, need_actor, need_reason
+from semel.messaging.acts import ERASED, need_actor, need_reason, overrule
 from semel.messaging.audit import Act
 from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.database import Database, Unit
@@ -102,7 +102,7 @@ async def _park_claims(unit: Unit, which: WaitingFilter) -> None:
         for message in page:
             if message.erased_at is None:
                 parked = Failure(ClaimState.PARKED, message.attempts, ERASED)
-                await unit.claims.mark_failed(message.consumer, message.message_id, parked)
+                await overrule(unit, message.consumer, message.message_id, parked)
         which = replace(which, after_place=page[-1].place)
 
 

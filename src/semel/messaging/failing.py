@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 
 from semel.codec import Unread, Unreadable
 from semel.message import Message
-from semel.messaging.claims import ClaimState, Failure
+from semel.messaging.acts import ERASED
+from semel.messaging.claims import (
+    ClaimState,
+    Conflict,
+    Failure,
+    Parked,
+    Terminal,
+    refusal,
+)
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
 from semel.messaging.deadletters import DeadLetter
@@ -22,6 +30,7 @@ from semel.messaging.outcome import (
     DeadLettered,
     Outcome,
     ParkedAway,
+    Refused,
     RetryLater,
     RetryStored,
     Told,
@@ -59,7 +68,11 @@ async def write_failure(
     gap: Gap | None = None,
     claim: Held | None = None,
 ) -> Outcome | None:
-    """Write what became of a failed attempt; None where the message is COMPLETED after all."""
+    """Write what became of a failed attempt; None where the message is COMPLETED after all.
+
+    Where others, or a person, ended the message while it was tried, what they made of it
+    stays.  Where its payload was erased meanwhile, none of it is written.
+    """
     if message.is_duplicate:
         return await _not_sent_again(unit, consumer, message, failure)
     claim = claim or Held()
@@ -100,7 +113,26 @@ async def _mark(
     if claim.by_this_transaction:
         await unit.claims.undo(consumer.name, message.id, failure)
         return True
+    if claim.from_waiting:
+        waiting = await unit.waiting.get(consumer.name, message.id)
+        if waiting is not None and waiting.waits is Waits.BEHIND:
+            # The rollback of its turn has closed the claim again, which says parked, too.
+            await unit.claims.reopen(consumer.name, message.id)
     return await unit.claims.mark_failed(consumer.name, message.id, failure, claim.fence)
+
+
+async def _ended(unit: Unit, consumer: Consumer, message: Message) -> Outcome | None:
+    """Answer a failed attempt whose message was ended by others meanwhile."""
+    row = await unit.claims.look_up(consumer.name, message.id)
+    match refusal(row, message.digest, await unit.now()) if row else None:
+        case Conflict(expected):
+            return await write_conflict(unit, consumer, message, expected)
+        case Parked():
+            return Refused("parked")
+        case Terminal(error_code):
+            return Refused(f"dead letter ({error_code})")
+        case _:
+            return None
 
 
 def _failure(
@@ -119,11 +151,16 @@ async def _retry(
 ) -> Outcome | None:
     written = _failure(message, ClaimState.FAILED_RETRYABLE, failure, seconds)
     if not await _mark(unit, consumer, message, written, claim):
-        return None
+        return await _ended(unit, consumer, message)
     if not (consumer.settings.stores_retries or claim.from_waiting):
         return RetryLater(seconds, failure, message.attempt)
-    await unit.waiting.put(_waiting(consumer, message, failure, Waits.RETRY), seconds)
-    return RetryStored(failure, message.attempt)
+    waiting = await _waiting(unit, consumer, message, failure, Waits.RETRY)
+    await unit.waiting.put(waiting, seconds)
+    if waiting.erased_at is None:
+        return RetryStored(failure, message.attempt)
+    parked = Failure(ClaimState.PARKED, message.attempt, ERASED)
+    await unit.claims.mark_failed(consumer.name, message.id, parked)
+    return ParkedAway("its payload was erased", failure)
 
 
 async def _park(
@@ -131,16 +168,20 @@ async def _park(
 ) -> Outcome | None:
     written = _failure(message, ClaimState.PARKED, failure)
     if not await _mark(unit, consumer, message, written, claim):
-        return None
-    await unit.waiting.put(_waiting(consumer, message, failure, Waits.PARKED))
+        return await _ended(unit, consumer, message)
+    await unit.waiting.put(await _waiting(unit, consumer, message, failure, Waits.PARKED))
     return ParkedAway(failure.reason, failure)
 
 
 async def park_poison(
-    unit: Unit, consumer: Consumer, message: Message, failure: Classified
+    unit: Unit,
+    consumer: Consumer,
+    message: Message,
+    failure: Classified,
+    claim: Held | None = None,
 ) -> Outcome | None:
     """Park a message that takes its process with it."""
-    return await _park(unit, consumer, message, failure, Held())
+    return await _park(unit, consumer, message, failure, claim or Held())
 
 
 async def leave_the_room(unit: Unit, consumer: str, message_id: str) -> None:
@@ -157,7 +198,7 @@ async def _bury(
 ) -> Outcome | None:
     written = _failure(message, ClaimState.FAILED_TERMINAL, failure)
     if not await _mark(unit, consumer, message, written, claim):
-        return None
+        return await _ended(unit, consumer, message)
     told = Told.SCHEMA_INCOMPATIBLE if failure.failure_class is FailureClass.SCHEMA else Told.DLQ
     await unit.dead_letters.put(await _letter(unit, consumer, message, failure, told))
     if claim.from_waiting:
@@ -213,7 +254,7 @@ async def _letter(
     claim = await unit.claims.look_up(consumer.name, message.id)
     now = claim.updated_at if claim else await unit.now()
     source = message.source
-    return DeadLetter(
+    letter = DeadLetter(
         consumer=consumer.name,
         message_id=message.id,
         topic=source.topic if source else "",
@@ -236,16 +277,25 @@ async def _letter(
         owner=consumer.settings.dead_letter_owner,
         outcome=told.value,
     )
+    # What comes as a conflict came later than whatever was erased.
+    if claim is None or claim.erased_at is None or told is Told.CONFLICT:
+        return letter
+    return replace(letter, payload=None, headers={}, erased_at=claim.erased_at)
 
 
-def _waiting(
-    consumer: Consumer, message: Message, failure: Classified, waits: Waits
+async def _waiting(
+    unit: Unit, consumer: Consumer, message: Message, failure: Classified, waits: Waits
 ) -> WaitingMessage:
     found = WaitingMessage.of(consumer.name, message, waits, held=holds_key(consumer, message))
-    return replace(
+    waiting = replace(
         found,
         attempts=message.attempt,
         reason=failure.reason,
         error_code=failure.code,
         exception=failure.exception,
     )
+    claim = await unit.claims.look_up(consumer.name, message.id)
+    if claim is None or claim.erased_at is None:
+        return waiting
+    # Nothing can be handled whose payload is gone.
+    return replace(waiting, waits=Waits.PARKED, payload=None, headers={}, erased_at=claim.erased_at)

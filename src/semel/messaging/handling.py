@@ -208,7 +208,8 @@ async def behind_others(consumer: Consumer, unit: Unit, message: Message) -> Out
         return RetryStored()
     behind = WaitingMessage.of(consumer.name, message, Waits.BEHIND, held=True)
     failure = Failure(ClaimState.PARKED, 0, "BEHIND", payload_hash=message.digest)
-    await unit.claims.mark_failed(consumer.name, message.id, failure)
+    if not await unit.claims.mark_failed(consumer.name, message.id, failure):
+        return RetryLater(consumer.settings.held_retry_seconds)
     await unit.waiting.put(replace(behind, reason="an earlier message of its key waits"))
     return ParkedAway("an earlier message of its key waits")
 
@@ -325,7 +326,7 @@ async def after_failure(
     failure: Classified,
     fence: int | None = None,
 ) -> Outcome:
-    """Write the failure in a transaction of its own; it can never overwrite COMPLETED.
+    """Write the failure in a transaction of its own; it never overwrites how a message ended.
 
     With the *fence* of a leased claim: nor what another owner makes of the message.
     """

@@ -12,6 +12,7 @@ from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import SemelError
 from semel.message import Coordinates, Message, Record
+from semel.messaging.acts import ERASED, overrule
 from semel.messaging.careful import handle_alone
 from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.consumer import Consumer
@@ -112,8 +113,9 @@ async def _unreadable(consumer: Consumer, database: Database, waiting: WaitingMe
         now = await unit.waiting.get(consumer.name, waiting.message_id)
         if now is None:
             return Skipped()
-        failure = Failure(ClaimState.PARKED, now.attempts, "SCHEMA_INVALID")
-        if not await unit.claims.mark_failed(consumer.name, now.message_id, failure):
+        code = "SCHEMA_INVALID" if now.erased_at is None else ERASED
+        failure = Failure(ClaimState.PARKED, now.attempts, code)
+        if not await overrule(unit, consumer.name, now.message_id, failure):
             await unit.waiting.remove(consumer.name, now.message_id)
             return Skipped()
         why = "its payload is erased or cannot be read"

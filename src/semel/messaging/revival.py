@@ -18,6 +18,7 @@ from semel.messaging.acts import (
     need_actor,
     need_not_handled,
     need_reason,
+    overrule,
 )
 from semel.messaging.approvals import Approval
 from semel.messaging.audit import Act, AuditEntry
@@ -132,11 +133,10 @@ async def park_dead_letter(
     async with database.begin() as unit:
         letter = await _need_letter(unit, consumer, message_id)
         await _let_in(unit, letter, Waits.PARKED)
-        await unit.claims.reopen(consumer, message_id)
         parked = Failure(
             ClaimState.PARKED, letter.attempts, letter.error_code, 0.0, letter.payload_hash
         )
-        await unit.claims.mark_failed(consumer, message_id, parked)
+        await overrule(unit, consumer, message_id, parked)
         await unit.audit.append(Act(need_actor(actor), "dlq.park", consumer, message_id, reason))
 
 

@@ -33,7 +33,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
-from semel.messaging.claims import ClaimState
+from semel.messaging.claims import CLOSED, ClaimState
 from semel.sqlalchemy.tables import processed_message
 from semel.sqlalchemy.times import now_us
 
@@ -59,6 +59,7 @@ _SAME_PAYLOAD: Final = or_(_C.payload_hash == "", _DIGEST == "", _C.payload_hash
 _KEPT_HASH: Final = case((_C.payload_hash == "", _DIGEST), else_=_C.payload_hash)
 _LEASED: Final = and_(_C.state == ClaimState.IN_PROGRESS.value, _C.fence == _SEEN)
 _NOT_COMPLETED: Final = _C.state != ClaimState.COMPLETED.value
+_NOT_CLOSED: Final = _C.state.not_in([state.value for state in sorted(CLOSED)])
 
 
 def _new(**values: Any) -> Insert:
@@ -144,7 +145,7 @@ _FAILED: Final[dict[str, Any]] = {
     "due_at": now_us() + _DELAY_US,
 }
 FAIL_NEW: Final = _new(**_FAILED).returning(_C.message_id)
-FAIL: Final = _change(_NOT_COMPLETED, payload_hash=_KEPT_HASH, **_FAILED)
+FAIL: Final = _change(_NOT_CLOSED, payload_hash=_KEPT_HASH, **_FAILED)
 FAIL_LEASED: Final = _change(_LEASED, payload_hash=_KEPT_HASH, **_FAILED)
 UNDO: Final = _change(payload_hash=_KEPT_HASH, **_FAILED)
 
@@ -168,6 +169,14 @@ REOPEN: Final = _change(
     state=ClaimState.FAILED_RETRYABLE.value,
     attempts=0,
     due_at=now_us(),
+)
+
+# No changes of state: retention counts on from the last one.
+ERASED: Final = (
+    update(processed_message).where(_ME).values(erased_at=func.coalesce(_C.erased_at, now_us()))
+)
+FORGET_RESULT: Final = (
+    update(processed_message).where(_ME, _C.result.is_not(None)).values(result=None)
 )
 
 # A clock that is read for every row cannot bound an index scan; read once, it can.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.errors import Misuse
 from semel.messaging.claims import (
+    CLOSED,
     TERMINAL,
     ClaimAnswer,
     Claimed,
@@ -30,6 +31,7 @@ from semel.messaging.claims import (
 from semel.messaging.ids import original_id, stored_id
 from semel.sqlalchemy import claim_statements as sql
 from semel.sqlalchemy.faults import DatabaseConflict, translated
+from semel.sqlalchemy.origins import seconds_or_none
 from semel.sqlalchemy.tables import processed_message
 from semel.sqlalchemy.times import to_seconds, to_us
 
@@ -167,14 +169,14 @@ class SqlAlchemyProcessedMessageStore:
                 return True
             if await self._row(sql.COMPLETE_NEW, me, {**me.new(), **returned}):
                 return True
-            if await self._is_completed(me):
+            if await self._is_in({ClaimState.COMPLETED}, me):
                 return False
         raise me.changes_all_the_time()
 
     async def mark_failed(
         self, consumer: str, message_id: str, failure: Failure, fence: int | None = None
     ) -> bool:
-        """Write a failed attempt; False, and nothing changed, where it is COMPLETED.
+        """Write a failed attempt; False, and nothing changed, where its state is `CLOSED`.
 
         With a fence: only if the claim is still leased under it.
         """
@@ -188,7 +190,7 @@ class SqlAlchemyProcessedMessageStore:
                 return True
             if await self._change(sql.FAIL, me, {**me.key_and_hash(), **_written(failure)}):
                 return True
-            if await self._is_completed(me):
+            if await self._is_in(CLOSED, me):
                 return False
         raise me.changes_all_the_time()
 
@@ -232,6 +234,12 @@ class SqlAlchemyProcessedMessageStore:
         me = _Me.of(consumer, ClaimRequest(message_id))
         row = await self._row(sql.WHY, me, me.key())
         return None if row is None else me.row(row)
+
+    async def erase(self, consumer: str, message_id: str) -> bool:
+        """Remove the kept result of a message, and note that its payload was erased."""
+        me = _Me.of(consumer, ClaimRequest(message_id))
+        await self._change(sql.ERASED, me, me.key())
+        return await self._change(sql.FORGET_RESULT, me, me.key())
 
     async def consumers_of(self, message_id: str) -> Sequence[str]:
         """Name the consumers that have a claim on a message, in order."""
@@ -302,9 +310,9 @@ class SqlAlchemyProcessedMessageStore:
         what = f"the claims of consumer {consumer}"
         return (await self._execute(statement, what, {"by": consumer, "ids": list(ids)})).all()
 
-    async def _is_completed(self, me: _Me) -> bool:
+    async def _is_in(self, states: Set[ClaimState], me: _Me) -> bool:
         row = await self._row(sql.WHY, me, me.key())
-        return row is not None and row.state == ClaimState.COMPLETED
+        return row is not None and row.state in states
 
     async def _row(self, statement: Executable, me: _Me, values: Any) -> Row[Any] | None:
         return (await self._execute(statement, str(me), values)).one_or_none()
@@ -377,6 +385,7 @@ class _Me:
             to_seconds(found.updated_at),
             found.error_code,
             found.result,
+            seconds_or_none(found.erased_at),
         )
 
     def changes_all_the_time(self) -> DatabaseConflict:

@@ -120,6 +120,7 @@ processed_message: Final = Table(
     _us("updated_at", "when its state changed last; retention counts from here"),
     _short("error_code", "of the last failure"),
     _text("result", "what the handler returned, as JSON, where the consumer keeps it", null=True),
+    _us("erased_at", "when the message's payload was erased", null=True),
     CheckConstraint(
         "state IN ('IN_PROGRESS','COMPLETED','FAILED_RETRYABLE','FAILED_TERMINAL','PARKED')",
         name="state",
@@ -375,14 +376,14 @@ replay_run: Final = Table(
     _text("name", "of the replay", key=True),
     _text("consumer", "who handles the messages again"),
     _text("selection", "which messages, as JSON"),
-    _text("state", "running, stopped, failed or finished"),
+    _text("state", "running, stopped, failed, finished or abandoned"),
     _short("cursor", "how far it is, as JSON"),
     _count("done", "messages so far"),
     _count("failed", "failures so far"),
     _short("actor", "who began it"),
     _us("began_at", "when"),
     _us("updated_at", "when it went on last"),
-    comment="replays; claims that a running one needs are kept",
+    comment="replays; claims are kept while one is neither finished nor abandoned",
 )
 
 audit_entry: Final = Table(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from semel.errors import Misuse
@@ -54,22 +56,23 @@ class FailureRules(DatabaseContract):
         assert isinstance(await claim(world, "m"), NotDue)
 
     @in_world
-    async def test_a_failure_never_overwrites_a_completed_message(
+    async def test_a_failure_that_comes_late_never_overwrites_how_a_message_ended(
         self, world: DatabaseWorld
     ) -> None:
-        await claim(world, "m")
-        before = await known(world, "m")
+        for found in _ENDED:
+            message_id = f"ended: {found}"
+            async with arranged(world, found, message_id):
+                before = await known(world, message_id)
+                written = [await fail(world, message_id, failing(state)) for state in _FAILED]
 
-        written = [await fail(world, "m", failing(state)) for state in _FAILED]
-
-        assert written == [False] * len(_FAILED)
-        assert await known(world, "m") == before
+            assert written == [False] * len(_FAILED), found
+            assert await known(world, message_id) == before, found
 
     @in_world
-    async def test_a_failure_is_written_over_everything_that_is_not_completed(
+    async def test_a_failure_is_written_over_everything_that_is_still_open(
         self, world: DatabaseWorld
     ) -> None:
-        for found in [found for found in WITH_A_ROW if found is not Found.COMPLETED]:
+        for found in [found for found in WITH_A_ROW if found not in _ENDED]:
             message_id = f"fails: {found}"
             async with arranged(world, found, message_id):
                 written = await fail(world, message_id, failing(ClaimState.PARKED, attempts=4))
@@ -188,6 +191,31 @@ class FailureRules(DatabaseContract):
         assert await claim(world, "leased") == Duplicate("[1, 2]")
 
     @in_world
+    async def test_erasing_removes_a_result_and_leaves_the_rest(self, world: DatabaseWorld) -> None:
+        async with world.database.begin() as unit:
+            await unit.claims.try_claim(CONSUMER, asking("m"))
+            await unit.claims.keep_result(CONSUMER, "m", '{"name": "Ann"}')
+        await fail(world, "open")
+        before = [await known(world, name) for name in ("m", "open")]
+
+        async with world.database.begin() as unit:
+            had = [await unit.claims.erase(CONSUMER, name) for name in ("m", "open", "unknown")]
+        after = [await known(world, name) for name in ("m", "open")]
+        async with world.database.begin() as unit:
+            again = await unit.claims.erase(CONSUMER, "m")
+
+        assert had == [True, False, False]
+        assert all(row.erased_at is not None for row in after)
+        assert after == [
+            replace(b, result=None, erased_at=a.erased_at)
+            for a, b in zip(after, before, strict=True)
+        ]
+        assert not again
+        assert await known(world, "m") == after[0], "the first time stays"
+        assert await claim(world, "m") == Duplicate(None)
+        assert await look_up(world, "unknown") is None
+
+    @in_world
     async def test_an_operator_completes_whatever_is_not_completed(
         self, world: DatabaseWorld
     ) -> None:
@@ -225,6 +253,7 @@ class FailureRules(DatabaseContract):
 
 
 _FAILED = (ClaimState.FAILED_RETRYABLE, ClaimState.FAILED_TERMINAL, ClaimState.PARKED)
+_ENDED = (Found.COMPLETED, Found.TERMINAL, Found.PARKED)
 
 WEEK_SECONDS = 7 * 86_400.0
 
