@@ -18,7 +18,7 @@ from semel.message import Message
 from semel.messaging.claims import ClaimAnswer, Claimed, ClaimRequest, ClaimState, Failure
 from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
-from semel.messaging.database import Database, Unit
+from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failing import Held, holds_key, write_failure
 from semel.messaging.handling import (
     CONFLICT_CODE,
@@ -58,11 +58,17 @@ async def consume_many(
     """Handle a batch of deliveries; the outcomes in the order of *messages*.
 
     The final state is that of one transaction per message, in order.
+
+    Raises:
+        TransactionEnded: a handler committed past every guard; nothing may be acknowledged.
     """
     if consumer.settings.batch is BatchPolicy.FAIL_BATCH:
         return await _all_or_nothing(consumer, database, messages)
     try:
         return await _together(consumer, database, messages)
+    except TransactionEnded:
+        # One by one, claims that it made durable would look like duplicates.
+        raise
     except Exception as error:  # noqa: BLE001  whatever it was, one by one will say
         log.info(
             "batch falls back to one transaction per message",
@@ -306,6 +312,8 @@ async def _queue_up(consumer: Consumer, unit: Unit, message: Message) -> Outcome
 
 def _raise_if_over(consumer: Consumer, database: Database, error: Exception) -> None:
     """Raise where the whole transaction is lost, and not only this savepoint."""
+    if isinstance(error, TransactionEnded):
+        raise error
     if classify(consumer, database, error).code in (CONFLICT_CODE, "CONNECTION_LOST"):
         raise error
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from semel.errors import Misuse
 from semel.messaging.approvals import Approvals
 from semel.messaging.audit import AuditTrail
 from semel.messaging.changes import RowChange
@@ -27,6 +28,21 @@ from semel.messaging.replays import Replays
 from semel.messaging.revisions import Revisions
 from semel.messaging.sequence import Versions
 from semel.messaging.waiting import WaitingRoom
+
+
+class TransactionEnded(Misuse):
+    """A handler ended the transaction of its unit, past every guard.
+
+    Whatever had been done in it may be durable, claims of messages included that nobody has
+    handled.  Nothing more is done in it, and no message of a batch is acknowledged.
+    """
+
+    def __str__(self) -> str:
+        return (
+            "a handler has ended the transaction of its messages over the driver's own "
+            "connection: claims of messages that were not handled may be durable. Compare the "
+            "claims with their effects before these messages are acknowledged"
+        )
 
 
 class Unit(Protocol):

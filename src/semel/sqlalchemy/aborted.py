@@ -43,6 +43,11 @@ def _note(context: ExceptionContext) -> None:
         connection.info[FAILED] = True
 
 
+def has_failed(connection: AsyncConnection) -> bool:
+    """Tell whether a statement of a living connection failed since it was known to be well."""
+    return not (connection.invalidated or connection.closed) and FAILED in connection.info
+
+
 async def refuse_if_aborted(
     transaction: AsyncTransaction | AsyncSessionTransaction, connection: AsyncConnection
 ) -> None:
@@ -56,7 +61,7 @@ async def refuse_if_aborted(
     # A failed flush has rolled back the session's innermost transaction, whoever caught it.
     if not transaction.is_active:
         _refuse(None)
-    if connection.invalidated or connection.closed or not connection.info.get(FAILED):
+    if not has_failed(connection):
         return
     try:
         await connection.execute(text("SELECT 1"))

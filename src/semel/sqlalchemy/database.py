@@ -11,8 +11,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from semel.messaging.changes import RowChange
+from semel.messaging.database import TransactionEnded
 from semel.messaging.failure import Classification
-from semel.sqlalchemy.aborted import FAILED, note_failures, refuse_if_aborted
+from semel.sqlalchemy.aborted import FAILED, has_failed, note_failures, refuse_if_aborted
 from semel.sqlalchemy.approvals import SqlApprovals
 from semel.sqlalchemy.audit import SqlAuditTrail
 from semel.sqlalchemy.claims import SqlAlchemyProcessedMessageStore
@@ -26,6 +27,7 @@ from semel.sqlalchemy.faults import (
     translated,
     translated_error,
 )
+from semel.sqlalchemy.guard import UnitConnection, guard_transactions
 from semel.sqlalchemy.inbox import SqlInboxStore
 from semel.sqlalchemy.members import SqlMembers
 from semel.sqlalchemy.outbox import SqlOutboxStore
@@ -42,7 +44,7 @@ from semel.sqlalchemy.watching import watching
 class SqlUnit:
     """One open transaction on one connection."""
 
-    def __init__(self, session: AsyncSession, connection: AsyncConnection) -> None:
+    def __init__(self, session: AsyncSession, connection: UnitConnection) -> None:
         self.session = session
         self._connection = connection
         self.claims = SqlAlchemyProcessedMessageStore(session)
@@ -61,9 +63,21 @@ class SqlUnit:
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         """Take back what the block did if it raises, the session's pending objects included."""
-        async with self.session.begin_nested() as nested:
-            yield
-            await refuse_if_aborted(nested, self._connection)
+        try:
+            async with self.session.begin_nested() as nested:
+                try:
+                    yield
+                except Exception:
+                    if not has_failed(self._connection):
+                        self._connection.refuse_if_idle()
+                    raise
+                await refuse_if_aborted(nested, self._connection)
+                await self._connection.refuse_if_ended()
+        except Exception as error:
+            if self._connection.has_ended:
+                # There was no savepoint left to go back to, and that error says less.
+                raise TransactionEnded from error
+            raise
 
     def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:
         """Collect what the block changes outside of semel's own tables."""
@@ -89,6 +103,7 @@ class SqlDatabase:
             engine = open_engine(engine, lock_seconds)
         self.engine = made_ready(engine, lock_seconds)
         note_failures(self.engine)
+        guard_transactions(self.engine)
         self.classification: Classification = SQL_CLASSIFICATION
         self._lock_seconds = lock_seconds
         self._session_options = session_options or {}
@@ -118,8 +133,9 @@ class SqlDatabase:
         if not self._is_known:
             await require_version(self.engine)
             self._is_known = True
+        connection = UnitConnection(self.engine)
         async with translated("the database"):
-            connection = await self.engine.connect()
+            await connection.start()
         try:
             await connection.execution_options(**self._options)
             async with translated("the database"):
@@ -129,18 +145,21 @@ class SqlDatabase:
             session = HandlerSession(connection, **self._session_options)
             # From now on `session.begin()` in a handler is refused by SQLAlchemy itself.
             await session.connection()
+            connection.hold()
             try:
                 yield SqlUnit(session, connection)
                 await session.flush()
                 await refuse_if_aborted(transaction, connection)
-            except BaseException:
-                # A flush that failed has rolled it back already.
-                if transaction.is_active:
-                    await _rolled_back(transaction.rollback())
-                raise
+                await connection.refuse_if_ended()
             finally:
+                connection.let_go()
                 await session.release()
             await _committed(transaction.commit())
+        except BaseException:
+            # Also where the commit was refused: the pool does not reset a connection whose
+            # transaction SQLAlchemy believes to be over, and SQLite's would stay open.
+            await _rolled_back(connection)
+            raise
         finally:
             await connection.close()
 
@@ -155,9 +174,9 @@ class SqlDatabase:
             await self.engine.dispose()
 
 
-async def _rolled_back(rollback: Any) -> None:
+async def _rolled_back(connection: AsyncConnection) -> None:
     try:
-        await rollback
+        await connection.rollback()
     except (SQLAlchemyError, OSError):
         # The connection is gone, and with it the transaction.
         return

@@ -1,0 +1,196 @@
+"""The connection of a unit: whoever opened its transaction ends it, and nobody else.
+
+    commit, rollback, close of the connection      refused, the transaction stands
+    a transaction's own commit                     refused, the transaction is given up
+    COMMIT, ROLLBACK, BEGIN … as a statement       refused before it is sent
+    whatever is said to the driver's connection    noticed before the unit ends
+
+`session` guards a handler's session; this guards what is below it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import event, text
+from sqlalchemy.engine import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.pool import PoolProxiedConnection
+
+from semel.messaging.database import TransactionEnded
+from semel.sqlalchemy.session import refuse
+
+_BLANK: Final = r"(?:\s|--[^\n]*(?:\n|$)|/\*(?:[^*]|\*(?!/))*\*/)"
+_ENDS: Final = re.compile(
+    rf"{_BLANK}*(?P<verb>commit|end|abort|begin|start\s+transaction|prepare\s+transaction"
+    rf"|rollback(?!{_BLANK}+(?:(?:work|transaction){_BLANK}+)?to\b))\b",
+    re.IGNORECASE,
+)
+_QUOTED: Final = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$", re.DOTALL)
+# A trigger's or a function's body has semicolons, and an END of its own.
+_HAS_BODY: Final = re.compile(rf"{_BLANK}*create\b", re.IGNORECASE)
+
+NUMBER: Final = text("SELECT txid_current()")
+
+
+@dataclass(slots=True)
+class _Hold:
+    """What is known of a transaction that is held open."""
+
+    has_begun: bool = False
+    """A statement was sent: drivers begin with the first one."""
+
+    has_ended: bool = False
+    """Somebody ended it, past every guard."""
+
+    number: int | None = None
+    """PostgreSQL's own number of it; asked for when somebody gets the driver's connection."""
+
+
+_HELD: Final[WeakKeyDictionary[Connection, _Hold]] = WeakKeyDictionary()
+
+
+def guard_transactions(engine: AsyncEngine) -> None:
+    """Let no connection of *engine* that is held end its transaction; once is enough."""
+    inside = engine.sync_engine
+    if not event.contains(inside, "commit", _before_commit):
+        event.listen(inside, "commit", _before_commit)
+        event.listen(inside, "before_cursor_execute", _before_statement, retval=True)
+
+
+def _before_commit(connection: Connection) -> None:
+    if connection in _HELD:
+        refuse("commit")
+
+
+def _before_statement(
+    connection: Connection,
+    cursor: Any,
+    statement: str,
+    parameters: Any,
+    context: Any,
+    executemany: bool,
+) -> tuple[str, Any]:
+    hold = _HELD.get(connection)
+    if hold is not None:
+        verb = ending_in(statement)
+        if verb is not None:
+            refuse(f"send {verb} on")
+        hold.has_begun = True
+    return statement, parameters
+
+
+def ending_in(statement: str) -> str | None:
+    """Return what in *statement* begins or ends a transaction; None where nothing does."""
+    found = _ENDS.match(statement)
+    if found is None and ";" in statement and not _HAS_BODY.match(statement):
+        rest = _QUOTED.sub("''", statement).split(";")
+        found = next(filter(None, map(_ENDS.match, rest)), None)
+    return None if found is None else " ".join(found["verb"].upper().split())
+
+
+class UnitConnection(AsyncConnection):
+    """A connection that can be held: then its transaction is its owner's to end."""
+
+    __slots__ = ()
+
+    def hold(self) -> None:
+        """Refuse from now on whatever would end the transaction."""
+        _HELD[self._inside] = _Hold()
+
+    def let_go(self) -> None:
+        """Let the transaction be ended: for the one who began it."""
+        _HELD.pop(self._inside, None)
+
+    @property
+    def _inside(self) -> Connection:
+        inside = self.sync_connection
+        if inside is None:
+            raise TransactionEnded
+        return inside
+
+    @property
+    def _hold(self) -> _Hold | None:
+        return _HELD.get(self._inside)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether somebody was noticed to have ended the transaction, past every guard."""
+        hold = self._hold
+        return hold is not None and hold.has_ended
+
+    def _refuse_while_held(self, what: str) -> None:
+        if self._hold is not None:
+            refuse(what)
+
+    async def commit(self) -> None:
+        """Commit, unless the transaction is held."""
+        self._refuse_while_held("commit")
+        await super().commit()
+
+    async def rollback(self) -> None:
+        """Roll back, unless the transaction is held."""
+        self._refuse_while_held("rollback")
+        await super().rollback()
+
+    async def close(self) -> None:
+        """Close, unless the transaction is held."""
+        self._refuse_while_held("close")
+        await super().close()
+
+    async def invalidate(self, exception: BaseException | None = None) -> None:
+        """Invalidate, unless the transaction is held."""
+        self._refuse_while_held("invalidate")
+        await super().invalidate(exception)
+
+    async def get_raw_connection(self) -> PoolProxiedConnection:
+        """Return the driver's connection, and remember which transaction it was given in.
+
+        It is for what SQLAlchemy cannot say, as PostgreSQL's COPY.
+        """
+        hold = self._hold
+        if hold is not None and hold.number is None and self.dialect.name == "postgresql":
+            hold.number = (await self.execute(NUMBER)).scalar_one()
+        return await super().get_raw_connection()
+
+    def refuse_if_idle(self) -> None:
+        """See that there is a transaction at all; the driver knows, nobody else is asked.
+
+        Raises:
+            TransactionEnded: somebody ended it, past every guard.
+        """
+        hold = self._hold
+        if hold is None or not hold.has_begun or self.invalidated or self.closed:
+            return
+        if hold.has_ended or _is_idle(self._inside.connection.driver_connection):
+            hold.has_ended = True
+            raise TransactionEnded
+
+    async def refuse_if_ended(self) -> None:
+        """See that the transaction is still the one that was held.
+
+        The database is asked only if the driver's connection was given away.
+
+        Raises:
+            TransactionEnded: somebody ended it, past every guard.
+        """
+        self.refuse_if_idle()
+        hold = self._hold
+        if hold is None or hold.number is None:
+            return
+        if (await self.execute(NUMBER)).scalar_one() != hold.number:
+            hold.has_ended = True
+            raise TransactionEnded
+
+
+def _is_idle(driver: Any) -> bool:
+    """Tell whether a living connection has no transaction; False where the driver is silent."""
+    if hasattr(driver, "is_in_transaction"):  # asyncpg
+        return not driver.is_closed() and not driver.is_in_transaction()
+    if hasattr(driver, "in_transaction"):  # aiosqlite
+        return not driver.in_transaction
+    status = getattr(getattr(driver, "info", None), "transaction_status", None)  # psycopg
+    return getattr(status, "name", "") == "IDLE"

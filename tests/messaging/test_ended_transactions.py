@@ -1,0 +1,314 @@
+"""A handler cannot end the transaction of its messages, whichever way it tries."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import event, text
+from sqlalchemy.exc import IntegrityError
+
+from semel.codec import FromHeader
+from semel.errors import Misuse
+from semel.message import Message
+from semel.messaging.batch import consume_many
+from semel.messaging.claims import ClaimState
+from semel.messaging.consumer import consumer
+from semel.messaging.database import TransactionEnded
+from semel.messaging.dryrun import dry_run
+from semel.messaging.handling import handle_message
+from semel.messaging.outcome import DeadLettered, Handled
+from semel.messaging.retry import RetryPolicy
+from semel.messaging.settings import ConsumerSettings
+from semel.sqlalchemy.database import SqlDatabase
+from semel.sqlalchemy.guard import ending_in
+from tests.messaging.places import InPostgres, InSqlite
+
+MESSAGES = [Message(f"m{n}", {}, b"{}") for n in (1, 2, 3, 4)]
+ONCE = ConsumerSettings(retry=RetryPolicy(max_attempts=1))
+
+
+async def by_connection(session: Any) -> None:
+    await (await session.connection()).commit()
+
+
+async def by_connections_rollback(session: Any) -> None:
+    await (await session.connection()).rollback()
+
+
+async def by_closing(session: Any) -> None:
+    await (await session.connection()).close()
+
+
+async def by_transaction(session: Any) -> None:
+    await (await session.connection()).get_transaction().commit()
+
+
+async def by_the_inside(session: Any) -> None:
+    await session.run_sync(lambda inside: inside.connection().commit())
+
+
+def by_statement(statement: str) -> Any:
+    async def end(session: Any) -> None:
+        await session.execute(text(statement))
+
+    end.__name__ = statement
+    return end
+
+
+async def by_driver_sql(session: Any) -> None:
+    await (await session.connection()).exec_driver_sql("commit")
+
+
+WAYS = [
+    by_connection,
+    by_connections_rollback,
+    by_closing,
+    by_transaction,
+    by_the_inside,
+    by_driver_sql,
+    *map(by_statement, ["COMMIT", "/* x */ commit;", "END", "ROLLBACK", "BEGIN"]),
+]
+
+
+def ending(end: Any, *, suppressed: bool = False) -> Any:
+    @consumer("c", policy=ONCE, id_from=FromHeader("message-id"))
+    async def handle(message: Message, session: Any) -> None:
+        await session.execute(text("INSERT INTO paid VALUES (:id)"), {"id": message.id})
+        if message.id != "m2":
+            return
+        try:
+            await end(session)
+        except Misuse:
+            if not suppressed:
+                raise
+
+    return handle
+
+
+async def paid(database: Any) -> list[str]:
+    async with database.begin() as unit:
+        found = await unit.session.execute(text("SELECT id FROM paid ORDER BY id"))
+        return list(found.scalars())
+
+
+class Ends:
+    """The rules, for every database that has connections."""
+
+    def run(self, test):
+        async def whole():
+            async with self.world() as world:
+                async with world.database.engine.begin() as connection:
+                    await connection.execute(text("CREATE TABLE paid (id VARCHAR(9))"))
+                await test(world.database)
+
+        asyncio.run(whole())
+
+    @pytest.mark.parametrize("end", WAYS, ids=lambda end: end.__name__)
+    def test_it_is_refused_and_the_neighbours_are_kept(self, end):
+        async def test(database):
+            outcomes = await consume_many(ending(end), database, MESSAGES)
+
+            assert [type(o) for o in outcomes] == [Handled, DeadLettered, Handled, Handled]
+            assert outcomes[1].failure.code == "HANDLER_MISUSE"
+            assert "a handler must not" in outcomes[1].failure.reason
+            assert await paid(database) == ["m1", "m3", "m4"]
+
+        self.run(test)
+
+    @pytest.mark.parametrize("end", WAYS, ids=lambda end: end.__name__)
+    def test_a_process_that_dies_afterwards_leaves_nothing(self, end):
+        async def test(database):
+            @consumer("c", policy=ONCE, id_from=FromHeader("message-id"))
+            async def dies(message: Message, session: Any) -> None:
+                await session.execute(text("INSERT INTO paid VALUES ('x')"))
+                try:
+                    await end(session)
+                except Misuse:
+                    raise KeyboardInterrupt from None
+
+            with pytest.raises(KeyboardInterrupt):
+                await consume_many(dies, database, MESSAGES)
+
+            assert await paid(database) == []
+            async with database.begin() as unit:
+                assert await unit.claims.look_up("c", "m1") is None
+
+        self.run(test)
+
+    @pytest.mark.parametrize("end", WAYS, ids=lambda end: end.__name__)
+    def test_a_dry_run_leaves_nothing(self, end):
+        async def test(database):
+            tried = await dry_run(ending(end), database, MESSAGES[1])
+
+            assert tried.failure.code == "HANDLER_MISUSE"
+            assert await paid(database) == []
+
+        self.run(test)
+
+    @pytest.mark.parametrize("end", WAYS, ids=lambda end: end.__name__)
+    def test_whoever_catches_the_refusal_is_kept_whole_or_not_at_all(self, end):
+        async def test(database):
+            handler = ending(end, suppressed=True)
+            outcome = await handle_message(handler, database, MESSAGES[1])
+
+            kept = ["m2"] if isinstance(outcome, Handled) else []
+            assert await paid(database) == kept
+            async with database.begin() as unit:
+                state = (await unit.claims.look_up("c", "m2")).state
+            assert state is (ClaimState.COMPLETED if kept else ClaimState.FAILED_TERMINAL)
+
+        self.run(test)
+
+    def test_savepoints_of_a_handlers_own_are_free(self):
+        @consumer("c", id_from=FromHeader("message-id"))
+        async def careful(message: Message, session: Any) -> None:
+            for divisor in (1, 0):
+                with suppress(ZeroDivisionError):
+                    async with session.begin_nested():
+                        await session.execute(text("INSERT INTO paid VALUES ('a')"))
+                        1 / divisor
+            await session.execute(text("SAVEPOINT mine"))
+            await session.execute(text("INSERT INTO paid VALUES ('b')"))
+            await session.execute(text("ROLLBACK TO SAVEPOINT mine"))
+
+        async def test(database):
+            assert await consume_many(careful, database, MESSAGES[:2]) == [Handled(), Handled()]
+            assert await paid(database) == ["a", "a"]
+
+        self.run(test)
+
+    def test_a_commit_that_the_database_refuses_leaves_the_connection_usable(self):
+        async def test(database):
+            async with database.engine.begin() as connection:
+                await connection.execute(text("CREATE TABLE one (id INTEGER PRIMARY KEY)"))
+                await connection.execute(
+                    text(
+                        "CREATE TABLE two (id INTEGER REFERENCES one (id) "
+                        "DEFERRABLE INITIALLY DEFERRED)"
+                    )
+                )
+
+            if not database.is_postgres:
+                event.listen(database.engine.sync_engine, "connect", _with_foreign_keys)
+                await database.engine.dispose()
+            for _ in range(3):
+                with pytest.raises(IntegrityError):
+                    async with database.begin() as unit:
+                        await unit.session.execute(text("INSERT INTO two VALUES (7)"))
+
+            assert await paid(database) == []
+
+        self.run(test)
+
+    def test_connections_that_are_nobodys_unit_commit_as_ever(self):
+        async def test(database):
+            async with database.begin() as unit:
+                await unit.now()
+            async with database.engine.connect() as connection:
+                await connection.execute(text("INSERT INTO paid VALUES ('a')"))
+                await connection.commit()
+                await connection.execute(text("INSERT INTO paid VALUES ('b')"))
+                await connection.rollback()
+
+            assert await paid(database) == ["a"]
+
+        self.run(test)
+
+
+def _with_foreign_keys(driver: Any, record: Any) -> None:
+    driver.execute("PRAGMA foreign_keys=ON")
+
+
+class TestSqlite(Ends, InSqlite):
+    def test_a_commit_over_the_drivers_own_connection_is_noticed(self):
+        async def by_driver(session):
+            raw = await (await session.connection()).get_raw_connection()
+            await raw.driver_connection.execute("COMMIT")
+
+        async def test(database):
+            with pytest.raises(TransactionEnded):
+                await consume_many(ending(by_driver), database, MESSAGES)
+
+        self.run(test)
+
+
+class TestPostgres(Ends, InPostgres):
+    @pytest.mark.parametrize("said", ["COMMIT", "ROLLBACK", "COMMIT; BEGIN"])
+    @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+    def test_what_is_said_to_the_drivers_own_connection_is_noticed(self, said, driver):
+        async def by_driver(session):
+            raw = await (await session.connection()).get_raw_connection()
+            await raw.driver_connection.execute(said)
+
+        async def test(database):
+            url = database.engine.url.set(drivername=f"postgresql+{driver}")
+            other = SqlDatabase(url.render_as_string(hide_password=False))
+            with pytest.raises(TransactionEnded):
+                await consume_many(ending(by_driver), other, MESSAGES)
+            with pytest.raises(TransactionEnded):
+                await alone(other)
+            await other.close()
+
+        async def alone(database):
+            async with database.begin() as unit:
+                await unit.now()
+                await by_driver(unit.session)
+
+        self.run(test)
+
+    def test_it_is_noticed_too_where_the_handler_fails_afterwards(self):
+        async def by_driver(session):
+            raw = await (await session.connection()).get_raw_connection()
+            await raw.driver_connection.execute("COMMIT")
+            raise ZeroDivisionError
+
+        async def test(database):
+            with pytest.raises(TransactionEnded):
+                await consume_many(ending(by_driver), database, MESSAGES)
+
+        self.run(test)
+
+    def test_the_drivers_own_connection_may_copy(self):
+        @consumer("c", policy=ONCE, id_from=FromHeader("message-id"))
+        async def copies(message: Message, session: Any) -> None:
+            raw = await (await session.connection()).get_raw_connection()
+            await raw.driver_connection.copy_records_to_table("paid", records=[(message.id,)])
+            if message.id == "m3":
+                await session.execute(text("INSERT INTO paid VALUES (1 / 0)"))
+
+        async def test(database):
+            outcomes = await consume_many(copies, database, MESSAGES)
+
+            assert [type(o) for o in outcomes] == [Handled, Handled, DeadLettered, Handled]
+            assert await paid(database) == ["m1", "m2", "m4"]
+
+        self.run(test)
+
+
+@pytest.mark.parametrize(
+    ("statement", "verb"),
+    [
+        ("COMMIT", "COMMIT"),
+        ("  -- done\n/* really */ commit work", "COMMIT"),
+        ("start   transaction", "START TRANSACTION"),
+        ("prepare transaction 'x'", "PREPARE TRANSACTION"),
+        ("INSERT INTO t VALUES (';'); COMMIT", "COMMIT"),
+        ("rollback and chain", "ROLLBACK"),
+        ("ABORT;", "ABORT"),
+        ("ROLLBACK TO SAVEPOINT a", None),
+        ("rollback work to a", None),
+        ("RELEASE SAVEPOINT a", None),
+        ("SAVEPOINT a", None),
+        ("SELECT 'x; COMMIT'", None),
+        ("UPDATE t SET begins = 1", None),
+        ("DO $$ BEGIN PERFORM 1; END $$", None),
+        ("CREATE TRIGGER t AFTER INSERT ON a BEGIN SELECT 1; END", None),
+        ("PREPARE plan AS SELECT 1", None),
+        ("ENDPOINT", None),
+    ],
+)
+def test_statements_that_end_a_transaction_are_known(statement, verb):
+    assert ending_in(statement) == verb
