@@ -19,7 +19,7 @@ from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handling import handle_message
-from semel.messaging.replay import ReplayReport, report_of
+from semel.messaging.replay_report import ReplayReport, report_of
 from semel.messaging.replaying import Turn
 from semel.messaging.waiting import WaitingFilter
 from semel.sqlalchemy.database import SqlDatabase

@@ -17,7 +17,8 @@ from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handling import handle_message
 from semel.messaging.lanes import Order
 from semel.messaging.outcome import Outcome
-from semel.messaging.replay import Replay, ReplayReport, ReplaySettings
+from semel.messaging.replay import Replay, ReplaySettings
+from semel.messaging.replay_report import ReplayReport
 from semel.messaging.retry import GiveUp, RetryPolicy
 from semel.messaging.selection import Selection
 from semel.messaging.sequence import GapPolicy
@@ -74,6 +75,9 @@ class Service:
         return self.world.database
 
     async def open(self) -> Service:
+        """Make the handler's table, and let the broker's clock say what the database's says."""
+        async with self.database.begin() as unit:
+            self.clock.advance(await unit.now() - self.clock.now())
         if not isinstance(self.database, MemoryDatabase):
             async with self.database.begin() as unit:
                 await unit.session.execute(text("CREATE TABLE IF NOT EXISTS paid (id text)"))

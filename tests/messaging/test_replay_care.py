@@ -17,9 +17,9 @@ from semel.messaging.replay import (
     ReplayNotAllowed,
     ReplaySettings,
     ReplayTaken,
-    report_of,
-    stop_replay,
 )
+from semel.messaging.replay_acts import stop_replay
+from semel.messaging.replay_report import report_of
 from semel.messaging.replaying import ReplayInterrupted
 from semel.messaging.replays import ReplayState
 from semel.messaging.selection import (

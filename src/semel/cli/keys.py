@@ -84,7 +84,7 @@ REPORTS: Final[Mapping[str, type]] = {
     "audit verify": AuditVerification,
     "erase": EraseReport,
     "retention": RetentionReport,
-    "replay run | status | stop": ReplayAnswer,
+    "replay run | status | stop | abandon": ReplayAnswer,
     "replay dry-run": DryRunReport,
     "replay list": ReplayList,
     "explain": ExplainReport,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -15,7 +16,9 @@ from semel.message import Partition
 from semel.messaging.broker import Reader
 from semel.messaging.consumer import Consumer
 from semel.messaging.deadletters import DeadLetterFilter
+from semel.messaging.replay_rules import ReplayRules
 from semel.messaging.selection import Ids, Letters, Offsets, Selection, Times, Waiting
+from semel.messaging.settings import Mode
 from semel.messaging.waiting import WaitingFilter, Waits
 from semel.policy import Policy
 
@@ -71,9 +74,19 @@ SinceOption: TypeAlias = Annotated[
 UntilOption: TypeAlias = Annotated[
     str | None, typer.Option("--until", metavar="TIME", help="Before then.")
 ]
+ModeOption: TypeAlias = Annotated[
+    Mode | None,
+    typer.Option(
+        "--mode", help="How its handler is called, where the consumer itself does not say."
+    ),
+]
 PolicyOption: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--policy", metavar="FILE", help="The policy file; what it forbids is refused."),
+    typer.Option(
+        "--policy",
+        metavar="FILE",
+        help="A policy file that holds beside the consumer's own: the stricter of both.",
+    ),
 ]
 
 
@@ -160,11 +173,11 @@ def time_of(text: str) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=dt.UTC)).timestamp()
 
 
-def load_consumer(spec: str) -> Consumer:
-    """Import a consumer.
+def load_consumer(spec: str, mode: Mode | None = None) -> Consumer:
+    """Import a consumer; of *mode*, where it does not say itself how its handler is called.
 
     Raises:
-        Misuse: it is not there, or something else.
+        Misuse: it is not there, or something else, or of another mode.
     """
     found = load_object("--consumer", spec)
     if not isinstance(found, Consumer):
@@ -172,7 +185,11 @@ def load_consumer(spec: str) -> Consumer:
             f"--consumer {spec}: found a {type(found).__name__}; it must be a consumer, as "
             f"`@consumer(…)` makes it"
         )
-    return found
+    if mode is None:
+        return found
+    if found.mode not in (None, mode):
+        raise Misuse(f"--mode {mode}: consumer {found.name} is one of mode {found.mode}")
+    return replace(found, mode=mode)
 
 
 def load_reader(spec: str | None) -> Reader | None:
@@ -192,20 +209,8 @@ def load_reader(spec: str | None) -> Reader | None:
     return reader
 
 
-def policy_of(
-    file: Path | None, consumer: Consumer, selection: Selection | None
-) -> tuple[str | None, float | None]:
-    """Say why the policy forbids a replay, if it does, and how far back one may reach.
-
-    The strictest holds: of topic and consumer, and of all topics where none is named.
-    """
+def rules_of(file: Path | None, consumer: Consumer) -> ReplayRules:
+    """Read what a policy file says about replays, beside what the consumer's own policy says."""
     if file is None:
-        return None, None
-    policy = Policy.load(file)
-    topics: list[str | None] = [*policy.topics_of(consumer.name)] or [None]
-    if isinstance(selection, Offsets | Times):
-        topics = [selection.partition.topic]
-    found = [policy.effective(consumer.name, topic) for topic in topics]
-    refusals = [one.replay_refusal for one in found if one.replay_refusal is not None]
-    windows = [one.replay_window.total_seconds() for one in found if one.replay_window is not None]
-    return (refusals[0] if refusals else None), min(windows, default=None)
+        return ReplayRules()
+    return ReplayRules.of_policy(Policy.load(file), consumer.name)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from semel.memory.tables import MemoryTables, Table
-from semel.messaging.replays import ReplayRun, ReplayState
+from semel.messaging.replays import OVER, ReplayRun, ReplayState
 
 
 class MemoryReplays:
@@ -52,10 +52,22 @@ class MemoryReplays:
         meant = [run for run in self._runs.rows() if consumer in (None, run.consumer)]
         return sorted(meant, key=lambda run: (-run.began_at, run.name))[:limit]
 
-    async def running(self, consumer: str) -> Sequence[str]:
-        """Return the names of a consumer's replays that run."""
+    async def unfinished(self, consumer: str) -> Sequence[str]:
+        """Return the names of a consumer's replays that can go on, whether they run or not."""
         return sorted(
             run.name
             for run in self._runs.rows()
-            if run.consumer == consumer and run.state == ReplayState.RUNNING
+            if run.consumer == consumer and run.state not in OVER
         )
+
+    async def delete_over(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+        """Delete replays that are over since so long; return how many."""
+        until = self._clock.now() - ttl_seconds
+        old = sorted(
+            (run.updated_at, run.name)
+            for run in self._runs.rows()
+            if run.consumer == consumer and run.state in OVER and run.updated_at <= until
+        )[:limit]
+        for _, name in old:
+            self._runs.remove(name)
+        return len(old)

@@ -20,8 +20,9 @@ from semel.message import Message
 from semel.messaging.claims import StalePolicy
 from semel.messaging.failure import FailureClass, Rule
 from semel.messaging.outbox import MESSAGE_ID_HEADER
+from semel.messaging.replay_rules import ReplayRules
 from semel.messaging.sequence import GapPolicy
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.settings import ConsumerSettings, Mode
 from semel.policy import Policy
 
 Handler: TypeAlias = Callable[..., Awaitable[Any]]
@@ -54,6 +55,12 @@ class Consumer:
 
     rebuild: Repair | None = None
     """For `GapPolicy.REBUILD`: make the aggregate as the message and all before it leave it."""
+
+    mode: Mode | None = None
+    """How its messages are claimed, where that is known; its runner must do the same."""
+
+    replays: ReplayRules = field(default_factory=ReplayRules)
+    """What its policy says about replays; nothing where it was made without one."""
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 200:
@@ -120,13 +127,15 @@ def consumer(
     inspect: Inspect | None = None,
     fetch_missing: Repair | None = None,
     rebuild: Repair | None = None,
+    mode: Mode | None = None,
 ) -> Callable[[Handler], Consumer]:
     """Make a consumer of an ``async def handle(message, session)``.
 
     Without `id_from` or `reading`, the id is expected in the header ``message-id``; a message
-    without one goes to the dead letters.  A `Policy` of a file says where the id is, and how
-    the consumer of this name behaves; `semel.messaging.from_policy.settings_of` gives the
-    runner's settings.
+    without one goes to the dead letters.  A `Policy` of a file says where the id is, how the
+    consumer of this name behaves, in which *mode*, and whether its messages may be replayed;
+    `semel.messaging.from_policy.settings_of` gives the runner's settings.  Without one, a
+    handler that takes a lease says ``mode=Mode.LEASED``: replays and dry runs need to know.
 
     Raises:
         Misuse: `reading` and one of its parts were both given; or the policy is refused, or
@@ -136,8 +145,14 @@ def consumer(
         raise Misuse(f"consumer {name}: give id_from and codec inside reading=, or without it")
     settings = ConsumerSettings() if policy is None else policy
     declared: Place | None = None
+    replays = ReplayRules()
     if isinstance(settings, Policy):
-        settings, declared = _of_policy(settings, name)
+        file = settings
+        settings, declared, said = _of_policy(file, name)
+        replays = ReplayRules.of_policy(file, name)
+        if mode not in (None, said):
+            raise Misuse(f"consumer {name}: its policy says mode {said}, the code {mode}")
+        mode = said
     found = reading or Reading(
         id_from=id_from or declared or FromHeader(MESSAGE_ID_HEADER), codec=codec or JsonCodec()
     )
@@ -161,13 +176,16 @@ def consumer(
             inspect,
             fetch_missing,
             rebuild,
+            mode,
+            replays,
         )
 
     return decorate
 
 
-def _of_policy(policy: Policy, name: str) -> tuple[ConsumerSettings, Place | None]:
+def _of_policy(policy: Policy, name: str) -> tuple[ConsumerSettings, Place | None, Mode]:
     # It knows the runner, which knows this module.
     from semel.messaging.from_policy import id_place_of, settings_of
 
-    return settings_of(policy, name)[0], id_place_of(policy, name)
+    settings, runner = settings_of(policy, name)
+    return settings, id_place_of(policy, name), runner.mode

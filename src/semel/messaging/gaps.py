@@ -14,6 +14,7 @@ from semel.errors import Misuse
 from semel.messaging.acts import need_actor, need_reason
 from semel.messaging.audit import Act
 from semel.messaging.database import Database, Unit
+from semel.messaging.ids import hash_of_key
 from semel.messaging.sequence import Gap
 
 MOST_GAPS: Final = 10_000
@@ -71,5 +72,5 @@ async def _close(unit: Unit, gaps: list[Gap], act: str, actor: str, reason: str)
     consumer, key = gaps[0].consumer, gaps[0].key
     missing = [[gap.expected, gap.found - 1] for gap in gaps]
     await unit.versions.close_gaps(consumer, key, max(gap.found for gap in gaps), reason)
-    details = {"key": key, "missing": missing}
+    details = {"key_hash": hash_of_key(key), "missing": missing}
     await unit.audit.append(Act(need_actor(actor), act, consumer, reason=reason, details=details))

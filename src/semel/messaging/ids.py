@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
+from semel.message import digest_of
+
 LONGEST_ID_BYTES: Final = 512
 
 
@@ -25,6 +27,11 @@ def original_id(message_id: str) -> str | None:
     if stored_id(message_id) == message_id:
         return None
     return message_id.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def hash_of_key(key: str) -> str:
+    """Return what is written of a key where nothing is ever erased: it may name a person."""
+    return digest_of(key.encode("utf-8", "surrogatepass"))
 
 
 def _is_text(text: str) -> bool:

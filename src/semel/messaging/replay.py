@@ -11,10 +11,7 @@ replay that is killed goes on with the very message that it had in its hand.
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
-from collections import Counter
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -28,11 +25,21 @@ from semel.messaging.audit import Act
 from semel.messaging.broker import Reader
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, Unit
+from semel.messaging.replay_report import Cursor, Progress, ReplayReport
+from semel.messaging.replay_rules import ReplayRule, ReplayRules
 from semel.messaging.replay_sources import Item, Source
 from semel.messaging.replaying import Handle, Replayed, Replayer, Terms, Turn
 from semel.messaging.replays import ReplayRun, ReplayState
 from semel.messaging.revival import MOST_RETRIES
-from semel.messaging.selection import Selection, from_json, settled, to_json
+from semel.messaging.selection import (
+    Selection,
+    asked,
+    for_the_trail,
+    from_json,
+    settled,
+    to_json,
+    topic_of,
+)
 
 # Of messages that need no turn, so many may be counted again after a crash.
 DUPLICATES_PER_WRITE: Final = 100
@@ -73,65 +80,23 @@ class ReplaySettings:
     """The loop guard: how often one message may be sent back."""
 
     refusal: str | None = None
-    """Why the policy forbids the replay: `semel.policy.Effective.replay_refusal`."""
+    """Why it is forbidden altogether."""
 
     window_seconds: float | None = None
-    """How old records without a claim may be: the policy's replay window."""
+    """How old records without a claim may be; None: as policies say, or a week.
+
+    With older ones the claim may be pruned, and nobody knows whether they were handled."""
+
+    rules: ReplayRules = field(default_factory=ReplayRules)
+    """What another policy says than the consumer's own; the stricter of both holds."""
 
     def __post_init__(self) -> None:
         if self.stop_after_failures < 1 or self.most_replays < 1 or min(self.canary, default=1) < 1:
             raise Misuse("canary, stop_after_failures and most_replays count from 1")
         if self.per_second is not None and self.per_second <= 0:
             raise Misuse("a rate is more than nothing")
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayReport:
-    """How far a replay is."""
-
-    name: str
-    state: ReplayState
-    counts: dict[Turn, int]
-    why: str = ""
-    """Why it does not go on, where it has not finished."""
-
-    last: Replayed | None = None
-    """The message that had its turn last."""
-
-    asks: bool = False
-    """It stopped behind a stage of the canary, for somebody to look and run it again."""
-
-    @property
-    def done(self) -> int:
-        """Messages that had their turn."""
-        return sum(self.counts.values())
-
-    @property
-    def tried(self) -> int:
-        """Messages whose handler was called."""
-        return self.counts[Turn.HANDLED] + self.counts[Turn.FAILED]
-
-
-Progress = Callable[[ReplayReport], None]
-
-
-@dataclass(slots=True)
-class _Cursor:
-    """How far a replay is; written as JSON."""
-
-    after: Any = None
-    hand: list[Any] | None = None
-    """Id and place of the message that was about to be tried."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def text(self) -> str:
-        return json.dumps({"after": self.after, "hand": self.hand, "counts": dict(self.counts)})
-
-    @classmethod
-    def read(cls, text: str) -> _Cursor:
-        said = json.loads(text)
-        return cls(said["after"], said["hand"], Counter(said["counts"]))
+        if self.window_seconds is not None and self.window_seconds < 0:
+            raise Misuse("a replay window cannot be negative")
 
 
 class Replay:
@@ -154,8 +119,8 @@ class Replay:
     ) -> None:
         """Prepare a replay; without a *selection* it must have been begun before.
 
-        *handle* is how the consumer's messages are handled, where that is not in one
-        transaction: `functools.partial` of `semel.messaging.leased.handle_leased`, say.
+        What the consumer's policy says about replays holds, whatever the settings say.
+        *handle* is how its messages are handled, where its mode does not say that.
         """
         self.consumer = consumer
         self.database = database
@@ -167,14 +132,16 @@ class Replay:
         self._reader = reader
         self._clock = clock
         self._progress = progress
+        given = ReplayRule(self.settings.refusal, self.settings.window_seconds)
+        self._rules = consumer.replays.joined(self.settings.rules).joined(ReplayRules(own=given))
         terms = Terms(
             self._actor,
             f"replay {self.name}" + (f": {reason}" if reason else ""),
             self.settings.most_replays,
-            self.settings.window_seconds,
+            self._rules,
         )
         self._replayer = Replayer(consumer, database, terms, handle)
-        self._cursor = _Cursor()
+        self._cursor = Cursor()
         self._written = ""
         self._failures = 0
         self._next_at = 0.0
@@ -185,12 +152,11 @@ class Replay:
         A crash leaves it running; running it again goes on where it was.
 
         Raises:
-            ReplayNotAllowed: the policy forbids it; nothing was changed.
+            ReplayNotAllowed: a policy forbids it; nothing was changed.
+            Misuse: it was begun with another selection, or was abandoned.
             ReplayTaken: another process goes on with it.
             Retryable: the database does not answer; run it again.
         """
-        if self.settings.refusal is not None:
-            raise ReplayNotAllowed(f"{self.settings.refusal}; a dry run is allowed")
         run = await self._begin_or_go_on()
         if run.state is ReplayState.FINISHED:
             return self._report(run.state)
@@ -204,7 +170,8 @@ class Replay:
         """Give every message its turn; return a report where it must not go on."""
         if self._cursor.hand is not None:
             item = await source.again(*self._cursor.hand)
-            stop = await self._finish(item, await self._turn_again(item))
+            done = await self._turn_again(item)
+            stop = await (self._no_longer_ours() if done is None else self._finish(item, done))
             if stop is not None:
                 return stop
         async with aclosing(source.items(self._cursor.after)) as items:
@@ -226,11 +193,14 @@ class Replay:
         reach(CrashPoint.REPLAY_AFTER, self.consumer.name)
         return done
 
-    async def _turn_again(self, item: Item) -> Replayed:
-        """Find out what became of the message that a run before had in its hand."""
+    async def _turn_again(self, item: Item) -> Replayed | None:
+        """Find out what became of the message that a run before had in its hand.
+
+        None where the replay is no longer this process's: what it saw says nothing any more.
+        """
         done = await self._replayer.look(item)
         if done is None:
-            return await self._take(item)
+            return await self._take(item) if await self._write(self._cursor.hand) else None
         if done.turn is Turn.DUPLICATE:
             # It was not handled when it was taken into the hand, so it has been since.
             return replace(done, turn=Turn.HANDLED)
@@ -240,7 +210,7 @@ class Replay:
         """Count a turn; return a report where the replay must not go on."""
         was_tried = self._cursor.hand is not None
         self._cursor.after, self._cursor.hand = item.place, None
-        self._cursor.counts[done.turn.value] += 1
+        self._cursor.count(done)
         report = self._report(ReplayState.RUNNING, last=done)
         total = report.done
         if (was_tried or total % DUPLICATES_PER_WRITE == 0) and not await self._write():
@@ -271,8 +241,9 @@ class Replay:
             if run is None:
                 return await self._begin(unit)
             self._check_same(run)
-            self._cursor, self._written = _Cursor.read(run.cursor), run.cursor
+            self._cursor, self._written = Cursor.read(run.cursor), run.cursor
             if run.state is not ReplayState.FINISHED:
+                self._check_allowed(from_json(run.selection))
                 await unit.replays.set_state(self.name, run.state, ReplayState.RUNNING)
                 await self._audit(unit, "replay.resume")
             return run
@@ -280,25 +251,38 @@ class Replay:
     async def _begin(self, unit: Unit) -> ReplayRun:
         if self.selection is None:
             raise Misuse(f"there is no replay {self.name!r} to go on with: select its messages")
+        self._check_allowed(self.selection)
         selection = await settled(self.selection, self.consumer.name, unit, self._reader)
-        self._cursor = _Cursor()
+        self._cursor = Cursor()
         self._written = self._cursor.text()
         run = ReplayRun(
             self.name, self.consumer.name, to_json(selection), self._actor, cursor=self._written
         )
         if not await unit.replays.begin(run):
             raise ReplayTaken(self.name)
-        details = {"selection": json.loads(run.selection)}
-        await self._audit(unit, "replay.begin", **details)
+        await self._audit(unit, "replay.begin", selection=for_the_trail(selection))
         return run
 
     def _check_same(self, run: ReplayRun) -> None:
         if run.consumer != self.consumer.name:
             raise Misuse(f"replay {self.name!r} is one of consumer {run.consumer}")
-        if self.selection is not None and type(from_json(run.selection)) is not type(
-            self.selection
-        ):
-            raise Misuse(f"replay {self.name!r} was begun with another selection; leave it out")
+        if run.state is ReplayState.ABANDONED:
+            raise Misuse(f"replay {self.name!r} was abandoned; begin another one")
+        if self.selection is None:
+            return
+        now, before = to_json(asked(self.selection)), to_json(asked(from_json(run.selection)))
+        if now != before:
+            raise Misuse(
+                f"replay {self.name!r} was begun with another selection: {before}, not {now}; "
+                f"leave it out to go on with it, or give this one a name of its own"
+            )
+
+    def _check_allowed(self, selection: Selection) -> None:
+        """Refuse what no message of the selection would be allowed."""
+        topic = topic_of(selection)
+        refusal = self._rules.refusal if topic is None else self._rules.of(topic).refusal
+        if refusal is not None:
+            raise ReplayNotAllowed(f"{refusal}; a dry run is allowed")
 
     async def _write(self, hand: list[Any] | None = None) -> bool:
         """Make the cursor durable; False where the replay is no longer this process's."""
@@ -344,7 +328,8 @@ class Replay:
             run = await unit.replays.get(self.name)
         if run is None or run.state is ReplayState.RUNNING:
             raise ReplayTaken(self.name)
-        return replace(self._report(run.state), why="somebody stopped it")
+        did = "abandoned" if run.state is ReplayState.ABANDONED else "stopped"
+        return replace(self._report(run.state), why=f"somebody {did} it")
 
     async def _audit(self, unit: Unit, act: str, **details: Any) -> None:
         said = {"replay": self.name, **details}
@@ -362,29 +347,4 @@ class Replay:
         self._next_at = max(now, self._next_at) + 1 / self.settings.per_second
 
     def _report(self, state: ReplayState, last: Replayed | None = None) -> ReplayReport:
-        counts = {turn: self._cursor.counts[turn.value] for turn in Turn}
-        return ReplayReport(self.name, state, counts, last=last)
-
-
-async def stop_replay(database: Database, name: str, *, actor: str, reason: str = "") -> None:
-    """Let a replay stop before its next message, whichever process runs it.
-
-    Raises:
-        Misuse: there is no such replay, or it does not run.
-    """
-    async with database.begin() as unit:
-        run = await unit.replays.get(name)
-        if run is None:
-            raise Misuse(f"there is no replay {name!r}")
-        if not await unit.replays.set_state(name, ReplayState.RUNNING, ReplayState.STOPPED):
-            raise Misuse(f"replay {name!r} does not run: it is {run.state}")
-        act = Act(
-            need_actor(actor), "replay.stop", run.consumer, reason=reason, details={"replay": name}
-        )
-        await unit.audit.append(act)
-
-
-def report_of(run: ReplayRun) -> ReplayReport:
-    """Read how far a replay is that some process runs, or ran."""
-    counts = _Cursor.read(run.cursor).counts
-    return ReplayReport(run.name, run.state, {turn: counts[turn.value] for turn in Turn})
+        return self._cursor.report(self.name, state, last)

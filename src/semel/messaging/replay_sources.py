@@ -105,7 +105,7 @@ class Source:
 
     async def _letters(self, selection: Letters, after: Any) -> AsyncGenerator[Item, None]:
         while True:
-            which = replace(selection.which, after=None if after is None else tuple(after))
+            which = replace(selection.filter, after=None if after is None else tuple(after))
             async with self.database.begin() as unit:
                 page = await unit.dead_letters.find(which, PAGE)
             for letter in page:

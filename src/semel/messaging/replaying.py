@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeAlias, assert_never
 
 from semel.codec import Unreadable
 from semel.errors import Retryable
+from semel.lease import Owner
 from semel.message import Message
 from semel.messaging import inboxes
 from semel.messaging.acts import (
@@ -35,6 +36,7 @@ from semel.messaging.database import Database
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.handling import attempt, classify, handle_unreadable
 from semel.messaging.inbox import InboxMessage
+from semel.messaging.leased import handle_leased
 from semel.messaging.outcome import (
     Conflicted,
     DeadLettered,
@@ -48,16 +50,20 @@ from semel.messaging.outcome import (
     Told,
 )
 from semel.messaging.parking import release
+from semel.messaging.replay_rules import ReplayRules
 from semel.messaging.replay_sources import UNREADABLE_ID, Item, letter_message
+from semel.messaging.retention import DAY_SECONDS
 from semel.messaging.retry import RetryMode
 from semel.messaging.retrying import message_of
 from semel.messaging.revival import retry_dead_letter
-from semel.messaging.settings import Duplicates
+from semel.messaging.settings import Duplicates, Mode
 from semel.messaging.waiting import WaitingMessage, Waits
 
 Handle: TypeAlias = Callable[[Message, WaitingMessage | None], Awaitable[Outcome]]
 """How a consumer's messages are handled, where that is not in one transaction."""
 
+Kept: TypeAlias = WaitingMessage | InboxMessage | DeadLetter
+"""A message that is in our own tables."""
 
 # A lock that is not given within these is held by something that does not end by itself.
 TRIES: Final = 3
@@ -117,8 +123,8 @@ class Terms:
     most_replays: int
     """The loop guard: how often a message may be sent back, by replays and by hand together."""
 
-    window_seconds: float | None = None
-    """How old a record may be that has no claim: with older ones the claim may be pruned."""
+    rules: ReplayRules = field(default_factory=ReplayRules)
+    """Which topics' messages may be replayed, and how old those without a claim may be."""
 
 
 def replaying(consumer: Consumer) -> Consumer:
@@ -141,7 +147,14 @@ class Replayer:
         self.consumer = replaying(consumer)
         self.database = database
         self.terms = terms
-        self._handle = handle or self._in_one_transaction
+        is_leased = consumer.mode is Mode.LEASED
+        self._handle = handle or (self._leased if is_leased else self._in_one_transaction)
+        self._owner = Owner.here().instance
+
+    async def _leased(self, message: Message, waiting: WaitingMessage | None) -> Outcome:
+        return await handle_leased(
+            self.consumer, self.database, message, self._owner, waiting=waiting
+        )
 
     async def _in_one_transaction(
         self, message: Message, waiting: WaitingMessage | None
@@ -180,14 +193,15 @@ class Replayer:
         return self._too_old(item, row, now)
 
     def _too_old(self, item: Item, row: ClaimRow | None, now: float) -> Replayed | None:
-        window, arrival = self.terms.window_seconds, item.arrival
-        if row is not None or window is None or not isinstance(arrival, Message):
+        arrival = item.arrival
+        if row is not None or not isinstance(arrival, Message):
             return None
+        window = self.terms.rules.of(_topic(arrival)).reaches_seconds
         if now - arrival.timestamp <= window:
             return None
         why = (
-            f"it is older than the replay window of {window:g} s and has no claim, so nobody "
-            f"knows whether it was handled"
+            f"it is older than the replay window of {window / DAY_SECONDS:g} days and has no "
+            f"claim, so nobody knows whether it was handled"
         )
         return Replayed(item.message_id, Turn.REFUSED, why)
 
@@ -198,6 +212,9 @@ class Replayer:
             waiting = await unit.waiting.get(name, message_id)
             letter = await unit.dead_letters.get(name, message_id)
             stored = await unit.inbox.get(name, message_id)
+        refusal = self._refusal(item, waiting, stored, letter)
+        if refusal is not None:
+            return Replayed(message_id, Turn.REFUSED, refusal)
         try:
             if waiting is not None:
                 return await self._waiting(waiting)
@@ -220,6 +237,13 @@ class Replayer:
                 return Replayed(message_id, Turn.MISSING, "nobody has its payload any more")
             case _ as never:
                 assert_never(never)
+
+    def _refusal(self, item: Item, *kept: Kept | None) -> str | None:
+        """Say why the policy of its own topic, or of all where none is known, forbids it."""
+        topics = {_kept_topic(one) for one in kept if one is not None}
+        if item.arrival is not None:
+            topics.add(_topic(item.arrival))
+        return self.terms.rules.of(*topics).refusal
 
     async def _waiting(self, waiting: WaitingMessage) -> Replayed:
         name, message_id = self.consumer.name, waiting.message_id
@@ -308,6 +332,17 @@ class Replayer:
     def _act(self, act: str, message_id: str, **details: str) -> Act:
         terms = self.terms
         return Act(terms.actor, act, self.consumer.name, message_id, terms.reason, details)
+
+
+def _kept_topic(kept: Kept) -> str:
+    if isinstance(kept, InboxMessage):
+        return "" if kept.source is None else kept.source.topic
+    return kept.topic
+
+
+def _topic(arrival: Message | Unreadable) -> str:
+    at = arrival.record.at if isinstance(arrival, Unreadable) else arrival.source
+    return "" if at is None else at.topic
 
 
 def _replayed(message_id: str, outcome: Outcome) -> Replayed:

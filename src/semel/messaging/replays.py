@@ -4,9 +4,13 @@
        │ ▲
        ▼ │ run again
     STOPPED, FAILED                 a canary is over, a person said so; too much failed
+       │
+       ▼
+    ABANDONED                       from any state but FINISHED: nobody will go on with it
 
 A replay whose process died stays RUNNING: whoever runs it again goes on behind
-its cursor.  Claims that a running replay needs are not pruned.
+its cursor.  Whatever can still go on needs the claims, so none of its consumer's
+are pruned before it is FINISHED or ABANDONED.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class ReplayState(StrEnum):
@@ -31,6 +35,13 @@ class ReplayState(StrEnum):
 
     FINISHED = "finished"
     """Everything that was selected had its turn."""
+
+    ABANDONED = "abandoned"
+    """Somebody let it go: nobody can go on with it, and the claims are no longer kept for it."""
+
+
+OVER: Final = frozenset({ReplayState.FINISHED, ReplayState.ABANDONED})
+"""The states that nobody goes on from: these replays need no claims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,14 @@ class Replays(Protocol):
         """Return replays, the newest first."""
         ...
 
-    async def running(self, consumer: str) -> Sequence[str]:
-        """Return the names of a consumer's replays that run."""
+    async def unfinished(self, consumer: str) -> Sequence[str]:
+        """Return the names of a consumer's replays that can go on, whether they run or not.
+
+        Until the transaction ends, no replay begins, and one that is being begun is waited
+        for: what is deleted on the strength of the answer is deleted before or not at all.
+        """
+        ...
+
+    async def delete_over(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+        """Delete replays that are over since so long; return how many."""
         ...

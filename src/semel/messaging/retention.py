@@ -7,6 +7,7 @@ whose message is over are deleted, in small transactions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -20,9 +21,12 @@ DAY_SECONDS: Final = 86_400.0
 WEEK_SECONDS: Final = 7 * DAY_SECONDS
 DEFAULT_SAFETY: Final = 2.0
 
+MOST_DAYS: Final = 36_525
+"""A century: whoever keeps claims for longer keeps them all, and needs no retention."""
+
 
 class ReplayRuns(Retryable):
-    """A replay needs the claims: nothing is deleted while it runs."""
+    """A replay needs the claims: nothing is deleted while somebody can go on with it."""
 
     def __init__(self, consumer: str, replay: str) -> None:
         super().__init__(consumer, replay)
@@ -31,8 +35,9 @@ class ReplayRuns(Retryable):
 
     def __str__(self) -> str:
         return (
-            f"consumer {self.consumer}: replay {self.replay!r} is running, and it needs the "
-            f"claims; nothing more is deleted before it has finished or was stopped"
+            f"consumer {self.consumer}: replay {self.replay!r} is not over, and it needs the "
+            f"claims; nothing more is deleted before it has finished or `semel replay abandon` "
+            f"let it go"
         )
 
 
@@ -48,11 +53,11 @@ def shortest_ttl(
     *retention* is the topic's own: how long the broker may deliver a message again.
 
     Raises:
-        Misuse: a window is negative, or the safety factor below 1.
+        Misuse: a window is negative or no number, or the safety factor below 1.
     """
     windows = (retention, replay_window, dlq_age, parking_age)
-    if min(windows) < 0 or safety < 1:
-        raise Misuse("windows cannot be negative, and the safety factor cannot be below 1")
+    if not all(map(math.isfinite, (*windows, safety))) or min(windows) < 0 or safety < 1:
+        raise Misuse("windows are numbers and not negative, and the safety factor is not below 1")
     return max(windows) * safety
 
 
@@ -82,6 +87,11 @@ class Retention:
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise Misuse("a batch deletes at least one row")
+        if not 0 < self.ttl_seconds <= MOST_DAYS * DAY_SECONDS:
+            raise Misuse(
+                f"a time to live of {self.ttl_seconds / DAY_SECONDS:g} days is none: it is more "
+                f"than 0 days, or claims were forgotten at once, and at most {MOST_DAYS:,}"
+            )
         if self.ttl_seconds < self.shortest_seconds:
             raise Misuse(
                 f"a time to live of {self.ttl_seconds / DAY_SECONDS:g} days forgets duplicates "
@@ -128,7 +138,7 @@ async def prune(
     never deleted, whatever their age.
 
     Raises:
-        ReplayRuns: a replay of the consumer runs, or began meanwhile.
+        ReplayRuns: a replay of the consumer has not finished, or began meanwhile.
     """
     ttl, batch = settings.ttl_seconds, settings.batch
     deletes: Mapping[str, Delete] = {
@@ -146,6 +156,6 @@ async def prune(
 
 async def _one_batch(database: Database, consumer: str, delete: Delete) -> int:
     async with database.begin() as unit:
-        for replay in await unit.replays.running(consumer):
+        for replay in await unit.replays.unfinished(consumer):
             raise ReplayRuns(consumer, replay)
         return await delete(unit)

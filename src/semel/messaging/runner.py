@@ -14,7 +14,6 @@ import signal
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TypeAlias
 
 from semel.clock import SYSTEM_CLOCK, Clock
@@ -34,6 +33,7 @@ from semel.messaging.leased import handle_leased
 from semel.messaging.outcome import Ack, Nack, Outcome, Settlement, settlement
 from semel.messaging.retrying import RetryWorker
 from semel.messaging.settings import Duplicates
+from semel.messaging.settings import Mode as Mode
 from semel.messaging.settling import Settling
 from semel.messaging.telling import tell
 from semel.messaging.waiting import WaitingMessage
@@ -41,19 +41,6 @@ from semel.messaging.waiting import WaitingMessage
 log = logging.getLogger("semel.messaging")
 
 Arrival: TypeAlias = Message | Unreadable
-
-
-class Mode(StrEnum):
-    """How messages are claimed."""
-
-    TRANSACTIONAL = "transactional"
-    """Claim, effect and state in one transaction."""
-
-    BATCHED = "batched"
-    """The same, many messages in one transaction."""
-
-    LEASED = "leased"
-    """A lease first, for long handlers and effects outside the database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +353,13 @@ def _check(consumer: Consumer, settings: RunnerSettings) -> None:
     Raises:
         Misuse: says what it is.
     """
-    if settings.mode is not Mode.LEASED:
+    is_leased = settings.mode is Mode.LEASED
+    if consumer.mode is not None and (consumer.mode is Mode.LEASED) != is_leased:
+        raise Misuse(
+            f"consumer {consumer.name} is one of mode {consumer.mode}, its runner of mode "
+            f"{settings.mode}: its handler would get the other kind of second argument"
+        )
+    if not is_leased:
         return
     if consumer.settings.versioned:
         raise Misuse(f"consumer {consumer.name}: versions are not checked in mode leased")

@@ -21,6 +21,7 @@ from semel.message import Partition
 from semel.messaging.broker import Reader
 from semel.messaging.database import Unit
 from semel.messaging.deadletters import DeadLetterFilter
+from semel.messaging.ids import hash_of_key
 from semel.messaging.waiting import WaitingFilter, Waits
 
 # A database's finest time: a letter of this very moment is part of a replay that begins now.
@@ -39,6 +40,14 @@ class Letters:
     """Dead letters, the oldest first."""
 
     which: DeadLetterFilter = field(default_factory=DeadLetterFilter)
+    before: float | None = None
+    """Those that came before then; found when the replay begins."""
+
+    @property
+    def filter(self) -> DeadLetterFilter:
+        """Which letters are meant, those that came later left out."""
+        ends = [end for end in (self.which.until, self.before) if end is not None]
+        return replace(self.which, until=min(ends, default=None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +106,8 @@ async def settled(
         case Ids(()):
             raise Misuse("a replay by ids needs at least one id")
         case Letters(which):
-            now = await unit.now() + MOMENT_SECONDS
-            until = now if which.until is None else min(which.until, now)
-            return Letters(replace(which, consumer=_mine(which.consumer, consumer), until=until))
+            mine = replace(which, consumer=_mine(which.consumer, consumer))
+            return Letters(mine, before=await unit.now() + MOMENT_SECONDS)
         case Waiting(which):
             return Waiting(replace(which, consumer=_mine(which.consumer, consumer)))
         case Offsets(first=first, last=last) if first > last or first < 0:
@@ -114,6 +122,39 @@ async def settled(
             return selection
         case _:
             return selection
+
+
+def asked(selection: Selection) -> Selection:
+    """Return a selection as somebody asked for it, without what `settled` found."""
+    match selection:
+        case Letters(which):
+            return Letters(replace(which, consumer=None))
+        case Waiting(which):
+            return Waiting(replace(which, consumer=None))
+        case Times(partition, since, until):
+            return Times(partition, since, until)
+        case _:
+            return selection
+
+
+def topic_of(selection: Selection) -> str | None:
+    """Return the topic that all of its messages are of; None where it does not say."""
+    match selection:
+        case Offsets(partition) | Times(partition):
+            return partition.topic
+        case Letters(which):
+            return which.topic
+        case _:
+            return None
+
+
+def for_the_trail(selection: Selection) -> dict[str, Any]:
+    """Return a selection as the audit trail keeps it, which is never erased: keys as hashes."""
+    said: dict[str, Any] = json.loads(to_json(selection))
+    which = said.get("which", {})
+    if "key" in which:
+        which["key_hash"] = hash_of_key(which.pop("key"))
+    return said
 
 
 def need_reader(reader: Reader | None) -> Reader:
@@ -166,7 +207,7 @@ def _read(kind: str, said: dict[str, Any]) -> Selection:
         case "ids":
             return Ids(tuple(said["ids"]))
         case "letters":
-            return Letters(DeadLetterFilter(**said["which"]))
+            return Letters(DeadLetterFilter(**said.pop("which")), **said)
         case "waiting":
             which = dict(said["which"])
             if "waits" in which:

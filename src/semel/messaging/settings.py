@@ -12,6 +12,19 @@ from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
 from semel.messaging.sequence import GapPolicy
 
 
+class Mode(StrEnum):
+    """How messages are claimed."""
+
+    TRANSACTIONAL = "transactional"
+    """Claim, effect and state in one transaction."""
+
+    BATCHED = "batched"
+    """The same, many messages in one transaction."""
+
+    LEASED = "leased"
+    """A lease first, for long handlers and effects outside the database."""
+
+
 class Duplicates(StrEnum):
     """What happens to a message that was handled before (S2-7, S2-8)."""
 

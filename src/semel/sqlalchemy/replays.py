@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import Row, select, update
+from sqlalchemy import Row, delete, select, text, update
 from sqlalchemy.dialects.postgresql import insert as insert_once
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
 from semel.messaging.audit import plain
-from semel.messaging.replays import ReplayRun, ReplayState
+from semel.messaging.replays import OVER, ReplayRun, ReplayState
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.tables import replay_run
-from semel.sqlalchemy.times import now_us, to_seconds
+from semel.sqlalchemy.times import now_us, to_seconds, to_us
 
 _C: Final = replay_run.c
+_OVER: Final = sorted(OVER)
 
 
 class SqlReplays:
@@ -87,12 +88,28 @@ class SqlReplays:
             found = found.where(_C.consumer == consumer)
         return [_read(row) for row in await self._run(found)]
 
-    async def running(self, consumer: str) -> Sequence[str]:
-        """Return the names of a consumer's replays that run."""
-        names = select(_C.name).where(
-            _C.consumer == consumer, _C.state == ReplayState.RUNNING.value
-        )
+    async def unfinished(self, consumer: str) -> Sequence[str]:
+        """Return the names of a consumer's replays that can go on, whether they run or not."""
+        connection = await self._session.connection()
+        if connection.dialect.name == "postgresql":
+            # Nothing to lock is there yet of a replay that begins.  SQLite has one writer.
+            await self._run(text(f"LOCK TABLE {replay_run.name} IN SHARE MODE"))
+        names = select(_C.name).where(_C.consumer == consumer, _C.state.not_in(_OVER))
         return list((await self._run(names.order_by(_C.name))).scalars())
+
+    async def delete_over(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+        """Delete replays that are over since so long; return how many."""
+        old = (
+            select(_C.name)
+            .where(
+                _C.consumer == consumer,
+                _C.state.in_(_OVER),
+                _C.updated_at <= now_us() - to_us(ttl_seconds),
+            )
+            .order_by(_C.updated_at)
+            .limit(limit)
+        )
+        return int((await self._run(delete(replay_run).where(_C.name.in_(old)))).rowcount)
 
     async def _run(self, statement: Executable) -> Any:
         async with translated("the replays"):

@@ -283,6 +283,7 @@ outbox_message: Final = Table(
     _count("attempts", "failed publications"),
     _text("parked_reason", "why the broker will never take it", null=True),
     _short("parent", "consumer/message id of the inbound message"),
+    _text("parent_key", "key of the inbound message; sha256:… where it is long", null=True),
     _us("erased_at", "when its payload was erased", null=True),
     Index("uq_outbox_message_id", "outbox", "message_id", unique=True),
     Index("ix_outbox_message_place", "outbox", "place"),

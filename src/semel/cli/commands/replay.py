@@ -1,4 +1,4 @@
-"""`semel replay run | dry-run | status | list | stop`: messages that are handled again."""
+"""`semel replay run | dry-run | status | list | stop | abandon`: messages handled again."""
 
 from __future__ import annotations
 
@@ -30,19 +30,23 @@ from semel.cli.reports.replays import (
 )
 from semel.cli.selection import (
     HandlerOption,
+    ModeOption,
     PolicyOption,
     ReaderOption,
     load_consumer,
     load_reader,
-    policy_of,
+    rules_of,
     selection_of,
 )
 from semel.cli.words import at, counted, pairs
 from semel.errors import Misuse
 from semel.messaging.database import Database
 from semel.messaging.dryrun import dry_runs
-from semel.messaging.replay import Replay, ReplayReport, ReplaySettings, stop_replay
+from semel.messaging.replay import Replay, ReplaySettings
+from semel.messaging.replay_acts import abandon_replay, stop_replay
+from semel.messaging.replay_report import ReplayReport
 from semel.messaging.replays import ReplayRun, ReplayState
+from semel.messaging.retention import DAY_SECONDS
 from semel.messaging.revival import MOST_RETRIES
 from semel.messaging.selection import Selection
 
@@ -65,6 +69,16 @@ def run(
     ] = "",
     reader: ReaderOption = None,
     policy: PolicyOption = None,
+    mode: ModeOption = None,
+    window: Annotated[
+        float | None,
+        typer.Option(
+            "--window-days",
+            min=0.0,
+            help="How old records without a claim may be; 7 where no policy says. Not more "
+            "than retention keeps claims for.",
+        ),
+    ] = None,
     canary: Annotated[
         str, typer.Option("--canary", metavar="N,N", help="Messages tried first, by stages.")
     ] = "1,10",
@@ -86,20 +100,19 @@ def run(
 
     Example: semel replay run --consumer shop:billing --dead-letters --reason "fixed in 2.4.1"
     """
-    handler = load_consumer(consumer)
+    handler = load_consumer(consumer, mode)
     if selection is None and not name:
         raise Misuse("say what to replay: --message, --dead-letters, --parked or --partition")
-    refusal, window = policy_of(policy, handler, selection)
     settings = ReplaySettings(
         canary=_stages(canary),
         asks_after_canary=not actor.yes,
         stop_after_failures=stop_after,
         per_second=per_second,
         most_replays=at_most,
-        refusal=refusal,
-        window_seconds=window,
+        window_seconds=None if window is None else window * DAY_SECONDS,
+        rules=rules_of(policy, handler),
     )
-    if refusal is None:
+    if handler.replays.joined(settings.rules).refusal is None:
         actor.confirm(answer, f"Replay {selection or name} to {handler.name} in {books.name}?")
 
     def told(report: ReplayReport) -> None:
@@ -154,6 +167,7 @@ def dry_run(
     *,
     consumer: HandlerOption,
     reader: ReaderOption = None,
+    mode: ModeOption = None,
     limit: LimitOption = 10,
 ) -> None:
     """Run the handler in a transaction that is rolled back, and show what it would do.
@@ -163,7 +177,7 @@ def dry_run(
 
     Example: semel replay dry-run --consumer shop:billing --message m-17
     """
-    handler = load_consumer(consumer)
+    handler = load_consumer(consumer, mode)
     if selection is None:
         raise Misuse("say what to try: --message, --dead-letters, --parked or --partition")
     read_again = load_reader(reader)
@@ -221,6 +235,24 @@ def stop(answer: Answer, books: Books, actor: Actor, *, name: NameArgument) -> N
     answer.give(books.ask(act), show_replay)
 
 
+@app.command("abandon")
+@begins_with(acting, "replay abandon")
+def abandon(answer: Answer, books: Books, actor: Actor, *, name: NameArgument) -> None:
+    """Let a replay go that nobody will go on with; needs a reason.
+
+    Until then retention deletes no claims of its consumer: the replay would need them.
+
+    Example: semel replay abandon replay-1f3a9c07 --reason "the rest was paid by hand"
+    """
+    actor.confirm(answer, f"Abandon {name}? Nobody can go on with it then.")
+
+    async def act(database: Database) -> ReplayAnswer:
+        await abandon_replay(database, name, actor=actor.name, reason=actor.reason)
+        return await _status(database, books.name, name)
+
+    answer.give(books.ask(act), show_replay)
+
+
 def show_replay(console: Console, report: ReplayAnswer) -> None:
     """Print how far one replay is."""
     counts = report.counts
@@ -233,10 +265,16 @@ def show_replay(console: Console, report: ReplayAnswer) -> None:
     numbers = (counts.handled, counts.duplicate, counts.failed, counts.refused)
     rows.add_row(*(f"{n:,}" for n in (*numbers, counts.left, counts.missing)))
     console.print(rows)
+    for reason, number in report.refusals.items():
+        console.print(f"{number:,} refused: {reason}", markup=False)
     if report.why:
         console.print(report.why, markup=False)
     if report.state in (ReplayState.STOPPED, ReplayState.FAILED):
-        console.print(f"go on with `semel replay run --name {report.name} …`", markup=False)
+        console.print(
+            f"go on with `semel replay run --name {report.name} …`, or let it go with `semel "
+            f"replay abandon {report.name}`: until then retention deletes no claims",
+            markup=False,
+        )
 
 
 def show_list(console: Console, report: ReplayList) -> None:

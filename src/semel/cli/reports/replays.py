@@ -10,7 +10,7 @@ from semel.cli.reports.messages import PayloadReport, headers_report, payload_re
 from semel.messaging.database import Database
 from semel.messaging.dryrun import DryRun
 from semel.messaging.outcome import told
-from semel.messaging.replay import ReplayReport, report_of
+from semel.messaging.replay_report import ReplayReport, report_of
 from semel.messaging.replay_sources import NoPayload
 from semel.messaging.replaying import Turn
 from semel.messaging.replays import ReplayRun, ReplayState
@@ -43,12 +43,15 @@ class ReplayAnswer:
     name: str
     consumer: str
     state: str
-    """running, stopped, failed or finished."""
+    """running, stopped, failed, finished or abandoned."""
 
     why: str
     """Why it does not go on, where it has not finished."""
 
     counts: ReplayCounts
+    refusals: dict[str, int]
+    """Why messages were refused, and how many for each reason."""
+
     selection: dict[str, Any]
     """Which messages; ``kind`` is ids, letters, waiting, offsets or times."""
 
@@ -152,6 +155,7 @@ def replay_answer(
         known.state.value,
         known.why,
         counts,
+        dict(known.refusals),
         json.loads(run.selection),
         run.actor,
         run.began_at,

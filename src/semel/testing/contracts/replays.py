@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from semel.messaging.replays import ReplayRun, ReplayState
-from semel.testing.contracts.claims_world import rolled_back
+from semel.testing.contracts.claims_world import beside, rolled_back
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 
 RUN = ReplayRun("nightly", "billing", '{"kind": "ids"}', "ann", cursor='{"after": null}')
@@ -82,15 +83,58 @@ class ReplaysContract(DatabaseContract):
         assert (kept.state, kept.cursor) == (ReplayState.STOPPED, RUN.cursor)
 
     @in_world
-    async def test_a_replay_that_has_finished_is_not_running(self, world: DatabaseWorld) -> None:
-        await begin(world, RUN)
-        await begin(world, replace(RUN, name="second"))
-        await begin(world, replace(RUN, name="third", consumer="shipping"))
-
-        await advance(world, replace(RUN, state=ReplayState.FINISHED, cursor="end"), RUN.cursor)
+    async def test_a_replay_is_unfinished_until_it_has_finished_or_was_abandoned(
+        self, world: DatabaseWorld
+    ) -> None:
+        for state in ReplayState:
+            await begin(world, replace(RUN, name=state.value))
+            await advance(world, replace(RUN, name=state.value, state=state), RUN.cursor)
+        await begin(world, replace(RUN, name="another", consumer="shipping"))
 
         async with world.database.begin() as unit:
-            assert await unit.replays.running("billing") == ["second"]
+            assert await unit.replays.unfinished("billing") == ["failed", "running", "stopped"]
+
+    @in_world
+    async def test_no_replay_begins_while_somebody_deletes_because_none_was_there(
+        self, world: DatabaseWorld
+    ) -> None:
+        async with world.database.begin() as retention:
+            assert await retention.replays.unfinished("billing") == []
+            begun = await beside(begin(world, RUN))
+
+        assert await begun
+
+    @in_world
+    async def test_whoever_wants_to_delete_waits_for_a_replay_that_is_being_begun(
+        self, world: DatabaseWorld
+    ) -> None:
+        async with world.database.begin() as unit:
+            await unit.replays.begin(RUN)
+            asked = await beside(unfinished(world))
+
+        assert await asked == ["nightly"]
+
+    @in_world
+    async def test_only_replays_that_are_over_and_old_are_deleted(
+        self, world: DatabaseWorld
+    ) -> None:
+        for state in ReplayState:
+            await begin(world, replace(RUN, name=state.value))
+            await advance(world, replace(RUN, name=state.value, state=state), RUN.cursor)
+        await begin(world, replace(RUN, name="another", consumer="shipping"))
+        await world.age(100)
+        await begin(world, replace(RUN, name="new"))
+        await advance(world, replace(RUN, name="new", state=ReplayState.FINISHED), RUN.cursor)
+
+        deleted = []
+        for _ in range(3):
+            async with world.database.begin() as unit:
+                deleted.append(await unit.replays.delete_over("billing", 60, 1))
+
+        async with world.database.begin() as unit:
+            left = {run.name for run in await unit.replays.find(None, 10)}
+        assert deleted == [1, 1, 0]
+        assert left == {"running", "stopped", "failed", "new", "another"}
 
     @in_world
     async def test_replays_are_listed_the_newest_first(self, world: DatabaseWorld) -> None:
@@ -112,6 +156,12 @@ async def begin(world: DatabaseWorld, run: ReplayRun) -> bool:
     """Begin a replay in a transaction of its own."""
     async with world.database.begin() as unit:
         return await unit.replays.begin(run)
+
+
+async def unfinished(world: DatabaseWorld) -> Sequence[str]:
+    """Ask for the replays that can go on, in a transaction of its own."""
+    async with world.database.begin() as unit:
+        return await unit.replays.unfinished("billing")
 
 
 async def advance(world: DatabaseWorld, run: ReplayRun, cursor_before: str) -> bool:
