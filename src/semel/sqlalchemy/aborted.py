@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final, NoReturn
 
-from sqlalchemy import event, text
+from sqlalchemy import text
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import (
@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import (
 
 from semel.errors import Misuse
 from semel.sqlalchemy.faults import sqlstate
+from semel.sqlalchemy.listening import listen_once
 
 FAILED: Final = "semel_failed"
 """Where a connection says that a statement failed since it was last known to be well."""
@@ -32,9 +33,7 @@ ABORTED_STATE: Final = "25P02"
 
 def note_failures(engine: AsyncEngine) -> None:
     """Let every connection of *engine* remember that a statement failed; once is enough."""
-    inside = engine.sync_engine
-    if not event.contains(inside, "handle_error", _note):
-        event.listen(inside, "handle_error", _note)
+    listen_once(engine, "handle_error", _note)
 
 
 def _note(context: ExceptionContext) -> None:

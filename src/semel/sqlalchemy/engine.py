@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from semel.errors import Misuse
 from semel.secrets import masked
+from semel.sqlalchemy.listening import listen_once
 
 LOCK_SECONDS: Final = 2.0
 DRIVERS: Final = {
@@ -67,10 +68,8 @@ def made_ready(engine: AsyncEngine, lock_seconds: float = LOCK_SECONDS) -> Async
     """
     if engine.dialect.name not in SUPPORTED:
         raise Misuse(f"claims are kept in PostgreSQL or SQLite, not in {engine.dialect.name}")
-    inside = engine.sync_engine
-    if engine.dialect.name == "sqlite" and not event.contains(inside, "begin", _begin_immediate):
-        event.listen(inside, "connect", _own_transactions(lock_seconds))
-        event.listen(inside, "begin", _begin_immediate)
+    if engine.dialect.name == "sqlite" and listen_once(engine, "begin", _begin_immediate):
+        event.listen(engine.sync_engine, "connect", _own_transactions(lock_seconds))
     return engine
 
 

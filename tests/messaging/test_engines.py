@@ -1,0 +1,72 @@
+"""Engines are set up one by one, however many have come and gone before them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from semel.sqlalchemy.aborted import _note
+from semel.sqlalchemy.database import SqlDatabase
+from semel.sqlalchemy.engine import _begin_immediate, made_ready
+
+ENGINES = 1000
+
+
+@pytest.mark.parametrize("url", ["postgresql://nobody@127.0.0.1:1/none", "sqlite:///none.db"])
+def test_every_engine_notes_failures_after_many_others_were_freed(url):
+    # A dialect outlives its engine where a traceback or a compiled statement refers to it.
+    kept = []
+    deaf = 0
+
+    for _ in range(ENGINES):
+        database = SqlDatabase(url)
+        kept.append(database.engine.dialect)
+        deaf += _note not in list(database.engine.sync_engine.dialect.dispatch.handle_error)
+
+    assert deaf == 0
+
+
+def test_every_sqlite_engine_begins_its_own_transactions_after_many_others_were_freed():
+    kept = []
+    plain = 0
+
+    for _ in range(ENGINES):
+        inside = made_ready(create_async_engine("sqlite+aiosqlite:///none.db")).sync_engine
+        kept.append((inside.dialect, inside.dispatch))
+        plain += list(inside.dispatch.begin) != [_begin_immediate]
+
+    assert plain == 0
+
+
+def test_an_engine_with_other_options_is_not_set_up_a_second_time(tmp_path):
+    async def numbers():
+        engine = made_ready(create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/own.db"))
+        optioned = made_ready(engine.execution_options(logging_token="reports"))
+        found = []
+        for one in (engine, optioned, made_ready(engine)):
+            async with one.begin() as connection:
+                found.append((await connection.execute(text("SELECT 1"))).scalar_one())
+        await engine.dispose()
+        return found
+
+    assert asyncio.run(numbers()) == [1, 1, 1]
+
+
+def test_an_engine_that_was_set_up_through_its_options_is_set_up_whole(tmp_path):
+    async def left_behind():
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/own.db")
+        made_ready(engine.execution_options(logging_token="reports"))
+        async with engine.begin() as connection:
+            await connection.execute(text("CREATE TABLE t (x integer)"))
+        async with engine.connect() as connection:
+            transaction = await connection.begin()
+            await connection.execute(text("INSERT INTO t VALUES (1)"))
+            await transaction.rollback()
+            found = (await connection.execute(text("SELECT count(*) FROM t"))).scalar_one()
+        await engine.dispose()
+        return found
+
+    assert asyncio.run(left_behind()) == 0
