@@ -125,7 +125,7 @@ class Unit(Protocol):
         """Collect what the block changes outside of semel's own tables: for dry runs.
 
         The list is complete when the block has ended, which sends the session's pending
-        writes.
+        writes and fails where a commit would: for constraints that are checked at its end.
         """
         ...
 

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import History, get_history
 
 from semel.messaging.changes import Change, RowChange, all_shown
+from semel.sqlalchemy.deferred import Deferred
 from semel.sqlalchemy.tables import metadata
 
 LONGEST_STATEMENT: Final = 300
@@ -39,7 +40,13 @@ _VERBS: Final = {
 
 @asynccontextmanager
 async def watching(session: AsyncSession) -> AsyncIterator[list[RowChange]]:
-    """Collect what the block changes; leaving it sends the session's pending writes."""
+    """Collect what the block changes; leaving it sends the session's pending writes.
+
+    Raises:
+        IntegrityError: a commit would be refused for what the block wrote.
+    """
+    deferred = Deferred(session)
+    await deferred.begin()
     watcher = _Watcher()
     connection = (await session.connection()).sync_connection
     inside = session.sync_session
@@ -53,6 +60,7 @@ async def watching(session: AsyncSession) -> AsyncIterator[list[RowChange]]:
     try:
         yield watcher.found
         await session.flush()
+        await deferred.check()
     finally:
         for target, name, listener in listeners:
             event.remove(target, name, listener)
