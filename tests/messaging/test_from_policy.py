@@ -11,9 +11,9 @@ from semel.codec import FromCoordinates, FromHeader, FromPayload, Reading
 from semel.errors import Misuse
 from semel.messaging.claims import StalePolicy
 from semel.messaging.consumer import consumer
+from semel.messaging.failure import CODES
 from semel.messaging.from_policy import (
     BATCHES,
-    CANNOT,
     DUPLICATES,
     GAPS,
     GIVE_UP,
@@ -28,8 +28,9 @@ from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
 from semel.messaging.runner import Mode, RunnerSettings
 from semel.messaging.sequence import GapPolicy
 from semel.messaging.settings import BatchPolicy, ConsumerSettings, Duplicates
-from semel.policy import Policy, PolicyNameUnknown
+from semel.policy import Policy, PolicyNameUnknown, review
 from semel.policy import vocabulary as words
+from semel.policy.rulebook_engine import CANNOT, KNOWN_CODES
 from tests.unit.policy_texts import CLEAN_CONSUMER, CLEAN_TOPIC, TEMPLATE, merged, text_of
 
 
@@ -175,7 +176,7 @@ def test_a_batch_and_its_size_become_the_runners():
             {"ordering": "per-key", "retry": {"mode": "retry-topic"}, "parking": {"perKey": False}},
             "retry-breaks-order",
         ),
-        ({"critical": True, "sideEffects": [{"name": "email"}]}, "side-effect-unprotected"),
+        ({"sideEffects": [{"name": "email"}]}, "side-effect-unprotected"),
     ],
 )
 def test_what_the_lint_refuses_is_refused_with_its_finding_and_line(keys, finding):
@@ -200,9 +201,24 @@ def test_what_the_lint_refuses_is_refused_with_its_finding_and_line(keys, findin
     ],
 )
 def test_what_the_engine_does_otherwise_is_refused_by_its_key(key, keys):
+    given = policy({"defaultGuarantee": "at-most-once"}, **keys)
+
     assert key in CANNOT
     with pytest.raises(Misuse, match=f"{key} cannot be carried out"):
-        settings_of(policy({"defaultGuarantee": "at-most-once"}, **keys), "c")
+        settings_of(given, "c")
+    refused = [f for f in review(given, "c", "t").findings if f.code == "not-carried-out"]
+    assert [finding.key.endswith(key) for finding in refused] == [True]
+    assert refused[0].fix == CANNOT[key].way_out
+
+
+def test_every_refusal_of_the_engine_is_tried_here():
+    tried = test_what_the_engine_does_otherwise_is_refused_by_its_key.pytestmark[0].args[1]
+
+    assert {key for key, _ in tried} == set(CANNOT)
+
+
+def test_the_codes_that_the_lint_knows_are_those_that_the_engine_gives():
+    assert set(KNOWN_CODES) == set(CODES)
 
 
 def test_a_policy_that_acknowledges_first_is_refused():

@@ -122,7 +122,7 @@ CASES = [
     ),
     (
         "side-effect-unprotected",
-        WARN,
+        REFUSED,
         ({"sideEffects": MAIL}, {"replayAllowed": None}),
         ({"sideEffects": INTENT}, {}),
     ),
@@ -134,7 +134,7 @@ CASES = [
     ),
     (
         "side-effect-unprotected",
-        WARN,
+        REFUSED,
         ({"sideEffects": None, "idempotency": {"strategy": "notification-id"}}, {}),
         (
             {
@@ -328,8 +328,51 @@ CASES = [
         ({"poison": {"maxAttemptsBeforePark": 6}}, {}),
         ({"poison": {"maxAttemptsBeforePark": 5}}, {}),
     ),
+    (
+        "not-carried-out",
+        REFUSED,
+        ({"retry": {"mode": "retry-topic"}, "parking": {"perKey": True}}, PER_KEY),
+        ({"retry": {"mode": "retry-table"}, "parking": {"perKey": True}}, PER_KEY),
+    ),
+    (
+        "not-carried-out",
+        REFUSED,
+        ({"mode": "leased", "batch": {"size": 10}}, {}),
+        ({"batch": {"size": 10}}, {}),
+    ),
+    (
+        "not-carried-out",
+        REFUSED,
+        ({"idempotency": {"strategy": "none"}}, {}),
+        ({"idempotency": {"strategy": "overwrite-by-key"}}, {}),
+    ),
+    (
+        "code-unknown",
+        WARN,
+        ({"retry": {"retryable": ["DATABSE_TIMEOUT"]}}, {}),
+        ({"retry": {"retryable": ["DATABASE_TIMEOUT"]}}, {}),
+    ),
+    (
+        "code-unknown",
+        WARN,
+        ({"retry": {"nonRetryable": ["SHEMA_INVALID"]}}, {}),
+        ({"retry": {"nonRetryable": ["SCHEMA_INVALID"]}}, {}),
+    ),
+    (
+        "code-of-your-own",
+        NOTE,
+        ({"retry": {"retryable": ["WAREHOUSE_CLOSED"]}}, {}),
+        ({"retry": {"retryable": ["RATE_LIMITED"]}}, {}),
+    ),
 ]
 IDS = [f"{code}-{number}" for number, (code, *_) in enumerate(CASES)]
+
+
+def test_a_misspelt_code_is_told_the_nearest_one():
+    (finding,) = findings_with("code-unknown", {"retry": {"retryable": ["DATABSE_TIMEOUT"]}})
+
+    assert "did you mean DATABASE_TIMEOUT?" in finding.sentence
+    assert finding.key.endswith("retry.retryable")
 
 
 @pytest.mark.parametrize(("code", "severity", "trigger", "near"), CASES, ids=IDS)

@@ -25,6 +25,7 @@ from semel.cli.commands import (
     policy,
     recover,
     replay,
+    retention,
     verify,
 )
 from semel.cli.exits import MEANS
@@ -63,7 +64,7 @@ app.command()(lint.lint)
 app.command()(adopt.adopt)
 app.command()(explain.explain)
 app.command()(erase.erase)
-app.command()(erase.retention)
+app.command()(retention.retention)
 app.add_typer(cycle.app, name="cycle")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(policy.app, name="policy")

@@ -3,24 +3,28 @@
     policy ──▶ lint ──▶ refused, with the finding
                   └──▶ (ConsumerSettings, RunnerSettings)
 
-A policy that the engine would carry out otherwise than it says is refused, too.
+The lint refuses what the engine would carry out otherwise than it says, too
+(`semel.policy.rulebook_engine.CANNOT`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
 
 from semel.codec import Place
 from semel.errors import Misuse
 from semel.messaging.claims import StalePolicy
 from semel.messaging.lanes import Order
+from semel.messaging.retention import WEEK_SECONDS, Retention
 from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
 from semel.messaging.runner import Mode, RunnerSettings
 from semel.messaging.sequence import GapPolicy
 from semel.messaging.settings import BatchPolicy, ConsumerSettings, Duplicates
 from semel.policy import Effective, Finding, Policy, Severity, review
 from semel.policy import vocabulary as words
+from semel.policy.effective import SAFETY
 from semel.policy.sections import LeaseTerms
 
 ORDERS: Final[Mapping[words.Ordering, Order]] = {
@@ -47,40 +51,6 @@ DUPLICATES: Final[Mapping[words.DuplicateHandling, Duplicates]] = {
     handling: Duplicates(handling.value) for handling in words.DuplicateHandling
 }
 
-CANNOT: Final[Mapping[str, tuple[Callable[[Effective], bool], str]]] = {
-    "retry.mode": (
-        lambda e: e.consumer.retry.mode not in RETRY_MODES,
-        "messages wait for their next attempt in the broker or in the retry table, not in a topic",
-    ),
-    "idempotency.strategy": (
-        lambda e: e.consumer.idempotency.strategy is words.Strategy.NONE,
-        "every message is claimed, and its repetitions are skipped",
-    ),
-    "offsetCommit.timing": (
-        lambda e: (
-            e.consumer.offset_commit.timing
-            in (words.CommitTiming.BEFORE_PROCESSING, words.CommitTiming.IN_OUTPUT_TRANSACTION)
-        ),
-        "offsets are committed after the database's transaction",
-    ),
-    "batch": (
-        lambda e: e.consumer.batch is not None and _is_leased(e),
-        "a batch is one transaction, and in mode leased every message has its own",
-    ),
-    "versioned": (
-        lambda e: e.consumer.versioned and _is_leased(e),
-        "versions are checked in the message's transaction, and mode leased has none",
-    ),
-    "idempotency.duplicateHandling": (
-        lambda e: (
-            e.consumer.idempotency.duplicate_handling is words.DuplicateHandling.INVOKE
-            and _is_leased(e)
-        ),
-        "in mode leased a message that was handled before has no lease to be handled under",
-    ),
-}
-"""By key: what the engine does not do, and what it does instead."""
-
 
 def settings_of(
     policy: Policy, consumer: str, topics: Sequence[str] | None = None
@@ -91,8 +61,7 @@ def settings_of(
     the policy says the consumer reads.
 
     Raises:
-        Misuse: the lint refuses the policy, or the engine does something else than it says;
-            the sentence names key and line.
+        Misuse: the lint refuses the policy; the sentence names key and line.
         PolicyNameUnknown: there is no such consumer, or it does not read one of the topics.
     """
     read: Sequence[str | None] = policy.topics_of(consumer) if topics is None else topics
@@ -100,6 +69,35 @@ def settings_of(
     _refuse(policy, consumer, holding)
     strictest = max(holding, key=lambda e: [*words.Ordering].index(e.ordering))
     return _consumer_settings(strictest), _runner_settings(strictest)
+
+
+def retention_of(policy: Policy, consumer: str) -> Retention:
+    """Return how long a consumer's claims are kept: the longest that one of its topics needs.
+
+    What the policy does not say of a topic's retention is taken for the broker's usual week.
+
+    Raises:
+        Misuse: one of the windows outlasts ``claims.ttl``.
+        PolicyNameUnknown: there is no such consumer.
+    """
+    holding = [policy.effective(consumer, topic) for topic in policy.topics_of(consumer) or (None,)]
+    own = policy.consumer(consumer)
+    windows = {
+        "topic_retention_seconds": [_seconds(e.topic.retention, WEEK_SECONDS) for e in holding],
+        "replay_window_seconds": [
+            0.0 if e.replay is words.ReplayAllowed.NO else _seconds(e.replay_window)
+            for e in holding
+        ],
+        "dead_letter_age_seconds": [_seconds(own.dlq.keep)],
+        "parking_age_seconds": [_seconds(own.parking.keep)],
+    }
+    longest: dict[str, Any] = {name: max(lengths) for name, lengths in windows.items()}
+    needed = SAFETY * max(longest.values())
+    return Retention(ttl_seconds=_seconds(own.claims.ttl, needed), safety=SAFETY, **longest)
+
+
+def _seconds(length: timedelta | None, unsaid: float = 0.0) -> float:
+    return unsaid if length is None else length.total_seconds()
 
 
 def id_place_of(policy: Policy, consumer: str) -> Place | None:
@@ -163,14 +161,6 @@ def _refuse(policy: Policy, consumer: str, holding: Sequence[Effective]) -> None
         for finding in review(policy, consumer, e.topic_name).findings:
             if finding.severity is Severity.REFUSED:
                 raise Misuse(f"{_where(policy, finding)}: {finding.sentence}; {finding.fix}")
-        for key, instead in _cannot(e):
-            raise Misuse(f"consumer {consumer}: {key} cannot be carried out here: {instead}")
-
-
-def _cannot(e: Effective) -> Iterator[tuple[str, str]]:
-    for key, (is_so, instead) in CANNOT.items():
-        if is_so(e):
-            yield key, instead
 
 
 def _where(policy: Policy, finding: Finding) -> str:

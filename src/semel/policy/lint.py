@@ -16,10 +16,11 @@ from semel.policy.model import Policy
 from semel.policy.problems import path_words
 from semel.policy.questions import QUESTIONS, Answer
 from semel.policy.rulebook_effects import EFFECT_RULES
+from semel.policy.rulebook_engine import ENGINE_RULES
 from semel.policy.rulebook_failures import FAILURE_RULES
 from semel.policy.rules import Case, Finding, Severity
 
-RULES: Final = (*EFFECT_RULES, *FAILURE_RULES)
+RULES: Final = (*EFFECT_RULES, *FAILURE_RULES, *ENGINE_RULES)
 """Everything that the lint looks for."""
 
 

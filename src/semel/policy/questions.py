@@ -235,7 +235,7 @@ QUESTIONS: Final = (
         "What delivery semantics are assumed?",
         "topic:guarantee",
         _semantics,
-        ("weaker-than-wanted", "exactly-once-without-scope"),
+        ("weaker-than-wanted", "exactly-once-without-scope", "not-carried-out"),
     ),
     Question("Can a message be duplicated?", "idempotency.strategy", _duplicates),
     Question("What is the message id?", "messageId.from", _message_id, ("id-by-coordinates",)),
@@ -298,7 +298,7 @@ QUESTIONS: Final = (
         "Is retry bounded?",
         "retry.maxAttempts",
         _bounded,
-        ("retries-forever", "retries-exceed-lag-slo"),
+        ("retries-forever", "retries-exceed-lag-slo", "code-unknown", "code-of-your-own"),
     ),
     Question("Is the DLQ owned?", "dlq.owner", _owned, ("dlq-without-owner", "unreadable-unheard")),
     Question(

@@ -147,14 +147,13 @@ EFFECT_RULES: Final = (
     ),
     Rule(
         "side-effect-unprotected",
-        Severity.WARN,
+        Severity.REFUSED,
         "sideEffects",
         _unprotected,
         "side effect '{effect}' has neither an idempotency key nor a durable intent: it is "
         "at-least-once, and a crash, a retry or a redelivery repeats it",
         "give its provider a key (idempotencyKey: true), or write the wish (intent: outbox)",
         AntiPattern.SIDE_EFFECTS_WITHOUT_IDEMPOTENCY,
-        Severity.REFUSED,
     ),
     Rule(
         "batch-repeats-calls",

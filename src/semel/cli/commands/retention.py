@@ -1,0 +1,161 @@
+"""`semel retention`: rows that may go."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Annotated, Any, TypeAlias
+
+import typer
+from rich.console import Console
+
+from semel.cli.answer import Answer
+from semel.cli.database import Actor, Books, ConsumerOption, acting
+from semel.cli.options import MOST_ROWS
+from semel.cli.preamble import begins_with
+from semel.cli.reports.audit import RetentionReport
+from semel.cli.selection import PolicyOption
+from semel.cli.words import counted, lasting
+from semel.errors import Misuse
+from semel.messaging.audit import Act
+from semel.messaging.database import Database
+from semel.messaging.from_policy import retention_of
+from semel.messaging.retention import (
+    DAY_SECONDS,
+    DEFAULT_SAFETY,
+    MOST_DAYS,
+    Pruned,
+    Retention,
+    prune,
+)
+from semel.policy import Policy
+
+TtlOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option("--ttl-days", min=0.0, max=MOST_DAYS, help="How long claims are kept.  [14]"),
+]
+TopicOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--topic-days", min=0.0, max=MOST_DAYS, help="How long the broker keeps messages.  [7]"
+    ),
+]
+ReplayOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option("--replay-days", min=0.0, max=MOST_DAYS, help="How far back you may replay.  [7]"),
+]
+LettersOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--dlq-days", min=0.0, max=MOST_DAYS, help="How old dead letters may become.  [7]"
+    ),
+]
+ParkedOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--parking-days", min=0.0, max=MOST_DAYS, help="How long messages may be parked.  [7]"
+    ),
+]
+SafetyOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--safety",
+        min=1.0,
+        max=100.0,
+        help=f"The longest window is multiplied by this.  [{DEFAULT_SAFETY:g}]",
+    ),
+]
+
+
+def retention_terms(
+    policy: PolicyOption = None,
+    ttl: TtlOption = None,
+    topic: TopicOption = None,
+    replay: ReplayOption = None,
+    letters: LettersOption = None,
+    parked: ParkedOption = None,
+    safety: SafetyOption = None,
+) -> Retention | Policy:
+    """Make the terms of the options, or read the policy that says them.
+
+    Raises:
+        Misuse: both are given, a window outlasts the time to live, or the policy is none.
+    """
+    days = {
+        "ttl_seconds": ttl,
+        "topic_retention_seconds": topic,
+        "replay_window_seconds": replay,
+        "dead_letter_age_seconds": letters,
+        "parking_age_seconds": parked,
+    }
+    said: dict[str, Any] = {
+        name: number * DAY_SECONDS for name, number in days.items() if number is not None
+    }
+    if safety is not None:
+        said["safety"] = safety
+    if policy is None:
+        return Retention(**said)
+    if said:
+        raise Misuse("the policy says how long claims are kept: give --policy, or the days")
+    return Policy.load(policy)
+
+
+@begins_with(acting, "retention", retention_terms)
+def retention(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    terms: Retention | Policy,
+    *,
+    consumer: ConsumerOption,
+    batch: Annotated[
+        int,
+        typer.Option(
+            "--batch", min=1, max=MOST_ROWS, help="How many rows one transaction deletes."
+        ),
+    ] = 1000,
+) -> None:
+    """Delete a consumer's old claims and processed inbox messages, in small transactions.
+
+    Only those whose message is over.  Refuses a time to live that one of the windows outlasts,
+    and stops while a replay of the consumer runs.  With --policy its keys decide: claims.ttl,
+    the topics' retention, replay.window, dlq.keep and parking.keep.
+
+    Example: semel retention --consumer billing --ttl-days 30 --topic-days 14 --yes
+    """
+    said = retention_of(terms, consumer) if isinstance(terms, Policy) else terms
+    settings = replace(said, batch=batch)
+    age = lasting(settings.ttl_seconds)
+    actor.confirm(answer, f"Delete what is over and older than {age} of {consumer}?")
+
+    def progress(pruned: Pruned) -> None:
+        answer.tell(lambda: f"{counted(pruned.total, 'row')} deleted so far")
+
+    async def prune_and_note(database: Database) -> Pruned:
+        pruned = await prune(database, consumer, settings, progress)
+        if pruned.total:
+            details = {**asdict(pruned), "ttl_seconds": settings.ttl_seconds}
+            act = Act(actor.name, "retention", consumer, "", actor.reason, details)
+            async with database.begin() as unit:
+                await unit.audit.append(act)
+        return pruned
+
+    pruned = books.ask(prune_and_note)
+    report = RetentionReport(
+        books.name,
+        consumer,
+        settings.ttl_seconds,
+        settings.shortest_seconds,
+        pruned.claims,
+        pruned.inbox,
+        pruned.keys,
+    )
+    answer.give(report, show_retention)
+
+
+def show_retention(console: Console, report: RetentionReport) -> None:
+    """Print how much was deleted."""
+    console.print(
+        f"deleted: {counted(report.claims, 'claim')}, {report.inbox} of the inbox, "
+        f"{counted(report.keys, 'lock')} of keys",
+        markup=False,
+    )
