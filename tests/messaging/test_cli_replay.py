@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,18 @@ import pytest
 from semel.cli.selection import selection_of
 from semel.errors import Misuse
 from semel.memory.broker import MemoryBroker
-from semel.message import Partition
+from semel.message import Message, Partition
 from semel.messaging.completeness import OutcomeRange
+from semel.messaging.consumer import consumer
 from semel.messaging.failure import NonRetryableMessageError
+from semel.messaging.leased import Lease
+from semel.messaging.replay_rules import ReplayRule, ReplayRules
 from semel.messaging.selection import Ids, Letters, Offsets, Times, Waiting
 from semel.messaging.sequence import GapPolicy
+from semel.messaging.settings import Mode
+from semel.testing.clock import SimulatedClock
 from tests.messaging.cli_books import CliBooks
-from tests.messaging.replay_world import PARKS, Service, gapped
+from tests.messaging.replay_world import PARKS, Service, gapped, pay
 
 MODULE = "shop_of_replays"
 CONSUMER = ("--consumer", f"{MODULE}:billing")
@@ -142,6 +149,72 @@ def test_a_topic_is_replayed_through_a_reader(shop):
     assert document["counts"]["handled"] == 1
     assert document["counts"]["duplicate"] == 1
     assert shop.paid() == ["m1", "m2"]
+
+
+def test_a_leased_consumer_is_replayed_and_tried(shop):
+    shop.bury("m1")
+
+    async def export(message: Message, lease: Lease) -> None:
+        async with lease.completing() as session:
+            await pay(session, message.id)
+
+    handler = consumer("billing", reading=shop.module.billing.reading)(export)
+    vars(shop.module).update(billing=handler, leased=replace(handler, mode=Mode.LEASED))
+    letters = ("--dead-letters", "--mode", "leased")
+
+    dry = shop.ask("replay", "dry-run", "--consumer", f"{MODULE}:leased", "--dead-letters")
+    dry_by_option = shop.ask("replay", "dry-run", *CONSUMER, *letters)
+    other = ("--consumer", f"{MODULE}:leased", "--dead-letters", "--mode", "transactional")
+    refused = shop.act("replay", "run", *other, code=2)
+    done = shop.act("replay", "run", *CONSUMER, *letters)
+
+    assert [one["messages"][0]["outcome"] for one in (dry, dry_by_option)] == ["success"] * 2
+    assert "is one of mode leased" in refused["error"]
+    assert done["counts"]["handled"] == 1
+    assert shop.paid() == ["m1"]
+
+
+def test_what_the_consumers_own_policy_forbids_is_refused_without_a_policy_file(shop):
+    shop.bury("m1")
+    forbids = ReplayRules(own=ReplayRule("it charges cards"))
+    shop.module.billing = replace(shop.module.billing, replays=forbids)
+
+    error = shop.act("replay", "run", *CONSUMER, "--dead-letters", code=4)
+
+    assert "it charges cards; a dry run is allowed" in error["error"]
+    assert shop.paid() == []
+
+
+def test_old_records_are_refused_with_the_reason_and_a_window_lets_them_in(shop):
+    shop.broker.clock = SimulatedClock(time.time() - 9 * 86_400)
+    shop.deliver()
+    shop.broker.put("payments", b'{"id": "m1"}', None, {"message-id": b"m1"})
+    there = ("--partition", "payments/0", "--offsets", "0:0", "--reader", f"{MODULE}:reader")
+    run = ("replay", "run", *CONSUMER, *there)
+
+    refused = shop.act(*run, "--name", "narrow", code=1)
+    text = shop.read("replay", "status", "narrow", code=1)
+    handled = shop.act(*run, "--window-days", "10")
+
+    assert refused["counts"]["refused"] == 1
+    assert "1 refused: it is older than the replay window of 7 days" in text
+    assert "7 days" in next(iter(refused["refusals"]))
+    assert handled["counts"]["handled"] == 1
+
+
+def test_a_replay_is_abandoned_with_a_reason(shop):
+    shop.bury("m1", "m2")
+    run = ("replay", "run", *CONSUMER, "--name", "again", "--actor", "ann", "--dead-letters")
+    shop.read(*run, answer="y\nn\n", code=130)
+
+    unsaid = shop.ask("replay", "abandon", "again", "--yes", code=2)
+    done = shop.act("replay", "abandon", "again")
+
+    assert "needs a reason" in unsaid["error"]
+    assert done["state"] == "abandoned"
+    assert (
+        "was abandoned" in shop.act("replay", "run", *CONSUMER, "--name", "again", code=2)["error"]
+    )
 
 
 def test_what_the_policy_forbids_is_refused_and_a_dry_run_is_not(shop, tmp_path):

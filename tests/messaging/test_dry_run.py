@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,7 +12,6 @@ from sqlalchemy import Text, delete, insert, select, text, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from semel.codec import FromHeader
-from semel.errors import Misuse
 from semel.memory.database import MemoryDatabase
 from semel.message import Message
 from semel.messaging.changes import SECRET, Change, RowChange, shown
@@ -19,14 +19,16 @@ from semel.messaging.claims import ClaimState
 from semel.messaging.consumer import consumer
 from semel.messaging.dryrun import DryRun, dry_run, dry_runs
 from semel.messaging.handling import handle_message
+from semel.messaging.leased import Lease
 from semel.messaging.outcome import DeadLettered, Handled, RetryLater
 from semel.messaging.replay_sources import NoPayload
 from semel.messaging.selection import Ids, Letters, Offsets
+from semel.messaging.settings import Mode
 from semel.outboxes import Outbox
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import acts, claim_of, letters, queue
 from tests.messaging.places import InMemory, InPostgres, InSqlite
-from tests.messaging.replay_world import P0, Service, dead, message
+from tests.messaging.replay_world import P0, Service, dead, message, pay
 
 
 class Base(DeclarativeBase):
@@ -120,6 +122,59 @@ class DryRuns:
             assert (await unit.outbox.numbers("outbox")).pending == 1
 
     @in_world
+    async def test_a_handler_of_batches_gets_a_batch_of_one(self, world):
+        service = await Service(world).open()
+        got = []
+
+        @consumer("billing", batches=True)
+        async def handle(messages: Any, session: Any) -> None:
+            got.append([message.id for message in messages])
+            await pay(session, messages[0].id)
+
+        found = await dry_run(handle, world.database, message("m1"))
+
+        assert (found.outcome, got) == (Handled(), [["m1"]])
+        assert [change.table for change in found.changes] == ["paid"]
+        assert await service.paid() == []
+
+    @in_world
+    async def test_a_leased_handler_gets_a_lease_whose_completion_is_taken_back(self, world):
+        service = await Service(world).open()
+
+        @consumer("billing", id_from=FromHeader("message-id"), mode=Mode.LEASED)
+        async def handle(message: Message, lease: Lease) -> str:
+            async with lease.database.begin() as unit:
+                await pay(unit.session, "before")
+            with suppress(ValueError):
+                async with lease.completing() as session:
+                    await pay(session, "undone")
+                    raise ValueError
+            async with lease.completing() as session:
+                await pay(session, message.id)
+            return "done"
+
+        found = await dry_run(handle, world.database, message("m1"))
+
+        assert found.outcome == Handled("done")
+        assert len(found.changes) >= 2
+        assert await service.paid() == []
+        assert await claim_of(world, "m1") is None
+
+    @in_world
+    async def test_a_leased_handler_that_completes_twice_fails_in_a_dry_run_as_it_would(
+        self, world
+    ):
+        @consumer("billing", id_from=FromHeader("message-id"), mode=Mode.LEASED)
+        async def handle(message: Message, lease: Lease) -> None:
+            await lease.complete(None)
+            async with lease.completing():
+                pass
+
+        found = await dry_run(handle, world.database, message("m1"))
+
+        assert found.failure is not None
+
+    @in_world
     async def test_messages_of_a_selection_are_tried_without_a_replay(self, world):
         service = await dead(world, 3)
         service.refuse("m1")
@@ -175,15 +230,6 @@ class TestDryRunsInMemory(InMemory, DryRuns):
         assert isinstance(unread, NoPayload)
         assert "cannot be read" in unread.why
         assert nobody == [NoPayload("m9", "nobody has its payload any more")]
-
-    @in_world
-    async def test_a_consumer_of_batches_has_no_dry_run(self, world):
-        @consumer("billing", batches=True)
-        async def handle(messages: Any, session: Any) -> None:
-            pass
-
-        with pytest.raises(Misuse, match="takes batches"):
-            await dry_run(handle, world.database, message("m1"))
 
 
 class Sql(DryRuns):

@@ -7,8 +7,12 @@ import asyncio
 import pytest
 
 from semel.crashpoints import CrashPoint
+from semel.message import Message
+from semel.messaging.consumer import consumer
+from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.inbox_worker import InboxWorker
 from semel.messaging.inboxes import Inbox
+from semel.messaging.leased import Lease, handle_leased
 from semel.messaging.replay import (
     ReplaySettings,
 )
@@ -19,16 +23,19 @@ from semel.messaging.selection import (
     Offsets,
     parked_key,
 )
+from semel.messaging.settings import Mode
 from semel.testing.contracts.messaging_world import in_world
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.act_world import acts, letter_of, letters, queue
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 from tests.messaging.replay_world import (
+    DEAD,
     P0,
     PARKS,
     Service,
     counts,
     message,
+    pay,
 )
 
 
@@ -172,6 +179,33 @@ class Replays:
         assert await letter_of(world, "m2") is not None
         again = await service.run(Ids(("m1",)), name="twice")
         assert counts(again) == {"duplicate": 1}
+
+    @in_world
+    async def test_a_leased_consumer_is_replayed_under_leases(self, world):
+        service = await Service(world).open()
+        broken = [True]
+
+        @consumer("billing", policy=DEAD, reading=service.consumer.reading, mode=Mode.LEASED)
+        async def export(message: Message, lease: Lease) -> None:
+            if broken[0]:
+                raise NonRetryableMessageError("no such account")
+            async with lease.completing() as session:
+                await pay(session, message.id)
+
+        service.consumer = export
+        for message_id in ("m1", "m2"):
+            await handle_leased(export, world.database, message(message_id), "one")
+        broken[0] = False
+        service.put("m3")
+
+        letters_report = await service.run(Letters())
+        topic_report = await service.run(Offsets(P0, 0, 0), name="topic")
+
+        assert counts(letters_report) == {"handled": 2}
+        assert counts(topic_report) == {"handled": 1}
+        assert sorted(await service.paid()) == ["m1", "m2", "m3"]
+        assert await letters(world) == 0
+        assert await queue(world) == []
 
 
 class TestReplaysInMemory(InMemory, Replays):

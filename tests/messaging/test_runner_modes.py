@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from semel.codec import FromHeader
+from semel.errors import Misuse
 from semel.memory.broker import MemoryBroker
 from semel.memory.database import MemoryDatabase
 from semel.message import Message
@@ -149,5 +150,19 @@ def test_an_inspection_that_raises_does_not_end_the_runner():
 
         assert len(asked) == 3
         assert broker.lag("exports", "exports") == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("of_consumer", "of_runner"),
+    [(Mode.LEASED, Mode.TRANSACTIONAL), (Mode.LEASED, Mode.BATCHED), (Mode.BATCHED, Mode.LEASED)],
+)
+def test_a_runner_of_another_mode_than_its_consumers_is_refused(of_consumer, of_runner):
+    async def scenario() -> None:
+        known = replace(leased([]), mode=of_consumer)
+        subscription = await subscribed(MemoryBroker({"exports": 1}))
+        with pytest.raises(Misuse, match=f"one of mode {of_consumer}, its runner of mode"):
+            Runner(known, subscription, MemoryDatabase(), RunnerSettings(mode=of_runner))
 
     asyncio.run(scenario())

@@ -11,20 +11,22 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from semel.errors import Misuse
 from semel.message import Message
 from semel.messaging.broker import Reader
 from semel.messaging.changes import RowChange
-from semel.messaging.claims import ClaimState
+from semel.messaging.claims import ClaimLost, ClaimState
 from semel.messaging.consumer import Consumer
+from semel.messaging.context import handling
 from semel.messaging.database import Database, Unit
 from semel.messaging.failing import write_failure
-from semel.messaging.failure import Classified
+from semel.messaging.failure import Classification, Classified
 from semel.messaging.handling import Try, apply, call, classify
+from semel.messaging.leased import Lease
 from semel.messaging.outbox import OutboxEntry, parent_of
-from semel.messaging.outcome import Outcome, Skipped
+from semel.messaging.outcome import Handled, Outcome, Skipped
 from semel.messaging.replay_sources import NoPayload, Source
 from semel.messaging.selection import Selection, settled
+from semel.messaging.settings import Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,12 @@ class _RolledBack(Exception):
 async def dry_run(consumer: Consumer, database: Database, message: Message) -> DryRun:
     """Run the handler of *message*, and take everything back.
 
+    A handler of batches gets a batch of one; one of mode leased gets a lease whose
+    transactions are taken back, too.
+
     Raises:
-        Misuse: the consumer takes batches.
         Retryable: the database does not answer.
     """
-    if consumer.takes_batches:
-        raise Misuse(f"consumer {consumer.name} takes batches: it cannot be run for one message")
     state = Try(message)
     claim: ClaimState | None = None
     changes: list[RowChange] = []
@@ -67,7 +69,7 @@ async def dry_run(consumer: Consumer, database: Database, message: Message) -> D
         async with _rolled_back(database) as unit:
             claim = await _stands(unit, consumer, state)
             async with unit.watching() as changes:
-                outcome = await _handled(consumer, unit, state)
+                outcome = await _handled(consumer, database, unit, state)
             outgoing = await unit.outbox.children(parent_of(consumer.name, message.id))
     except Exception as error:
         if not state.began:
@@ -96,11 +98,46 @@ async def _stands(unit: Unit, consumer: Consumer, state: Try) -> ClaimState | No
     return row.state
 
 
-async def _handled(consumer: Consumer, unit: Unit, state: Try) -> Outcome:
+async def _handled(consumer: Consumer, database: Database, unit: Unit, state: Try) -> Outcome:
+    if consumer.mode is Mode.LEASED:
+        return await _leased(consumer, database, unit, state)
     outcome = await apply(consumer, unit, state)
     if outcome == Skipped("old version"):
         return await call(consumer, unit, state)
     return outcome
+
+
+async def _leased(consumer: Consumer, database: Database, unit: Unit, state: Try) -> Outcome:
+    state.began = True
+    message = state.message
+    within = _Within(unit, database.classification)
+    lease = _RehearsedLease(consumer.name, message.id, "dry run", fence=0, database=within)
+    with handling(consumer.name, message):
+        return Handled(await consumer.invoke(message, lease))
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """A database whose transactions are parts of one that is taken back."""
+
+    unit: Unit
+    classification: Classification
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Unit]:
+        async with self.unit.savepoint():
+            yield self.unit
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+
+class _RehearsedLease(Lease):
+    """A lease of a message that nobody has claimed."""
+
+    async def _complete(self, unit: Unit, result: str | None) -> None:
+        if self.completed:
+            raise ClaimLost(self.consumer, self.message_id)
 
 
 async def _after(
