@@ -23,6 +23,7 @@ from semel.messaging.retry import RetryMode, RetryPolicy
 from semel.messaging.retrying import retry_due
 from semel.messaging.runner import Runner, RunnerSettings
 from semel.messaging.settings import ConsumerSettings
+from semel.testing.clock import SimulatedClock
 from semel.testing.crash import Crash, crash_at
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=0.2, max_records=5)
@@ -66,10 +67,12 @@ class Service:
         for number in numbers:
             self.broker.put("payments", b"{}", headers={"message-id": f"m{number}".encode()})
 
-    async def somebody_died(self, owner: str = "?", in_flight: int = 3) -> None:
+    async def somebody_died(
+        self, owner: str = "?", in_flight: int = 3, seconds: float = 0.0
+    ) -> None:
         member = Member("billing", "dead", owner, frozenset({PLACE}), in_flight)
         async with self.database.begin() as unit:
-            await unit.members.enter(member, 0.0)
+            await unit.members.enter(member, seconds)
 
     async def runner(self, settings: RunnerSettings = QUICK) -> Runner:
         subscription = await self.broker.subscribe("billing", ["payments"])
@@ -107,6 +110,25 @@ def test_a_row_of_which_nothing_is_left_is_cleared_without_a_message():
         await runner.run_until_idle()
 
         assert [member.name for member in service.members] == [runner._owner.instance]
+
+    asyncio.run(scenario())
+
+
+def test_a_row_of_another_host_does_not_stay_when_it_has_expired():
+    async def scenario() -> None:
+        service = Service()
+        clock = SimulatedClock()
+        service.database = MemoryDatabase(clock)
+        await service.somebody_died(seconds=60.0)
+        runner = await service.runner()
+        await runner.run_until_idle()
+        worked_off = sorted(member.name for member in service.members)
+        clock.advance(61)
+        await runner._membership.renew()
+
+        me = runner._owner.instance
+        assert worked_off == sorted(["dead", me])
+        assert [member.name for member in service.members] == [me]
 
     asyncio.run(scenario())
 

@@ -63,3 +63,15 @@ class MemoryMembers:
             self._members.remove((consumer, name))
         else:
             self._members.put((consumer, name), replace(member, partitions=left))
+
+    async def forget_expired(self, consumer: str) -> int:
+        """Remove the rows that name no partition and have expired; return how many."""
+        now = self._clock.now()
+        ended = [
+            (member.consumer, member.name)
+            for member in self._members.rows()
+            if member.consumer == consumer and not member.partitions and member.expires_at <= now
+        ]
+        for key in ended:
+            self._members.remove(key)
+        return len(ended)

@@ -92,6 +92,7 @@ class Membership:
         async with self._database.begin() as unit:
             if partitions:
                 await unit.members.enter(member, self._seconds)
+                await unit.members.forget_expired(member.consumer)
             else:
                 # Nothing can be in flight: a row would only be left behind.
                 await unit.members.leave(member.consumer, member.name)

@@ -64,3 +64,10 @@ class Members(Protocol):
     async def release(self, consumer: str, name: str, partition: Partition) -> None:
         """Take a partition off a row; the last one removes the row if it has expired."""
         ...
+
+    async def forget_expired(self, consumer: str) -> int:
+        """Remove the rows that name no partition and have expired; return how many.
+
+        What such a process left was worked off before anybody could know that it had ended.
+        """
+        ...

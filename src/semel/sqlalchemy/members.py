@@ -96,6 +96,12 @@ class SqlMembers:
                 return
         await self._run(update(consumer_member).where(*me).values(partitions=_to_text(left)))
 
+    async def forget_expired(self, consumer: str) -> int:
+        """Remove the rows that name no partition and have expired; return how many."""
+        ended = (_M.partitions == _to_text(()), _M.expires_at <= now_us())
+        gone = delete(consumer_member).where(_M.consumer == consumer, *ended)
+        return (await self._run(gone)).rowcount
+
     async def _run(self, statement: Executable) -> CursorResult[Any]:
         async with translated("the members"):
             connection = await self._session.connection()

@@ -126,6 +126,24 @@ class MembersContract(DatabaseContract):
         assert await _others(world, "new", P0, P1) == ["live"]
 
     @in_world
+    async def test_a_row_that_was_worked_off_before_it_expired_is_forgotten_afterwards(
+        self, world: DatabaseWorld
+    ) -> None:
+        await _enter(world, _member("gone", P0), _member("accused", P1))
+        await _enter(world, _member("live", P0), seconds=1000)
+        await _enter(world, _member("gone", P0, consumer="shipping"))
+        async with world.database.begin() as unit:
+            await unit.members.release(CONSUMER, "gone", P0)
+            await unit.members.release(CONSUMER, "live", P0)
+            early = await unit.members.forget_expired(CONSUMER)
+        await world.age(61)
+        async with world.database.begin() as unit:
+            forgotten = [await unit.members.forget_expired(CONSUMER) for _ in range(2)]
+
+        assert (early, forgotten) == (0, [1, 0])
+        assert await _others(world, "new", P0, P1) == ["accused"]
+
+    @in_world
     async def test_tries_of_a_suspect_count_until_it_is_acquitted(
         self, world: DatabaseWorld
     ) -> None:
