@@ -124,7 +124,10 @@ class MissingExtra(Misuse):
 
 def reason_of(error: BaseException) -> str:
     """Say what an exception means in one line, for reasons and logs."""
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001  an exception that cannot be told still has a name
+        text = ""
     if isinstance(error, SemelError):
         return text or type(error).__name__
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -10,12 +10,15 @@ and codes to the seven classes, and a consumer extends it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
 
 from semel.errors import Fenced, Misuse, Permanent, Retryable, SemelError, reason_of
+
+log = logging.getLogger("semel.messaging")
 
 
 class FailureClass(StrEnum):
@@ -59,6 +62,7 @@ CODES: Final[Mapping[str, FailureClass]] = {
     "TIMEOUT": FailureClass.TRANSIENT,
     "CONNECTION_LOST": FailureClass.TRANSIENT,
     "CRASHED": FailureClass.TRANSIENT,
+    "HANDLER_CANCELLED": FailureClass.TRANSIENT,
     "DEPENDENCY_UNAVAILABLE": FailureClass.DEPENDENCY_OUTAGE,
     "RATE_LIMITED": FailureClass.RATE_LIMIT,
     "PRECONDITION_FAILED": FailureClass.BUSINESS_PRECONDITION,
@@ -131,7 +135,13 @@ class Classified:
 
 
 Rule: TypeAlias = str | Callable[[BaseException], str | None]
-"""A code, or a function that finds one; None where it has no opinion."""
+"""A code, or a function that finds one; None where it has no opinion.
+
+A function that raises has none either: its exception is logged, and the code is
+`UNKNOWN_CODE`.
+"""
+
+LONGEST_CODE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +172,30 @@ class Classification:
 
     def _code(self, error: BaseException) -> str:
         for kind in type(error).__mro__:
-            rule = self.rules.get(kind)
-            found = rule(error) if callable(rule) else rule
+            found = _found(self.rules.get(kind), error)
             if found is not None:
                 return found
         return UNKNOWN_CODE
+
+    def is_of_database(self, error: BaseException) -> bool:
+        """Tell whether *error* is of a kind that only a database's binding adds: its driver's."""
+        own = self.rules.keys() - CLASSIFICATION.rules.keys()
+        return isinstance(error, tuple(own))
+
+
+def _found(rule: Rule | None, error: BaseException) -> str | None:
+    """Return what a rule says, as text that every table can keep."""
+    try:
+        found: object = rule(error) if callable(rule) else rule
+        if found is None:
+            return None
+        # Of an enumeration of texts the text, and not the name of its member.
+        code = str.__str__(found) if isinstance(found, str) else str(found)
+    except Exception:
+        # What a rule does must not keep a failure from being counted.
+        log.exception("a rule failed", extra={"exception": type(error).__qualname__})
+        return UNKNOWN_CODE
+    return "".join(filter(str.isprintable, code))[:LONGEST_CODE] or UNKNOWN_CODE
 
 
 def _own_code(error: BaseException) -> str | None:

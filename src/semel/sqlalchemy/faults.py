@@ -16,8 +16,10 @@ from semel.messaging.failure import CLASSIFICATION, Classification
 LOCK_STATES: Final = frozenset({"55P03"})
 CONFLICT_STATES: Final = frozenset({"40001", "40P01"})
 TIMEOUT_STATES: Final = frozenset({"57014"})
-OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "53300", "53400", "25P03", "57P05"})
-OUTAGE_CLASSES: Final = frozenset({"08"})
+# 25006: a standby answers that was, or is not yet, the primary.
+OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25006", "25P03"})
+# No connection; nothing left of disk, memory or connections; trouble below the database.
+OUTAGE_CLASSES: Final = frozenset({"08", "53", "58"})
 
 NO_SUCH_DATABASE: Final = "3D000"
 REFUSED_CLASS: Final = "28"
