@@ -22,6 +22,7 @@ from semel.messaging.outbox import (
     CAUSATION_HEADER,
     CORRELATION_HEADER,
     MESSAGE_ID_HEADER,
+    OutboxConflict,
     OutboxEntry,
     OutboxStore,
     outgoing_id,
@@ -62,9 +63,11 @@ class Outbox:
 
         Raises:
             Misuse: the session, the payload, the key or the id cannot be used.
+            OutboxConflict: *message_id* is there, with another topic, key or payload.
         """
         value = _value(payload)
         now = handling_now()
+        is_given = message_id is not None
         if message_id is None:
             message_id = self._next_id(now, topic)
         _check(topic, key, message_id)
@@ -77,8 +80,14 @@ class Outbox:
             _headers(headers or {}, now),
             outbox=self.name,
             parent=parent_of(now.consumer, now.message.id) if now else "",
+            parent_key=now.message.key if now else None,
         )
-        await store.add([entry])
+        try:
+            await store.add([entry])
+        except OutboxConflict:
+            # A derived id is that of the same message, written by an earlier handling.
+            if is_given:
+                raise
         if is_relayed_here(self.name):
             after_commit(self.name, wake_relays)
         return message_id

@@ -93,7 +93,14 @@ class ReplacesKnownIds(MemoryOutboxStore):
         await super().add(entries)
         for entry in entries:
             place = self._places.get((entry.outbox, entry.message_id))
-            self._entries.put(place, self._entries.get(place)._replace(value=entry.value))
+            self._entries.put(place, self._entries.get(place)._replace(headers=entry.headers))
+
+
+class LosesAnotherMessage(MemoryOutboxStore):
+    """Takes every entry with a known id for a repetition."""
+
+    def _meet(self, there, new):
+        pass
 
 
 class MixesOutboxes(MemoryOutboxStore):
@@ -219,7 +226,8 @@ CONVICTED_BY = {
     DoesNotRenew: "test_leading_again_prolongs_the_lease",
     TakesAnEmptyDeleteForALoss: "test_deleting_what_is_gone_already_is_no_lost_leadership",
     ReadsWhatIsParked: "test_a_parked_entry_is_listed_with_its_reason_and_no_longer_read",
-    ReplacesKnownIds: "test_an_id_that_is_there_already_is_left_as_it_is",
+    ReplacesKnownIds: "test_an_entry_that_is_there_already_is_left_as_it_is",
+    LosesAnotherMessage: "test_another_message_under_an_id_that_is_there_is_refused",
     MixesOutboxes: "test_outboxes_never_see_one_another",
     SendsWhatIsErased: "test_an_erased_entry_is_parked_and_never_sent",
     GivesPlacesAgain: "test_what_was_deleted_may_be_written_again_at_a_place_of_its_own",

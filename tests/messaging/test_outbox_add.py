@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from semel.errors import Misuse
 from semel.message import Message
 from semel.messaging.context import handling
-from semel.messaging.outbox import outgoing_id, parent_of
+from semel.messaging.outbox import OutboxConflict, outgoing_id, parent_of
 from semel.outboxes import Outbox
 from tests.messaging.outgoing import DATABASES, Broker, left, opened, relay, run, until
 
@@ -127,6 +127,34 @@ def test_outside_of_handlers_the_id_is_the_callers_or_random(database):
         assert uuid.UUID(made).version == 4
         assert [e.message_id for e in await entries(world)] == [given, made]
         assert [dict(e.headers) for e in await entries(world)] == [{}, {}]
+
+    run(database, test)
+
+
+def test_an_id_that_was_given_to_another_message_is_refused(database):
+    async def test(world):
+        async with world.database.begin() as unit:
+            await Outbox().add(unit.session, "a", {"secret": 1}, message_id="order-1")
+            with pytest.raises(OutboxConflict) as refused:
+                await Outbox().add(unit.session, "b", {"secret": 2}, key="k", message_id="order-1")
+
+        assert "'order-1'" in str(refused.value)
+        assert "for topic 'a', key None" in str(refused.value)
+        assert "for topic 'b', key 'k'" in str(refused.value)
+        assert "secret" not in str(refused.value)
+        assert [(e.topic, e.value) for e in await entries(world)] == [("a", b'{"secret":1}')]
+
+    run(database, test)
+
+
+def test_what_an_earlier_handling_wrote_stays_whatever_the_time_is_now(database):
+    async def test(world):
+        for payload in (b"at nine", b"at ten"):
+            async with world.database.begin() as unit:
+                with handling("billing", ORDER):
+                    await Outbox().add(unit.session, "invoices", payload)
+
+        assert [e.value for e in await entries(world)] == [b"at nine"]
 
     run(database, test)
 

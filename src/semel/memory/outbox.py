@@ -16,6 +16,7 @@ from semel.messaging.outbox import (
     LeadershipLost,
     OutboxEntry,
     OutboxNumbers,
+    refuse_another,
 )
 
 
@@ -36,9 +37,11 @@ class MemoryOutboxStore:
         self._leases: Table[str, _Lease] = tables.table("outbox_leader")
 
     async def add(self, entries: Sequence[OutboxEntry]) -> None:
-        """Write entries; an id that is there already is left as it is."""
+        """Write entries; one that is there already is left as it is."""
         for entry in entries:
-            if (entry.outbox, entry.message_id) in self._places:
+            known = self._places.get((entry.outbox, entry.message_id))
+            if known is not None:
+                self._meet(self._entries.get(known), entry)
                 continue
             place = self._tables.next_number("outbox_message")
             now = self._tables.clock.now()
@@ -124,15 +127,18 @@ class MemoryOutboxStore:
         oldest = now - min(pending) if pending else 0.0
         return OutboxNumbers(len(pending), len(every) - len(pending), oldest)
 
-    async def erase(self, *, message_id: str | None = None, key: str | None = None) -> int:
+    async def erase(
+        self, *, message_id: str | None = None, key: str | None = None, parent: str | None = None
+    ) -> int:
         """Remove value and headers of matching entries, and park those that were not."""
-        if message_id is None and key is None:
-            raise Misuse("say whose entries of the outbox are erased: an id or a key")
+        if message_id is None and key is None and parent is None:
+            raise Misuse("say whose entries of the outbox are erased: an id, a key or a parent")
         meant = [
             entry
             for entry in self._all()
             if message_id in (None, entry.message_id)
-            and key in (None, entry.key)
+            and key in (None, entry.key, entry.parent_key)
+            and parent in (None, entry.parent)
             and entry.erased_at is None
         ]
         for entry in meant:
@@ -140,6 +146,10 @@ class MemoryOutboxStore:
             reason = entry.parked_reason or ERASED_REASON
             self._entries.put(entry.place, erased._replace(parked_reason=reason))
         return len(meant)
+
+    def _meet(self, there: OutboxEntry | None, new: OutboxEntry) -> None:
+        if there is not None:
+            refuse_another(there, new)
 
     def _all(self) -> list[OutboxEntry]:
         return [entry for _, entry in sorted(self._entries.items())]

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from semel.errors import Fenced
+from semel.errors import Fenced, Misuse
+from semel.message import digest_of
 from semel.messaging.ids import stored_id
 
 NAMESPACE: Final = uuid.UUID("6f0d6c1e-8a55-5d0b-9d53-7a0d5e3a1c11")
@@ -69,6 +70,8 @@ class OutboxEntry(NamedTuple):
     """The inbound message that caused it, as `parent_of` names it; for explanations."""
 
     erased_at: float | None = None
+    parent_key: str | None = None
+    """The key of the inbound message; for `erase` alone, and nothing gives it back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,41 @@ class LeadershipLost(Fenced):
         )
 
 
+class OutboxConflict(Misuse):
+    """Two different messages were given one id; the second was not written."""
+
+    def __init__(self, there: OutboxEntry, new: OutboxEntry) -> None:
+        super().__init__(there, new)
+        self.there = there
+        self.new = new
+
+    def __str__(self) -> str:
+        return (
+            f"outbox {self.new.outbox} has another message with the id "
+            f"{self.new.message_id!r}: {_described(self.there)} is there, {_described(self.new)} "
+            f"was to be added. Give every message an id of its own"
+        )
+
+
+def refuse_another(there: OutboxEntry, new: OutboxEntry) -> None:
+    """Let an entry be written again, but no other one under its id.
+
+    Raises:
+        OutboxConflict: topic, key or payload differ.
+    """
+    is_known = there.erased_at is not None or there.value == new.value
+    if not is_known or (there.topic, there.key) != (new.topic, new.key):
+        raise OutboxConflict(there, new)
+
+
+def _described(entry: OutboxEntry) -> str:
+    # Never the payload itself: it may hold people's data, and errors are logged.
+    payload = "a tombstone" if entry.value is None else f"{len(entry.value):,} bytes"
+    if entry.value is not None:
+        payload += f" (sha256 {digest_of(entry.value)[:12]})"
+    return f"{payload} for topic {entry.topic!r}, key {entry.key!r}"
+
+
 ERASED_REASON: Final = "its payload was erased"
 """Why an erased entry is parked: a message without its value would mean something else."""
 
@@ -127,7 +165,11 @@ class OutboxStore(Protocol):
     """
 
     async def add(self, entries: Sequence[OutboxEntry]) -> None:
-        """Write entries; an id that is there already is left as it is."""
+        """Write entries; one that is there already is left as it is.
+
+        Raises:
+            OutboxConflict: an id is there with another topic, key or payload.
+        """
         ...
 
     async def lead(
@@ -203,10 +245,14 @@ class OutboxStore(Protocol):
         """Count what is pending and say how old the oldest is."""
         ...
 
-    async def erase(self, *, message_id: str | None = None, key: str | None = None) -> int:
+    async def erase(
+        self, *, message_id: str | None = None, key: str | None = None, parent: str | None = None
+    ) -> int:
         """Remove value and headers of matching entries, and park those that were not.
 
+        *key*: of an entry, or of the message that caused it.
+
         Raises:
-            Misuse: neither an id nor a key is given.
+            Misuse: no id, no key and no parent is given.
         """
         ...

@@ -34,6 +34,7 @@ from semel.messaging.outbox import (
     LeadershipLost,
     OutboxEntry,
     OutboxNumbers,
+    refuse_another,
 )
 from semel.sqlalchemy.encoding import headers_from_text, headers_to_text
 from semel.sqlalchemy.faults import translated
@@ -48,12 +49,14 @@ _OF: Final = _M.outbox == bindparam("of_outbox")
 _IS_PARKED: Final = _M.parked_reason.is_not(None)
 _MEANT: Final = (_OF, _M.message_id == bindparam("of_id"), _IS_PARKED)
 
+# SQLite takes 32,766 parameters, older ones 999.
+ASKED_AT_ONCE: Final = 500
+
 ADD: Final = (
     insert(outbox_message)
     .values(created_at=now_us())
     .on_conflict_do_nothing(index_elements=[_M.outbox, _M.message_id])
-    # Without it every row comes back with the place it was given.
-    .inline()
+    .returning(_M.outbox, _M.message_id)
 )
 
 _IS_MINE: Final = _L.owner == bindparam("me")
@@ -126,6 +129,7 @@ READ: Final = (
     .limit(bindparam("most"))
 )
 PARKED: Final = _entries(_OF, _IS_PARKED).limit(bindparam("most"))
+KNOWN: Final = _entries(_OF, _M.message_id.in_(bindparam("ids", expanding=True)))
 CHILDREN: Final = _entries(_M.parent == bindparam("of_parent"))
 PARKED_KEYS: Final = select(_M.topic, _M.key).where(_OF, _IS_PARKED, _M.key.is_not(None)).distinct()
 _PENDING: Final = _M.parked_reason.is_(None)
@@ -154,9 +158,18 @@ class SqlOutboxStore:
         self._session = session
 
     async def add(self, entries: Sequence[OutboxEntry]) -> None:
-        """Write entries; an id that is there already is left as it is."""
-        if entries:
-            await self._run(ADD, [_row(entry) for entry in entries])
+        """Write entries; one that is there already is left as it is."""
+        new: dict[tuple[str, str], OutboxEntry] = {}
+        for entry in entries:
+            refuse_another(new.setdefault(_place_of(entry), entry), entry)
+        while new:
+            rows = [_row(entry) for entry in new.values()]
+            written = await self._run(ADD, rows if len(rows) > 1 else rows[0])
+            for place in written:
+                del new[tuple(place)]
+            # What a relay has sent in between is neither written nor there.
+            for there in await self._known(list(new)):
+                refuse_another(there, new.pop(_place_of(there)))
 
     async def lead(
         self, outbox: str, owner: str, seconds: float, *, instead_of: str = ""
@@ -226,16 +239,30 @@ class SqlOutboxStore:
         pending, parked, us = found
         return OutboxNumbers(pending, parked, to_seconds(us))
 
-    async def erase(self, *, message_id: str | None = None, key: str | None = None) -> int:
+    async def erase(
+        self, *, message_id: str | None = None, key: str | None = None, parent: str | None = None
+    ) -> int:
         """Remove value and headers of matching entries, and park those that were not."""
-        if message_id is None and key is None:
-            raise Misuse("say whose entries of the outbox are erased: an id or a key")
+        if message_id is None and key is None and parent is None:
+            raise Misuse("say whose entries of the outbox are erased: an id, a key or a parent")
         meant = ERASE
         if message_id is not None:
             meant = meant.where(_M.message_id == stored_id(message_id))
         if key is not None:
-            meant = meant.where(_M.key == key)
+            meant = meant.where(or_(_M.key == key, _M.parent_key == stored_id(key)))
+        if parent is not None:
+            meant = meant.where(_M.parent == parent)
         return (await self._run(meant)).rowcount
+
+    async def _known(self, places: Sequence[tuple[str, str]]) -> list[OutboxEntry]:
+        """Return the entries at these outboxes and ids."""
+        found: list[OutboxEntry] = []
+        for outbox in dict(places):
+            ids = [message_id for of_outbox, message_id in places if of_outbox == outbox]
+            for start in range(0, len(ids), ASKED_AT_ONCE):
+                asked = {"of_outbox": outbox, "ids": ids[start : start + ASKED_AT_ONCE]}
+                found += _read(await self._run(KNOWN, asked))
+        return found
 
     async def _fenced(
         self, statement: Executable, leadership: Leadership, places: Sequence[int], **more: str
@@ -308,6 +335,10 @@ def _shown(leadership: Leadership) -> dict[str, Any]:
     return {"of_outbox": leadership.outbox, "me": leadership.owner, "of_epoch": leadership.epoch}
 
 
+def _place_of(entry: OutboxEntry) -> tuple[str, str]:
+    return entry.outbox, stored_id(entry.message_id)
+
+
 def _row(entry: OutboxEntry) -> dict[str, Any]:
     return {
         "outbox": entry.outbox,
@@ -318,6 +349,7 @@ def _row(entry: OutboxEntry) -> dict[str, Any]:
         "payload": entry.value,
         "headers": headers_to_text(entry.headers),
         "parent": entry.parent,
+        "parent_key": None if entry.parent_key is None else stored_id(entry.parent_key),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from semel.errors import Misuse
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from semel.testing.contracts.outbox_world import OUTBOX, add, delete, entry, ids, leads, read
 
@@ -58,19 +59,54 @@ class EntryRules(DatabaseContract):
         assert await ids(world.database) == []
 
     @in_world
-    async def test_an_id_that_is_there_already_is_left_as_it_is(self, world: DatabaseWorld) -> None:
-        await add(world.database, entry("1", value=b"first"), entry("2"))
+    async def test_an_entry_that_is_there_already_is_left_as_it_is(
+        self, world: DatabaseWorld
+    ) -> None:
+        await add(world.database, entry("1", headers={"n": b"first"}), entry("2"))
 
-        await add(world.database, entry("1", value=b"second"), entry("3"))
+        await add(world.database, entry("1", headers={"n": b"second"}), entry("3"))
 
         assert await ids(world.database) == ["1", "2", "3"]
-        assert (await read(world.database))[0].value == b"first"
+        assert (await read(world.database))[0].headers == {"n": b"first"}
+
+    @in_world
+    async def test_another_message_under_an_id_that_is_there_is_refused(
+        self, world: DatabaseWorld
+    ) -> None:
+        first = entry("1", value=b"first")
+        await add(world.database, first, entry(LONG_ID, value=b"first"))
+
+        for other in (
+            first._replace(value=b"second"),
+            first._replace(value=None),
+            first._replace(topic="refunds"),
+            first._replace(key=None),
+            entry(LONG_ID, value=b"second"),
+        ):
+            with pytest.raises(Misuse, match=other.message_id):
+                await add(world.database, entry("2"), other)
+
+        assert [e.value for e in await read(world.database)] == [b"first", b"first"]
 
     @in_world
     async def test_an_id_twice_in_one_call_is_one_entry(self, world: DatabaseWorld) -> None:
-        await add(world.database, entry("1", value=b"first"), entry("1", value=b"second"))
+        await add(world.database, entry("1"), entry("1"))
+        with pytest.raises(Misuse):
+            await add(world.database, entry("2", value=b"first"), entry("2", value=b"second"))
 
-        assert [e.value for e in await read(world.database)] == [b"first"]
+        assert await ids(world.database) == ["1"]
+
+    @in_world
+    async def test_what_was_erased_may_be_added_again_and_stays_erased(
+        self, world: DatabaseWorld
+    ) -> None:
+        await add(world.database, entry("1"))
+        async with world.database.begin() as unit:
+            await unit.outbox.erase(message_id="1")
+
+        await add(world.database, entry("1"))
+
+        assert await ids(world.database) == []
 
     @in_world
     async def test_ids_of_any_length_stay_apart_and_come_back(self, world: DatabaseWorld) -> None:
