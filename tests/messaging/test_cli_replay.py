@@ -365,6 +365,17 @@ def test_completeness_asks_the_broker_about_holes(shop):
     assert place["holes"] == [{"first": 2, "last": 2}]
 
 
+def test_completeness_of_a_consumer_that_nobody_knows_is_no_good_news(shop):
+    ask = ("audit", "completeness", "--consumer", "biling")
+
+    found = shop.ask(*ask, code=1)
+    text = shop.read(*ask, code=1)
+
+    assert (found["known"], found["partitions"]) == (False, [])
+    assert "nothing is known of a consumer 'biling'" in text
+    assert "all accounted for" not in text
+
+
 def test_options_make_selections():
     times = {"since": "2026-11-16T08:00", "until": "2026-11-16T09:00:00+00:00"}
 

@@ -18,6 +18,7 @@ from semel.messaging.audit_completeness import (
     Stretch,
     audit_completeness,
     audit_ranges,
+    is_known,
 )
 from semel.messaging.completeness import HOLE, OutcomeRange
 from semel.messaging.outcome import Told
@@ -192,3 +193,36 @@ def test_where_the_log_was_deleted_the_notes_count(broker):
 
     assert found.missing == (Stretch(1, 1), Stretch(3, 3))
     assert found.holes == (Stretch(2, 2),)
+
+
+def test_with_a_broker_the_audit_begins_where_its_log_does(broker):
+    found = audited(broker, ranges((3, 3, "success")), Extent(committed=4))
+
+    assert (found.first, found.is_complete) == (0, False)
+    assert found.missing == (Stretch(0, 1),)
+
+
+def test_an_explicit_first_offset_leaves_out_what_is_before(broker):
+    found = audited(broker, ranges((3, 3, "success")), Extent(first=3, committed=4))
+
+    assert (found.first, found.is_complete) == (3, True)
+
+
+def test_what_is_known_from_before_the_logs_begin_still_counts(broker):
+    broker.trim(P0, 3)
+    found = audited(broker, ranges((0, 0, "success"), (3, 3, "success")), Extent())
+
+    assert (found.first, found.missing) == (0, (Stretch(1, 2),))
+
+
+def test_of_a_consumer_that_nobody_knows_nothing_is_known(broker):
+    async def scenario():
+        database = MemoryDatabase()
+        nothing = await audit_completeness(database, "biling")
+        asked = await audit_completeness(database, "biling", {P0: Extent()}, broker.reader())
+        return nothing, asked
+
+    nothing, asked = asyncio.run(scenario())
+
+    assert (nothing, is_known(nothing), is_known(asked)) == ([], False, False)
+    assert is_known([audited(broker, ranges((0, 1, "success")), Extent())])

@@ -73,9 +73,11 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Which offsets of a partition are asked about; what is None is taken from the ranges."""
+    """Which offsets of a partition are asked about; what is None is taken from what is known."""
 
     first: int | None = None
+    """Where to begin; None: with the broker's log, or where nobody can ask it, with the ranges."""
+
     committed: int | None = None
     """The next offset to read: everything before it must be accounted for."""
 
@@ -103,6 +105,9 @@ class PartitionAudit:
     repeated: int = 0
     """Offsets that are in more than one range."""
 
+    ranges: int = 0
+    """How many ranges are kept; 0: nothing was ever noted for this consumer here."""
+
     checked_holes: bool = field(default=False)
     """A reader confirmed that there is no record where a hole was noted."""
 
@@ -115,6 +120,11 @@ class PartitionAudit:
     def is_complete(self) -> bool:
         """Tell whether every one of them is."""
         return not self.missing and sum(self.counts.values()) == self.total
+
+
+def is_known(audits: Iterable[PartitionAudit]) -> bool:
+    """Tell whether anything was ever noted for the consumer: its name may be a wrong one."""
+    return any(audit.ranges for audit in audits)
 
 
 def audit_ranges(
@@ -148,6 +158,7 @@ def audit_ranges(
         tuple(holes),
         max((extent.end or until) - until, 0),
         repeated,
+        len(known),
     )
 
 
@@ -186,18 +197,30 @@ async def audit_completeness(
 ) -> list[PartitionAudit]:
     """Add up what became of a consumer's offsets, partition by partition.
 
-    With a *reader*, the broker is asked where a hole was noted and where nothing was: an
-    offset with a record is a loss, one without is a hole.
+    With a *reader*, the broker says where its log begins, and is asked where a hole was noted
+    and where nothing was: an offset with a record is a loss, one without is a hole.  Without
+    one, what lies before the first range is not asked about.  Of a consumer of which nothing
+    was ever noted, no partition has ranges: see `is_known`.
     """
     extents = extents or {}
     async with database.begin() as unit:
         partitions = sorted({*await unit.outcomes.partitions(consumer), *extents})
         ranges = {place: await unit.outcomes.ranges(consumer, place) for place in partitions}
-    audits = []
-    for place in partitions:
-        found = audit_ranges(place, ranges[place], extents.get(place))
-        audits.append(found if reader is None else await _checked(found, reader))
-    return audits
+    return [
+        await _audited(place, ranges[place], extents.get(place, Extent()), reader)
+        for place in partitions
+    ]
+
+
+async def _audited(
+    place: Partition, ranges: Sequence[OutcomeRange], extent: Extent, reader: Reader | None
+) -> PartitionAudit:
+    if reader is None:
+        return audit_ranges(place, ranges, extent)
+    if extent.first is None:
+        start, _ = await reader.bounds(place)
+        extent = replace(extent, first=min([start, *(one.first for one in ranges)]))
+    return await _checked(audit_ranges(place, ranges, extent), reader)
 
 
 async def _checked(audit: PartitionAudit, reader: Reader) -> PartitionAudit:

@@ -41,14 +41,19 @@ def completeness(
     ] = None,
     first: Annotated[
         list[str] | None,
-        typer.Option("--first", metavar="TOPIC/N=OFFSET", help="Where to begin."),
+        typer.Option(
+            "--first",
+            metavar="TOPIC/N=OFFSET",
+            help="Where to begin; else with the broker's log, and without --reader with what "
+            "is known.",
+        ),
     ] = None,
     reader: ReaderOption = None,
 ) -> None:
     """Add up what became of every offset: handled, duplicate, parked, dead, and holes.
 
-    With --reader the broker says whether a hole is one, or a loss.  Exit code 1: offsets are
-    missing.
+    With --reader the broker says where its log begins, and whether a hole is one, or a loss.
+    Exit code 1: offsets are missing, or nothing is known of a consumer of this name.
 
     Example: semel audit completeness --consumer billing --committed payments/0=1200
     """
@@ -78,6 +83,14 @@ def _offset(option: str, text: str) -> tuple[Partition, int]:
 
 def show_completeness(console: Console, report: CompletenessReport) -> None:
     """Print one line for each partition, and what is missing."""
+    if not report.known:
+        console.print(
+            f"nothing is known of a consumer {report.consumer!r}: it has handled nothing that is "
+            f"noted in {report.database}, or it is called otherwise",
+            markup=False,
+        )
+        if not report.partitions:
+            return
     rows = table("partition", "offsets", "accounted for as", "missing", right=("offsets",))
     for one in report.partitions:
         counts = {name: number for name, number in one.counts.items() if number}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from semel.messaging.audit_completeness import PartitionAudit, Stretch
+from semel.messaging.audit_completeness import PartitionAudit, Stretch, is_known
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +51,23 @@ class CompletenessReport:
 
     database: str
     consumer: str
+    known: bool
+    """Whether anything was ever noted for a consumer of this name."""
+
     partitions: list[PartitionReport]
 
     @property
     def needs_attention(self) -> bool:
-        """Tell whether an offset is missing."""
-        return not all(one.complete for one in self.partitions)
+        """Tell whether an offset is missing, or nothing is known at all."""
+        return not self.known or not all(one.complete for one in self.partitions)
 
 
 def completeness_report(
-    database: str, consumer: str, audits: Iterable[PartitionAudit]
+    database: str, consumer: str, audits: Sequence[PartitionAudit]
 ) -> CompletenessReport:
     """Put an audit into a JSON document."""
-    return CompletenessReport(database, consumer, [_partition(one) for one in audits])
+    partitions = [_partition(one) for one in audits]
+    return CompletenessReport(database, consumer, is_known(audits), partitions)
 
 
 def _partition(audit: PartitionAudit) -> PartitionReport:
