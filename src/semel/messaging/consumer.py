@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from semel.codec import Codec, FromHeader, JsonCodec, Place, Reading
 from semel.errors import Misuse
 from semel.message import Message
+from semel.messaging.cancelling import called
 from semel.messaging.claims import StalePolicy
 from semel.messaging.failure import FailureClass, Rule
 from semel.messaging.outbox import MESSAGE_ID_HEADER
@@ -90,12 +91,15 @@ class Consumer:
         return await self.handler(*arguments, **named)
 
     async def invoke(self, message: Message | Sequence[Message], session: Any) -> Any:
-        """Call the handler, with the session where it takes one."""
+        """Call the handler, with the session where it takes one.
+
+        A cancellation that comes out of it and is not the caller's own is a failure.
+        """
         if self.takes_batches and isinstance(message, Message):
             message = [message]
         if getattr(self, "_takes_session", False):
-            return await self.handler(message, session)
-        return await self.handler(message)
+            return await called(self.handler(message, session))
+        return await called(self.handler(message))
 
     def with_settings(self, settings: ConsumerSettings) -> Consumer:
         """Return the same consumer with another behaviour."""

@@ -20,6 +20,7 @@ from typing import Generic, TypeAlias, TypeVar
 from semel.codec import FromKey, Unreadable
 from semel.errors import Misuse
 from semel.message import Message, Partition, Record
+from semel.messaging.cancelling import end
 from semel.messaging.outcome import Ack, Nack, Settlement
 
 Item = TypeVar("Item")
@@ -176,7 +177,7 @@ async def run_lanes(
         for runner in done:
             runner.result()
     finally:
-        await _end(runners)
+        await end(runners)
     return ran
 
 
@@ -194,23 +195,3 @@ async def _run(
                     ran.stopped.append((item, nack))
                     ran.not_attempted.extend(lane[number + 1 :])
                     break
-
-
-async def _end(runners: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel what still runs, and wait until it has ended, however often we are cancelled."""
-    running = {runner for runner in runners if not runner.done()}
-    for runner in running:
-        runner.cancel()
-    cancelled: asyncio.CancelledError | None = None
-    while running:
-        try:
-            _, running = await asyncio.wait(running)
-        except asyncio.CancelledError as error:
-            cancelled = error
-            running = {runner for runner in running if not runner.done()}
-    for runner in runners:
-        # An exception that nobody fetches is logged as forgotten.
-        if not runner.cancelled():
-            runner.exception()
-    if cancelled is not None:
-        raise cancelled

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.codec import Unreadable
@@ -24,6 +24,7 @@ from semel.measures import MEASURES, Metric
 from semel.message import Coordinates, Message, Partition, Record
 from semel.messaging.batch import NOT_ATTEMPTED, consume_many
 from semel.messaging.broker import Subscription
+from semel.messaging.cancelling import end
 from semel.messaging.careful import Membership, handle_alone
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
@@ -59,6 +60,9 @@ class RunnerSettings:
 
     stop_seconds: float = 30.0
     """How long a stop waits for running handlers before it cancels them."""
+
+    cancel_seconds: float = 5.0
+    """How long a cancelled handler may take to clean up before it is left behind."""
 
     member_seconds: float = 60.0
     """How long this process's row outlives it."""
@@ -103,6 +107,7 @@ class Runner:
         self._idle.set()
         subscription.on_revoked(self._revoked)
         self._begins_again = False
+        self._left_behind = False
         self._stop_by = 0.0
         self._next_renewal = 0.0
         self._next_lag = 0.0
@@ -118,27 +123,30 @@ class Runner:
         """
         retrying = asyncio.create_task(self._retries.run())
         try:
-            while not self._stopping.is_set():
-                if retrying.done():
-                    # Nothing that waits would be handled any more, and nobody would notice.
-                    retrying.result()
-                await self._pass()
-            await self._end(retrying)
-            await self._membership.leave()
+            try:
+                while not self._stopping.is_set():
+                    if retrying.done():
+                        # Nothing that waits would be handled any more, and nobody would notice.
+                        retrying.result()
+                    await self._pass()
+            finally:
+                await self._end(retrying)
+            if not self._left_behind:
+                await self._membership.leave()
         finally:
-            await self._end(retrying)
             await self.subscription.close()
 
     async def _end(self, retrying: asyncio.Task[None]) -> None:
         """Let the message that is being retried end within the deadline, too."""
         self._retries.stop()
-        if not retrying.done():
-            left = self._stop_by - self._clock.monotonic()
-            await asyncio.wait({retrying}, timeout=max(left, 0.0))
-        if not retrying.done():
-            log.error("deadline passed: a retry is cancelled, its message comes back")
-            retrying.cancel()
-            await asyncio.wait({retrying})
+        try:
+            if not retrying.done():
+                left = self._stop_by - self._clock.monotonic()
+                await asyncio.wait({retrying}, timeout=max(left, 0.0))
+            if not retrying.done():
+                log.error("deadline passed: a retry is cancelled, its message comes back")
+        finally:
+            await self._cancel(retrying)
 
     async def run_until_signal(self) -> None:
         """Run until SIGTERM or SIGINT, then stop as `stop` does."""
@@ -221,25 +229,41 @@ class Runner:
     async def _work(self, records: Sequence[Record]) -> None:
         work = asyncio.create_task(self._handle_all(records))
         stop = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            await asyncio.wait({work}, timeout=self.settings.stop_seconds)
-        stop.cancel()
-        if not work.done():
-            log.error("deadline passed: handlers are cancelled, their messages come back")
-            work.cancel()
-            with suppress(asyncio.CancelledError):
-                await work
-            return
+        try:
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                await asyncio.wait({work}, timeout=self.settings.stop_seconds)
+            if not work.done():
+                log.error("deadline passed: handlers are cancelled, their messages come back")
+                return
+        finally:
+            await self._cancel(work, stop)
         await self._settling.settle(work.result())
+
+    async def _cancel(self, *tasks: asyncio.Task[Any]) -> None:
+        """Cancel what still runs, and wait a while for its end.
+
+        What goes on all the same is left behind, and this process's row with it: whoever gets
+        its partitions is careful, as after a crash.
+        """
+        try:
+            await end(tasks, self.settings.cancel_seconds)
+        finally:
+            if not all(task.done() for task in tasks) and not self._left_behind:
+                self._left_behind = True
+                log.error(
+                    "a handler ignores its cancellation and is left behind",
+                    extra={"consumer": self.consumer.name},
+                )
 
     async def _revoked(self, partitions: Collection[Partition]) -> None:
         """Let the batch end, so that its offsets are committed before the partitions go."""
         with suppress(TimeoutError, Retryable, InDoubt):
             async with asyncio.timeout(self.settings.stop_seconds):
                 await self._idle.wait()
-                # Whoever gets them next need not be careful.
-                await self._membership.give_up(partitions)
+                if not self._left_behind:
+                    # Whoever gets them next need not be careful.
+                    await self._membership.give_up(partitions)
         self._settling.forget(partitions)
 
     async def _handle_all(self, records: Sequence[Record]) -> dict[Coordinates, Outcome]:
