@@ -63,15 +63,19 @@ class Scene:
             end(job)
         return job.returncode, output
 
-    def kill_after(self, seconds: float, *options: str) -> bool:
-        """Run the job and kill it *seconds* after its first event; False if it was done before.
+    def kill_after(self, seconds: float, behind: str = "", *options: str) -> bool:
+        """Run the job and kill it *seconds* after an event; False if it was done before.
+
+        Without *behind*, the name of an event, its first one counts.
 
         A job that fails by itself fails the test at once: what it left is still there.
         """
         job = self.start(*options)
         try:
             assert job.stdout is not None
-            job.stdout.readline()
+            for line in job.stdout:
+                if line.startswith(behind):
+                    break
             try:
                 job.wait(seconds)
             except subprocess.TimeoutExpired:
