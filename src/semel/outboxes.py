@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from semel.errors import Misuse
+from semel.message import Message
 from semel.messaging.context import Handling, handling_now
 from semel.messaging.outbox import (
     CAUSATION_HEADER,
@@ -46,6 +47,7 @@ class Outbox:
         key: str | None = None,
         headers: Mapping[str, str | bytes] | None = None,
         message_id: str | None = None,
+        cause: Message | None = None,
     ) -> str:
         """Write a message into the transaction of *session*, and return its id.
 
@@ -57,9 +59,10 @@ class Outbox:
 
         Inside a handler the id is derived from the message that is handled, the topic and a
         counter: handling it again writes the same ids, and the entry that is there already
-        stays.  Correlation and causation are inherited as headers.  Elsewhere give a
-        *message_id* that a repetition of your code gives again; without one it is random, and
-        code that runs twice sends two messages.
+        stays.  Correlation and causation are inherited as headers.  A handler that takes whole
+        batches names the message that is the *cause*; without it, the first of the batch is.
+        Elsewhere give a *message_id* that a repetition of your code gives again; without one
+        it is random, and code that runs twice sends two messages.
 
         Raises:
             Misuse: the session, the payload, the key or the id cannot be used.
@@ -67,9 +70,10 @@ class Outbox:
         """
         value = _value(payload)
         now = handling_now()
+        cause = _cause(cause, now)
         is_given = message_id is not None
         if message_id is None:
-            message_id = self._next_id(now, topic)
+            message_id = _next_id(now, cause, topic)
         _check(topic, key, message_id)
         store, after_commit = _store_of(session)
         entry = OutboxEntry(
@@ -77,10 +81,10 @@ class Outbox:
             topic,
             value,
             key,
-            _headers(headers or {}, now),
+            _headers(headers or {}, cause),
             outbox=self.name,
-            parent=parent_of(now.consumer, now.message.id) if now else "",
-            parent_key=now.message.key if now else None,
+            parent=parent_of(now.consumer, cause.id) if now and cause else "",
+            parent_key=cause.key if now and cause else None,
         )
         try:
             await store.add([entry])
@@ -92,11 +96,27 @@ class Outbox:
             after_commit(self.name, wake_relays)
         return message_id
 
-    def _next_id(self, now: Handling | None, topic: str) -> str:
-        if now is None:
-            return str(uuid.uuid4())
-        ordinal = now.next_ordinal(topic)
-        return outgoing_id(now.consumer, now.message.id, topic, ordinal)
+
+def _cause(given: Message | None, now: Handling | None) -> Message | None:
+    """Say which message the new one follows from; outside of handlers, only who is named.
+
+    Raises:
+        Misuse: the handler was not called for it: its other messages have the derived ids.
+    """
+    if given is None:
+        return now.message if now else None
+    if now is not None and not now.handles(given):
+        raise Misuse(
+            f"consumer {now.consumer} does not handle {given.id!r} now: the cause of an outgoing "
+            f"message is one of those that the handler was called with"
+        )
+    return given
+
+
+def _next_id(now: Handling | None, cause: Message | None, topic: str) -> str:
+    if now is None or cause is None:
+        return str(uuid.uuid4())
+    return outgoing_id(now.consumer, cause.id, topic, now.next_ordinal(cause, topic))
 
 
 AfterCommit = Callable[[str, Callable[[str], None]], None]
@@ -133,14 +153,14 @@ def _value(payload: Any) -> bytes | None:
     return text.encode()
 
 
-def _headers(given: Mapping[str, str | bytes], now: Handling | None) -> dict[str, bytes]:
+def _headers(given: Mapping[str, str | bytes], cause: Message | None) -> dict[str, bytes]:
     if MESSAGE_ID_HEADER in given:
         raise Misuse(f"the relay writes the header {MESSAGE_ID_HEADER!r}: give message_id instead")
     headers: dict[str, bytes] = {}
-    if now is not None:
-        correlation_id = now.message.correlation_id or now.message.id
+    if cause is not None:
+        correlation_id = cause.correlation_id or cause.id
         headers[CORRELATION_HEADER] = correlation_id.encode("utf-8", "backslashreplace")
-        headers[CAUSATION_HEADER] = now.message.id.encode("utf-8", "backslashreplace")
+        headers[CAUSATION_HEADER] = cause.id.encode("utf-8", "backslashreplace")
     for name, value in given.items():
         headers[name] = value.encode() if isinstance(value, str) else bytes(value)
     return headers

@@ -265,7 +265,7 @@ async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step], ran: list
 async def _batch_handler(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> None:
     if not messages:
         return
-    with handling(consumer.name, messages[0]):
+    with handling(consumer.name, messages[0], messages):
         await consumer.invoke(messages, unit.session)
     reach(CrashPoint.HANDLE_AFTER, consumer.name)
 
