@@ -58,6 +58,7 @@ def test_the_template_that_people_know_becomes_settings():
     assert settings == ConsumerSettings(
         retry=RetryPolicy(max_attempts=5, jitter=True, max_poison_attempts=5),
         dead_letter_owner="search-team",
+        dead_letter_topic="case-events.search-indexer.dlq",
         order=Order.KEY,
         holds_keys=True,
         poison_attempts=5,

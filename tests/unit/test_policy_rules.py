@@ -328,6 +328,7 @@ CASES = [
         ({"poison": {"maxAttemptsBeforePark": 6}}, {}),
         ({"poison": {"maxAttemptsBeforePark": 5}}, {}),
     ),
+    ("dlq-topic-is-read", REFUSED, ({"dlq": {"topic": "t"}}, {}), ({"dlq": {"topic": "t2"}}, {})),
     (
         "not-carried-out",
         REFUSED,

@@ -32,6 +32,7 @@ class MemoryDeadLetters:
                 last_failed_at=letter.last_failed_at,
                 owner=letter.owner,
                 outcome=letter.outcome,
+                needs_review=letter.needs_review,
                 expected_hash=letter.expected_hash,
             )
         )

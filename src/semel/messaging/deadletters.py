@@ -40,6 +40,9 @@ class DeadLetter:
     outcome: str = "dlq"
     """``dlq``, ``deserialization_failure``, ``schema_incompatible`` or ``conflict``."""
 
+    needs_review: bool = False
+    """A person must have looked at it before it is handled again."""
+
     expected_hash: str = ""
     """For a conflict: the hash of the payload that came first."""
 

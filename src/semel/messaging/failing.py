@@ -25,6 +25,7 @@ from semel.messaging.database import Unit
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.failure import RETRYABLE_CLASSES, Classified, FailureClass
 from semel.messaging.lanes import Order
+from semel.messaging.letter_topic import keep_letter
 from semel.messaging.outcome import (
     Conflicted,
     DeadLettered,
@@ -103,7 +104,9 @@ async def _not_sent_again(
     retry = consumer.settings.retry
     if failure.failure_class in RETRYABLE_CLASSES and failure.code not in retry.non_retryable:
         return RetryLater(backoff(retry, retry.max_attempts), failure)
-    await unit.dead_letters.put(await _letter(unit, consumer, message, failure, Told.DLQ))
+    await keep_letter(
+        unit, consumer.settings, await _letter(unit, consumer, message, failure, Told.DLQ)
+    )
     return DeadLettered(failure)
 
 
@@ -200,7 +203,9 @@ async def _bury(
     if not await _mark(unit, consumer, message, written, claim):
         return await _ended(unit, consumer, message)
     told = Told.SCHEMA_INCOMPATIBLE if failure.failure_class is FailureClass.SCHEMA else Told.DLQ
-    await unit.dead_letters.put(await _letter(unit, consumer, message, failure, told))
+    await keep_letter(
+        unit, consumer.settings, await _letter(unit, consumer, message, failure, told)
+    )
     if claim.from_waiting:
         await leave_the_room(unit, consumer.name, message.id)
     return DeadLettered(failure, told)
@@ -219,7 +224,9 @@ async def write_conflict(
     letter = await _letter(unit, consumer, message, failure, Told.CONFLICT)
     # The id's own dead letter, if it has one, is about the first payload.
     its_own = f"conflict:{message.digest[:16]}:{message.id}"
-    await unit.dead_letters.put(replace(letter, message_id=its_own, expected_hash=expected))
+    await keep_letter(
+        unit, consumer.settings, replace(letter, message_id=its_own, expected_hash=expected)
+    )
     return Conflicted(expected, message.digest)
 
 
@@ -244,7 +251,9 @@ async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -
     )
     written = _failure(message, ClaimState.FAILED_TERMINAL, failure)
     await unit.claims.mark_failed(consumer.name, message.id, written)
-    await unit.dead_letters.put(await _letter(unit, consumer, message, failure, told))
+    await keep_letter(
+        unit, consumer.settings, await _letter(unit, consumer, message, failure, told)
+    )
     return DeadLettered(failure, told)
 
 
@@ -276,6 +285,7 @@ async def _letter(
         payload_hash=message.digest,
         owner=consumer.settings.dead_letter_owner,
         outcome=told.value,
+        needs_review=consumer.settings.review_dead_letters,
     )
     # What comes as a conflict came later than whatever was erased.
     if claim is None or claim.erased_at is None or told is Told.CONFLICT:

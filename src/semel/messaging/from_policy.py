@@ -129,6 +129,8 @@ def _consumer_settings(e: Effective) -> ConsumerSettings:
         on_exhausted=give_up,
         on_hopeless=give_up,
         dead_letter_owner=own.dlq.owner or "",
+        dead_letter_topic=own.dlq.topic or "" if own.dlq.enabled else "",
+        review_dead_letters=own.dlq.manual_review_required,
         duplicates=DUPLICATES[own.idempotency.duplicate_handling],
         order=ORDERS[e.ordering],
         holds_keys=e.holds_keys and e.ordering is not words.Ordering.NONE,

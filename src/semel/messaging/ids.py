@@ -16,8 +16,8 @@ def stored_id(message_id: str) -> str:
     Ids that look like such a hash are hashed, too, so that two ids never meet.
     """
     raw = message_id.encode("utf-8", "surrogatepass")
-    plain = len(raw) <= LONGEST_ID_BYTES and "\0" not in message_id
-    if plain and not message_id.startswith("sha256:") and _is_text(message_id):
+    plain = len(raw) <= LONGEST_ID_BYTES and is_plain_text(message_id)
+    if plain and not message_id.startswith("sha256:"):
         return message_id
     return f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
@@ -34,9 +34,10 @@ def hash_of_key(key: str) -> str:
     return digest_of(key.encode("utf-8", "surrogatepass"))
 
 
-def _is_text(text: str) -> bool:
+def is_plain_text(text: str) -> bool:
+    """Tell whether every database takes *text* as it is."""
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
-    return True
+    return "\0" not in text

@@ -29,6 +29,7 @@ from semel.messaging.deadletters import DeadLetter
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.inboxes import Inbox, handle, message_of
+from semel.messaging.letter_topic import keep_letter
 from semel.messaging.members import Member
 from semel.messaging.outcome import Told
 from semel.messaging.retry import RetryIn, verdict
@@ -185,7 +186,8 @@ class InboxWorker:
         name, why = self.consumer.name, f"{failure.code}: {failure.reason}"
         attempts = await unit.inbox.failed(name, stored.message_id, why, None)
         now = await unit.now()
-        await unit.dead_letters.put(_letter(self.consumer, stored, failure, told, attempts, now))
+        letter = _letter(self.consumer, stored, failure, told, attempts, now)
+        await keep_letter(unit, self.consumer.settings, letter)
         nouns = {"consumer": name, "id": stored.message_id, "reason": why}
         log.error("message is a dead letter", extra=nouns)
 
@@ -292,4 +294,5 @@ def _letter(
         payload_hash=stored.payload_hash,
         owner=consumer.settings.dead_letter_owner,
         outcome=told.value,
+        needs_review=consumer.settings.review_dead_letters,
     )

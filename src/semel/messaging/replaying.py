@@ -55,6 +55,7 @@ from semel.messaging.replay_sources import UNREADABLE_ID, Item, letter_message
 from semel.messaging.retention import DAY_SECONDS
 from semel.messaging.retry import RetryMode
 from semel.messaging.retrying import message_of
+from semel.messaging.review import need_review
 from semel.messaging.revival import retry_dead_letter
 from semel.messaging.settings import Duplicates, Mode
 from semel.messaging.waiting import WaitingMessage, Waits
@@ -218,6 +219,9 @@ class Replayer:
         try:
             if waiting is not None:
                 return await self._waiting(waiting)
+            if letter is not None and letter.needs_review:
+                async with self.database.begin() as unit:
+                    await need_review(unit, letter)
             if stored is not None:
                 return await self._stored(stored)
             if letter is not None:

@@ -26,6 +26,7 @@ from semel.messaging.claims import ClaimRow, ClaimState, Failure
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.outcome import Told
+from semel.messaging.review import LOOKED_AT, need_review
 from semel.messaging.waiting import WaitingMessage, Waits
 
 AMONG_LETTERS: Final = "among its dead letters"
@@ -56,7 +57,7 @@ async def inspect_dead_letter(
     """
     async with database.begin() as unit:
         letter = await _need_letter(unit, consumer, message_id)
-        await unit.audit.append(Act(need_actor(actor), "dlq.inspect", consumer, message_id))
+        await unit.audit.append(Act(need_actor(actor), LOOKED_AT, consumer, message_id))
         return LetterInspection(
             letter,
             await unit.claims.look_up(consumer, message_id),
@@ -82,7 +83,8 @@ async def retry_dead_letter(
 
     Raises:
         NoSuchMessage: there is no such letter.
-        NotPossible: it was erased, waits already, was handled, or came back *at_most* times.
+        NotPossible: it was erased, waits already, was handled, came back *at_most* times, or
+            a person must look at it first.
     """
     async with database.begin() as unit:
         letter = await _need_letter(unit, consumer, message_id)
@@ -128,7 +130,7 @@ async def park_dead_letter(
 
     Raises:
         NoSuchMessage: there is no such letter.
-        NotPossible: it was erased, or waits already.
+        NotPossible: it was erased, waits already, or a person must look at it first.
     """
     async with database.begin() as unit:
         letter = await _need_letter(unit, consumer, message_id)
@@ -183,6 +185,7 @@ async def _let_in(unit: Unit, letter: DeadLetter, waits: Waits) -> None:
         raise NotPossible(consumer, message_id, why)
     if await unit.waiting.get(consumer, message_id) is not None:
         raise NotPossible(consumer, message_id, "a message with this id waits already")
+    await need_review(unit, letter)
     if not await unit.dead_letters.remove(consumer, message_id):
         raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
     await unit.waiting.put(_waiting(letter, waits))

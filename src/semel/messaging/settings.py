@@ -63,6 +63,15 @@ class ConsumerSettings:
     """Where a message goes that no attempt can help."""
 
     dead_letter_owner: str = ""
+    dead_letter_topic: str = ""
+    """Where dead letters are published to, besides being kept; empty: nowhere."""
+
+    dead_letter_outbox: str = "outbox"
+    """The outbox through which they go there; its relay must run."""
+
+    review_dead_letters: bool = False
+    """A person must have looked at a dead letter before it is handled again."""
+
     duplicates: Duplicates = Duplicates.SKIP
     order: Order = Order.KEY
     holds_keys: bool = False

@@ -300,7 +300,12 @@ QUESTIONS: Final = (
         _bounded,
         ("retries-forever", "retries-exceed-lag-slo", "code-unknown", "code-of-your-own"),
     ),
-    Question("Is the DLQ owned?", "dlq.owner", _owned, ("dlq-without-owner", "unreadable-unheard")),
+    Question(
+        "Is the DLQ owned?",
+        "dlq.owner",
+        _owned,
+        ("dlq-without-owner", "dlq-topic-is-read", "unreadable-unheard"),
+    ),
     Question(
         "Is replay safe?",
         "topic:replay",

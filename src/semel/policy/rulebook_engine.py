@@ -84,6 +84,7 @@ KNOWN_CODES: Final = (
     "PAYLOAD_CONFLICT",
     "REJECTED",
     "HANDLER_FAILED",
+    "HANDLER_CANCELLED",
 )
 """The failure codes that semel itself gives; handlers may raise others."""
 

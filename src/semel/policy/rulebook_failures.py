@@ -113,6 +113,11 @@ def _parks(case: Case) -> bool:
     return case.effective.on_exhausted is OnExhausted.PARK or by_gap
 
 
+def _letters_come_back(case: Case) -> bool:
+    own, topic = case.own.dlq, case.effective.topic_name
+    return own.enabled and topic is not None and own.topic == topic
+
+
 def _without_effect(case: Case) -> Iterator[Nouns]:
     own, e = case.own, case.effective
     claims = STRATEGIES[own.idempotency.strategy].claims
@@ -232,6 +237,15 @@ FAILURE_RULES: Final = (
         "the dead letters of {consumer} belong to nobody: what arrives there is lost, only later",
         "name a team in dlq.owner",
         AntiPattern.DLQ_WITHOUT_OWNER,
+    ),
+    Rule(
+        "dlq-topic-is-read",
+        Severity.REFUSED,
+        "dlq.topic",
+        once(_letters_come_back),
+        "the dead letters of {consumer} are published to {topic}, which it reads: each comes back "
+        "as a message that fails",
+        "give the dead letters a topic of their own",
     ),
     Rule(
         "parking-without-owner",

@@ -112,11 +112,19 @@ class Dlq:
         bool, Key("Whether messages that cannot be handled become dead letters.")
     ] = True
     topic: Annotated[
-        str | None, Key("The topic that dead letters are published to, where there is one.")
+        str | None,
+        Key(
+            "The topic that dead letters are published to, besides being kept. They go through "
+            "the outbox named `outbox`, whose relay must run."
+        ),
     ] = None
     owner: Annotated[str | None, Key("The team that looks after them.")] = None
     manual_review_required: Annotated[
-        bool, Key("Whether a person must look at a dead letter before it is replayed.")
+        bool,
+        Key(
+            "Whether a person must have looked at a dead letter (`semel dlq show`) before it is "
+            "sent back, parked or replayed."
+        ),
     ] = False
     keep: Annotated[timedelta | None, Key("How long a dead letter may wait for its replay.")] = None
 

@@ -30,6 +30,7 @@ LATER: Final = (
     "last_failed_at",
     "owner",
     "outcome",
+    "needs_review",
     "expected_hash",
 )
 
@@ -133,6 +134,7 @@ def _values(letter: DeadLetter) -> dict[str, Any]:
         "last_failed_at": to_us(letter.last_failed_at),
         "owner": letter.owner,
         "outcome": letter.outcome,
+        "needs_review": int(letter.needs_review),
         "expected_hash": letter.expected_hash,
         "erased_at": None if letter.erased_at is None else to_us(letter.erased_at),
         "replays": letter.replays,
@@ -151,6 +153,7 @@ def _letter(row: Row[Any]) -> DeadLetter:
         last_failed_at=to_seconds(row.last_failed_at),
         owner=row.owner,
         outcome=row.outcome,
+        needs_review=bool(row.needs_review),
         expected_hash=row.expected_hash,
         erased_at=seconds_or_none(row.erased_at),
         replays=row.replays,

@@ -147,6 +147,7 @@ dead_letter: Final = Table(
     _us("last_failed_at", "last failure"),
     _short("owner", "the team that looks after it"),
     _short("outcome", "dlq, deserialization_failure, schema_incompatible or conflict"),
+    _count("needs_review", "1: a person must have looked at it before it is handled again"),
     _short("expected_hash", "for a conflict: the payload that came first"),
     _us("erased_at", "when its payload was erased", null=True),
     _count("replays", "how often it was sent back; the loop guard counts it"),
