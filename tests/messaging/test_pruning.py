@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from semel.errors import Misuse
+from semel.memory.broker import MemoryBroker
+from semel.message import Partition
+from semel.messaging.approvals import Asked, Decision
+from semel.messaging.audit_completeness import audit_completeness
 from semel.messaging.claims import ClaimState, Failure
+from semel.messaging.completeness import OutcomeRange
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.replay_acts import abandon_replay
 from semel.messaging.replays import ReplayRun, ReplayState
@@ -17,6 +22,7 @@ from semel.messaging.retention import (
     prune,
     shortest_ttl,
 )
+from semel.messaging.sequence import Gap
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import BILLING, park, queue
 from tests.messaging.places import InMemory, InPostgres, InSqlite
@@ -86,6 +92,42 @@ class Pruning(DatabaseContract):
 
         await begin_replay(world, "gone", BILLING, "abandoned")
         assert (await prune(world.database, BILLING, SETTINGS)).claims == 2
+
+    @in_world
+    async def test_what_is_kept_about_things_that_are_over_goes_with_them(self, world):
+        await begin_replay(world, "before", BILLING, "finished")
+        async with world.database.begin() as unit:
+            await unit.versions.open_gap(Gap(BILLING, "k", 2, 4))
+            await unit.versions.close_gaps(BILLING, "k", 3, "fetched")
+            request = await unit.approvals.ask(Asked.DELETE_LETTER, BILLING, "m1", "ann", "why")
+            await unit.approvals.decide(request.number, "bob", Decision.REFUSED)
+            await unit.claims.mark_completed(BILLING, "m1")
+
+        assert (await prune(world.database, BILLING, SETTINGS)).total == 0
+        await world.age(2 * WEEK + 60)
+        pruned = await prune(world.database, BILLING, SETTINGS)
+
+        assert pruned == Pruned(claims=1, replays=1, gaps=1, approvals=1)
+
+    @in_world
+    async def test_outcomes_of_offsets_that_the_broker_has_deleted_are_forgotten(self, world):
+        broker, place = MemoryBroker({"payments": 1}), Partition("payments", 0)
+        for _ in range(10):
+            broker.put("payments", b"{}")
+        outcomes = ["success", "dlq"] * 5
+        known = [OutcomeRange(place, n, n, told) for n, told in enumerate(outcomes)]
+        async with world.database.begin() as unit:
+            await unit.outcomes.record(BILLING, known)
+        broker.trim(place, 5)
+
+        assert (await prune(world.database, BILLING, SETTINGS)).outcomes == 0
+        pruned = await prune(world.database, BILLING, SETTINGS, reader=broker.reader())
+
+        assert pruned == Pruned(outcomes=5)
+        async with world.database.begin() as unit:
+            assert await unit.outcomes.ranges(BILLING, place) == known[5:]
+        (audit,) = await audit_completeness(world.database, BILLING, None, broker.reader())
+        assert (audit.first, audit.is_complete) == (5, True)
 
 
 async def claims(world, prefix):

@@ -28,7 +28,9 @@ AGING = {
     "outbox_message": ("created_at",),
     "outbox_leader": ("lease_until",),
     "consumer_member": ("expires_at",),
-    "sequence_gap": ("since",),
+    "sequence_gap": ("since", "closed_at"),
+    "approval": ("asked_at", "decided_at"),
+    "message_revision": ("at",),
     "replay_run": ("began_at", "updated_at"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from semel.memory.gone import is_gone
 from semel.memory.tables import MemoryTables, Table
 from semel.messaging.approvals import Approval, Asked, Decision
 
@@ -51,6 +52,21 @@ class MemoryApprovals:
         decided = replace(request, decided_by=decided_by, decided_at=now, decision=decision)
         self._requests.put(number, decided)
         return True
+
+    async def delete_decided(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+        """Delete requests decided so long ago whose message is gone; return how many."""
+        until = self._tables.clock.now() - ttl_seconds
+        old = [
+            request.number
+            for request in self._in_order()
+            if request.consumer == consumer
+            and request.decided_at is not None
+            and request.decided_at <= until
+            and is_gone(self._tables, consumer, request.message_id)
+        ][:limit]
+        for number in old:
+            self._requests.remove(number)
+        return len(old)
 
     def _in_order(self) -> list[Approval]:
         return sorted(self._requests.rows(), key=lambda request: request.number)

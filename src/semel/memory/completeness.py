@@ -49,13 +49,13 @@ class MemoryOutcomeStore:
         """Return the partitions that have ranges."""
         return sorted({kept.partition for whose, kept in self._ranges.rows() if whose == consumer})
 
-    async def prune(self, consumer: str, partition: Partition, below: int) -> int:
-        """Forget what lies wholly below an offset."""
-        old = [
-            number
+    async def prune(self, consumer: str, partition: Partition, below: int, limit: int) -> int:
+        """Forget ranges that lie wholly below an offset, the lowest first; return how many."""
+        old = sorted(
+            (kept.first, number)
             for number, (whose, kept) in self._ranges.items()
             if whose == consumer and kept.partition == partition and kept.last < below
-        ]
-        for number in old:
+        )[:limit]
+        for _, number in old:
             self._ranges.remove(number)
         return len(old)

@@ -57,3 +57,15 @@ class MemoryVersions:
             if gap.closed_at is None and consumer in (None, gap.consumer)
         ]
         return sorted(found, key=lambda gap: (gap.since, gap.consumer, gap.key))[:limit]
+
+    async def delete_closed(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+        """Delete gaps that are closed since so long; return how many."""
+        until = self._clock.now() - ttl_seconds
+        old = sorted(
+            (gap.closed_at, where)
+            for where, gap in self._gaps.items()
+            if where[0] == consumer and gap.closed_at is not None and gap.closed_at <= until
+        )[:limit]
+        for _, where in old:
+            self._gaps.remove(where)
+        return len(old)

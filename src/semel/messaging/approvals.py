@@ -69,3 +69,7 @@ class Approvals(Protocol):
     async def decide(self, number: int, decided_by: str, decision: Decision) -> bool:
         """Write the decision; False, and nothing changed, where there is one already."""
         ...
+
+    async def delete_decided(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+        """Delete requests decided so long ago whose message is gone; return how many."""
+        ...

@@ -73,6 +73,6 @@ class OutcomeStore(Protocol):
         """Return the partitions that have ranges."""
         ...
 
-    async def prune(self, consumer: str, partition: Partition, below: int) -> int:
-        """Forget what lies wholly below an offset."""
+    async def prune(self, consumer: str, partition: Partition, below: int, limit: int) -> int:
+        """Forget ranges that lie wholly below an offset, the lowest first; return how many."""
         ...

@@ -8,11 +8,14 @@ whose message is over are deleted, in small transactions.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Final, TypeAlias
 
 from semel.errors import Misuse, Retryable
+from semel.message import Partition
+from semel.messaging.broker import Reader
 from semel.messaging.database import Database, Unit
 
 Delete: TypeAlias = Callable[[Unit], Awaitable[int]]
@@ -120,10 +123,22 @@ class Pruned:
     keys: int = 0
     """Locks of keys that had not been used for as long."""
 
+    replays: int = 0
+    """Replays that were over."""
+
+    gaps: int = 0
+    """Gaps that were closed."""
+
+    approvals: int = 0
+    """Decided requests about messages that are gone."""
+
+    outcomes: int = 0
+    """Ranges of offsets that the broker does not have any more."""
+
     @property
     def total(self) -> int:
         """All rows together."""
-        return self.claims + self.inbox + self.keys
+        return sum(asdict(self).values())
 
 
 async def prune(
@@ -131,27 +146,59 @@ async def prune(
     consumer: str,
     settings: Retention,
     progress: Callable[[Pruned], None] = lambda pruned: None,
+    reader: Reader | None = None,
 ) -> Pruned:
     """Delete what is over and older than its time to live, a batch per transaction.
 
     May be stopped and begun again at any time.  IN_PROGRESS, FAILED_RETRYABLE and PARKED are
-    never deleted, whatever their age.
+    never deleted, whatever their age.  With a *reader*, the outcomes of offsets go that the
+    broker has deleted: nobody can compare them with anything.
 
     Raises:
         ReplayRuns: a replay of the consumer has not finished, or began meanwhile.
     """
-    ttl, batch = settings.ttl_seconds, settings.batch
-    deletes: Mapping[str, Delete] = {
-        "claims": lambda unit: unit.claims.delete_expired(consumer, ttl, batch),
-        "inbox": lambda unit: unit.inbox.delete_processed(consumer, ttl, batch),
-        "keys": lambda unit: unit.waiting.forget_keys(consumer, ttl, batch),
-    }
     pruned = Pruned()
-    for what, delete in deletes.items():
+    for what, delete in (
+        *_deletes(consumer, settings),
+        *await _outcome_deletes(database, consumer, settings, reader),
+    ):
         while deleted := await _one_batch(database, consumer, delete):
             pruned = replace(pruned, **{what: getattr(pruned, what) + deleted})
             progress(pruned)
     return pruned
+
+
+def _deletes(consumer: str, settings: Retention) -> list[tuple[str, Delete]]:
+    ttl, batch = settings.ttl_seconds, settings.batch
+    # What is kept about messages that are gone goes behind the messages.
+    return [
+        ("claims", lambda unit: unit.claims.delete_expired(consumer, ttl, batch)),
+        ("inbox", lambda unit: unit.inbox.delete_processed(consumer, ttl, batch)),
+        ("keys", lambda unit: unit.waiting.forget_keys(consumer, ttl, batch)),
+        ("replays", lambda unit: unit.replays.delete_over(consumer, ttl, batch)),
+        ("gaps", lambda unit: unit.versions.delete_closed(consumer, ttl, batch)),
+        ("approvals", lambda unit: unit.approvals.delete_decided(consumer, ttl, batch)),
+    ]
+
+
+async def _outcome_deletes(
+    database: Database, consumer: str, settings: Retention, reader: Reader | None
+) -> list[tuple[str, Delete]]:
+    if reader is None:
+        return []
+    async with database.begin() as unit:
+        partitions = await unit.outcomes.partitions(consumer)
+    return [
+        ("outcomes", partial(_forget_outcomes, consumer, place, start, settings.batch))
+        for place in partitions
+        for start, _ in [await reader.bounds(place)]
+    ]
+
+
+async def _forget_outcomes(
+    consumer: str, place: Partition, below: int, batch: int, unit: Unit
+) -> int:
+    return await unit.outcomes.prune(consumer, place, below, batch)
 
 
 async def _one_batch(database: Database, consumer: str, delete: Delete) -> int:

@@ -82,3 +82,7 @@ class Versions(Protocol):
     async def gaps(self, consumer: str | None, limit: int) -> Sequence[Gap]:
         """Return the open gaps, the oldest first."""
         ...
+
+    async def delete_closed(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+        """Delete gaps that are closed since so long; return how many."""
+        ...

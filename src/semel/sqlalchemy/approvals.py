@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import Row, Select, insert, select, update
+from sqlalchemy import Row, Select, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
@@ -13,9 +13,10 @@ from semel.messaging.approvals import Approval, Asked, Decision
 from semel.messaging.audit import plain
 from semel.messaging.ids import stored_id
 from semel.sqlalchemy.faults import translated
+from semel.sqlalchemy.gone import gone
 from semel.sqlalchemy.origins import original_names, seconds_or_none, stored_names
 from semel.sqlalchemy.tables import approval
-from semel.sqlalchemy.times import now_us, to_seconds
+from semel.sqlalchemy.times import now_us, to_seconds, to_us
 
 _C: Final = approval.c
 
@@ -69,6 +70,20 @@ class SqlApprovals:
             .values(decided_by=plain(decided_by), decided_at=now_us(), decision=decision.value)
         )
         return bool((await self._run(decided)).rowcount)
+
+    async def delete_decided(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+        """Delete requests decided so long ago whose message is gone; return how many."""
+        old = (
+            select(_C.number)
+            .where(
+                _C.consumer == consumer,
+                _C.decided_at <= now_us() - to_us(ttl_seconds),
+                gone(consumer, _C.message_id),
+            )
+            .order_by(_C.number)
+            .limit(limit)
+        )
+        return int((await self._run(delete(approval).where(_C.number.in_(old)))).rowcount)
 
     async def _requests(self, found: Select[Any]) -> list[Approval]:
         return [_approval(row) for row in await self._run(found.order_by(_C.number))]

@@ -72,10 +72,17 @@ class SqlOutcomeStore:
         )
         return [Partition(row.topic, row.partition) for row in found]
 
-    async def prune(self, consumer: str, partition: Partition, below: int) -> int:
-        """Forget what lies wholly below an offset."""
-        old = delete(consumer_outcome).where(_in(consumer, partition), _C.last < below)
-        return (await self._run(old)).rowcount
+    async def prune(self, consumer: str, partition: Partition, below: int, limit: int) -> int:
+        """Forget ranges that lie wholly below an offset, the lowest first; return how many."""
+        old = (
+            select(_C.number)
+            .where(_in(consumer, partition), _C.last < below)
+            .order_by(_C.first, _C.number)
+            .limit(limit)
+        )
+        # Asked again of the row itself: it may have been extended while we waited for it.
+        low = delete(consumer_outcome).where(_C.number.in_(old), _C.last < below)
+        return (await self._run(low)).rowcount
 
     async def _run(self, statement: Executable) -> CursorResult[Any]:
         async with translated("the outcomes"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import CursorResult, case, select, update
+from sqlalchemy import CursorResult, case, delete, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
@@ -14,7 +14,7 @@ from semel.messaging.ids import original_id, stored_id
 from semel.messaging.sequence import Gap
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.tables import aggregate_version, sequence_gap
-from semel.sqlalchemy.times import now_us, to_seconds
+from semel.sqlalchemy.times import now_us, to_seconds, to_us
 
 _V: Final = aggregate_version.c
 _G: Final = sequence_gap.c
@@ -101,6 +101,14 @@ class SqlVersions:
             )
             for row in rows
         ]
+
+    async def delete_closed(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+        """Delete gaps that are closed since so long; return how many."""
+        is_old = (_G.consumer == consumer, _G.closed_at <= now_us() - to_us(ttl_seconds))
+        old = select(_G.key, _G.expected).where(*is_old).order_by(_G.closed_at).limit(limit)
+        # Asked again of the row itself: the gap may have opened again while we waited for it.
+        gone = delete(sequence_gap).where(tuple_(_G.key, _G.expected).in_(old), *is_old)
+        return (await self._run(gone)).rowcount
 
     async def _run(self, statement: Executable) -> CursorResult[Any]:
         async with translated("the versions"):

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from semel.messaging.approvals import Approval, Asked, Decision
+from semel.messaging.inbox import InboxMessage
+from semel.messaging.waiting import WaitingMessage, Waits
+from semel.testing.contracts.deadletters import LETTER
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from semel.testing.contracts.patience import patiently
 
@@ -78,6 +81,36 @@ class ApprovalsContract(DatabaseContract):
         )
 
         assert sorted(both) == [False, True]
+
+    @in_world
+    async def test_only_old_decisions_about_messages_that_are_gone_are_deleted(
+        self, world: DatabaseWorld
+    ) -> None:
+        long_id = "x" * 5000
+        asked = {
+            name: await ask(world, name)
+            for name in ("gone", long_id, "claimed", "waiting", "dead", "stored", "open")
+        }
+        for name, request in asked.items():
+            if name != "open":
+                await decide(world, request.number, "bob", Decision.REFUSED)
+        async with world.database.begin() as unit:
+            await unit.claims.mark_completed("billing", "claimed")
+            await unit.waiting.put(WaitingMessage("billing", "waiting", Waits.PARKED, None, b""))
+            await unit.dead_letters.put(replace(LETTER, message_id="dead"))
+            await unit.inbox.store(InboxMessage("billing", "stored", "Paid", b""))
+        await world.age(1000)
+        asked["new"] = await ask(world, "new")
+        await decide(world, asked["new"].number, "bob", Decision.APPROVED)
+
+        deleted = []
+        for consumer in ("shipping", "billing", "billing", "billing"):
+            async with world.database.begin() as unit:
+                deleted.append(await unit.approvals.delete_decided(consumer, 500, 1))
+
+        left = {name for name, one in asked.items() if await get(world, one.number)}
+        assert deleted == [0, 1, 1, 0]
+        assert left == {*asked} - {"gone", long_id}
 
 
 async def ask(world: DatabaseWorld, message_id: str, consumer: str = "billing") -> Approval:

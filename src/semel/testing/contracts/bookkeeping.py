@@ -250,12 +250,16 @@ class OutcomesContract(DatabaseContract):
     async def test_pruning_forgets_what_lies_wholly_below_an_offset(
         self, world: DatabaseWorld
     ) -> None:
-        await _record(world, _handled(0, 4), _handled(10, 19), _handled(30, 39))
+        await _record(world, _handled(0, 4), _handled(6, 8), _handled(10, 19), _handled(30, 39))
         await _record(world, _handled(0, 4, P1))
-        async with world.database.begin() as unit:
-            pruned = await unit.outcomes.prune(CONSUMER, P0, 15)
 
-        assert pruned == 1
+        pruned, left = [], []
+        for _ in range(3):
+            async with world.database.begin() as unit:
+                pruned.append(await unit.outcomes.prune(CONSUMER, P0, 15, 1))
+            left.append(len(await _kept(world)))
+
+        assert (pruned, left) == ([1, 1, 0], [3, 2, 2])
         assert await _kept(world) == [(10, 19, "success"), (30, 39, "success")]
         assert await _kept(world, P1) == [(0, 4, "success")]
 

@@ -131,6 +131,27 @@ class VersionsContract(DatabaseContract):
         assert await _gaps(world) == [("other", 3)]
 
     @in_world
+    async def test_only_gaps_that_are_closed_since_long_are_deleted(
+        self, world: DatabaseWorld
+    ) -> None:
+        for key in ("a", "b", "open", "again"):
+            await _notice(world, key, 3, 6)
+        async with world.database.begin() as unit:
+            for key in ("a", "b", "again"):
+                await unit.versions.close_gaps(CONSUMER, key, 5, "fetched")
+        await world.age(1000)
+        await _notice(world, "again", 3, 6)
+        await _notice(world, "new", 3, 6)
+        deleted = []
+        for consumer in ("shipping", CONSUMER, CONSUMER, CONSUMER):
+            async with world.database.begin() as unit:
+                await unit.versions.close_gaps(CONSUMER, "new", 5, "fetched")
+                deleted.append(await unit.versions.delete_closed(consumer, 500, 1))
+
+        assert deleted == [0, 1, 1, 0]
+        assert sorted(await _gaps(world)) == [("again", 3), ("open", 3)]
+
+    @in_world
     async def test_a_gap_that_opens_again_is_a_new_one(self, world: DatabaseWorld) -> None:
         await _notice(world, "k", 3, 6)
         async with world.database.begin() as unit:
