@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from copy import deepcopy
 from typing import Any, Final
 
 from semel.clock import SYSTEM_CLOCK, Clock
@@ -104,11 +105,11 @@ class MemoryDatabase:
 
     def rows(self, table: str) -> list[Any]:
         """Return the committed rows that handlers wrote to *table*."""
-        return self.tables.table(f"user:{table}").rows()
+        return deepcopy(self.tables.table(f"user:{table}").rows())
 
     def by_key(self, table: str) -> Mapping[Any, Any]:
         """Return the committed rows that handlers wrote to *table*, by key."""
-        return dict(self.tables.table(f"user:{table}").items())
+        return deepcopy(dict(self.tables.table(f"user:{table}").items()))
 
     async def close(self) -> None:
         """Nothing to give back."""

@@ -1,7 +1,12 @@
-"""The session that handlers get: tables of their own, and no way to end the transaction."""
+"""The session that handlers get: tables of their own, and no way to end the transaction.
+
+Rows are copied on their way in and out, as a database does it: what a handler
+changes in a row that it read is written when it is put, and taken back with it.
+"""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, NoReturn
 
 from semel.errors import Misuse
@@ -20,15 +25,15 @@ class MemorySession:
 
     def put(self, table: str, key: Any, row: Any) -> None:
         """Write a row under a key."""
-        self._tables.table(f"user:{table}").put(key, row)
+        self._tables.table(f"user:{table}").put(key, deepcopy(row))
 
     def get(self, table: str, key: Any) -> Any:
         """Return a row, or None."""
-        return self._tables.table(f"user:{table}").get(key)
+        return deepcopy(self._tables.table(f"user:{table}").get(key))
 
     def rows(self, table: str) -> list[Any]:
         """Return all rows of a table."""
-        return self._tables.table(f"user:{table}").rows()
+        return deepcopy(self._tables.table(f"user:{table}").rows())
 
     def commit(self) -> NoReturn:
         """Refuse: the consumer commits, after the handler."""
