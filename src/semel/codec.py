@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Final, Protocol, TypeAlias
 
 from semel.errors import Misuse, Permanent, reason_of
-from semel.message import Coordinates, Message, Record
+from semel.message import Coordinates, Message, Record, digest_of, text_of
 
 
 class Undecodable(Permanent):
@@ -25,7 +25,7 @@ class SchemaIncompatible(Undecodable):
 
 
 class Codec(Protocol):
-    """Turns a payload's bytes into what the handler gets."""
+    """Turns a payload's bytes into what the handler gets; a tombstone never gets here."""
 
     name: str
 
@@ -78,7 +78,7 @@ class FromHeader:
     def find(self, record: Record, payload: Any) -> Any:
         """Return the header's text, or None."""
         found = record.headers.get(self.name)
-        return None if found is None else _text(found)
+        return None if found is None else text_of(found)
 
     def __str__(self) -> str:
         return f"header {self.name!r}"
@@ -125,7 +125,7 @@ class FromKey:
 
     def find(self, record: Record, payload: Any) -> Any:
         """Return the key's text, or None."""
-        return None if record.key is None else _text(record.key)
+        return None if record.key is None else text_of(record.key)
 
     def __str__(self) -> str:
         return "record key"
@@ -177,13 +177,13 @@ class Reading:
     def read(self, record: Record) -> Message | Unreadable:
         """Make a message of *record*, or say why there is none."""
         try:
-            payload = self.codec.decode(record.value or b"", record.headers)
+            payload = self._decoded(record.value, record.headers)
             ids = self.id_from.find(record, payload)
             if not _is_id(ids):
                 return Unreadable(record, Unread.NO_ID, f"no message id in the {self.id_from}")
             return Message(
                 id=str(ids),
-                payload=payload if self.model is None else self.model(payload),
+                payload=self._modelled(record.value, payload),
                 raw=record.value or b"",
                 key=self._text_at(self.key_from, record, payload),
                 type=self._text_at(self.type_from, record, payload) or "",
@@ -193,6 +193,7 @@ class Reading:
                 version=self._version(record, payload),
                 schema_version=self._text_at(self.schema_version_from, record, payload) or "",
                 correlation_id=self._text_at(self.correlation_from, record, payload) or "",
+                digest=digest_of(record.value),
             )
         except SchemaIncompatible as error:
             return Unreadable(record, Unread.SCHEMA_INCOMPATIBLE, reason_of(error))
@@ -202,6 +203,24 @@ class Reading:
             raise
         except Exception as error:  # noqa: BLE001  a model's validator raises what it likes
             return Unreadable(record, Unread.BAD_FIELD, reason_of(error))
+
+    def payload_of(self, value: bytes | None, headers: Mapping[str, bytes]) -> Any:
+        """Return what the handler gets of a record's value; None for a tombstone.
+
+        Raises:
+            Undecodable: the codec or the model refuses it.
+        """
+        payload = self._decoded(value, headers)
+        try:
+            return self._modelled(value, payload)
+        except Exception as error:
+            raise Undecodable(reason_of(error)) from error
+
+    def _decoded(self, value: bytes | None, headers: Mapping[str, bytes]) -> Any:
+        return None if value is None else self.codec.decode(value, headers)
+
+    def _modelled(self, value: bytes | None, payload: Any) -> Any:
+        return payload if value is None or self.model is None else self.model(payload)
 
     def _text_at(self, place: Place, record: Record, payload: Any) -> str | None:
         found = place.find(record, payload)
@@ -227,11 +246,6 @@ def _is_id(found: Any) -> bool:
     return (isinstance(found, str) and found != "") or (
         isinstance(found, int) and not isinstance(found, bool)
     )
-
-
-def _text(raw: bytes) -> str:
-    """Read bytes as text; what is no UTF-8 stays distinguishable."""
-    return raw.decode("utf-8", "backslashreplace")
 
 
 def coordinates_of(text: str) -> Coordinates:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -64,6 +64,8 @@ class Message:
 
     id: str
     payload: Any
+    """What the codec made of the record's value; None for a tombstone, which has no value."""
+
     raw: bytes = b""
     """The payload's own bytes; the hash that tells a repetition from a conflict is theirs."""
 
@@ -99,6 +101,29 @@ class Message:
         return self if attempt == self.attempt else replace(self, attempt=attempt)
 
 
-def digest_of(raw: bytes) -> str:
+def digest_of(raw: bytes | None) -> str:
     """Return the hash that tells a repetition of a message from another one with its id."""
-    return hashlib.sha256(raw).hexdigest()
+    return TOMBSTONE if raw is None else hashlib.sha256(raw).hexdigest()
+
+
+TOMBSTONE: Final = hashlib.sha256(b"semel: a record without a value").hexdigest()
+"""The hash of a record without a value, which is not one with an empty value."""
+
+
+def value_of(raw: bytes | None, digest: str) -> bytes | None:
+    """Return a record's value, as it was before it was kept: a tombstone has none."""
+    return None if not raw and digest == TOMBSTONE else raw
+
+
+def text_of(raw: bytes) -> str:
+    """Read bytes as text; what is no UTF-8 stays distinguishable, and `raw_of` gives it back."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def raw_of(text: str) -> bytes:
+    """Write any text as bytes: those that `text_of` read, where it comes from there."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        # JSON can say "\ud800", which is no character.
+        return text.encode("utf-8", "surrogatepass")

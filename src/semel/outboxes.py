@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from semel.errors import Misuse
-from semel.message import Message
+from semel.message import Message, raw_of
 from semel.messaging.context import Handling, handling_now
 from semel.messaging.outbox import (
     CAUSATION_HEADER,
@@ -159,8 +159,8 @@ def _headers(given: Mapping[str, str | bytes], cause: Message | None) -> dict[st
     headers: dict[str, bytes] = {}
     if cause is not None:
         correlation_id = cause.correlation_id or cause.id
-        headers[CORRELATION_HEADER] = correlation_id.encode("utf-8", "backslashreplace")
-        headers[CAUSATION_HEADER] = cause.id.encode("utf-8", "backslashreplace")
+        headers[CORRELATION_HEADER] = raw_of(correlation_id)
+        headers[CAUSATION_HEADER] = raw_of(cause.id)
     for name, value in given.items():
         headers[name] = value.encode() if isinstance(value, str) else bytes(value)
     return headers

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from semel.codec import (
@@ -25,7 +25,8 @@ from semel.codec import (
     coordinates_of,
 )
 from semel.errors import Misuse
-from semel.message import Coordinates, Message, Record, digest_of
+from semel.message import Coordinates, Message, Record, digest_of, raw_of
+from semel.messaging.ids import stored_id
 
 AT = Coordinates("orders", 3, 42)
 
@@ -136,13 +137,35 @@ def test_a_number_that_is_absurdly_long_is_unreadable_and_not_a_crash():
     assert refused(read(b'{"id": ' + b"9" * 10_000 + b"}")).why is Unread.UNDECODABLE
 
 
-def test_headers_and_keys_that_are_no_utf8_stay_distinguishable():
-    first = understood(read({}, FromHeader("id"), headers={"id": b"\xff"}))
-    second = understood(read({}, FromHeader("id"), headers={"id": b"\xfe"}))
-    keyed = understood(read({}, FromCoordinates(), key=b"\xff\xfe"))
+@given(st.binary(min_size=1), st.binary(min_size=1))
+@example(b"\xff", b"\\xff")
+@example(b"\xed\xa0\x80", b"\\ud800")
+def test_two_ids_in_a_header_are_one_only_if_their_bytes_are(first, second):
+    found = [
+        stored_id(understood(read({}, FromHeader("id"), headers={"id": raw})).id)
+        for raw in (first, second)
+    ]
 
-    assert first.id != second.id
-    assert keyed.key == "\\xff\\xfe"
+    assert (found[0] == found[1]) == (first == second)
+
+
+@given(st.binary())
+def test_a_key_of_any_bytes_is_read_as_text_that_gives_them_back(raw):
+    key = understood(read({}, FromCoordinates(), key=raw)).key
+
+    assert key is not None
+    assert raw_of(key) == raw
+
+
+@given(st.text(st.characters(codec=None)))
+def test_any_text_can_be_written_as_bytes(text):
+    assert isinstance(raw_of(text), bytes)
+
+
+def test_a_number_and_its_digits_are_one_id():
+    as_number, as_text = (understood(read({"id": given})) for given in (17, "17"))
+
+    assert as_number.id == as_text.id == "17"
 
 
 @pytest.mark.parametrize(
@@ -155,9 +178,8 @@ def test_headers_and_keys_that_are_no_utf8_stay_distinguishable():
         b'{"id": "a", "id": "b"}',
         b'{"id": "m", "deep": {"k": 1, "k": 2}}',
         b"[" * 100_000,
-        None,
     ],
-    ids=["empty", "cut", "not utf-8", "text", "key twice", "nested key twice", "deep", "tombstone"],
+    ids=["empty", "cut", "not utf-8", "text", "key twice", "nested key twice", "deep"],
 )
 def test_what_is_no_json_is_undecodable_and_keeps_its_bytes(raw):
     found = refused(read(raw))
@@ -181,6 +203,18 @@ def test_no_bytes_make_the_reading_raise(raw):
     found = Reading(FromPayload("id")).read(record(raw))
 
     assert isinstance(found, Message | Unreadable)
+
+
+@pytest.mark.parametrize("codec", [JsonCodec(), RawCodec()])
+def test_a_tombstone_has_no_payload_and_is_shown_to_no_codec_and_no_model(codec):
+    found = understood(read(None, FromKey(), key=b"k", codec=codec, model=len))
+
+    assert (found.payload, found.raw, found.type) == (None, b"", "")
+    assert found.digest != digest_of(b"")
+
+
+def test_a_tombstone_cannot_have_its_id_in_its_payload():
+    assert refused(read(None)).why is Unread.NO_ID
 
 
 def test_raw_bytes_are_handed_on_as_they_are():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from semel.codec import Unread, Unreadable
-from semel.message import Message
+from semel.message import Message, digest_of, text_of
 from semel.messaging.acts import ERASED
 from semel.messaging.claims import (
     ClaimState,
@@ -244,10 +244,11 @@ async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -
         id=record.id,
         payload=None,
         raw=record.record.value or b"",
-        key=None if record.record.key is None else record.record.key.decode("utf-8", "replace"),
+        key=None if record.record.key is None else text_of(record.record.key),
         headers=record.record.headers,
         source=at,
         timestamp=record.record.timestamp,
+        digest=digest_of(record.record.value),
     )
     written = _failure(message, ClaimState.FAILED_TERMINAL, failure)
     await unit.claims.mark_failed(consumer.name, message.id, written)

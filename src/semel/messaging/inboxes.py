@@ -13,10 +13,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from semel.codec import Undecodable
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Misuse, Retryable, reason_of
-from semel.message import Message
+from semel.errors import Misuse, Retryable
+from semel.message import Message, value_of
 from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
 from semel.messaging.database import Database, Unit
@@ -129,15 +128,9 @@ def message_of(consumer: Consumer, stored: InboxMessage) -> Message:
         Undecodable: its payload cannot be read; it is a dead letter.
     """
     raw = stored.payload or b""
-    payload = consumer.reading.codec.decode(raw, stored.headers)
-    if consumer.reading.model is not None:
-        try:
-            payload = consumer.reading.model(payload)
-        except Exception as error:
-            raise Undecodable(reason_of(error)) from error
     return Message(
         stored.message_id,
-        payload,
+        consumer.reading.payload_of(value_of(raw, stored.payload_hash), stored.headers),
         raw,
         stored.key,
         stored.message_type,

@@ -26,7 +26,7 @@ CAUSATION_HEADER: Final = "causation-id"
 
 def outgoing_id(consumer: str, message_id: str, destination: str, ordinal: int) -> str:
     """Return the id of the *ordinal*-th message to *destination* that handling a message sends."""
-    parts = (consumer, message_id, destination, str(ordinal))
+    parts = (consumer, stored_id(message_id), destination, str(ordinal))
     # Lengths in front of the parts, so that no two lists of parts give the same text.
     name = "".join(f"{len(part)}:{part}" for part in parts)
     return str(uuid.uuid5(NAMESPACE, name))

@@ -8,7 +8,7 @@ from typing import Any, Final, assert_never
 
 from semel.codec import Undecodable, Unreadable
 from semel.errors import reason_of
-from semel.message import Coordinates, Message, Partition, Record
+from semel.message import Coordinates, Message, Partition, Record, raw_of, value_of
 from semel.messaging.broker import Reader
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
@@ -155,8 +155,8 @@ def letter_message(consumer: Consumer, letter: DeadLetter) -> Message | Unreadab
     """
     record = Record(
         letter.source or Coordinates(letter.topic or "?", 0, 0),
-        letter.payload,
-        None if letter.key is None else letter.key.encode("utf-8", "backslashreplace"),
+        value_of(letter.payload, letter.payload_hash),
+        None if letter.key is None else raw_of(letter.key),
         letter.headers,
         letter.timestamp,
     )

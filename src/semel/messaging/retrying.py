@@ -6,25 +6,32 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import SemelError
-from semel.message import Coordinates, Message, Record
+from semel.errors import Fenced, InDoubt, NeedsOperator, Retryable, SemelError
+from semel.message import Coordinates, Message, Record, raw_of, value_of
 from semel.messaging.acts import ERASED, overrule
 from semel.messaging.careful import handle_alone
 from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
-from semel.messaging.handling import attempt
-from semel.messaging.outcome import Nack, Outcome, ParkedAway, Skipped, settlement
+from semel.messaging.failing import leave_the_room
+from semel.messaging.failure import Classified, FailureClass
+from semel.messaging.handling import attempt, classify
+from semel.messaging.outcome import Nack, Outcome, ParkedAway, RetryLater, Skipped, settlement
 from semel.messaging.waiting import WaitingMessage, Waits
 
 log = logging.getLogger("semel.messaging")
 
 POLL_SECONDS = 1.0
 TAKEN_AT_ONCE = 20
+
+UNREADABLE: Final = Classified(
+    FailureClass.SCHEMA, "SCHEMA_INVALID", "its payload is erased or cannot be read", ""
+)
+"""A revision broke its payload, or it was erased."""
 
 Handle: TypeAlias = Callable[[Message, WaitingMessage], Awaitable[Outcome]]
 
@@ -34,8 +41,8 @@ def message_of(consumer: Consumer, waiting: WaitingMessage) -> Message | Unreada
     at = waiting.source or Coordinates(waiting.topic or "?", 0, 0)
     record = Record(
         at,
-        waiting.payload,
-        None if waiting.key is None else waiting.key.encode(),
+        value_of(waiting.payload, waiting.payload_hash),
+        None if waiting.key is None else raw_of(waiting.key),
         waiting.headers,
         waiting.timestamp,
     )
@@ -43,19 +50,7 @@ def message_of(consumer: Consumer, waiting: WaitingMessage) -> Message | Unreada
     if isinstance(found, Unreadable):
         return found
     # A person may have given it another id, and the key may come from elsewhere.
-    return Message(
-        waiting.message_id,
-        found.payload,
-        found.raw,
-        waiting.key,
-        found.type,
-        found.headers,
-        waiting.source,
-        found.timestamp,
-        found.version,
-        found.schema_version,
-        found.correlation_id,
-    )
+    return replace(found, id=waiting.message_id, key=waiting.key, source=waiting.source)
 
 
 async def retry_due(
@@ -76,18 +71,37 @@ async def retry_due(
     reach(CrashPoint.RETRY_TAKE_AFTER, consumer.name)
     done: list[tuple[str, Outcome]] = []
     for waiting in due:
+        done.append((waiting.message_id, await _one(consumer, database, waiting, handle)))
+    return done
+
+
+async def _one(
+    consumer: Consumer, database: Database, waiting: WaitingMessage, handle: Handle | None
+) -> Outcome:
+    """Handle one message; what nobody expected is about this one alone, and parks it.
+
+    Raises:
+        SemelError: the database does not answer; every other message would have found that out.
+    """
+    try:
         message = message_of(consumer, waiting)
         if isinstance(message, Unreadable) or waiting.erased_at is not None:
-            log.warning(
-                "waiting message cannot be read",
-                extra={"consumer": consumer.name, "id": waiting.message_id},
-            )
-            done.append((waiting.message_id, await _unreadable(consumer, database, waiting)))
-            continue
-        done.append(
-            (waiting.message_id, await _alone(consumer, database, message, waiting, handle))
+            return await _set_aside(consumer, database, waiting, UNREADABLE)
+        return await _alone(consumer, database, message, waiting, handle)
+    except (Retryable, InDoubt, Fenced, NeedsOperator):
+        raise
+    except Exception as error:  # noqa: BLE001  the worker goes on, whatever one message does
+        why = classify(consumer, database, error)
+    try:
+        return await _set_aside(consumer, database, waiting, why)
+    except (Retryable, InDoubt, Fenced, NeedsOperator):
+        raise
+    except Exception:
+        log.exception(
+            "waiting message cannot even be parked; it is tried again",
+            extra={"consumer": consumer.name, "id": waiting.message_id},
         )
-    return done
+        return RetryLater(consumer.settings.held_retry_seconds, why)
 
 
 async def _alone(
@@ -107,20 +121,27 @@ async def _alone(
     return await handle_alone(consumer, database, message, handled, waiting)
 
 
-async def _unreadable(consumer: Consumer, database: Database, waiting: WaitingMessage) -> Outcome:
-    """Park what cannot be read any more: its payload was erased, or a revision broke it."""
+async def _set_aside(
+    consumer: Consumer, database: Database, waiting: WaitingMessage, why: Classified
+) -> Outcome:
+    """Park what cannot be handled here: whoever looks at it finds the reason."""
+    log.error(
+        "waiting message parked: it cannot be handled",
+        extra={"consumer": consumer.name, "id": waiting.message_id, "reason": why.reason},
+    )
     async with database.begin() as unit:
         now = await unit.waiting.get(consumer.name, waiting.message_id)
         if now is None:
             return Skipped()
-        code = "SCHEMA_INVALID" if now.erased_at is None else ERASED
+        code = why.code if now.erased_at is None else ERASED
         failure = Failure(ClaimState.PARKED, now.attempts, code)
         if not await overrule(unit, consumer.name, now.message_id, failure):
-            await unit.waiting.remove(consumer.name, now.message_id)
+            await leave_the_room(unit, consumer.name, now.message_id)
             return Skipped()
-        why = "its payload is erased or cannot be read"
-        await unit.waiting.put(replace(now, waits=Waits.PARKED, reason=why))
-    return ParkedAway(why)
+        parked = replace(now, waits=Waits.PARKED, reason=why.reason, exception=why.exception)
+        await unit.waiting.put(replace(parked, error_code=code))
+        await unit.members.acquit(consumer.name, now.message_id)
+    return ParkedAway(why.reason, why)
 
 
 class RetryWorker:
