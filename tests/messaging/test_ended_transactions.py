@@ -118,6 +118,26 @@ class Ends:
 
         self.run(test)
 
+    @pytest.mark.parametrize("batched", [False, True])
+    def test_a_savepoint_that_a_handler_leaves_open_is_its_failure(self, batched):
+        @consumer("c", policy=ONCE, id_from=FromHeader("message-id"))
+        async def forgetful(message: Message, session: Any) -> None:
+            if message.id == "m2":
+                await session.begin_nested()
+            await session.execute(text("INSERT INTO paid VALUES (:id)"), {"id": message.id})
+
+        async def test(database):
+            if batched:
+                outcomes = await consume_many(forgetful, database, MESSAGES)
+            else:
+                outcomes = [await handle_message(forgetful, database, m) for m in MESSAGES]
+
+            assert [type(o) for o in outcomes] == [Handled, DeadLettered, Handled, Handled]
+            assert "open savepoint" in outcomes[1].failure.reason
+            assert await paid(database) == ["m1", "m3", "m4"]
+
+        self.run(test)
+
     @pytest.mark.parametrize("end", WAYS, ids=lambda end: end.__name__)
     def test_a_process_that_dies_afterwards_leaves_nothing(self, end):
         async def test(database):

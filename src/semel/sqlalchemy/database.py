@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import select, text
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from semel.messaging.changes import RowChange
 from semel.messaging.database import TransactionEnded
@@ -44,7 +44,7 @@ from semel.sqlalchemy.watching import watching
 class SqlUnit:
     """One open transaction on one connection."""
 
-    def __init__(self, session: AsyncSession, connection: UnitConnection) -> None:
+    def __init__(self, session: HandlerSession, connection: UnitConnection) -> None:
         self.session = session
         self._connection = connection
         self.claims = SqlAlchemyProcessedMessageStore(session)
@@ -72,6 +72,7 @@ class SqlUnit:
                         self._connection.refuse_if_idle()
                     raise
                 await refuse_if_aborted(nested, self._connection)
+                self.session.refuse_if_nested(nested)
                 await self._connection.refuse_if_ended()
         except Exception as error:
             if self._connection.has_ended:
@@ -148,6 +149,7 @@ class SqlDatabase:
             connection.hold()
             try:
                 yield SqlUnit(session, connection)
+                session.refuse_if_nested()
                 await session.flush()
                 await refuse_if_aborted(transaction, connection)
                 await connection.refuse_if_ended()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, AsyncSessionTransaction
 from sqlalchemy.orm import Session
 
 from semel.errors import Misuse
@@ -82,6 +82,21 @@ class HandlerSession(AsyncSession):
         """Let go of the session: for the one who made it."""
         self._inside.guarded = False
         await super().close()
+
+    def refuse_if_nested(self, within: AsyncSessionTransaction | None = None) -> None:
+        """See that every savepoint inside of *within* has ended.
+
+        Raises:
+            Misuse: one is open, and would be undone with whatever was done in it.
+        """
+        open_one = self.get_nested_transaction()
+        innermost = None if open_one is None else open_one.sync_transaction
+        expected = None if within is None else within.sync_transaction
+        if innermost is not expected:
+            raise Misuse(
+                "a handler returned with an open savepoint: what was done in it would have been "
+                "undone. End it, best with `async with session.begin_nested():`"
+            )
 
     async def commit(self) -> None:
         """Refuse."""
