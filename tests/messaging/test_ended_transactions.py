@@ -25,6 +25,7 @@ from semel.messaging.settings import ConsumerSettings
 from semel.sqlalchemy.database import SqlDatabase
 from semel.sqlalchemy.guard import ending_in
 from tests.messaging.places import InPostgres, InSqlite
+from tests.messaging.worlds import postgres_world
 
 MESSAGES = [Message(f"m{n}", {}, b"{}") for n in (1, 2, 3, 4)]
 ONCE = ConsumerSettings(retry=RetryPolicy(max_attempts=1))
@@ -332,3 +333,21 @@ class TestPostgres(Ends, InPostgres):
 )
 def test_statements_that_end_a_transaction_are_known(statement, verb):
     assert ending_in(statement) == verb
+
+
+@pytest.mark.postgres
+def test_a_setting_may_not_outlive_its_transaction(quick_postgres_server):
+    @consumer("c", policy=ONCE, id_from=FromHeader("message-id"))
+    async def sets(message: Message, session: Any) -> None:
+        how = "SET" if message.id == "m2" else "SET LOCAL"
+        await session.execute(text(f"{how} search_path = elsewhere"))
+        await session.execute(text("SET LOCAL search_path TO DEFAULT"))
+
+    async def test() -> None:
+        async with postgres_world(quick_postgres_server) as world:
+            outcomes = await consume_many(sets, world.database, MESSAGES)
+
+            assert [type(o) for o in outcomes] == [Handled, DeadLettered, Handled, Handled]
+            assert "SET LOCAL" in outcomes[1].failure.reason
+
+    asyncio.run(test())

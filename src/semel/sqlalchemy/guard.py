@@ -3,6 +3,7 @@
     commit, rollback, close of the connection      refused, the transaction stands
     a transaction's own commit                     refused, the transaction is given up
     COMMIT, ROLLBACK, BEGIN … as a statement       refused before it is sent
+    SET without LOCAL                              refused: it would outlive the transaction
     whatever is said to the driver's connection    noticed before the unit ends
 
 `session` guards a handler's session; this guards what is below it.
@@ -15,12 +16,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import event, text
+from sqlalchemy import text
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import PoolProxiedConnection
 
+from semel.errors import Misuse
 from semel.messaging.database import TransactionEnded
+from semel.sqlalchemy.listening import listen_once
 from semel.sqlalchemy.session import refuse
 
 _BLANK: Final = r"(?:\s|--[^\n]*(?:\n|$)|/\*(?:[^*]|\*(?!/))*\*/)"
@@ -30,6 +33,9 @@ _ENDS: Final = re.compile(
     re.IGNORECASE,
 )
 _QUOTED: Final = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$", re.DOTALL)
+_SETS: Final = re.compile(
+    rf"{_BLANK}*set\b(?!{_BLANK}+(?:local|constraints|transaction)\b)", re.IGNORECASE
+)
 # A trigger's or a function's body has semicolons, and an END of its own.
 _HAS_BODY: Final = re.compile(rf"{_BLANK}*create\b", re.IGNORECASE)
 
@@ -55,10 +61,8 @@ _HELD: Final[WeakKeyDictionary[Connection, _Hold]] = WeakKeyDictionary()
 
 def guard_transactions(engine: AsyncEngine) -> None:
     """Let no connection of *engine* that is held end its transaction; once is enough."""
-    inside = engine.sync_engine
-    if not event.contains(inside, "commit", _before_commit):
-        event.listen(inside, "commit", _before_commit)
-        event.listen(inside, "before_cursor_execute", _before_statement, retval=True)
+    listen_once(engine, "commit", _before_commit)
+    listen_once(engine, "before_cursor_execute", _before_statement, retval=True)
 
 
 def _before_commit(connection: Connection) -> None:
@@ -79,6 +83,11 @@ def _before_statement(
         verb = ending_in(statement)
         if verb is not None:
             refuse(f"send {verb} on")
+        if _SETS.match(statement):
+            raise Misuse(
+                "a handler must not send SET on its session: it would hold for whoever gets the "
+                "connection next. SET LOCAL ends with the transaction"
+            )
         hold.has_begun = True
     return statement, parameters
 
