@@ -116,7 +116,7 @@ class MemoryProcessedMessageStore:
         row = self._writable(consumer, message_id, fence)
         if row is None:
             return False
-        kept = row.result if result is None else result
+        kept = row.result if result is None or row.erased_at is not None else result
         self._put(_released(row, state=ClaimState.COMPLETED, result=kept, due_at=0.0))
         return True
 
@@ -139,8 +139,14 @@ class MemoryProcessedMessageStore:
         if row is None:
             return False
         erased_at = self._now if row.erased_at is None else row.erased_at
-        self._claims.put(_key(row), replace(row, result=None, erased_at=erased_at))
+        gone = replace(row, result=None, result_key=None, erased_at=erased_at)
+        self._claims.put(_key(row), gone)
         return row.result is not None
+
+    async def erase_key(self, key: str) -> int:
+        """Remove the results that were kept with this key, and note that; say how many."""
+        rows = [row for row in self._claims.rows() if row.result_key == key]
+        return sum([await self.erase(row.consumer, row.message_id) for row in rows])
 
     async def undo(self, consumer: str, message_id: str, failure: Failure) -> None:
         """Turn a claim that *this* transaction took into a failed attempt.
@@ -170,11 +176,13 @@ class MemoryProcessedMessageStore:
         before = _released(row, state=state, attempts=row.attempts - 1)
         self._put(replace(before, owner=claimed.from_owner))
 
-    async def keep_result(self, consumer: str, message_id: str, result: str) -> None:
+    async def keep_result(
+        self, consumer: str, message_id: str, result: str, key: str | None = None
+    ) -> None:
         """Write what the handler returned beside a claim that this transaction took."""
         row = self._get(consumer, message_id)
-        if row is not None:
-            self._claims.put(_key(row), replace(row, result=result))
+        if row is not None and row.erased_at is None:
+            self._claims.put(_key(row), replace(row, result=result, result_key=key))
 
     async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
         """Replace the hash that repetitions are compared with, after an audited revision."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from semel.memory.tables import MemoryTables, Table
 from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
+from semel.messaging.filing import is_conflict_with
 
 
 class MemoryDeadLetters:
@@ -93,6 +94,10 @@ def _matches(letter: DeadLetter, which: DeadLetterFilter) -> bool:
     )
     return (
         all(wanted is None or wanted == found for wanted, found in equal)
+        and (
+            which.conflicts_with is None
+            or is_conflict_with(letter.message_id, which.conflicts_with)
+        )
         and (which.since is None or letter.first_failed_at >= which.since)
         and (which.until is None or letter.first_failed_at < which.until)
     )

@@ -58,7 +58,8 @@ class MemoryInboxStore:
             return 0
         if message.processed_at is not None:
             return message.attempts
-        due = None if delay_seconds is None else self._tables.clock.now() + delay_seconds
+        ends = delay_seconds is None or message.erased_at is not None
+        due = None if ends else self._tables.clock.now() + (delay_seconds or 0.0)
         attempts = message.attempts + 1
         self._put(replace(message, error=error, due_at=due, attempts=attempts))
         return attempts
@@ -71,6 +72,14 @@ class MemoryInboxStore:
         if message.processed_at is not None or message.erased_at is not None:
             return False
         self._put(replace(message, due_at=self._tables.clock.now(), attempts=0, error=""))
+        return True
+
+    async def close(self, consumer: str, message_id: str, word: str) -> bool:
+        """Mark a message as processed without an effect, by a person's *word*."""
+        message = self._messages.get((consumer, message_id))
+        if message is None or message.processed_at is not None:
+            return False
+        self._put(replace(message, processed_at=self._tables.clock.now(), error=word))
         return True
 
     async def get(self, consumer: str, message_id: str) -> InboxMessage | None:
@@ -98,8 +107,14 @@ class MemoryInboxStore:
             self._messages.remove((consumer, message.message_id))
         return len(old[:limit])
 
-    async def erase(self, *, message_id: str | None = None, key: str | None = None) -> int:
-        """Remove payload and headers of matching messages; those that waited are not tried."""
+    async def erase(
+        self,
+        *,
+        message_id: str | None = None,
+        key: str | None = None,
+        consumer: str | None = None,
+    ) -> int:
+        """Remove payload, headers and result of matching messages; what waited is not tried."""
         if message_id is None and key is None:
             raise Misuse("say whose messages of the inbox are erased: an id or a key")
         meant = [
@@ -107,12 +122,14 @@ class MemoryInboxStore:
             for message in self._messages.rows()
             if message_id in (None, message.message_id)
             and key in (None, message.key)
+            and consumer in (None, message.consumer)
             and message.erased_at is None
         ]
         for message in meant:
             due = message.due_at if message.processed_at is not None else None
             now = self._tables.clock.now()
-            self._put(replace(message, payload=None, headers={}, erased_at=now, due_at=due))
+            gone = replace(message, payload=None, headers={}, result=None)
+            self._put(replace(gone, erased_at=now, due_at=due))
         return len(meant)
 
     def _of(self, consumer: str) -> list[InboxMessage]:

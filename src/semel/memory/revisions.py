@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from semel.memory.tables import MemoryTables, Table
+from semel.messaging.filing import is_conflict_with
 from semel.messaging.revisions import Revision, RevisionFilter
 
 
@@ -31,7 +32,9 @@ class MemoryRevisions:
         """Return the ids that people gave to a message of this id, or took from it."""
         renamed = [r for r in self._revisions.rows() if r.new_id is not None]
         given = {r.new_id for r in renamed if r.message_id == message_id and r.new_id is not None}
-        return frozenset(given | {r.message_id for r in renamed if r.new_id == message_id})
+        taken = {r.message_id for r in renamed if r.new_id == message_id}
+        every = {r.message_id for r in self._revisions.rows()}
+        return frozenset(given | taken | {id for id in every if is_conflict_with(id, message_id)})
 
     async def erase(self, which: RevisionFilter) -> int:
         """Remove the payloads of matching revisions; hashes, names and reasons stay."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from semel.memory.tables import MemoryTables, Table
+from semel.messaging.filing import is_conflict_with
 from semel.messaging.waiting import HeldKey, WaitingFilter, WaitingMessage, Waits
 
 
@@ -165,6 +166,10 @@ def _matches(waiting: WaitingMessage, which: WaitingFilter) -> bool:
     )
     return (
         all(wanted is None or wanted == found for wanted, found in equal)
+        and (
+            which.conflicts_with is None
+            or is_conflict_with(waiting.message_id, which.conflicts_with)
+        )
         and (which.since is None or waiting.since >= which.since)
         and (which.until is None or waiting.since < which.until)
         and (which.after_place is None or waiting.place > which.after_place)

@@ -202,6 +202,9 @@ class ClaimRow:
     erased_at: float | None = None
     """When the message's payload was erased: none of it is written down again."""
 
+    result_key: str | None = None
+    """The key of the message, where a result is kept."""
+
 
 def found_of(row: ClaimRow | None, payload_hash: str, now: float) -> Found:
     """Say what a claim with *payload_hash* finds; the pure model of the SQL.
@@ -320,7 +323,8 @@ class ProcessedMessageStore(Protocol):
     ) -> bool:
         """Complete a leased claim; False, and nothing changed, where *fence* is not its fence.
 
-        Without a fence: complete whatever is not completed (an operator's skip).
+        No result is kept of a message that was erased.  Without a fence: complete whatever is
+        not completed (an operator's skip).
         """
         ...
 
@@ -343,6 +347,10 @@ class ProcessedMessageStore(Protocol):
         """
         ...
 
+    async def erase_key(self, key: str) -> int:
+        """Remove the results that were kept with this key, and note that; say how many."""
+        ...
+
     async def undo(self, consumer: str, message_id: str, failure: Failure) -> None:
         """Turn a claim that *this* transaction took into a failed attempt.
 
@@ -355,8 +363,14 @@ class ProcessedMessageStore(Protocol):
         """Let go of a claim that *this* transaction took, as if it had never been asked for."""
         ...
 
-    async def keep_result(self, consumer: str, message_id: str, result: str) -> None:
-        """Write what the handler returned beside a claim that this transaction took."""
+    async def keep_result(
+        self, consumer: str, message_id: str, result: str, key: str | None = None
+    ) -> None:
+        """Write what the handler returned beside a claim that this transaction took.
+
+        With the message's *key*, by which it can be erased.  Nothing is kept of a message
+        that was erased.
+        """
         ...
 
     async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:

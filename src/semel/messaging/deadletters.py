@@ -64,6 +64,9 @@ class DeadLetterFilter:
 
     consumer: str | None = None
     message_id: str | None = None
+    conflicts_with: str | None = None
+    """Conflicts that came with this id, filed under one that was made up."""
+
     key: str | None = None
     topic: str | None = None
     error_code: str | None = None

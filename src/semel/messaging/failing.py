@@ -24,6 +24,7 @@ from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.failure import RETRYABLE_CLASSES, Classified, FailureClass
+from semel.messaging.filing import conflict_id
 from semel.messaging.lanes import Order
 from semel.messaging.letter_topic import keep_letter
 from semel.messaging.outcome import (
@@ -223,7 +224,7 @@ async def write_conflict(
     )
     letter = await _letter(unit, consumer, message, failure, Told.CONFLICT)
     # The id's own dead letter, if it has one, is about the first payload.
-    its_own = f"conflict:{message.digest[:16]}:{message.id}"
+    its_own = conflict_id(message.id, message.digest)
     await keep_letter(
         unit, consumer.settings, replace(letter, message_id=its_own, expected_hash=expected)
     )

@@ -315,7 +315,8 @@ async def call(consumer: Consumer, unit: Unit, state: Try) -> Handled:
     reach(CrashPoint.HANDLE_AFTER, consumer.name)
     if consumer.settings.keeps_results:
         kept = json.dumps(result, default=str)
-        await unit.claims.keep_result(consumer.name, state.message.id, kept)
+        key = state.message.key
+        await unit.claims.keep_result(consumer.name, state.message.id, kept, key)
     return Handled(result)
 
 

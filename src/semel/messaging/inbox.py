@@ -87,7 +87,7 @@ class InboxStore(Protocol):
     ) -> int:
         """Write a failed attempt and when it is due again (None: never); return the attempts.
 
-        A processed message stays as it is.
+        A processed message stays as it is, and an erased one is never due again.
         """
         ...
 
@@ -95,6 +95,13 @@ class InboxStore(Protocol):
         """Make a message that is not tried any more due now, its attempts forgotten.
 
         False, and nothing changed, in every other state; an erased one is never tried again.
+        """
+        ...
+
+    async def close(self, consumer: str, message_id: str, word: str) -> bool:
+        """Mark a message as processed without an effect, by a person's *word*; an operator's act.
+
+        The word is its error from then on.  False, and nothing changed, where it is processed.
         """
         ...
 
@@ -114,8 +121,16 @@ class InboxStore(Protocol):
         """Delete at most *limit* messages that were processed so long ago."""
         ...
 
-    async def erase(self, *, message_id: str | None = None, key: str | None = None) -> int:
-        """Remove payload and headers of matching messages; those that waited are not tried.
+    async def erase(
+        self,
+        *,
+        message_id: str | None = None,
+        key: str | None = None,
+        consumer: str | None = None,
+    ) -> int:
+        """Remove payload, headers and result of matching messages; what waited is not tried.
+
+        Waits for transactions that hold one of them.
 
         Raises:
             Misuse: neither an id nor a key is given.

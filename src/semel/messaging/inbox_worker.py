@@ -185,6 +185,8 @@ class InboxWorker:
     ) -> None:
         name, why = self.consumer.name, f"{failure.code}: {failure.reason}"
         attempts = await unit.inbox.failed(name, stored.message_id, why, None)
+        # Nobody can erase it any more before the commit; somebody may have done so before.
+        stored = await unit.inbox.get(name, stored.message_id) or stored
         now = await unit.now()
         letter = _letter(self.consumer, stored, failure, told, attempts, now)
         await keep_letter(unit, self.consumer.settings, letter)
@@ -292,6 +294,7 @@ def _letter(
         message_type=stored.message_type,
         timestamp=stored.timestamp,
         payload_hash=stored.payload_hash,
+        erased_at=stored.erased_at,
         owner=consumer.settings.dead_letter_owner,
         outcome=told.value,
         needs_review=consumer.settings.review_dead_letters,

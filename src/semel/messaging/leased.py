@@ -74,6 +74,8 @@ class Lease:
     waiting: WaitingMessage | None = None
     """What it is in the waiting room, which it leaves when it is completed."""
 
+    key: str | None = None
+
     @asynccontextmanager
     async def completing(self) -> AsyncIterator[Any]:
         """Open a transaction whose commit completes the message, with whatever is written in it.
@@ -101,9 +103,11 @@ class Lease:
         reach(CrashPoint.LEASED_COMPLETE_AFTER, self.consumer)
 
     async def _complete(self, unit: Unit, result: str | None) -> None:
-        done = await unit.claims.mark_completed(self.consumer, self.message_id, self.fence, result)
+        done = await unit.claims.mark_completed(self.consumer, self.message_id, self.fence)
         if not done:
             raise ClaimLost(self.consumer, self.message_id)
+        if result is not None:
+            await unit.claims.keep_result(self.consumer, self.message_id, result, self.key)
         if self.waiting is not None:
             if self.waiting.held:
                 await unit.waiting.hold(self.consumer, [self.waiting.key or ""])
@@ -139,7 +143,15 @@ async def handle_leased(
         return answer
     reach(CrashPoint.LEASED_CLAIM_AFTER, consumer.name)
     state = Try(message.tried(answer.attempt), began=True, from_waiting=waiting is not None)
-    lease = Lease(consumer.name, message.id, owner, answer.fence, database, waiting=waiting)
+    lease = Lease(
+        consumer.name,
+        message.id,
+        owner,
+        answer.fence,
+        database,
+        waiting=waiting,
+        key=message.key,
+    )
     try:
         return await _under_lease(consumer, state, lease, asked_at, clock)
     except ClaimLost as error:

@@ -71,7 +71,10 @@ class Revisions(Protocol):
         ...
 
     async def other_names(self, message_id: str) -> frozenset[str]:
-        """Return the ids that people gave to a message of this id, or took from it."""
+        """Return the ids that people gave to a message of this id, or took from it.
+
+        Those of conflicts that came with this id are among them.
+        """
         ...
 
     async def erase(self, which: RevisionFilter) -> int:

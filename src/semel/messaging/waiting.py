@@ -107,6 +107,9 @@ class WaitingFilter:
 
     consumer: str | None = None
     message_id: str | None = None
+    conflicts_with: str | None = None
+    """Conflicts that came with this id, and have a made-up one."""
+
     key: str | None = None
     waits: Waits | None = None
     label: str | None = None

@@ -47,6 +47,7 @@ _SEEN: Final = bindparam("seen", type_=BigInteger)
 _LEASE_US: Final = bindparam("lease_us", type_=BigInteger)
 _DELAY_US: Final = bindparam("delay_us", type_=BigInteger)
 _AGE_US: Final = bindparam("age_us", type_=BigInteger)
+_OF_KEY: Final = bindparam("of_key", type_=Text)
 
 _ME: Final = and_(_C.consumer_name == _BY, _C.message_id == _ID)
 _DUE: Final = or_(
@@ -127,7 +128,9 @@ RENEW: Final = (
     update(processed_message).where(_ME, _LEASED).values(lease_until=now_us() + _LEASE_US)
 )
 
-_RESULT: Final = func.coalesce(bindparam("returned", type_=Text), _C.result)
+_RESULT: Final = case(
+    (_C.erased_at.is_(None), func.coalesce(bindparam("returned", type_=Text), _C.result))
+)
 COMPLETE_LEASED: Final = _change(
     _LEASED, state=ClaimState.COMPLETED.value, result=_RESULT, due_at=0
 )
@@ -160,7 +163,9 @@ GIVE_BACK: Final = _change(
 )
 
 KEEP_RESULT: Final = (
-    update(processed_message).where(_ME).values(result=bindparam("returned", type_=Text))
+    update(processed_message)
+    .where(_ME, _C.erased_at.is_(None))
+    .values(result=bindparam("returned", type_=Text), result_key=_OF_KEY)
 )
 EXPECT_PAYLOAD: Final = update(processed_message).where(_ME).values(payload_hash=_DIGEST)
 
@@ -175,9 +180,11 @@ REOPEN: Final = _change(
 ERASED: Final = (
     update(processed_message).where(_ME).values(erased_at=func.coalesce(_C.erased_at, now_us()))
 )
-FORGET_RESULT: Final = (
-    update(processed_message).where(_ME, _C.result.is_not(None)).values(result=None)
+_FORGET: Final = update(processed_message).values(
+    result=None, result_key=None, erased_at=func.coalesce(_C.erased_at, now_us())
 )
+FORGET_RESULT: Final = _FORGET.where(_ME, _C.result.is_not(None))
+FORGET_RESULTS: Final = _FORGET.where(_C.result_key == _OF_KEY)
 
 # A clock that is read for every row cannot bound an index scan; read once, it can.
 _LONG_AGO: Final = select(now_us() - _AGE_US).scalar_subquery()

@@ -31,7 +31,7 @@ from semel.messaging.claims import (
 from semel.messaging.ids import original_id, stored_id
 from semel.sqlalchemy import claim_statements as sql
 from semel.sqlalchemy.faults import DatabaseConflict, translated
-from semel.sqlalchemy.origins import seconds_or_none
+from semel.sqlalchemy.origins import seconds_or_none, stored_name
 from semel.sqlalchemy.tables import processed_message
 from semel.sqlalchemy.times import to_seconds, to_us
 
@@ -211,10 +211,13 @@ class SqlAlchemyProcessedMessageStore:
             before = {**me.key(), "owned_by": claimed.from_owner}
             await self._change(sql.GIVE_BACK, me, before)
 
-    async def keep_result(self, consumer: str, message_id: str, result: str) -> None:
+    async def keep_result(
+        self, consumer: str, message_id: str, result: str, key: str | None = None
+    ) -> None:
         """Write what the handler returned beside a claim that this transaction took."""
         me = _Me.of(consumer, ClaimRequest(message_id))
-        await self._change(sql.KEEP_RESULT, me, {**me.key(), "returned": result})
+        kept = {"returned": result, "of_key": stored_name(key)}
+        await self._change(sql.KEEP_RESULT, me, {**me.key(), **kept})
 
     async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
         """Replace the hash that repetitions are compared with, after an audited revision."""
@@ -238,8 +241,14 @@ class SqlAlchemyProcessedMessageStore:
     async def erase(self, consumer: str, message_id: str) -> bool:
         """Remove the kept result of a message, and note that its payload was erased."""
         me = _Me.of(consumer, ClaimRequest(message_id))
+        had = await self._change(sql.FORGET_RESULT, me, me.key())
         await self._change(sql.ERASED, me, me.key())
-        return await self._change(sql.FORGET_RESULT, me, me.key())
+        return had
+
+    async def erase_key(self, key: str) -> int:
+        """Remove the results that were kept with this key, and note that; say how many."""
+        of_key = {"of_key": stored_id(key)}
+        return (await self._execute(sql.FORGET_RESULTS, "results of a key", of_key)).rowcount
 
     async def consumers_of(self, message_id: str) -> Sequence[str]:
         """Name the consumers that have a claim on a message, in order."""
@@ -386,6 +395,7 @@ class _Me:
             found.error_code,
             found.result,
             seconds_or_none(found.erased_at),
+            found.result_key,
         )
 
     def changes_all_the_time(self) -> DatabaseConflict:

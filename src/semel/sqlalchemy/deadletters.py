@@ -14,7 +14,13 @@ from semel.messaging.audit import plain
 from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
 from semel.messaging.ids import stored_id
 from semel.sqlalchemy.faults import translated
-from semel.sqlalchemy.origins import origin_of, origin_values, seconds_or_none, stored_name
+from semel.sqlalchemy.origins import (
+    conflicts_with,
+    origin_of,
+    origin_values,
+    seconds_or_none,
+    stored_name,
+)
 from semel.sqlalchemy.tables import dead_letter
 from semel.sqlalchemy.times import now_us, to_seconds, to_us
 
@@ -115,6 +121,8 @@ def _matching(which: DeadLetterFilter) -> ColumnElement[bool]:
         _C.outcome: which.outcome,
     }
     wanted = [column == value for column, value in equal.items() if value is not None]
+    if which.conflicts_with is not None:
+        wanted.append(conflicts_with(_C.message_id, which.conflicts_with))
     if which.since is not None:
         wanted.append(_C.first_failed_at >= to_us(which.since))
     if which.until is not None:

@@ -97,13 +97,22 @@ DONE: Final = (
 FAILED: Final = (
     update(inbox_message)
     .where(*_ME, _M.processed_at.is_(None))
-    .values(error=bindparam("why"), due_at=now_us() + bindparam("us"), attempts=_M.attempts + 1)
+    .values(
+        error=bindparam("why"),
+        due_at=case((_M.erased_at.is_(None), now_us() + bindparam("us"))),
+        attempts=_M.attempts + 1,
+    )
     .returning(_M.attempts)
 )
 TRY_AGAIN: Final = (
     update(inbox_message)
     .where(*_ME, _M.processed_at.is_(None), _M.due_at.is_(None), _M.erased_at.is_(None))
     .values(due_at=now_us(), attempts=0, error="")
+)
+CLOSE: Final = (
+    update(inbox_message)
+    .where(*_ME, _M.processed_at.is_(None))
+    .values(processed_at=now_us(), error=bindparam("why"))
 )
 CONSUMERS: Final = (
     select(_M.consumer).where(_M.message_id == bindparam("of_id")).order_by(_M.consumer)
@@ -122,6 +131,7 @@ ERASE: Final = (
     .values(
         payload=None,
         headers="",
+        result=None,
         erased_at=now_us(),
         due_at=case((_M.processed_at.is_(None), None), else_=_M.due_at),
     )
@@ -164,6 +174,11 @@ class SqlInboxStore:
         """Make a message that is not tried any more due now, its attempts forgotten."""
         return (await self._run(TRY_AGAIN, _me(consumer, message_id))).rowcount == 1
 
+    async def close(self, consumer: str, message_id: str, word: str) -> bool:
+        """Mark a message as processed without an effect, by a person's *word*."""
+        me = _me(consumer, message_id)
+        return (await self._run(CLOSE, {**me, "why": word})).rowcount == 1
+
     async def get(self, consumer: str, message_id: str) -> InboxMessage | None:
         """Return one message."""
         row = (await self._run(GET, _me(consumer, message_id))).one_or_none()
@@ -183,8 +198,14 @@ class SqlInboxStore:
         asked = {"of_consumer": consumer, "us": to_us(older_than_seconds), "most": limit}
         return (await self._run(DELETE_PROCESSED, asked)).rowcount
 
-    async def erase(self, *, message_id: str | None = None, key: str | None = None) -> int:
-        """Remove payload and headers of matching messages; those that waited are not tried."""
+    async def erase(
+        self,
+        *,
+        message_id: str | None = None,
+        key: str | None = None,
+        consumer: str | None = None,
+    ) -> int:
+        """Remove payload, headers and result of matching messages; what waited is not tried."""
         if message_id is None and key is None:
             raise Misuse("say whose messages of the inbox are erased: an id or a key")
         meant = ERASE
@@ -192,6 +213,8 @@ class SqlInboxStore:
             meant = meant.where(_M.message_id == stored_id(message_id))
         if key is not None:
             meant = meant.where(_M.key == key)
+        if consumer is not None:
+            meant = meant.where(_M.consumer == consumer)
         return (await self._run(meant)).rowcount
 
     async def _run(

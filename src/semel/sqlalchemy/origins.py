@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sqlalchemy import Row
+from sqlalchemy import ColumnElement, Row, and_, func
 
 from semel.messaging.audit import plain
 from semel.messaging.deadletters import DeadLetter
+from semel.messaging.filing import CAME_AS_AT, CONFLICT, came_as
 from semel.messaging.ids import stored_id
 from semel.messaging.waiting import WaitingMessage
 from semel.sqlalchemy.encoding import headers_from_text, headers_to_text
@@ -72,6 +73,12 @@ def original_names(row: Row[Any], *names: str) -> dict[str, Any]:
     kept = row._mapping
     originals = json.loads(kept["originals"]) if kept["originals"] else {}
     return {name: originals.get(name, kept[name]) for name in names}
+
+
+def conflicts_with(column: ColumnElement[str], message_id: str) -> ColumnElement[bool]:
+    """Say that a column has the id of a conflict that came with *message_id*."""
+    begins = func.substr(column, 1, len(CONFLICT)) == CONFLICT
+    return and_(begins, func.substr(column, CAME_AS_AT + 1) == came_as(message_id))
 
 
 def seconds_or_none(us: int | None) -> float | None:

@@ -14,7 +14,13 @@ from semel.messaging.audit import plain
 from semel.messaging.ids import stored_id
 from semel.messaging.revisions import Revision, RevisionFilter
 from semel.sqlalchemy.faults import translated
-from semel.sqlalchemy.origins import original_names, seconds_or_none, stored_name, stored_names
+from semel.sqlalchemy.origins import (
+    conflicts_with,
+    original_names,
+    seconds_or_none,
+    stored_name,
+    stored_names,
+)
 from semel.sqlalchemy.tables import message_revision
 from semel.sqlalchemy.times import now_us, to_seconds
 
@@ -61,8 +67,9 @@ class SqlRevisions:
     async def other_names(self, message_id: str) -> frozenset[str]:
         """Return the ids that people gave to a message of this id, or took from it."""
         name = stored_id(message_id)
-        renamed = (_C.new_id.is_not(None), or_(_C.message_id == name, _C.new_id == name))
-        rows = await self._run(select(message_revision).where(*renamed))
+        renamed = and_(_C.new_id.is_not(None), or_(_C.message_id == name, _C.new_id == name))
+        meant = or_(renamed, conflicts_with(_C.message_id, message_id))
+        rows = await self._run(select(message_revision).where(meant))
         found = map(_revision, rows)
         names = {name for one in found for name in (one.message_id, one.new_id) if name}
         return frozenset(names - {message_id})

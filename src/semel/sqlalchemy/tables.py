@@ -120,13 +120,21 @@ processed_message: Final = Table(
     _us("updated_at", "when its state changed last; retention counts from here"),
     _short("error_code", "of the last failure"),
     _text("result", "what the handler returned, as JSON, where the consumer keeps it", null=True),
+    _text("result_key", "the message's key, where a result is kept", null=True),
     _us("erased_at", "when the message's payload was erased", null=True),
     CheckConstraint(
         "state IN ('IN_PROGRESS','COMPLETED','FAILED_RETRYABLE','FAILED_TERMINAL','PARKED')",
         name="state",
     ),
-    # Retention walks a consumer's terminal claims by age; nothing else needs an index.
+    # Retention walks a consumer's terminal claims by age.
     Index("ix_processed_message_age", "consumer_name", "state", "updated_at"),
+    # Erasing by key looks for results; consumers that keep none pay nothing for it.
+    Index(
+        "ix_processed_message_result_key",
+        "result_key",
+        postgresql_where=text("result_key IS NOT NULL"),
+        sqlite_where=text("result_key IS NOT NULL"),
+    ),
     comment="which consumer took which message, and what became of it",
 )
 
@@ -354,7 +362,7 @@ aggregate_version: Final = Table(
     metadata,
     _text("consumer", "which consumer", key=True),
     _text("key", "of the aggregate", key=True),
-    _count("version", "applied last"),
+    Column("version", BigInteger, nullable=True, comment="applied last; NULL: none yet"),
     comment="the applied versions of aggregates",
 )
 

@@ -28,7 +28,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from semel.messaging.ids import stored_id
 from semel.messaging.waiting import WaitingFilter, Waits
-from semel.sqlalchemy.origins import stored_name
+from semel.sqlalchemy.origins import conflicts_with, stored_name
 from semel.sqlalchemy.tables import waiting_key, waiting_message
 from semel.sqlalchemy.times import now_us, to_us
 
@@ -173,6 +173,8 @@ def matching(which: WaitingFilter) -> ColumnElement[bool]:
         _C.held: None if which.held is None else int(which.held),
     }
     wanted = [column == value for column, value in equal.items() if value is not None]
+    if which.conflicts_with is not None:
+        wanted.append(conflicts_with(_C.message_id, which.conflicts_with))
     if which.since is not None:
         wanted.append(_C.since >= to_us(which.since))
     if which.until is not None:

@@ -216,6 +216,36 @@ class FailureRules(DatabaseContract):
         assert await look_up(world, "unknown") is None
 
     @in_world
+    async def test_results_are_erased_by_the_key_of_their_message(
+        self, world: DatabaseWorld
+    ) -> None:
+        keys = {"a1": "ada", "a2": "ada", "b": "bob", "long": "k" * 600, "none": None}
+        async with world.database.begin() as unit:
+            for name, key in keys.items():
+                await unit.claims.try_claim(CONSUMER, asking(name))
+                await unit.claims.keep_result(CONSUMER, name, '"x"', key)
+
+        async with world.database.begin() as unit:
+            counts = [await unit.claims.erase_key(key) for key in ("ada", "ada", "k" * 600)]
+
+        assert counts == [2, 0, 1]
+        left = [name for name in keys if (await known(world, name)).result is not None]
+        assert left == ["b", "none"]
+        assert (await known(world, "a1")).erased_at is not None
+
+    @in_world
+    async def test_nothing_is_kept_of_what_was_erased(self, world: DatabaseWorld) -> None:
+        async with world.database.begin() as unit:
+            leased = await unit.claims.lease(CONSUMER, asking("m"), owner="w", seconds=60)
+            assert isinstance(leased, Claimed)
+            await unit.claims.erase(CONSUMER, "m")
+            await unit.claims.keep_result(CONSUMER, "m", '"x"', "ada")
+            assert await unit.claims.mark_completed(CONSUMER, "m", leased.fence, '"x"')
+
+        row = await known(world, "m")
+        assert (row.state, row.result, row.result_key) == (ClaimState.COMPLETED, None, None)
+
+    @in_world
     async def test_an_operator_completes_whatever_is_not_completed(
         self, world: DatabaseWorld
     ) -> None:

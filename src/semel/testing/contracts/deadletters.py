@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
+from semel.messaging.filing import conflict_id
 from semel.testing.contracts.claims_world import rolled_back
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 
@@ -161,6 +162,17 @@ class DeadLettersContract(DatabaseContract):
             assert await count(world, which) == 1, which
         assert await ids(world, DeadLetterFilter(until=T0 + 90)) == ["m1"]
         assert await ids(world, DeadLetterFilter(consumer="shipping", key="customer-7")) == []
+
+    @in_world
+    async def test_a_conflict_is_found_by_the_id_it_came_with(self, world: DatabaseWorld) -> None:
+        names = ("m1", "M1", "x:m1", "100%", "n" * 490, "n" * 5000, "nul\0", "sha256:" + "0" * 64)
+        for name in names:
+            await put(world, replace(LETTER, message_id=conflict_id(name, "ab" * 32)))
+            await put(world, replace(LETTER, message_id=name))
+
+        for name in names:
+            found = await find(world, DeadLetterFilter(conflicts_with=name))
+            assert [letter.message_id for letter in found] == [conflict_id(name, "ab" * 32)]
 
     @in_world
     async def test_pages_go_on_where_the_last_one_ended(self, world: DatabaseWorld) -> None:

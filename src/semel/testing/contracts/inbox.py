@@ -310,9 +310,10 @@ class InboxContract(DatabaseContract):
             message("3", "ada"),
             message("4", "ada", consumer="audit"),
         )
-        await done(world.database, "3")
+        await done(world.database, "3", '{"name": "Ada"}')
 
         async with world.database.begin() as unit:
+            assert await unit.inbox.erase(key="ada", consumer="nobody") == 0
             assert await unit.inbox.erase(key="ada") == 3
             assert await unit.inbox.erase(key="ada") == 0
             assert await unit.inbox.erase(message_id="2", key="ada") == 0
@@ -322,7 +323,40 @@ class InboxContract(DatabaseContract):
         assert (found.payload, found.headers, found.payload_hash) == (None, {}, "aa")
         assert found.erased_at is not None
         assert await due(world.database) == []
-        assert (await get(world.database, "3")).processed_at is not None
+        processed = await get(world.database, "3")
+        assert processed.processed_at is not None
+        assert processed.result is None
+
+    @in_world
+    async def test_an_attempt_that_fails_late_does_not_bring_an_erased_message_back(
+        self, world: DatabaseWorld
+    ) -> None:
+        await store(world.database, message("1"))
+        async with world.database.begin() as unit:
+            await unit.inbox.erase(message_id="1")
+
+        assert await failed(world.database, "1", 0.0) == 1
+
+        assert await due(world.database) == []
+        assert (await get(world.database, "1")).due_at is None
+
+    @in_world
+    async def test_a_message_that_a_person_closed_is_processed_without_a_result(
+        self, world: DatabaseWorld
+    ) -> None:
+        await store(world.database, message("1"), message("2"))
+        await done(world.database, "2")
+
+        async with world.database.begin() as unit:
+            closed = [await unit.inbox.close("stock", n, "SKIPPED") for n in ("1", "1", "2", "3")]
+            assert not await unit.inbox.try_again("stock", "1")
+
+        found = await get(world.database, "1")
+        assert closed == [True, False, False, False]
+        assert found.processed_at is not None
+        assert (found.error, found.result, found.payload) == ("SKIPPED", None, b"1")
+        assert (await get(world.database, "2")).error == ""
+        assert await due(world.database) == []
 
     @in_world
     async def test_erasing_needs_somebody_to_be_named(self, world: DatabaseWorld) -> None:

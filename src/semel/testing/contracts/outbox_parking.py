@@ -174,6 +174,25 @@ class ParkingRules(DatabaseContract):
         assert await ids(world.database) == ["2"]
 
     @in_world
+    async def test_what_a_message_caused_is_erased_with_it(self, world: DatabaseWorld) -> None:
+        long_key = "k" * 600
+        await add(
+            world.database,
+            entry("1", key="invoice-1", parent="billing/in-1", parent_key="ada"),
+            entry("2", key="invoice-2", parent="billing/in-2", parent_key=long_key),
+            entry("3", key="ada", parent="billing/in-3", parent_key="bob"),
+            entry("4", parent="billing/in-4"),
+        )
+
+        async with world.database.begin() as unit:
+            by_key = await unit.outbox.erase(key=long_key)
+            by_parent = await unit.outbox.erase(parent="billing/in-4")
+            both = await unit.outbox.erase(key="ada")
+
+        assert (by_key, by_parent, both) == (1, 1, 2)
+        assert await ids(world.database) == []
+
+    @in_world
     async def test_erasing_needs_somebody_to_be_named(self, world: DatabaseWorld) -> None:
         await add(world.database, entry("1"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from semel.messaging.filing import conflict_id
 from semel.messaging.revisions import KEEP_ID, NEW_ID, Revision, RevisionFilter
 from semel.testing.contracts.claims_world import rolled_back
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
@@ -64,6 +65,17 @@ class RevisionsContract(DatabaseContract):
             assert await unit.revisions.other_names("m1") == {long_id}
             assert await unit.revisions.other_names(long_id) == {"m1"}
             assert await unit.revisions.other_names("nobody") == set()
+
+    @in_world
+    async def test_a_conflict_is_another_name_of_the_id_it_came_with(
+        self, world: DatabaseWorld
+    ) -> None:
+        its_own = conflict_id("m1", ORIGINAL.payload_hash)
+        await add(world, replace(ORIGINAL, message_id=its_own))
+
+        async with world.database.begin() as unit:
+            assert await unit.revisions.other_names("m1") == {its_own}
+            assert await unit.revisions.other_names("1") == set()
 
     @in_world
     async def test_erasing_leaves_hashes_and_reasons(self, world: DatabaseWorld) -> None:

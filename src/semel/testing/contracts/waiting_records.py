@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from semel.messaging.filing import conflict_id
 from semel.messaging.waiting import WaitingFilter, WaitingMessage, Waits
 from semel.testing.contracts.claims_world import rolled_back
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
@@ -169,6 +170,15 @@ class RecordRules(DatabaseContract):
                 assert await unit.waiting.count(which) == 1, which
         assert [m.message_id for m in await find(world, WaitingFilter(until=T0 + 90))] == ["m1"]
         assert await find(world, WaitingFilter(held=False)) == []
+
+    @in_world
+    async def test_a_conflict_is_found_by_the_id_it_came_with(self, world: DatabaseWorld) -> None:
+        for name in ("m1", "M1", "x:m1", "n" * 5000):
+            its_own = conflict_id(name, "ab" * 32)
+            await put(world, waiting(name), waiting(its_own))
+
+            [found] = await find(world, WaitingFilter(conflicts_with=name))
+            assert found.message_id == its_own
 
     @in_world
     async def test_messages_are_found_in_order_of_arrival_and_in_pages(

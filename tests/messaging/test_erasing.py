@@ -1,0 +1,363 @@
+"""Erasing, while somebody is handling the message, and of everything that came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from semel.errors import Retryable
+from semel.message import Coordinates, Message
+from semel.messaging.claims import ClaimState
+from semel.messaging.consumer import consumer
+from semel.messaging.deadletters import DeadLetterFilter
+from semel.messaging.erase import Erased, erase
+from semel.messaging.failure import NonRetryableMessageError
+from semel.messaging.handling import handle_message
+from semel.messaging.inbox_worker import InboxWorker
+from semel.messaging.inboxes import Inbox
+from semel.messaging.leased import handle_leased
+from semel.messaging.outbox import parent_of
+from semel.messaging.outcome import DeadLettered, Refused
+from semel.messaging.parking import KeepId, NewId, fix
+from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
+from semel.messaging.retrying import retry_due
+from semel.messaging.revival import park_dead_letter
+from semel.messaging.settings import ConsumerSettings
+from semel.outboxes import Outbox
+from semel.testing.contracts.messaging_world import in_world
+from tests.messaging.act_world import ANN, BILLING, claim_of, letter_of, park, waiting_of
+from tests.messaging.places import InMemory, InPostgres, InSqlite
+
+SECRET = b'{"name": "Alice"}'
+TWICE = RetryPolicy(
+    max_attempts=2,
+    initial_delay_seconds=0.0,
+    max_delay_seconds=0.0,
+    jitter=False,
+    mode=RetryMode.RETRY_TABLE,
+)
+ONCE = ConsumerSettings(retry=RetryPolicy(max_attempts=1))
+
+
+def message(message_id="m1", key="alice", raw=SECRET):
+    at = Coordinates("payments", 0, 7)
+    return Message(message_id, None, raw, key, headers={"message-id": b"m1"}, source=at)
+
+
+class Between:
+    """A database in which something happens before its *number*-th transaction begins."""
+
+    def __init__(self, database, number, happens):
+        self._database = database
+        self._number = number
+        self._happens = happens
+        self.classification = database.classification
+
+    def begin(self):
+        return self._Begun(self)
+
+    class _Begun:
+        def __init__(self, between):
+            self._between = between
+
+        async def __aenter__(self):
+            between = self._between
+            between._number -= 1
+            if between._number == 0:
+                await between._happens()
+            self._begun = between._database.begin()
+            return await self._begun.__aenter__()
+
+        async def __aexit__(self, *error):
+            return await self._begun.__aexit__(*error)
+
+
+def failing(policy, error=TimeoutError, name=BILLING, **more):
+    @consumer(name, policy=policy, **more)
+    async def handle(message, session):
+        raise error("no")
+
+    return handle
+
+
+async def payloads(world):
+    """Return everything that is left of a payload, wherever it may be."""
+    async with world.database.begin() as unit:
+        letters = await unit.dead_letters.find(DeadLetterFilter(), 100)
+        kept = [(letter.payload, dict(letter.headers)) for letter in letters]
+        for letter in letters:
+            kept += [(r.payload, {}) for r in await unit.revisions.of(BILLING, letter.message_id)]
+    return [one for one in kept if one != (None, {})]
+
+
+class Erasing:
+    @in_world
+    async def test_an_attempt_that_fails_after_the_erasing_keeps_nothing(self, world):
+        for mode in (GiveUp.DEAD_LETTER, GiveUp.PARK):
+            name = f"m-{mode}"
+            handle = failing(ConsumerSettings(retry=TWICE, on_exhausted=mode))
+            await handle_message(handle, world.database, message(name))
+            # taking, the careful note, handling, and then the failure's own transaction
+            late = Between(world.database, 4, lambda name=name: erased(world, message_id=name))
+            [(_, outcome)] = await retry_due(handle, late)
+
+            waiting, claim = await waiting_of(world, name), await claim_of(world, name)
+            assert outcome == Refused("parked")
+            assert await letter_of(world, name) is None
+            assert (waiting.payload, waiting.headers) == (None, {})
+            assert (claim.state, claim.error_code) == (ClaimState.PARKED, "ERASED")
+
+    @in_world
+    async def test_a_delivery_that_fails_after_the_erasing_is_kept_without_its_payload(self, world):
+        buried = failing(ConsumerSettings(retry=TWICE), NonRetryableMessageError)
+        stored = failing(ConsumerSettings(retry=replace(TWICE, max_attempts=5)))
+        parked = failing(
+            ConsumerSettings(retry=TWICE, on_hopeless=GiveUp.PARK), NonRetryableMessageError
+        )
+        for name, handle in (("buried", buried), ("stored", stored), ("parked", parked)):
+            blocking = failing(ConsumerSettings())
+            await handle_message(blocking, world.database, message(name))
+            await world.age(1_000)
+            late = Between(world.database, 2, lambda name=name: erased(world, message_id=name))
+            await handle_message(handle, late, message(name))
+
+        letter = await letter_of(world, "buried")
+        assert (letter.payload, letter.headers) == (None, {})
+        assert letter.erased_at is not None
+        assert letter.payload_hash == message().digest
+        for name in ("stored", "parked"):
+            waiting = await waiting_of(world, name)
+            assert (waiting.payload, waiting.headers) == (None, {})
+            assert waiting.erased_at is not None
+            assert waiting.waits == "parked"
+            assert (await claim_of(world, name)).state is ClaimState.PARKED
+        assert await payloads(world) == []
+
+    @in_world
+    async def test_a_lease_that_ends_after_the_erasing_leaves_nothing(self, world):
+        begun = []
+
+        @consumer(BILLING, policy=ConsumerSettings(keeps_results=True))
+        async def returns(message, lease):
+            await erased(world, message_id=message.id)
+            return {"name": "Alice"}
+
+        @consumer(BILLING, policy=ONCE)
+        async def fails(message, lease):
+            begun.append(message.id)
+            await erased(world, message_id=message.id)
+            raise NonRetryableMessageError("no")
+
+        await handle_leased(returns, world.database, message("returns"), "w1")
+        outcome = await handle_leased(fails, world.database, message("fails"), "w1")
+
+        claim = await claim_of(world, "returns")
+        assert (claim.state, claim.result) == (ClaimState.COMPLETED, None)
+        assert begun == ["fails"]
+        assert isinstance(outcome, DeadLettered)
+        assert await payloads(world) == []
+
+    @in_world
+    async def test_an_inbox_message_that_fails_after_the_erasing_keeps_nothing(self, world):
+        for error in (NonRetryableMessageError, TimeoutError):
+            handle = failing(ConsumerSettings(), error)
+            name = error.__name__
+            await Inbox(handle, world.database).store(message(name))
+            worker = InboxWorker(handle, world.database)
+            async with world.database.begin() as unit:
+                [stored] = await unit.inbox.take_due(BILLING, 1)
+            await erased(world, message_id=name)
+            async with world.database.begin() as unit:
+                await worker._fail(unit, stored, error("no"))
+
+            async with world.database.begin() as unit:
+                row = await unit.inbox.get(BILLING, name)
+                assert await unit.inbox.pending(BILLING) == 0
+            assert (row.payload, row.due_at) == (None, None)
+        assert await payloads(world) == []
+        assert (await letter_of(world, "NonRetryableMessageError")).erased_at is not None
+
+    @in_world
+    async def test_children_conflicts_and_results_go_with_their_message(self, world):
+        for by in ({"message_id": "m1"}, {"key": "alice"}):
+            handle = invoicing()
+            await handle_message(handle, world.database, message())
+            await handle_message(handle, world.database, message(raw=b'{"name": "Alice II"}'))
+
+            done = await erase(world.database, **by, **ANN)
+
+            claim = await claim_of(world, "m1")
+            async with world.database.begin() as unit:
+                children = await unit.outbox.children(parent_of(BILLING, "m1"))
+                [letter] = await unit.dead_letters.find(DeadLetterFilter(conflicts_with="m1"), 9)
+                assert await unit.outbox.read("outbox", 0, 10) == []
+            assert done == Erased(dead_letters=1, outbox=1, results=1)
+            assert [child.value for child in children] == [None]
+            assert (letter.payload, letter.payload_hash[:4]) == (None, letter.message_id[9:13])
+            assert (claim.state, claim.result) == (ClaimState.COMPLETED, None)
+            assert (await erase(world.database, **by, **ANN)).total == 0
+            await forget(world, claim, letter, children)
+
+    @in_world
+    async def test_a_conflict_of_any_id_is_found(self, world):
+        names = ("m1", "M1", "x:m1", "100%", "n" * 490, "n" * 5000, "nul\0", "sha256:" + "0" * 64)
+        handle = invoicing()
+        for name in names:
+            await handle_message(handle, world.database, message(name))
+            await handle_message(handle, world.database, message(name, raw=b"other"))
+
+        done = [await erase(world.database, message_id=name, **ANN) for name in names]
+
+        assert [one.dead_letters for one in done] == [1] * len(names)
+        assert await payloads(world) == []
+
+    @in_world
+    async def test_a_conflict_that_was_given_an_id_is_erased_with_the_one_it_came_with(self, world):
+        handle = invoicing()
+        await handle_message(handle, world.database, message())
+        await handle_message(handle, world.database, message(raw=b"other"))
+        async with world.database.begin() as unit:
+            [letter] = await unit.dead_letters.find(DeadLetterFilter(conflicts_with="m1"), 9)
+        await park_dead_letter(world.database, BILLING, letter.message_id, **ANN)
+        await fix(world.database, BILLING, letter.message_id, b"fixed", ids=NewId("m1-b"), **ANN)
+
+        done = await erase(world.database, message_id="m1", **ANN)
+
+        assert (done.waiting, done.revisions) == (1, 3)
+        assert (await waiting_of(world, "m1-b")).payload is None
+        assert await claim_of(world, "m1-b") is not None
+
+    @in_world
+    async def test_the_result_of_an_inbox_goes_too(self, world):
+        handle = invoicing()
+        await Inbox(handle, world.database).store_and_handle(message())
+
+        done = await erase(world.database, key="alice", **ANN)
+
+        async with world.database.begin() as unit:
+            row = await unit.inbox.get(BILLING, "m1")
+        assert (done.inbox, done.outbox) == (1, 1)
+        assert (row.payload, row.result) == (None, None)
+
+    @in_world
+    async def test_many_messages_are_erased_with_word_of_how_far_it_is(self, world):
+        await park(world, *[f"m{number}" for number in range(5)], key="alice")
+        await fix(world.database, BILLING, "m0", b"fixed", ids=KeepId(), **ANN)
+        heard = []
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("semel.messaging.erase.PAGE", 2)
+            done = await erase(world.database, key="alice", **ANN, progress=heard.append)
+
+        assert (done.waiting, done.revisions) == (5, 2)
+        assert heard == [2, 4, 5]
+        for number in range(5):
+            claim = await claim_of(world, f"m{number}")
+            assert (claim.state, claim.error_code) == (ClaimState.PARKED, "ERASED")
+
+    @in_world
+    async def test_what_cannot_be_locked_is_tried_again_and_then_said(self, world):
+        tries = []
+
+        async def away():
+            tries.append(1)
+            raise Retryable("the database is away")
+
+        class Away(Between):
+            def begin(self):
+                self._number = 1
+                return super().begin()
+
+        with pytest.raises(Retryable, match="away"):
+            await erase(Away(world.database, 1, away), key="alice", **ANN)
+
+        assert len(tries) == 3
+
+
+async def erased(world, **by):
+    await erase(world.database, **by, **ANN)
+
+
+def invoicing():
+    outbox = Outbox()
+
+    @consumer(BILLING, policy=ConsumerSettings(keeps_results=True))
+    async def handle(message, session):
+        await outbox.add(session, "invoices", {"name": "Alice"}, key="invoice-1")
+        return {"name": "Alice"}
+
+    return handle
+
+
+async def forget(world, claim, letter, children):
+    """Take the rows away, so that the same can be tried once more."""
+    async with world.database.begin() as unit:
+        await unit.dead_letters.remove(BILLING, letter.message_id)
+        for child in children:
+            await unit.outbox.drop(child.outbox, child.message_id)
+    await world.age(1_000)
+    async with world.database.begin() as unit:
+        assert await unit.claims.delete_expired(claim.consumer, 1, 10) == 1
+
+
+class TestErasingInMemory(InMemory, Erasing):
+    pass
+
+
+class TestErasingInSqlite(InSqlite, Erasing):
+    pass
+
+
+class TestErasingInPostgres(InPostgres, Erasing):
+    @in_world
+    async def test_whoever_handles_a_message_is_waited_for(self, world):
+        began, go_on = asyncio.Event(), asyncio.Event()
+
+        @consumer(BILLING, policy=ConsumerSettings(retry=RetryPolicy(max_attempts=1)))
+        async def handle(message, session):
+            began.set()
+            await go_on.wait()
+            raise NonRetryableMessageError("no")
+
+        await Inbox(handle, world.database).store(message())
+        worker = asyncio.create_task(InboxWorker(handle, world.database).work_once())
+        await began.wait()
+        erasing = asyncio.create_task(erase(world.database, key="alice", **ANN))
+        await asyncio.wait([erasing], timeout=0.2)
+        assert not erasing.done()
+        go_on.set()
+        await worker
+
+        assert await erasing == Erased(dead_letters=1, inbox=1)
+        assert await payloads(world) == []
+
+    @in_world
+    async def test_whoever_retries_a_message_is_waited_for_and_keeps_nothing(self, world):
+        began, go_on = asyncio.Event(), asyncio.Event()
+        tries = []
+
+        @consumer(BILLING, policy=ConsumerSettings(retry=TWICE))
+        async def handle(message, session):
+            tries.append(message.attempt)
+            if len(tries) > 1:
+                began.set()
+                await go_on.wait()
+            raise TimeoutError("no")
+
+        await handle_message(handle, world.database, message())
+        worker = asyncio.create_task(retry_due(handle, world.database))
+        await began.wait()
+        erasing = asyncio.create_task(erase(world.database, key="alice", **ANN))
+        await asyncio.wait([erasing], timeout=0.2)
+        assert not erasing.done()
+        go_on.set()
+        await asyncio.gather(worker, erasing)
+
+        assert tries == [1, 2]
+        assert await payloads(world) == []
+        assert (await claim_of(world, "m1")).state in (
+            ClaimState.PARKED,
+            ClaimState.FAILED_TERMINAL,
+        )
