@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import text, update
+from sqlalchemy import event, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from semel.memory.database import MemoryDatabase
@@ -95,6 +96,17 @@ async def sql_world(url: str, *, waits_for_locks: bool) -> AsyncIterator[Databas
         yield DatabaseWorld(database, age, waits_for_locks)
     finally:
         await database.close()
+
+
+async def check_foreign_keys(database: SqlDatabase) -> None:
+    """Let SQLite check foreign keys, as PostgreSQL does."""
+    if not database.is_postgres:
+        event.listen(database.engine.sync_engine, "connect", _check_foreign_keys)
+        await database.engine.dispose()
+
+
+def _check_foreign_keys(driver: Any, record: Any) -> None:
+    driver.execute("PRAGMA foreign_keys=ON")
 
 
 async def make_older(engine: AsyncEngine, seconds: float) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from semel.crashpoints import CrashPoint, reach
 from semel.message import Message
@@ -23,33 +23,31 @@ from semel.messaging.failing import Held, holds_key, write_failure
 from semel.messaging.handling import (
     CONFLICT_CODE,
     Try,
-    after_failure,
     apply,
-    as_invoked,
     claim_and_handle,
     classify,
-    handle_message,
+    comes_back,
     is_next,
+    not_claimed,
     refused,
+    says_nothing,
 )
-from semel.messaging.lanes import Order
+from semel.messaging.one_by_one import NOT_ATTEMPTED as NOT_ATTEMPTED
+from semel.messaging.one_by_one import Blocked, blocks_key
+from semel.messaging.one_by_one import consume_each as consume_each
 from semel.messaging.outcome import (
     Handled,
     Nack,
     Outcome,
     ParkedAway,
-    RetryLater,
-    RetryStored,
     Skipped,
     settlement,
 )
 from semel.messaging.settings import BatchPolicy
 from semel.messaging.waiting import WaitingMessage, Waits
+from semel.messaging.whole import all_or_nothing
 
 log = logging.getLogger("semel.messaging")
-
-NOT_ATTEMPTED = RetryLater(0.0)
-"""The outcome of a message that stands behind one that comes back."""
 
 
 async def consume_many(
@@ -57,13 +55,14 @@ async def consume_many(
 ) -> list[Outcome]:
     """Handle a batch of deliveries; the outcomes in the order of *messages*.
 
-    The final state is that of one transaction per message, in order.
+    The final state is that of one transaction per message, in order; a batch that may not be
+    split is kept whole or comes back.
 
     Raises:
         TransactionEnded: a handler committed past every guard; nothing may be acknowledged.
     """
     if consumer.settings.batch is BatchPolicy.FAIL_BATCH:
-        return await _all_or_nothing(consumer, database, messages)
+        return await all_or_nothing(consumer, database, messages, _in_one_call)
     try:
         return await _together(consumer, database, messages)
     except TransactionEnded:
@@ -75,65 +74,6 @@ async def consume_many(
             extra={"consumer": consumer.name, "why": classify(consumer, database, error).reason},
         )
     return await consume_each(consumer, database, messages)
-
-
-async def consume_each(
-    consumer: Consumer, database: Database, messages: Sequence[Message]
-) -> list[Outcome]:
-    """Handle deliveries one transaction each, in order: what `consume_many` is measured by."""
-    blocked = Blocked(consumer)
-    outcomes: list[Outcome] = []
-    for message in messages:
-        if blocked.stands_before(message):
-            outcomes.append(NOT_ATTEMPTED)
-            continue
-        outcome = await handle_message(consumer, database, message)
-        blocked.note(message, outcome)
-        outcomes.append(outcome)
-    return outcomes
-
-
-def blocks_key(consumer: Consumer, message: Message, outcome: Outcome) -> bool:
-    """Tell whether the message went into the waiting room and holds its key there."""
-    return isinstance(outcome, RetryStored | ParkedAway) and holds_key(consumer, message)
-
-
-@dataclass(slots=True)
-class Blocked:
-    """What may not be handled, because something before it comes back or waits."""
-
-    consumer: Consumer
-    _all: bool = False
-    _where: set[tuple[object, object]] = field(default_factory=set)
-    _held: set[str | None] = field(default_factory=set)
-
-    def note(self, message: Message, outcome: Outcome) -> None:
-        """Look at what became of a message."""
-        if blocks_key(self.consumer, message, outcome):
-            self._held.add(message.key)
-        if not isinstance(settlement(outcome), Nack):
-            return
-        if self.consumer.settings.batch is BatchPolicy.STOP:
-            self._all = True
-        self._where.add(self._lane(message))
-
-    def stands_before(self, message: Message) -> bool:
-        """Tell whether *message* must wait for one that comes back."""
-        return self._all or self._lane(message) in self._where
-
-    def holds(self, message: Message) -> bool:
-        """Tell whether a message of its key went into the waiting room."""
-        return message.key in self._held and holds_key(self.consumer, message)
-
-    def _lane(self, message: Message) -> tuple[object, object]:
-        place = message.source.place if message.source else None
-        match self.consumer.settings.order:
-            case Order.PARTITION:
-                return place, None
-            case Order.KEY if message.key is not None:
-                return place, message.key
-            case _:
-                return place, message.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +94,26 @@ async def _together(
         steps = await _claimed(consumer, unit, messages)
         reach(CrashPoint.CLAIM_AFTER, consumer.name)
         outcomes = await _in_chunks(consumer, database, unit, steps)
+        reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
+    reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
+    return outcomes
+
+
+async def _in_one_call(
+    consumer: Consumer, database: Database, messages: Sequence[Message]
+) -> list[Outcome]:
+    """Handle all messages in one transaction, by one call of a handler that takes batches."""
+    outcomes: list[Outcome] = []
+    async with database.begin() as unit:
+        steps = await _claimed(consumer, unit, messages)
+        try:
+            async with unit.savepoint():
+                await _run(consumer, unit, steps, outcomes)
+        except TransactionEnded:
+            raise
+        except Exception as error:
+            # Whatever a handler raises, it is not the commit's.
+            raise _OneByOne from error
         reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
     reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
     return outcomes
@@ -289,13 +249,16 @@ async def _alone(
                 state.message = message.tried(step.answer.attempt)
                 return await apply(consumer, unit, state)
             if step.answer is not None:
-                state.message = as_invoked(consumer, message, step.answer)
-                return await refused(consumer, unit, message, step.answer)
+                return await not_claimed(consumer, unit, state, step.answer)
             return await claim_and_handle(consumer, unit, state)
     except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
         _raise_if_over(consumer, database, error)
-        held = Held(by_this_transaction=isinstance(step.answer, Claimed))
         failure = classify(consumer, database, error)
+        if says_nothing(error, state):
+            if isinstance(step.answer, Claimed):
+                await unit.claims.give_back(consumer.name, message.id, step.answer)
+            return comes_back(consumer, message, failure)
+        held = Held(by_this_transaction=isinstance(step.answer, Claimed))
         written = await write_failure(unit, consumer, state.message, failure, state.gap, held)
         return Skipped() if written is None else written
 
@@ -311,67 +274,16 @@ async def _queue_up(consumer: Consumer, unit: Unit, message: Message) -> Outcome
 
 
 def _raise_if_over(consumer: Consumer, database: Database, error: Exception) -> None:
-    """Raise where the whole transaction is lost, and not only this savepoint."""
+    """Raise where the whole transaction must be given up, and not only this savepoint.
+
+    Not where an error says that a connection was lost, which may be one of the handler's own:
+    if it was this one, the next statement fails, and nothing is written beside it.
+    """
     if isinstance(error, TransactionEnded):
         raise error
-    if classify(consumer, database, error).code in (CONFLICT_CODE, "CONNECTION_LOST"):
+    if classify(consumer, database, error).code == CONFLICT_CODE:
         raise error
 
 
 class _OneByOne(Exception):
     """The chunk has something in it that only one message at a time can do."""
-
-
-class _Rolled(Exception):
-    def __init__(self, index: int, state: Try, outcome: Outcome | None) -> None:
-        super().__init__(index)
-        self.index = index
-        self.state = state
-        self.outcome = outcome
-
-
-async def _all_or_nothing(
-    consumer: Consumer, database: Database, messages: Sequence[Message]
-) -> list[Outcome]:
-    """Keep all of the batch or nothing; a message that is given up leaves it first."""
-    outcomes: dict[int, Outcome] = {}
-    while True:
-        left = [i for i in range(len(messages)) if i not in outcomes]
-        try:
-            found = await _each_or_none(consumer, database, [messages[i] for i in left])
-        except _Rolled as rolled:
-            culprit = left[rolled.index]
-            error = rolled.__cause__ or rolled
-            outcomes[culprit] = rolled.outcome or await after_failure(
-                consumer, database, rolled.state, classify(consumer, database, error)
-            )
-        except Exception as error:  # noqa: BLE001  the batch was not kept, whatever it was
-            failure = classify(consumer, database, error)
-            outcomes[-1] = RetryLater(consumer.settings.held_retry_seconds, failure)
-            culprit = -1
-        else:
-            outcomes.update(zip(left, found, strict=True))
-            return [outcomes[i] for i in range(len(messages))]
-        if isinstance(settlement(outcomes[culprit]), Nack):
-            return [outcomes.get(i, outcomes[culprit]) for i in range(len(messages))]
-
-
-async def _each_or_none(
-    consumer: Consumer, database: Database, messages: Sequence[Message]
-) -> list[Outcome]:
-    outcomes: list[Outcome] = []
-    async with database.begin() as unit:
-        for index, message in enumerate(messages):
-            state = Try(message)
-            try:
-                async with unit.savepoint():
-                    outcome = await claim_and_handle(consumer, unit, state)
-            except Exception as error:
-                _raise_if_over(consumer, database, error)
-                raise _Rolled(index, state, None) from error
-            if isinstance(settlement(outcome), Nack):
-                raise _Rolled(index, state, outcome)
-            outcomes.append(outcome)
-        reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
-    reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
-    return outcomes

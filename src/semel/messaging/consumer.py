@@ -72,6 +72,8 @@ class Consumer:
             raise Misuse(f"consumer {self.name}: its handler must be an async function")
         if self.takes_batches and self.settings.versioned:
             raise Misuse(f"consumer {self.name}: versions are checked one message at a time")
+        if self.takes_batches and self.settings.keeps_results:
+            raise Misuse(f"consumer {self.name}: a handler of batches has no result of one message")
         if self.settings.stale is StalePolicy.INSPECT and self.inspect is None:
             raise Misuse(f"consumer {self.name}: the stale policy 'inspect' needs inspect=")
         if self.settings.versioned:

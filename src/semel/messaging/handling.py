@@ -17,7 +17,7 @@ from typing import assert_never
 
 from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Fenced, InDoubt, Retryable
+from semel.errors import Fenced, InDoubt
 from semel.message import Message
 from semel.messaging.claims import (
     Claimed,
@@ -39,6 +39,7 @@ from semel.messaging.context import handling
 from semel.messaging.database import Database, Unit
 from semel.messaging.failing import (
     Held,
+    forget_tries,
     holds_key,
     leave_the_room,
     write_conflict,
@@ -103,12 +104,8 @@ async def attempt(
             failure = classify(consumer, database, error)
             if failure.code == CONFLICT_CODE and left:
                 continue
-            if _says_nothing(error, state):
-                log.warning(
-                    "message comes back",
-                    extra={"consumer": consumer.name, "id": message.id, "reason": failure.reason},
-                )
-                return RetryLater(consumer.settings.held_retry_seconds, failure)
+            if says_nothing(error, state):
+                return comes_back(consumer, message, failure)
             return await after_failure(consumer, database, state, failure)
     raise AssertionError("the last try returns")
 
@@ -118,16 +115,25 @@ def classify(consumer: Consumer, database: Database, error: BaseException) -> Cl
     return database.classification.extended(consumer.rules, consumer.codes).classify(error)
 
 
-def _says_nothing(error: Exception, state: Try) -> bool:
+def says_nothing(error: BaseException, state: Try) -> bool:
     """Tell whether the failure is about asking, not about the message.
 
-    A commit whose answer was lost says nothing either: the claim knows, and the next delivery
-    asks it.
+    Before the handler began, whatever went wrong is nobody's attempt.  A commit whose answer
+    was lost says nothing either: the claim knows, and the next delivery asks it.
     """
-    if isinstance(error, InDoubt | Fenced):
-        # A handler that raises one has failed like any other, and is not tried without end.
-        return state.ended or not state.began
-    return not state.began and isinstance(error, Retryable)
+    if not state.began:
+        return True
+    # A handler that raises one has failed like any other, and is not tried without end.
+    return state.ended and isinstance(error, InDoubt | Fenced)
+
+
+def comes_back(consumer: Consumer, message: Message, failure: Classified) -> RetryLater:
+    """Let a delivery come back of which nothing is written."""
+    log.warning(
+        "message comes back",
+        extra={"consumer": consumer.name, "id": message.id, "reason": failure.reason},
+    )
+    return RetryLater(consumer.settings.held_retry_seconds, failure)
 
 
 async def _in_one_transaction(consumer: Consumer, database: Database, state: Try) -> Outcome:
@@ -145,7 +151,7 @@ async def claim_and_handle(consumer: Consumer, unit: Unit, state: Try) -> Outcom
     if state.from_waiting:
         gone = await out_of_the_room(consumer, unit, message)
     else:
-        gone = await into_the_room(consumer, unit, message)
+        gone = await into_the_room(consumer, unit, message, state)
     if gone is not None:
         return gone
     answer = await unit.claims.try_claim(consumer.name, ClaimRequest.of(message))
@@ -154,21 +160,22 @@ async def claim_and_handle(consumer: Consumer, unit: Unit, state: Try) -> Outcom
         state.message = message.tried(answer.attempt)
         outcome = await apply(consumer, unit, state)
     else:
-        state.message = as_invoked(consumer, message, answer)
-        outcome = await refused(consumer, unit, message, answer)
+        outcome = await not_claimed(consumer, unit, state, answer)
     if state.from_waiting and not isinstance(answer, Parked | NotDue | HeldElsewhere):
         await leave_the_room(unit, consumer.name, message.id)
     return outcome
 
 
-async def into_the_room(consumer: Consumer, unit: Unit, message: Message) -> Outcome | None:
+async def into_the_room(
+    consumer: Consumer, unit: Unit, message: Message, state: Try | None = None
+) -> Outcome | None:
     """Queue a delivery up whose key is held; None where it may be handled now."""
     if not holds_key(consumer, message):
         return None
     key = message.key or ""
     if key not in await unit.waiting.hold(consumer.name, [key]):
         return None
-    return await behind_others(consumer, unit, message)
+    return await behind_others(consumer, unit, state or Try(message))
 
 
 async def out_of_the_room(consumer: Consumer, unit: Unit, message: Message) -> Outcome | None:
@@ -195,15 +202,16 @@ async def out_of_the_room(consumer: Consumer, unit: Unit, message: Message) -> O
     return None
 
 
-async def behind_others(consumer: Consumer, unit: Unit, message: Message) -> Outcome | None:
+async def behind_others(consumer: Consumer, unit: Unit, state: Try) -> Outcome | None:
     """Queue a message up whose key is held; None where its version says that it is next."""
+    message = state.message
     if await is_next(consumer, unit, message):
         return None
     row = await unit.claims.look_up(consumer.name, message.id)
     if row is not None:
         no = refusal(row, message.digest, await unit.now())
         if no is not None:
-            return await refused(consumer, unit, message, no)
+            return await not_claimed(consumer, unit, state, no)
     if await unit.waiting.get(consumer.name, message.id) is not None:
         return RetryStored()
     behind = WaitingMessage.of(consumer.name, message, Waits.BEHIND, held=True)
@@ -225,10 +233,12 @@ async def is_next(consumer: Consumer, unit: Unit, message: Message) -> bool:
     return in_sequence(message.version, current) is not InSequence.GAP
 
 
-def as_invoked(consumer: Consumer, message: Message, answer: NotOurs) -> Message:
-    """Return the message as the handler gets it, if it gets one that is not to be handled."""
-    invokes = consumer.settings.duplicates is Duplicates.INVOKE
-    return message.repeated() if invokes and isinstance(answer, Duplicate) else message
+async def not_claimed(consumer: Consumer, unit: Unit, state: Try, answer: NotOurs) -> Outcome:
+    """Answer as `refused` does; *state* tells whether the handler was invoked all the same."""
+    if isinstance(answer, Duplicate) and consumer.settings.duplicates is Duplicates.INVOKE:
+        state.message = state.message.repeated()
+        state.began = True
+    return await refused(consumer, unit, state.message, answer)
 
 
 async def refused(
@@ -244,6 +254,7 @@ async def refused(
             if settings.duplicates is Duplicates.INVOKE:
                 with handling(consumer.name, message.repeated()) as now:
                     await consumer.invoke(now.message, unit.session)
+                await forget_tries(unit, consumer, message)
             return Skipped("duplicate", result)
         case NotDue(seconds_left):
             if settings.stores_retries and await unit.waiting.get(consumer.name, message.id):
