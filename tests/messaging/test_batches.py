@@ -163,7 +163,7 @@ PLANS = st.lists(st.lists(DELIVERIES, min_size=1, max_size=12), min_size=1, max_
 @given(chosen=SETTINGS, holds=st.booleans(), batches=PLANS)
 @settings(max_examples=300, deadline=None)
 def test_any_batch_in_memory_ends_as_one_transaction_per_message(chosen, holds, batches):
-    chosen = replace(chosen, holds_keys=holds and chosen.order is Order.KEY)
+    chosen = replace(chosen, holds_keys=(holds or None) if chosen.order is Order.KEY else None)
 
     together, alone, many, each = run_both(memory_world, chosen, batches)
 
@@ -176,7 +176,7 @@ def test_any_batch_in_memory_ends_as_one_transaction_per_message(chosen, holds, 
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_any_batch_on_sqlite_ends_as_one_transaction_per_message(tmp_path, chosen, holds, batches):
-    chosen = replace(chosen, holds_keys=holds and chosen.order is Order.KEY)
+    chosen = replace(chosen, holds_keys=(holds or None) if chosen.order is Order.KEY else None)
 
     together, alone, many, each = run_both(lambda: sqlite_world(tmp_path), chosen, batches)
 
@@ -192,7 +192,7 @@ def test_any_batch_on_sqlite_ends_as_one_transaction_per_message(tmp_path, chose
 def test_any_batch_on_postgres_ends_as_one_transaction_per_message(
     quick_postgres_server, chosen, holds, batches
 ):
-    chosen = replace(chosen, holds_keys=holds and chosen.order is Order.KEY)
+    chosen = replace(chosen, holds_keys=(holds or None) if chosen.order is Order.KEY else None)
 
     together, alone, many, each = run_both(
         lambda: postgres_world(quick_postgres_server), chosen, batches

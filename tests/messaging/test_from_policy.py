@@ -159,10 +159,12 @@ def test_a_lease_is_taken_exactly():
 
 
 def test_a_batch_and_its_size_become_the_runners():
-    settings, runner = settings_of(policy(batch={"size": 50, "policy": "stop"}, concurrency=3), "c")
+    batch = {"size": 50, "policy": "dead-letter"}
+    settings, runner = settings_of(policy(batch=batch, concurrency=3), "c")
 
-    assert settings.batch is BatchPolicy.STOP
+    assert settings.batch is BatchPolicy.DEAD_LETTER
     assert (runner.mode, runner.max_records, runner.concurrency) == (Mode.BATCHED, 50, 3)
+    assert chosen(batch={"policy": "stop"}).batch is BatchPolicy.STOP
     assert runs().mode is Mode.TRANSACTIONAL
 
 
@@ -194,6 +196,20 @@ def test_what_the_lint_refuses_is_refused_with_its_finding_and_line(keys, findin
         ("idempotency.strategy", {"idempotency": {"strategy": "none"}}),
         ("offsetCommit.timing", {"offsetCommit": {"timing": "in-output-transaction"}}),
         ("batch", {"mode": "leased", "batch": {"size": 10}}),
+        ("batch.policy", {"batch": {"policy": "stop"}, "concurrency": 2}),
+        ("batch.policy", {"batch": {"policy": "fail-batch"}, "concurrency": 2}),
+        (
+            "parking.perKey",
+            {"ordering": "per-key", "onExhausted": "park", "parking": {"perKey": False}},
+        ),
+        (
+            "parking.perKey",
+            {
+                "ordering": "per-key",
+                "batch": {"policy": "dead-letter"},
+                "parking": {"perKey": False},
+            },
+        ),
         ("versioned", {"mode": "leased", "versioned": True}),
         (
             "idempotency.duplicateHandling",

@@ -11,6 +11,7 @@ from semel.errors import Misuse
 from semel.messaging.claims import ClaimState
 from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.failure import Classified, FailureClass
+from semel.messaging.lanes import Order
 from semel.messaging.outcome import Handled, RetryLater
 from semel.messaging.replay import (
     Replay,
@@ -204,7 +205,7 @@ class TestSelections(InMemory):
 
     @in_world
     async def test_waiting_messages_are_selected_by_label_and_code(self, world):
-        service = await Service(world, replace(PARKS, holds_keys=False)).open()
+        service = await Service(world, replace(PARKS, order=Order.NONE, holds_keys=False)).open()
         service.refuse("m1", "m2")
         await service.deliver("m1", "m2")
         service.heal()

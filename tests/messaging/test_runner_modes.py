@@ -18,6 +18,7 @@ from semel.message import Message
 from semel.messaging.claims import ClaimRequest, StalePolicy
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import RetryableMessageError
+from semel.messaging.lanes import Order
 from semel.messaging.leased import Lease
 from semel.messaging.retry import RetryMode, RetryPolicy
 from semel.messaging.runner import Mode, Runner, RunnerSettings
@@ -63,14 +64,14 @@ def leased(seen: list[str], **settings: Any) -> Consumer:
     return handle
 
 
-@pytest.mark.parametrize("holds_keys", [False, True])
-def test_what_waits_is_handled_under_a_lease_by_a_leased_runner(holds_keys):
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
+def test_what_waits_is_handled_under_a_lease_by_a_leased_runner(order):
     async def scenario() -> None:
         seen: list[str] = []
         broker, database = MemoryBroker({"exports": 1}), MemoryDatabase()
         subscription = await subscribed(broker, 1, 2, 3)
         runner = Runner(
-            leased(seen, holds_keys=holds_keys),
+            leased(seen, order=order),
             subscription,
             database,
             replace(QUICK, mode=Mode.LEASED),
@@ -88,7 +89,7 @@ def test_what_waits_is_handled_under_a_lease_by_a_leased_runner(holds_keys):
         await running
 
         assert sorted(database.rows("exported")) == ["m1", "m2", "m3"]
-        assert seen == (["m1", "m2", "m3"] if holds_keys else ["m2", "m3", "m1"])
+        assert seen == (["m1", "m2", "m3"] if order is Order.KEY else ["m2", "m3", "m1"])
 
     asyncio.run(scenario())
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from semel.codec import Codec, FromHeader, JsonCodec, Place, Reading
 from semel.errors import Misuse
@@ -78,7 +78,7 @@ class Consumer:
             raise Misuse(f"consumer {self.name}: the stale policy 'inspect' needs inspect=")
         if self.settings.versioned:
             self._check_repairs()
-        object.__setattr__(self, "_takes_session", _takes_two(self.handler))
+        object.__setattr__(self, "_takes_session", _takes_two(self.name, self.handler))
 
     def _check_repairs(self) -> None:
         repairs = {GapPolicy.FETCH: "fetch_missing", GapPolicy.REBUILD: "rebuild"}
@@ -108,16 +108,38 @@ class Consumer:
         return replace(self, settings=settings)
 
 
-def _takes_two(handler: Handler) -> bool:
-    positional = [
-        parameter
-        for parameter in inspect.signature(handler).parameters.values()
-        if parameter.kind
-        in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.VAR_POSITIONAL)
-    ]
-    if not positional:
-        raise Misuse("a handler takes a message, and the session if it wants it")
-    return len(positional) > 1 or positional[0].kind is inspect.Parameter.VAR_POSITIONAL
+def _takes_two(name: str, handler: Handler) -> bool:
+    """Tell whether a handler gets the session, or the lease, behind the message.
+
+    It does where it needs a second argument, or has one of that name.
+
+    Raises:
+        Misuse: it can be called neither way.
+    """
+    signature = inspect.signature(handler)
+    takes = list(signature.parameters.values())
+    if not any(p.name in SECOND and p.kind is p.KEYWORD_ONLY for p in takes):
+        if _can_be_called(signature, "message"):
+            return any(p.kind is p.VAR_POSITIONAL for p in takes) or (
+                len(takes) > 1 and takes[1].name in SECOND
+            )
+        if _can_be_called(signature, "message", "session"):
+            return True
+    raise Misuse(
+        f"consumer {name}: its handler takes {signature}; it is called with the message, or with "
+        f"the message and the session (or lease), and nothing by name"
+    )
+
+
+SECOND: Final = ("session", "lease")
+
+
+def _can_be_called(signature: inspect.Signature, *arguments: str) -> bool:
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def consumer(

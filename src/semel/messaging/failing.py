@@ -25,7 +25,6 @@ from semel.messaging.database import Unit
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.filing import conflict_id
-from semel.messaging.lanes import Order
 from semel.messaging.letter_topic import keep_letter
 from semel.messaging.outcome import (
     Conflicted,
@@ -58,8 +57,7 @@ class Held:
 
 def holds_key(consumer: Consumer, message: Message) -> bool:
     """Tell whether a message of this consumer that waits holds its key."""
-    settings = consumer.settings
-    return settings.holds_keys and settings.order is Order.KEY and message.key is not None
+    return consumer.settings.holds_waiting_keys and message.key is not None
 
 
 async def write_failure(

@@ -68,7 +68,9 @@ def settings_of(
     holding = [policy.effective(consumer, topic) for topic in read or (None,)]
     _refuse(policy, consumer, holding)
     strictest = max(holding, key=lambda e: [*words.Ordering].index(e.ordering))
-    return _consumer_settings(strictest), _runner_settings(strictest)
+    settings, runner = _consumer_settings(strictest), _runner_settings(strictest)
+    runner.check_batch(settings.batch)
+    return settings, runner
 
 
 def retention_of(policy: Policy, consumer: str) -> Retention:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from semel.errors import Misuse
+from semel.messaging.checked import choose, count_from_one, not_negative
 from semel.messaging.failure import RETRYABLE_CLASSES, UNKNOWN_CODE, Classified, FailureClass
 
 
@@ -48,10 +49,15 @@ class RetryPolicy:
     """How often a message is tried whose failure is of the class poison; None: as any other."""
 
     def __post_init__(self) -> None:
-        if self.max_attempts < 1:
-            raise Misuse(f"maxAttempts is {self.max_attempts}: the first attempt is one")
-        if self.max_poison_attempts is not None and self.max_poison_attempts < 1:
-            raise Misuse(f"maxAttemptsBeforePark is {self.max_poison_attempts}: it counts from 1")
+        choose(self, mode=RetryMode)
+        count_from_one(self, "max_attempts")
+        if self.max_poison_attempts is not None:
+            count_from_one(self, "max_poison_attempts")
+        for name in ("retryable", "non_retryable"):
+            if isinstance(codes := getattr(self, name), str):
+                raise Misuse(f"RetryPolicy.{name} is {codes!r}; it is a set of codes")
+            object.__setattr__(self, name, frozenset(codes))
+        not_negative(self, "initial_delay_seconds", "max_delay_seconds")
         if not 0 <= self.initial_delay_seconds <= self.max_delay_seconds:
             raise Misuse("initialDelayMs must be between 0 and maxDelayMs")
         if both := self.retryable & self.non_retryable:

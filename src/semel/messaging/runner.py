@@ -13,7 +13,6 @@ import logging
 import signal
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from semel.clock import SYSTEM_CLOCK, Clock
@@ -35,6 +34,7 @@ from semel.messaging.outcome import Ack, Nack, Outcome, Settlement, settlement
 from semel.messaging.retrying import RetryWorker
 from semel.messaging.settings import Duplicates
 from semel.messaging.settings import Mode as Mode
+from semel.messaging.settings import RunnerSettings as RunnerSettings
 from semel.messaging.settling import Settling
 from semel.messaging.telling import tell
 from semel.messaging.waiting import WaitingMessage
@@ -42,33 +42,6 @@ from semel.messaging.waiting import WaitingMessage
 log = logging.getLogger("semel.messaging")
 
 Arrival: TypeAlias = Message | Unreadable
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerSettings:
-    """How a runner works, apart from what its consumer's policy says."""
-
-    mode: Mode = Mode.TRANSACTIONAL
-    max_records: int = 100
-    """Records per fetch; after a crash, so many per partition are handled one at a time."""
-
-    concurrency: int = 1
-    """Lanes at once, or batches at once."""
-
-    wait_seconds: float = 0.5
-    """How long a fetch waits for the first record."""
-
-    stop_seconds: float = 30.0
-    """How long a stop waits for running handlers before it cancels them."""
-
-    cancel_seconds: float = 5.0
-    """How long a cancelled handler may take to clean up before it is left behind."""
-
-    member_seconds: float = 60.0
-    """How long this process's row outlives it."""
-
-    lag_seconds: float = 10.0
-    """How often the lag is measured."""
 
 
 class Runner:
@@ -383,6 +356,7 @@ def _check(consumer: Consumer, settings: RunnerSettings) -> None:
             f"consumer {consumer.name} is one of mode {consumer.mode}, its runner of mode "
             f"{settings.mode}: its handler would get the other kind of second argument"
         )
+    settings.check_batch(consumer.settings.batch)
     if not is_leased:
         return
     if consumer.settings.versioned:

@@ -8,7 +8,17 @@ from typing import Final, NamedTuple
 from semel.policy.effective import Effective
 from semel.policy.problems import nearest
 from semel.policy.rules import PATH, Case, Nouns, Rule, Severity
-from semel.policy.vocabulary import CommitTiming, DuplicateHandling, Mode, RetryMode, Strategy
+from semel.policy.vocabulary import (
+    BatchPolicy,
+    CommitTiming,
+    DuplicateHandling,
+    Mode,
+    OnExhausted,
+    OnGap,
+    Ordering,
+    RetryMode,
+    Strategy,
+)
 
 
 class Cannot(NamedTuple):
@@ -23,6 +33,16 @@ class Cannot(NamedTuple):
 
 def _is_leased(e: Effective) -> bool:
     return e.consumer.mode is Mode.LEASED
+
+
+def _parks(e: Effective) -> bool:
+    by_gap = e.consumer.versioned and e.consumer.gaps is OnGap.PARK_KEY
+    return e.on_exhausted is OnExhausted.PARK or by_gap
+
+
+def _stores(e: Effective) -> bool:
+    """Tell whether a batch stores what fails; what `retry.mode` does has a rule of its own."""
+    return e.consumer.batch is not None and e.consumer.batch.policy is BatchPolicy.DEAD_LETTER
 
 
 CANNOT: Final[Mapping[str, Cannot]] = {
@@ -48,6 +68,20 @@ CANNOT: Final[Mapping[str, Cannot]] = {
         lambda e: e.consumer.batch is not None and _is_leased(e),
         "a batch is one transaction, and in mode leased every message has its own",
         "take batch out, or use mode: transactional",
+    ),
+    "batch.policy": Cannot(
+        lambda e: (
+            e.consumer.batch is not None
+            and e.consumer.batch.policy in (BatchPolicy.STOP, BatchPolicy.FAIL_BATCH)
+            and e.consumer.concurrency > 1
+        ),
+        "several batches run at once, and none knows of another's failure",
+        "use concurrency: 1, or batch.policy: independent",
+    ),
+    "parking.perKey": Cannot(
+        lambda e: e.ordering is Ordering.PER_KEY and not e.holds_keys and (_parks(e) or _stores(e)),
+        "the later messages of a key would overtake one that is parked or waits in the retry table",
+        "use parking.perKey: true, or ordering: none",
     ),
     "versioned": Cannot(
         lambda e: e.consumer.versioned and _is_leased(e),
