@@ -95,6 +95,13 @@ class CountsFencesPerClaim(MemoryProcessedMessageStore):
         return replace(answer, fence=fence)
 
 
+class LocksWhateverLasts(MemoryProcessedMessageStore):
+    """Lets others decide about a lease that its owner has renewed."""
+
+    async def lock_expired(self, consumer, message_id, fence):
+        return self._leased(consumer, message_id, fence) is not None
+
+
 class AlwaysReclaims(MemoryProcessedMessageStore):
     """Takes every expired lease over, whatever the policy."""
 
@@ -317,6 +324,14 @@ class LocksTheHandled(SqlAlchemyProcessedMessageStore):
             .with_for_update()
         )
         return await super().try_claim(consumer, request)
+
+
+class LooksAndLocksNothing(SqlAlchemyProcessedMessageStore):
+    """Takes what it read for what stays."""
+
+    async def lock_expired(self, consumer, message_id, fence):
+        row = await self.look_up(consumer, message_id)
+        return row is not None and row.fence == fence and row.lease_until <= time.time()
 
 
 class ClaimsInTheGivenOrder(SqlAlchemyProcessedMessageStore):

@@ -24,6 +24,7 @@ IN_MEMORY = {
     broken.CompletesWithoutFence: "test_a_stale_owner_changes_nothing",
     broken.RenewsForAnybody: "test_a_stale_owner_changes_nothing",
     broken.CountsFencesPerClaim: "test_fences_rise_and_are_never_given_again",
+    broken.LocksWhateverLasts: ("test_only_a_lease_that_ran_out_under_its_fence_can_be_locked"),
     broken.AlwaysReclaims: "test_every_stale_policy_but_reclaim_leaves_an_expired_lease_alone",
     broken.OverwritesTheEnd: (
         "test_a_failure_that_comes_late_never_overwrites_how_a_message_ended"
@@ -61,6 +62,7 @@ ON_POSTGRES = {
     broken.TriesAgainTwice: "test_a_failed_message_is_tried_again_by_one",
     broken.GoesByItsOwnClock: "test_the_clock_of_a_worker_changes_nothing",
     broken.LocksTheHandled: "test_a_handled_message_makes_nobody_wait",
+    broken.LooksAndLocksNothing: ("test_an_owner_cannot_renew_what_another_is_deciding_about"),
     broken.ClaimsInTheGivenOrder: "test_a_batch_takes_its_locks_in_order",
 }
 

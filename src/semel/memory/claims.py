@@ -82,7 +82,7 @@ class MemoryProcessedMessageStore:
             return no
         expired = found_of(row, request.payload_hash, now) is Found.LEASE_EXPIRED
         if row is not None and expired and stale is not StalePolicy.RECLAIM:
-            return Stale(row.owner, now - row.lease_until, row.attempts)
+            return Stale(row.owner, now - row.lease_until, row.attempts, row.fence)
         leased = replace(
             self._taken(row, consumer, request, ClaimState.IN_PROGRESS),
             owner=owner,
@@ -104,6 +104,11 @@ class MemoryProcessedMessageStore:
         # No change of state: retention counts on from the last one.
         self._claims.put(_key(row), replace(row, lease_until=self._now + seconds))
         return True
+
+    async def lock_expired(self, consumer: str, message_id: str, fence: int) -> bool:
+        """Tell whether a lease ran out under *fence*; no other transaction runs meanwhile."""
+        row = self._leased(consumer, message_id, fence)
+        return row is not None and row.lease_until <= self._now
 
     async def mark_completed(
         self, consumer: str, message_id: str, fence: int | None = None, result: str | None = None

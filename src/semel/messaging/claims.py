@@ -107,6 +107,8 @@ class Stale:
     owner: str
     seconds_ago: float
     attempts: int
+    fence: int = 0
+    """Which lease it was: whoever decides about it shows this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +318,13 @@ class ProcessedMessageStore(Protocol):
 
     async def renew(self, consumer: str, message_id: str, fence: int, seconds: float) -> bool:
         """Make the lease last *seconds* from now; False where it was lost."""
+        ...
+
+    async def lock_expired(self, consumer: str, message_id: str, fence: int) -> bool:
+        """Keep a lease that ran out from being renewed or taken until this transaction ends.
+
+        False, and nothing locked, where *fence* is not its fence any more, or it lasts again.
+        """
         ...
 
     async def mark_completed(

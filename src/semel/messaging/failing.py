@@ -15,6 +15,7 @@ from semel.messaging.acts import ERASED
 from semel.messaging.claims import (
     ClaimState,
     Conflict,
+    Duplicate,
     Failure,
     Parked,
     Terminal,
@@ -23,8 +24,9 @@ from semel.messaging.claims import (
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
 from semel.messaging.deadletters import DeadLetter
-from semel.messaging.failure import Classified, FailureClass
+from semel.messaging.failure import RETRYABLE_CLASSES, Classified, FailureClass
 from semel.messaging.filing import conflict_id
+from semel.messaging.lanes import Order
 from semel.messaging.letter_topic import keep_letter
 from semel.messaging.outcome import (
     Conflicted,
@@ -36,7 +38,7 @@ from semel.messaging.outcome import (
     RetryStored,
     Told,
 )
-from semel.messaging.retry import Exhausted, GiveUp, Hopeless, RetryIn, verdict
+from semel.messaging.retry import Exhausted, GiveUp, Hopeless, RetryIn, backoff, verdict
 from semel.messaging.sequence import Gap, GapPolicy
 from semel.messaging.waiting import WaitingMessage, Waits
 
@@ -57,7 +59,8 @@ class Held:
 
 def holds_key(consumer: Consumer, message: Message) -> bool:
     """Tell whether a message of this consumer that waits holds its key."""
-    return consumer.settings.holds_waiting_keys and message.key is not None
+    settings = consumer.settings
+    return settings.holds_keys and settings.order is Order.KEY and message.key is not None
 
 
 async def write_failure(
@@ -71,11 +74,12 @@ async def write_failure(
     """Write what became of a failed attempt; None where the message is COMPLETED after all.
 
     Where others, or a person, ended the message while it was tried, what they made of it
-    stays.  Where its payload was erased meanwhile, none of it is written.
+    stays; where another owner is at it, it comes back.  Where its payload was erased
+    meanwhile, none of it is written.
     """
-    claim = claim or Held()
     if message.is_duplicate:
-        return await _not_sent_again(unit, consumer, message, failure, claim)
+        return await _not_sent_again(unit, consumer, message, failure)
+    claim = claim or Held()
     settings = consumer.settings
     if gap is not None:
         await unit.versions.open_gap(gap)
@@ -94,34 +98,19 @@ async def write_failure(
 
 
 async def _not_sent_again(
-    unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
+    unit: Unit, consumer: Consumer, message: Message, failure: Classified
 ) -> Outcome:
     """Keep a duplicate whose handler failed: its effect is durable, what it sends may be lost.
 
-    Its claim stays COMPLETED, and its attempts are counted beside it: they are as bounded as
-    those of any other message.
+    Its claim stays as it is, so that its attempts cannot be counted there.
     """
-    message = message.tried(await unit.members.suspect(consumer.name, _repetition_of(message)))
-    found = verdict(consumer.settings.retry, failure, message.attempt)
-    if isinstance(found, RetryIn):
-        return RetryLater(found.seconds, failure, message.attempt)
-    await forget_tries(unit, consumer, message)
-    if claim.from_waiting:
-        await leave_the_room(unit, consumer.name, message.id)
+    retry = consumer.settings.retry
+    if failure.failure_class in RETRYABLE_CLASSES and failure.code not in retry.non_retryable:
+        return RetryLater(backoff(retry, retry.max_attempts), failure)
     await keep_letter(
         unit, consumer.settings, await _letter(unit, consumer, message, failure, Told.DLQ)
     )
     return DeadLettered(failure)
-
-
-def _repetition_of(message: Message) -> str:
-    # Under an id of its own: whoever is careful with the message itself counts, too.
-    return f"duplicate:{message.id}"
-
-
-async def forget_tries(unit: Unit, consumer: Consumer, message: Message) -> None:
-    """Count the attempts of an invoked duplicate from the start, the next time."""
-    await unit.members.acquit(consumer.name, _repetition_of(message))
 
 
 async def _mark(
@@ -138,10 +127,14 @@ async def _mark(
     return await unit.claims.mark_failed(consumer.name, message.id, failure, claim.fence)
 
 
-async def _ended(unit: Unit, consumer: Consumer, message: Message) -> Outcome | None:
-    """Answer a failed attempt whose message was ended by others meanwhile."""
+async def _ended(
+    unit: Unit, consumer: Consumer, message: Message, failure: Classified
+) -> Outcome | None:
+    """Answer a failed attempt whose message others ended meanwhile, or are at; None: COMPLETED."""
     row = await unit.claims.look_up(consumer.name, message.id)
     match refusal(row, message.digest, await unit.now()) if row else None:
+        case Duplicate():
+            return None
         case Conflict(expected):
             return await write_conflict(unit, consumer, message, expected)
         case Parked():
@@ -149,7 +142,8 @@ async def _ended(unit: Unit, consumer: Consumer, message: Message) -> Outcome | 
         case Terminal(error_code):
             return Refused(f"dead letter ({error_code})")
         case _:
-            return None
+            # Another owner has it, and may still fail: it must not be acknowledged.
+            return RetryLater(consumer.settings.held_retry_seconds, failure)
 
 
 def _failure(
@@ -168,7 +162,7 @@ async def _retry(
 ) -> Outcome | None:
     written = _failure(message, ClaimState.FAILED_RETRYABLE, failure, seconds)
     if not await _mark(unit, consumer, message, written, claim):
-        return await _ended(unit, consumer, message)
+        return await _ended(unit, consumer, message, failure)
     if not (consumer.settings.stores_retries or claim.from_waiting):
         return RetryLater(seconds, failure, message.attempt)
     waiting = await _waiting(unit, consumer, message, failure, Waits.RETRY)
@@ -185,7 +179,7 @@ async def _park(
 ) -> Outcome | None:
     written = _failure(message, ClaimState.PARKED, failure)
     if not await _mark(unit, consumer, message, written, claim):
-        return await _ended(unit, consumer, message)
+        return await _ended(unit, consumer, message, failure)
     await unit.waiting.put(await _waiting(unit, consumer, message, failure, Waits.PARKED))
     return ParkedAway(failure.reason, failure)
 
@@ -215,7 +209,7 @@ async def _bury(
 ) -> Outcome | None:
     written = _failure(message, ClaimState.FAILED_TERMINAL, failure)
     if not await _mark(unit, consumer, message, written, claim):
-        return await _ended(unit, consumer, message)
+        return await _ended(unit, consumer, message, failure)
     told = Told.SCHEMA_INCOMPATIBLE if failure.failure_class is FailureClass.SCHEMA else Told.DLQ
     await keep_letter(
         unit, consumer.settings, await _letter(unit, consumer, message, failure, told)

@@ -5,6 +5,7 @@
              handle …   the lease is renewed beside it; lost ─▶ the handler is cancelled
              │
     begin ─▶ COMPLETED where the fence is still ours ─▶ commit      0 rows: refused
+             no answer ─▶ once more, for as long as the lease is renewed
 
 An owner that dies leaves its lease, and the stale policy says what becomes of
 the message; one that dies as often as the policy allows attempts is parked.
@@ -21,32 +22,30 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import SemelError
+from semel.errors import InDoubt, Retryable, SemelError
 from semel.message import Message
+from semel.messaging.cancelling import end
 from semel.messaging.claims import (
     Claimed,
     ClaimLost,
     ClaimRequest,
     ClaimState,
     Duplicate,
-    Failure,
     HeldElsewhere,
     NotDue,
     Parked,
     Stale,
-    StalePolicy,
 )
 from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
 from semel.messaging.database import Database, Unit
-from semel.messaging.failing import leave_the_room, park_poison
-from semel.messaging.failure import Classified, FailureClass
+from semel.messaging.failing import leave_the_room
 from semel.messaging.handling import (
     Try,
     after_failure,
@@ -56,6 +55,7 @@ from semel.messaging.handling import (
     refused,
 )
 from semel.messaging.outcome import Handled, Outcome, RetryLater, Skipped
+from semel.messaging.stale import park_killer, settle_stale
 from semel.messaging.waiting import WaitingMessage
 
 log = logging.getLogger("semel.messaging")
@@ -91,16 +91,27 @@ class Lease:
         reach(CrashPoint.LEASED_COMPLETE_AFTER, self.consumer)
 
     async def complete(self, result: str | None) -> None:
-        """Complete the message in a transaction of its own.
+        """Complete the message in a transaction of its own; once more is the same as once.
 
         Raises:
             ClaimLost: another owner has taken the message.
         """
         async with self.database.begin() as unit:
             reach(CrashPoint.LEASED_COMPLETE_BEFORE, self.consumer)
-            await self._complete(unit, result)
+            try:
+                await self._complete(unit, result)
+            except ClaimLost:
+                if not await self._is_completed(unit):
+                    raise
         self.completed = True
         reach(CrashPoint.LEASED_COMPLETE_AFTER, self.consumer)
+
+    async def _is_completed(self, unit: Unit) -> bool:
+        """Tell whether a commit whose answer was lost has completed it under this lease."""
+        row = await unit.claims.look_up(self.consumer, self.message_id)
+        if row is None or row.state is not ClaimState.COMPLETED:
+            return False
+        return row.fence == self.fence
 
     async def _complete(self, unit: Unit, result: str | None) -> None:
         done = await unit.claims.mark_completed(self.consumer, self.message_id, self.fence)
@@ -132,6 +143,8 @@ async def handle_leased(
         async with database.begin() as unit:
             reach(CrashPoint.CLAIM_BEFORE, consumer.name)
             answer = await _leased(consumer, unit, message, owner, waiting)
+        if isinstance(answer, Stale):
+            return await settle_stale(consumer, database, message, answer)
     except Exception as error:  # noqa: BLE001  nothing was claimed; the delivery comes back
         failure = classify(consumer, database, error)
         log.warning(
@@ -154,19 +167,23 @@ async def handle_leased(
     )
     try:
         return await _under_lease(consumer, state, lease, asked_at, clock)
-    except ClaimLost as error:
-        log.warning("claim lost", extra={"consumer": consumer.name, "id": message.id})
-        return RetryLater(settings.held_retry_seconds, classify(consumer, database, error))
     except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
         if lease.completed:
             return Handled()
         failure = classify(consumer, database, error)
+        if isinstance(error, ClaimLost) or state.ended:
+            # Whoever gets it next finds what became of the lease; nothing is counted here.
+            log.warning(
+                "claim lost" if isinstance(error, ClaimLost) else "completion failed",
+                extra={"consumer": consumer.name, "id": message.id, "reason": failure.reason},
+            )
+            return RetryLater(settings.held_retry_seconds, failure)
         return await after_failure(consumer, database, state, failure, lease.fence)
 
 
 async def _leased(
     consumer: Consumer, unit: Unit, message: Message, owner: str, waiting: WaitingMessage | None
-) -> Claimed | Outcome:
+) -> Claimed | Stale | Outcome:
     """Lease a message in the open transaction, or say what became of it instead."""
     settings = consumer.settings
     room = into_the_room if waiting is None else out_of_the_room
@@ -182,9 +199,9 @@ async def _leased(
     )
     if isinstance(answer, Claimed):
         killed = answer.from_owner and answer.attempt > _most_attempts(consumer)
-        return answer if not killed else await _park_killer(consumer, unit, message, answer)
+        return answer if not killed else await park_killer(consumer, unit, message, answer)
     if isinstance(answer, Stale):
-        return await _stale(consumer, unit, message, answer)
+        return answer
     if waiting is not None and not isinstance(answer, Parked | NotDue | HeldElsewhere):
         await leave_the_room(unit, consumer.name, message.id)
     if isinstance(answer, Duplicate):
@@ -201,76 +218,54 @@ def _most_attempts(consumer: Consumer) -> int:
     return max(consumer.settings.poison_attempts, consumer.settings.retry.max_attempts)
 
 
-async def _park_killer(
-    consumer: Consumer, unit: Unit, message: Message, claimed: Claimed
-) -> Outcome:
-    attempts = claimed.attempt - 1
-    reason = f"its owner {claimed.from_owner} did not finish, nor did {attempts - 1} before it"
-    failure = Classified(FailureClass.POISON, "CRASHED", reason, "")
-    parked = await park_poison(unit, consumer, message.tried(attempts), failure)
-    return Skipped() if parked is None else parked
-
-
-async def _stale(consumer: Consumer, unit: Unit, message: Message, stale: Stale) -> Outcome:
-    """Do what the stale policy says about a lease that ran out."""
-    settings = consumer.settings
-    within_grace = stale.seconds_ago < settings.stale_grace_seconds
-    if settings.stale is StalePolicy.INSPECT and consumer.inspect is not None:
-        try:
-            happened = await consumer.inspect(message)
-        except Exception:
-            # It may know the next time; it is not asked for ever.
-            if within_grace:
-                raise
-            happened = None
-        if happened:
-            await unit.claims.mark_completed(consumer.name, message.id)
-            await leave_the_room(unit, consumer.name, message.id)
-            return Skipped("inspected: its effect had happened")
-        if happened is False:
-            failure = Failure(
-                ClaimState.FAILED_RETRYABLE, stale.attempts, "ABANDONED", 0.0, message.digest
-            )
-            await unit.claims.mark_failed(consumer.name, message.id, failure)
-            return RetryLater(0.0)
-    if settings.stale is StalePolicy.WAIT and within_grace:
-        return RetryLater(settings.held_retry_seconds)
-    reason = f"its owner {stale.owner} did not finish within the lease"
-    parked = await park_poison(
-        unit,
-        consumer,
-        message.tried(stale.attempts),
-        Classified(FailureClass.TRANSIENT, "ABANDONED", reason, ""),
-    )
-    return Skipped() if parked is None else parked
-
-
 async def _under_lease(
     consumer: Consumer, state: Try, lease: Lease, asked_at: float, clock: Clock
 ) -> Outcome:
-    """Run the handler with the renewal beside it; the first one to fail ends the other."""
-    seconds = consumer.settings.lease_seconds
+    """Run the handler and complete with the renewal beside both; a lost lease ends the handler."""
+    settings = consumer.settings
     with handling(consumer.name, state.message):
         work = asyncio.create_task(consumer.invoke(state.message, lease))
-    renewal = asyncio.create_task(_renew(lease, seconds, asked_at, clock))
+    renewal = asyncio.create_task(_renew(lease, settings.lease_seconds, asked_at, clock))
     try:
         await asyncio.wait({work, renewal}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            work.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await work
             raise ClaimLost(lease.consumer, lease.message_id)
         result = work.result()
+        reach(CrashPoint.HANDLE_AFTER, consumer.name)
+        if not lease.completed:
+            kept = json.dumps(result, default=str) if settings.keeps_results else None
+            state.ended = True
+            await _complete(consumer, lease, kept, renewal)
+        return Handled(result)
     finally:
-        for task in (work, renewal):
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
-    reach(CrashPoint.HANDLE_AFTER, consumer.name)
-    if not lease.completed:
-        kept = json.dumps(result, default=str) if consumer.settings.keeps_results else None
-        await lease.complete(kept)
-    return Handled(result)
+        await end([work, renewal])
+
+
+async def _complete(
+    consumer: Consumer, lease: Lease, kept: str | None, renewal: asyncio.Task[None]
+) -> None:
+    """Complete what was handled, again and again where no answer comes, while the lease lasts.
+
+    Once more behind its end: the fence refuses what came too late, and a commit whose answer
+    was lost is found.
+
+    Raises:
+        ClaimLost: nobody knows by now, or another owner has it.
+    """
+    settings = consumer.settings
+    while True:
+        was_last = renewal.done()
+        try:
+            async with asyncio.timeout(settings.lease_seconds):
+                return await lease.complete(kept)
+        except (Retryable, InDoubt, TimeoutError) as error:
+            if was_last:
+                raise ClaimLost(lease.consumer, lease.message_id) from error
+            log.warning(
+                "completion is tried again",
+                extra={"consumer": lease.consumer, "id": lease.message_id, "why": str(error)},
+            )
+        await asyncio.wait({renewal}, timeout=settings.held_retry_seconds)
 
 
 async def _renew(lease: Lease, seconds: float, asked_at: float, clock: Clock) -> None:

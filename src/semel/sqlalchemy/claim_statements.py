@@ -128,6 +128,13 @@ RENEW: Final = (
     update(processed_message).where(_ME, _LEASED).values(lease_until=now_us() + _LEASE_US)
 )
 
+# An update that changes nothing: what it finds is true until the transaction ends.
+LOCK_EXPIRED: Final = (
+    update(processed_message)
+    .where(_ME, _LEASED, _C.lease_until <= now_us())
+    .values(lease_until=_C.lease_until)
+)
+
 _RESULT: Final = case(
     (_C.erased_at.is_(None), func.coalesce(bindparam("returned", type_=Text), _C.result))
 )

@@ -151,6 +151,14 @@ class SqlAlchemyProcessedMessageStore:
             sql.RENEW, me, {**me.key(), "seen": fence, "lease_us": to_us(seconds)}
         )
 
+    async def lock_expired(self, consumer: str, message_id: str, fence: int) -> bool:
+        """Keep a lease that ran out from being renewed or taken until this transaction ends.
+
+        False, and nothing locked, where *fence* is not its fence any more, or it lasts again.
+        """
+        me = _Me.of(consumer, ClaimRequest(message_id))
+        return await self._change(sql.LOCK_EXPIRED, me, {**me.key(), "seen": fence})
+
     async def mark_completed(
         self, consumer: str, message_id: str, fence: int | None = None, result: str | None = None
     ) -> bool:
@@ -288,7 +296,7 @@ class SqlAlchemyProcessedMessageStore:
             return no
         expired = found_of(row, me.request.payload_hash, now) is Found.LEASE_EXPIRED
         if expired and stale is not StalePolicy.RECLAIM:
-            return Stale(row.owner, now - row.lease_until, row.attempts)
+            return Stale(row.owner, now - row.lease_until, row.attempts, row.fence)
         again = {**me.key_and_hash(), **terms, "seen": why.fence}
         taken = await self._row(sql.LEASE_AGAIN, me, again)
         if taken is None:

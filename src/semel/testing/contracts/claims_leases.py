@@ -17,6 +17,7 @@ from semel.testing.contracts.claims_world import (
     CONSUMER,
     LEASE_SECONDS,
     OWNER,
+    beside,
     claim,
     fail,
     failing,
@@ -174,8 +175,55 @@ class LeaseRules(DatabaseContract):
                 continue
             assert isinstance(answer, Stale), policy
             assert (answer.owner, answer.attempts) == (OWNER, 1)
+            assert answer.fence == before.fence, policy
             assert 29 < answer.seconds_ago < 60
             assert await known(world, message_id) == before, policy
+
+    @in_world
+    async def test_only_a_lease_that_ran_out_under_its_fence_can_be_locked(
+        self, world: DatabaseWorld
+    ) -> None:
+        async def locked(fence: int) -> bool:
+            async with world.database.begin() as unit:
+                return await unit.claims.lock_expired(CONSUMER, "m", fence)
+
+        old = await _fence(world, "m")
+        live = await locked(old)
+        await world.age(LEASE_SECONDS + 1)
+        before = await known(world, "m")
+        expired, other = await locked(old), await locked(old + 1)
+        after = await known(world, "m")
+        async with world.database.begin() as unit:
+            await unit.claims.renew(CONSUMER, "m", old, LEASE_SECONDS)
+        renewed = await locked(old)
+        await world.age(LEASE_SECONDS + 1)
+        new = await _fence(world, "m", "worker-2")
+        await world.age(LEASE_SECONDS + 1)
+        taken = await locked(old)
+        await _completed(world, "m", new)
+
+        assert (live, expired, other, renewed, taken) == (False, True, False, False, False)
+        assert await locked(new) is False, "it is completed"
+        assert after == before
+
+    @in_world
+    async def test_an_owner_cannot_renew_what_another_is_deciding_about(
+        self, world: DatabaseWorld
+    ) -> None:
+        fence = await _fence(world, "m")
+        await world.age(LEASE_SECONDS + 1)
+
+        async def renewed() -> bool:
+            async with world.database.begin() as unit:
+                return await unit.claims.renew(CONSUMER, "m", fence, LEASE_SECONDS)
+
+        async with world.database.begin() as unit:
+            assert await unit.claims.lock_expired(CONSUMER, "m", fence)
+            renewing = await beside(renewed())
+            await unit.claims.mark_failed(CONSUMER, "m", failing(), fence)
+
+        assert await renewing is False
+        assert (await known(world, "m")).state is ClaimState.FAILED_RETRYABLE
 
     @in_world
     async def test_a_stale_policy_says_nothing_about_failures_that_are_due(
