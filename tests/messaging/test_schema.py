@@ -229,7 +229,7 @@ def test_a_column_of_another_type_and_a_key_of_other_columns_are_named(run):
         do(
             "DROP TABLE aggregate_version",
             "CREATE TABLE aggregate_version (consumer text NOT NULL, "
-            "key text NOT NULL PRIMARY KEY, version text NOT NULL DEFAULT '0', "
+            "key text NOT NULL PRIMARY KEY, version text, "
             "region text NOT NULL)",
         )
     )

@@ -21,9 +21,9 @@ class MemoryVersions:
         self._versions: Table[tuple[str, str], int] = tables.table("aggregate_version")
         self._gaps: Table[tuple[str, str, int], Gap] = tables.table("sequence_gap")
 
-    async def current(self, consumer: str, key: str) -> int:
-        """Return the version that was applied last; 0 where none was."""
-        return self._versions.get((consumer, key)) or 0
+    async def current(self, consumer: str, key: str) -> int | None:
+        """Return the version that was applied last; None where none was."""
+        return self._versions.get((consumer, key))
 
     async def advance(self, consumer: str, key: str, version: int) -> None:
         """Write the version that is applied with this transaction."""

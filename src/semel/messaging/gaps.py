@@ -53,7 +53,8 @@ async def pass_over_gaps(
     async with database.begin() as unit:
         gaps = await _gaps(unit, consumer, key)
         before = min(gap.found for gap in gaps) - 1
-        if await unit.versions.current(consumer, key) < before:
+        current = await unit.versions.current(consumer, key)
+        if current is None or current < before:
             await unit.versions.advance(consumer, key, before)
         await _close(unit, gaps, "gap.pass", actor, reason)
     return gaps

@@ -56,7 +56,7 @@ from semel.messaging.outcome import (
     RetryStored,
     Skipped,
 )
-from semel.messaging.sequence import Gap, GapPolicy, InSequence, in_sequence
+from semel.messaging.sequence import Gap, GapPolicy, InSequence, due_version, in_sequence
 from semel.messaging.settings import Duplicates
 from semel.messaging.waiting import WaitingMessage, Waits
 
@@ -230,7 +230,8 @@ async def is_next(consumer: Consumer, unit: Unit, message: Message) -> bool:
     if not consumer.settings.versioned or message.version is None or message.key is None:
         return False
     current = await unit.versions.current(consumer.name, message.key)
-    return in_sequence(message.version, current) is not InSequence.GAP
+    first = consumer.settings.first_version
+    return in_sequence(message.version, current, first) is not InSequence.GAP
 
 
 async def not_claimed(consumer: Consumer, unit: Unit, state: Try, answer: NotOurs) -> Outcome:
@@ -283,14 +284,16 @@ async def apply(consumer: Consumer, unit: Unit, state: Try) -> Outcome:
         state.began = True
         raise NonRetryableMessageError("it has no version, or no key", "SCHEMA_INVALID")
     current = await unit.versions.current(consumer.name, message.key)
+    first = consumer.settings.first_version
     outcome: Outcome
-    match in_sequence(message.version, current):
+    match in_sequence(message.version, current, first):
         case InSequence.OLD:
             return Skipped("old version")
         case InSequence.NEXT:
             outcome, how = await call(consumer, unit, state), "arrived"
         case InSequence.GAP:
-            gap = Gap(consumer.name, message.key, current + 1, message.version)
+            due = due_version(current, first)
+            gap = Gap(consumer.name, message.key, due, message.version)
             outcome, how = await _across(consumer, unit, state, gap)
     await unit.versions.advance(consumer.name, message.key, message.version)
     if how:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class InSequence(StrEnum):
@@ -35,11 +35,25 @@ class GapPolicy(StrEnum):
     """The message is applied across the gap, which stays listed until somebody closes it."""
 
 
-def in_sequence(version: int, current: int) -> InSequence:
-    """Compare a message's version with the one that was applied last (0: none)."""
-    if version <= current:
-        return InSequence.OLD
-    return InSequence.NEXT if version == current + 1 else InSequence.GAP
+FIRST_VERSION: Final = 1
+"""Where producers begin to count, unless a consumer's settings say otherwise."""
+
+
+def due_version(current: int | None, first: int = FIRST_VERSION) -> int:
+    """Return the version that comes after the one that was applied last (None: none yet)."""
+    return first if current is None else current + 1
+
+
+def in_sequence(version: int, current: int | None, first: int = FIRST_VERSION) -> InSequence:
+    """Compare a message's version with the one that was applied last (None: none yet).
+
+    Before anything was applied nothing is old: a version before the *first* one begins the
+    aggregate, too.
+    """
+    due = due_version(current, first)
+    if version == due or (current is None and version < due):
+        return InSequence.NEXT
+    return InSequence.OLD if version < due else InSequence.GAP
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +77,8 @@ class Gap:
 class Versions(Protocol):
     """The applied versions, in one open transaction."""
 
-    async def current(self, consumer: str, key: str) -> int:
-        """Lock a key and return the version that was applied last; 0 where none was."""
+    async def current(self, consumer: str, key: str) -> int | None:
+        """Lock a key and return the version that was applied last; None where none was."""
         ...
 
     async def advance(self, consumer: str, key: str, version: int) -> None:

@@ -10,7 +10,7 @@ from semel.messaging.checked import choose, count_from_one, lasting, not_negativ
 from semel.messaging.claims import StalePolicy
 from semel.messaging.lanes import Order
 from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
-from semel.messaging.sequence import GapPolicy
+from semel.messaging.sequence import FIRST_VERSION, GapPolicy
 
 
 class Mode(StrEnum):
@@ -82,6 +82,9 @@ class ConsumerSettings:
     """
 
     versioned: bool = False
+    first_version: int = FIRST_VERSION
+    """Where the producer begins to count: a key's later version that comes first is a gap."""
+
     gaps: GapPolicy = GapPolicy.RETRY
     keeps_results: bool = False
     lease_seconds: float = 60.0

@@ -46,16 +46,16 @@ class SqlVersions:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def current(self, consumer: str, key: str) -> int:
-        """Lock a key and return the version that was applied last; 0 where none was."""
+    async def current(self, consumer: str, key: str) -> int | None:
+        """Lock a key and return the version that was applied last; None where none was."""
         name = stored_id(key)
         locked = select(_V.version).where(_V.consumer == consumer, _V.key == name).with_for_update()
-        found = (await self._run(locked)).scalar()
+        found = (await self._run(locked)).first()
         if found is None:
             # Two transactions that both see no row would both apply the first version.
-            await self._run(BEGIN.values(consumer=consumer, key=name, version=0))
-            found = (await self._run(locked)).scalar_one()
-        return int(found)
+            await self._run(BEGIN.values(consumer=consumer, key=name, version=None))
+            found = (await self._run(locked)).one()
+        return None if found.version is None else int(found.version)
 
     async def advance(self, consumer: str, key: str, version: int) -> None:
         """Write the version that is applied with this transaction."""

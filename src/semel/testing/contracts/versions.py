@@ -8,7 +8,7 @@ from semel.testing.contracts.claims_world import CONSUMER, beside, rolled_back
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 
 
-async def _version(world: DatabaseWorld, key: str) -> int:
+async def _version(world: DatabaseWorld, key: str) -> int | None:
     async with world.database.begin() as unit:
         return await unit.versions.current(CONSUMER, key)
 
@@ -43,8 +43,16 @@ class VersionsContract(DatabaseContract):
         async with world.database.begin() as unit:
             of_shipping = await unit.versions.current("shipping", "order-1")
 
-        assert (before, await _version(world, "order-1")) == (0, 2)
-        assert (of_shipping, await _version(world, "order-2")) == (0, 0)
+        assert (before, await _version(world, "order-1")) == (None, 2)
+        assert (of_shipping, await _version(world, "order-2")) == (None, None)
+
+    @in_world
+    async def test_a_version_of_zero_is_not_none(self, world: DatabaseWorld) -> None:
+        for _ in range(2):
+            assert await _version(world, "order-1") is None, "asking applies nothing"
+        await _apply(world, "order-1", 0)
+
+        assert await _version(world, "order-1") == 0
 
     @in_world
     async def test_a_key_may_be_any_text(self, world: DatabaseWorld) -> None:
@@ -84,7 +92,7 @@ class VersionsContract(DatabaseContract):
             second = await beside(_version(world, "k"))
             await first.versions.advance(CONSUMER, "k", 1)
 
-        assert await second == 0
+        assert await second is None
 
     @in_world
     async def test_a_gap_is_listed_once_and_keeps_its_time(self, world: DatabaseWorld) -> None:
