@@ -24,9 +24,8 @@ from semel.messaging.claims import (
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
 from semel.messaging.deadletters import DeadLetter
-from semel.messaging.failure import RETRYABLE_CLASSES, Classified, FailureClass
+from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.filing import conflict_id
-from semel.messaging.lanes import Order
 from semel.messaging.letter_topic import keep_letter
 from semel.messaging.outcome import (
     Conflicted,
@@ -38,7 +37,7 @@ from semel.messaging.outcome import (
     RetryStored,
     Told,
 )
-from semel.messaging.retry import Exhausted, GiveUp, Hopeless, RetryIn, backoff, verdict
+from semel.messaging.retry import Exhausted, GiveUp, Hopeless, RetryIn, verdict
 from semel.messaging.sequence import Gap, GapPolicy
 from semel.messaging.waiting import WaitingMessage, Waits
 
@@ -59,8 +58,7 @@ class Held:
 
 def holds_key(consumer: Consumer, message: Message) -> bool:
     """Tell whether a message of this consumer that waits holds its key."""
-    settings = consumer.settings
-    return settings.holds_keys and settings.order is Order.KEY and message.key is not None
+    return consumer.settings.holds_waiting_keys and message.key is not None
 
 
 async def write_failure(
@@ -77,9 +75,9 @@ async def write_failure(
     stays; where another owner is at it, it comes back.  Where its payload was erased
     meanwhile, none of it is written.
     """
-    if message.is_duplicate:
-        return await _not_sent_again(unit, consumer, message, failure)
     claim = claim or Held()
+    if message.is_duplicate:
+        return await _not_sent_again(unit, consumer, message, failure, claim)
     settings = consumer.settings
     if gap is not None:
         await unit.versions.open_gap(gap)
@@ -98,19 +96,34 @@ async def write_failure(
 
 
 async def _not_sent_again(
-    unit: Unit, consumer: Consumer, message: Message, failure: Classified
+    unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
 ) -> Outcome:
     """Keep a duplicate whose handler failed: its effect is durable, what it sends may be lost.
 
-    Its claim stays as it is, so that its attempts cannot be counted there.
+    Its claim stays COMPLETED, and its attempts are counted beside it: they are as bounded as
+    those of any other message.
     """
-    retry = consumer.settings.retry
-    if failure.failure_class in RETRYABLE_CLASSES and failure.code not in retry.non_retryable:
-        return RetryLater(backoff(retry, retry.max_attempts), failure)
+    message = message.tried(await unit.members.suspect(consumer.name, _repetition_of(message)))
+    found = verdict(consumer.settings.retry, failure, message.attempt)
+    if isinstance(found, RetryIn):
+        return RetryLater(found.seconds, failure, message.attempt)
+    await forget_tries(unit, consumer, message)
+    if claim.from_waiting:
+        await leave_the_room(unit, consumer.name, message.id)
     await keep_letter(
         unit, consumer.settings, await _letter(unit, consumer, message, failure, Told.DLQ)
     )
     return DeadLettered(failure)
+
+
+def _repetition_of(message: Message) -> str:
+    # Under an id of its own: whoever is careful with the message itself counts, too.
+    return f"duplicate:{message.id}"
+
+
+async def forget_tries(unit: Unit, consumer: Consumer, message: Message) -> None:
+    """Count the attempts of an invoked duplicate from the start, the next time."""
+    await unit.members.acquit(consumer.name, _repetition_of(message))
 
 
 async def _mark(
