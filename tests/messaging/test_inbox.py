@@ -10,6 +10,7 @@ from sqlalchemy import Column, ForeignKey, Integer, MetaData, String, Table, ins
 from semel.codec import FromHeader, Reading
 from semel.errors import Misuse, Retryable
 from semel.message import Message
+from semel.messaging.acts import NotPossible
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.context import handling_now
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
@@ -219,13 +220,14 @@ def test_a_message_that_was_given_up_is_tried_again_when_a_person_says_so(databa
         await worker.run_until_empty()
         ours.failures = {}
 
-        assert await inbox.try_again("1")
-        assert not await inbox.try_again("1")
+        assert await inbox.try_again("1", actor="ann")
+        assert not await inbox.try_again("1", actor="ann")
         await worker.run_until_empty()
 
         assert (await get(world, "1")).processed_at is not None
         assert await letter(world, "1") is None
-        assert not await inbox.try_again("1")
+        with pytest.raises(NotPossible):
+            await inbox.try_again("1", actor="ann")
 
     run(database, test)
 

@@ -16,6 +16,9 @@ from typing import Final
 from semel.errors import Misuse, Permanent
 from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.database import Unit
+from semel.messaging.deadletters import DeadLetter
+from semel.messaging.revisions import Revision
+from semel.messaging.waiting import WaitingMessage
 
 SKIPPED: Final = "SKIPPED"
 REPLACED: Final = "REPLACED"
@@ -87,6 +90,26 @@ async def overrule(unit: Unit, consumer: str, message_id: str, failure: Failure)
     """Write a person's word over whatever a claim says; False where it is completed."""
     await unit.claims.reopen(consumer, message_id)
     return await unit.claims.mark_failed(consumer, message_id, failure)
+
+
+async def keep_payload(unit: Unit, message: WaitingMessage | DeadLetter) -> None:
+    """Keep what is taken away on one person's word; only deleting and erasing remove it.
+
+    It is a revision, as the payloads of a message that was fixed are.
+    """
+    known = await unit.revisions.of(message.consumer, message.message_id)
+    hashes = {revision.payload_hash for revision in known}
+    if message.payload is None or message.payload_hash in hashes:
+        return
+    await unit.revisions.add(
+        Revision(
+            message.consumer,
+            message.message_id,
+            message.payload,
+            message.payload_hash,
+            key=message.key,
+        )
+    )
 
 
 async def need_not_handled(unit: Unit, consumer: str, message_id: str) -> None:

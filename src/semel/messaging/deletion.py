@@ -74,6 +74,8 @@ async def approve_delete(
         if request.act is Asked.DELETE_LETTER:
             if not await unit.dead_letters.remove(consumer, message_id):
                 raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
+            await unit.inbox.close(consumer, message_id, DELETED)
+            await unit.inbox.erase(message_id=message_id, consumer=consumer)
         else:
             if not await unit.waiting.remove(consumer, message_id):
                 raise NoSuchMessage(consumer, message_id, WAITING)

@@ -16,11 +16,14 @@ from typing import Any, TypeAlias
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse, Retryable
 from semel.message import Message, value_of
+from semel.messaging.acts import need_actor
+from semel.messaging.audit import Act
 from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
 from semel.messaging.database import Database, Unit
 from semel.messaging.failing import write_conflict
 from semel.messaging.inbox import InboxMessage
+from semel.messaging.inbox_acts import send_back
 from semel.messaging.outcome import Conflicted, Handled, Skipped
 
 
@@ -85,15 +88,22 @@ class Inbox:
         reach(CrashPoint.MESSAGE_COMMIT_AFTER, self.consumer.name)
         return answer
 
-    async def try_again(self, message_id: str) -> bool:
+    async def try_again(self, message_id: str, *, actor: str, reason: str = "") -> bool:
         """Let workers try a message again that they had given up; its dead letter goes.
 
-        False, and nothing changed, where they had not.
+        False, and nothing changed, where there is none, or they have not given it up.  Who
+        did it, and why, is in the audit trail.
+
+        Raises:
+            NotPossible: it was handled, skipped, deleted or erased.
         """
+        name, actor = self.consumer.name, need_actor(actor)
         async with self.database.begin() as unit:
-            if not await unit.inbox.try_again(self.consumer.name, message_id):
+            stored = await unit.inbox.get(name, message_id)
+            if stored is None or (stored.processed_at is None and stored.due_at is not None):
                 return False
-            await unit.dead_letters.remove(self.consumer.name, message_id)
+            await send_back(unit, stored)
+            await unit.audit.append(Act(actor, "inbox.retry", name, message_id, reason))
             return True
 
     async def _known(self, unit: Unit, message: Message) -> NotNew | None:

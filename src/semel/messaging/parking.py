@@ -25,6 +25,7 @@ from semel.messaging.acts import (
     NoSuchMessage,
     NotPossible,
     complete_without_effect,
+    keep_payload,
     need_actor,
     need_not_handled,
     need_reason,
@@ -33,6 +34,7 @@ from semel.messaging.approvals import Approval
 from semel.messaging.audit import Act, AuditEntry
 from semel.messaging.claims import ClaimRow, ClaimState, Failure
 from semel.messaging.database import Database, Unit
+from semel.messaging.filing import is_made_up
 from semel.messaging.revisions import KEEP_ID, NEW_ID, Revision, readable_diff
 from semel.messaging.waiting import WaitingFilter, WaitingMessage, Waits
 
@@ -187,7 +189,7 @@ async def release(
 
     Raises:
         NoSuchMessage: it does not wait.
-        NotPossible: it is not parked, was erased, or its id was handled already.
+        NotPossible: it is not parked, was erased, its id was handled already, or is made up.
     """
     async with database.begin() as unit:
         await _release(unit, await need_waiting(unit, consumer, message_id))
@@ -232,7 +234,8 @@ async def skip(
 ) -> None:
     """Decide that a waiting message has no effect; the next one of its key has its turn.
 
-    Its claim is completed, with the code SKIPPED: a repetition is a duplicate.
+    Its claim is completed, with the code SKIPPED: a repetition is a duplicate.  The payload
+    is kept.
 
     Raises:
         NoSuchMessage: it does not wait.
@@ -243,6 +246,7 @@ async def skip(
         message = await need_waiting(unit, consumer, message_id)
         if not await unit.waiting.remove(consumer, message_id):
             raise NoSuchMessage(consumer, message_id, WAITING)
+        await keep_payload(unit, message)
         await complete_without_effect(unit, consumer, message_id, SKIPPED)
         details = {"hash": message.payload_hash}
         await unit.audit.append(
@@ -279,6 +283,12 @@ def need_payload(message: WaitingMessage) -> None:
 async def _release(unit: Unit, message: WaitingMessage) -> None:
     consumer, message_id = message.consumer, message.message_id
     need_payload(message)
+    if is_made_up(message_id):
+        why = (
+            "no message has this id, which was made up when it was buried; give it one of its "
+            "own with `parking fix --new-id`, or skip it"
+        )
+        raise NotPossible(consumer, message_id, why)
     if not await unit.waiting.release(consumer, message_id):
         why = f"it is not parked (it waits: {message.waits}), or somebody was quicker"
         raise NotPossible(consumer, message_id, why)
@@ -298,7 +308,10 @@ async def _new_id(unit: Unit, message: WaitingMessage, ids: Ids, payload: bytes)
         await unit.waiting.get(consumer, ids.message_id)
         or await unit.claims.look_up(consumer, ids.message_id)
         or await unit.dead_letters.get(consumer, ids.message_id)
+        or await unit.inbox.get(consumer, ids.message_id)
     )
+    if is_made_up(ids.message_id):
+        raise Misuse(f"{ids.message_id!r} looks like an id that semel makes up; choose another id")
     if not ids.message_id or taken:
         raise Misuse(f"consumer {consumer} knows a message {ids.message_id!r}; choose another id")
     return ids.message_id

@@ -15,6 +15,7 @@ from semel.messaging.acts import (
     NoSuchMessage,
     NotPossible,
     complete_without_effect,
+    keep_payload,
     need_actor,
     need_not_handled,
     need_reason,
@@ -25,6 +26,8 @@ from semel.messaging.audit import Act, AuditEntry
 from semel.messaging.claims import ClaimRow, ClaimState, Failure
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter
+from semel.messaging.filing import is_made_up
+from semel.messaging.inbox_acts import need_no_inbox, send_back
 from semel.messaging.outcome import Told
 from semel.messaging.review import LOOKED_AT, need_review
 from semel.messaging.waiting import WaitingMessage, Waits
@@ -78,8 +81,9 @@ async def retry_dead_letter(
 ) -> int:
     """Send a dead letter back to its consumer, under its own id; return how often that was done.
 
-    It leaves the dead letters and waits for the retry worker, due at once.  The loop guard
-    counts the acts in the audit trail, so a letter that comes back is not new to it.
+    It leaves the dead letters and waits for the retry worker, due at once; where an inbox has
+    the message, its workers try it again.  The loop guard counts the acts in the audit trail,
+    so a letter that comes back is not new to it.
 
     Raises:
         NoSuchMessage: there is no such letter.
@@ -97,9 +101,14 @@ async def retry_dead_letter(
                 f"it was sent back {retries} times and failed every time; find out why, then "
                 f"allow more, or park it",
             )
-        await need_not_handled(unit, consumer, message_id)
-        await _let_in(unit, letter, Waits.RETRY)
-        await unit.claims.reopen(consumer, message_id)
+        stored = await unit.inbox.get(consumer, message_id)
+        if stored is not None:
+            await need_review(unit, letter)
+            await send_back(unit, stored)
+        else:
+            await need_not_handled(unit, consumer, message_id)
+            await _let_in(unit, letter, Waits.RETRY)
+            await unit.claims.reopen(consumer, message_id)
         details = {"retry": retries + 1, "error_code": letter.error_code}
         await unit.audit.append(
             Act(need_actor(actor), "dlq.retry", consumer, message_id, reason, details)
@@ -114,10 +123,16 @@ def _need_own_id(letter: DeadLetter) -> None:
         NotPossible: it is a conflict, or a record that was no message.
     """
     if letter.outcome == Told.CONFLICT:
-        why = "its id belongs to another payload; decide which of the two is right, and skip it"
+        why = (
+            "its id belongs to another payload; decide which of the two is right, and skip it, "
+            "or park it and give it an id of its own"
+        )
         raise NotPossible(letter.consumer, letter.message_id, why)
-    if letter.message_id.startswith("unreadable:"):
-        why = "it was no message when it came; replay it once its consumer can read it"
+    if is_made_up(letter.message_id):
+        why = (
+            "it was no message when it came; replay it once its consumer can read it, or park it "
+            "to mend it and give it an id"
+        )
         raise NotPossible(letter.consumer, letter.message_id, why)
 
 
@@ -126,14 +141,17 @@ async def park_dead_letter(
 ) -> None:
     """Move a dead letter to the parking lot, where it can be fixed.
 
-    It holds its key from nothing: later messages of the key were handled long ago.
+    It holds its key from nothing: later messages of the key were handled long ago.  What has
+    a made-up id, as conflicts and unreadable records have, is released once it was given one.
 
     Raises:
         NoSuchMessage: there is no such letter.
-        NotPossible: it was erased, waits already, or a person must look at it first.
+        NotPossible: it was erased, waits already, is stored in an inbox, or a person must look
+            at it first.
     """
     async with database.begin() as unit:
         letter = await _need_letter(unit, consumer, message_id)
+        await need_no_inbox(unit, consumer, message_id)
         await _let_in(unit, letter, Waits.PARKED)
         parked = Failure(
             ClaimState.PARKED, letter.attempts, letter.error_code, 0.0, letter.payload_hash
@@ -147,7 +165,8 @@ async def skip_dead_letter(
 ) -> None:
     """Decide that a dead letter has no effect.
 
-    Its claim is completed, with the code SKIPPED: a repetition is a duplicate.
+    Its claim is completed, with the code SKIPPED: a repetition is a duplicate; so is its row
+    where an inbox has it.  The payload is kept.
 
     Raises:
         NoSuchMessage: there is no such letter.
@@ -158,6 +177,8 @@ async def skip_dead_letter(
         letter = await _need_letter(unit, consumer, message_id)
         if not await unit.dead_letters.remove(consumer, message_id):
             raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
+        await keep_payload(unit, letter)
+        await unit.inbox.close(consumer, message_id, SKIPPED)
         await complete_without_effect(unit, consumer, message_id, SKIPPED)
         details = {"hash": letter.payload_hash, "error_code": letter.error_code}
         await unit.audit.append(

@@ -1,0 +1,47 @@
+"""What a person can do with a message that the workers of an inbox gave up.
+
+Its row in the inbox is what workers look at: nothing is handled from the waiting
+room whose message an inbox has.
+"""
+
+from __future__ import annotations
+
+from semel.messaging.acts import NotPossible, need_not_handled
+from semel.messaging.database import Unit
+from semel.messaging.inbox import InboxMessage
+
+
+async def send_back(unit: Unit, stored: InboxMessage) -> None:
+    """Let the workers try a message again; its dead letter goes.
+
+    Raises:
+        NotPossible: they do so already, or it was handled, skipped, deleted or erased.
+    """
+    consumer, message_id = stored.consumer, stored.message_id
+    if stored.erased_at is not None:
+        why = "its payload was erased, so it can only be skipped or deleted"
+        raise NotPossible(consumer, message_id, why)
+    if stored.processed_at is not None:
+        why = f"a person ended it ({stored.error})" if stored.error else "it was handled"
+        raise NotPossible(consumer, message_id, f"{why}, and is never tried again")
+    await need_not_handled(unit, consumer, message_id)
+    if await unit.waiting.get(consumer, message_id) is not None:
+        why = "a message with this id waits for the retry worker; skip that one first"
+        raise NotPossible(consumer, message_id, why)
+    if not await unit.inbox.try_again(consumer, message_id):
+        raise NotPossible(consumer, message_id, "the inbox's workers try it already")
+    await unit.dead_letters.remove(consumer, message_id)
+
+
+async def need_no_inbox(unit: Unit, consumer: str, message_id: str) -> None:
+    """See that a message may go to the waiting room.
+
+    Raises:
+        NotPossible: an inbox has it, whose workers never look there.
+    """
+    if await unit.inbox.get(consumer, message_id) is not None:
+        why = (
+            "it is stored in an inbox, whose workers never look at the parking lot; send it "
+            "back with `dlq retry`, or skip it"
+        )
+        raise NotPossible(consumer, message_id, why)
