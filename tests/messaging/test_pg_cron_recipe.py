@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
-from sqlalchemy import insert, text
+import pytest
+from sqlalchemy import text
 
 from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.inbox import InboxMessage
+from semel.messaging.replays import OVER, ReplayRun, ReplayState
 from semel.messaging.retention import DAY_SECONDS
-from semel.sqlalchemy.tables import replay_run
+from semel.testing.contracts.claims_world import beside
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import BILLING
 from tests.messaging.places import InPostgres
@@ -18,6 +21,7 @@ from tests.messaging.places import InPostgres
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "retention-and-erasure.md"
 JOBS = re.findall(r"\$\$(.*?)\$\$", PAGE.read_text(), re.S)
 STATES = list(ClaimState)
+RUN = ReplayRun("r", BILLING, "{}", "ann")
 
 
 class TestTheRecipe(InPostgres, DatabaseContract):
@@ -35,15 +39,30 @@ class TestTheRecipe(InPostgres, DatabaseContract):
             found = [await unit.inbox.get(BILLING, name) for name in ("old", "old-2", "new")]
         assert [message is not None for message in found] == [False, True, True]
 
+    @pytest.mark.parametrize("state", sorted({*ReplayState} - OVER))
+    def test_it_deletes_nothing_while_somebody_can_go_on_with_a_replay(self, state):
+        @in_world
+        async def scenario(self, world):
+            await fill(world, "old")
+            await world.age(99 * DAY_SECONDS)
+            async with world.database.begin() as unit:
+                await unit.replays.begin(replace(RUN, state=state))
+
+            await run_jobs(world)
+
+            assert len(await claims(world)) == len(STATES)
+
+        scenario(self)
+
     @in_world
-    async def test_it_deletes_nothing_while_a_replay_runs(self, world):
+    async def test_it_waits_for_a_replay_that_is_being_begun(self, world):
         await fill(world, "old")
         await world.age(99 * DAY_SECONDS)
-        async with world.database.begin() as unit:
-            run = {"name": "r", "consumer": BILLING, "state": "running", "selection": "{}"}
-            await unit.session.execute(insert(replay_run).values(run))
 
-        await run_jobs(world)
+        async with world.database.begin() as unit:
+            await unit.replays.begin(RUN)
+            deleting = await beside(run_jobs(world))
+        await deleting
 
         assert len(await claims(world)) == len(STATES)
 

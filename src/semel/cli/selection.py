@@ -82,6 +82,10 @@ ModeOption: TypeAlias = Annotated[
 ]
 PolicyOption: TypeAlias = Annotated[
     Path | None,
+    typer.Option("--policy", metavar="FILE", help="The policy file; what it forbids is refused."),
+]
+StricterOption: TypeAlias = Annotated[
+    Path | None,
     typer.Option(
         "--policy",
         metavar="FILE",

@@ -11,6 +11,7 @@ replay that is killed goes on with the very message that it had in its hand.
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -95,8 +96,8 @@ class ReplaySettings:
             raise Misuse("canary, stop_after_failures and most_replays count from 1")
         if self.per_second is not None and self.per_second <= 0:
             raise Misuse("a rate is more than nothing")
-        if self.window_seconds is not None and self.window_seconds < 0:
-            raise Misuse("a replay window cannot be negative")
+        if self.window_seconds is not None and not 0 <= self.window_seconds < math.inf:
+            raise Misuse("a replay window is not negative, and it has an end")
 
 
 class Replay:

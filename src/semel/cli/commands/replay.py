@@ -31,8 +31,8 @@ from semel.cli.reports.replays import (
 from semel.cli.selection import (
     HandlerOption,
     ModeOption,
-    PolicyOption,
     ReaderOption,
+    StricterOption,
     load_consumer,
     load_reader,
     rules_of,
@@ -46,7 +46,7 @@ from semel.messaging.replay import Replay, ReplaySettings
 from semel.messaging.replay_acts import abandon_replay, stop_replay
 from semel.messaging.replay_report import ReplayReport
 from semel.messaging.replays import ReplayRun, ReplayState
-from semel.messaging.retention import DAY_SECONDS
+from semel.messaging.retention import DAY_SECONDS, MOST_DAYS
 from semel.messaging.revival import MOST_RETRIES
 from semel.messaging.selection import Selection
 
@@ -68,13 +68,14 @@ def run(
         str, typer.Option("--name", help="Of the replay; give it again to go on.")
     ] = "",
     reader: ReaderOption = None,
-    policy: PolicyOption = None,
+    policy: StricterOption = None,
     mode: ModeOption = None,
     window: Annotated[
         float | None,
         typer.Option(
             "--window-days",
             min=0.0,
+            max=MOST_DAYS,
             help="How old records without a claim may be; 7 where no policy says. Not more "
             "than retention keeps claims for.",
         ),

@@ -13,7 +13,7 @@ from semel.cli.database import Actor, Books, ConsumerOption, acting
 from semel.cli.options import MOST_ROWS
 from semel.cli.preamble import begins_with
 from semel.cli.reports.audit import RetentionReport
-from semel.cli.selection import PolicyOption
+from semel.cli.selection import PolicyOption, ReaderOption, load_reader
 from semel.cli.words import counted, lasting
 from semel.errors import Misuse
 from semel.messaging.audit import Act
@@ -107,6 +107,7 @@ def retention(
     terms: Retention | Policy,
     *,
     consumer: ConsumerOption,
+    reader: ReaderOption = None,
     batch: Annotated[
         int,
         typer.Option(
@@ -114,11 +115,13 @@ def retention(
         ),
     ] = 1000,
 ) -> None:
-    """Delete a consumer's old claims and processed inbox messages, in small transactions.
+    """Delete a consumer's old claims and what is kept about things that are over.
 
-    Only those whose message is over.  Refuses a time to live that one of the windows outlasts,
-    and stops while a replay of the consumer runs.  With --policy its keys decide: claims.ttl,
-    the topics' retention, replay.window, dlq.keep and parking.keep.
+    In small transactions: claims and inbox messages whose message is over, finished replays,
+    closed gaps, decided requests; with --reader the outcomes of offsets that the broker has
+    deleted.  Refuses a time to live that one of the windows outlasts, and stops while a replay
+    of the consumer is neither finished nor abandoned.  With --policy its keys decide:
+    claims.ttl, the topics' retention, replay.window, dlq.keep and parking.keep.
 
     Example: semel retention --consumer billing --ttl-days 30 --topic-days 14 --yes
     """
@@ -130,8 +133,10 @@ def retention(
     def progress(pruned: Pruned) -> None:
         answer.tell(lambda: f"{counted(pruned.total, 'row')} deleted so far")
 
+    read_again = load_reader(reader)
+
     async def prune_and_note(database: Database) -> Pruned:
-        pruned = await prune(database, consumer, settings, progress)
+        pruned = await prune(database, consumer, settings, progress, read_again)
         if pruned.total:
             details = {**asdict(pruned), "ttl_seconds": settings.ttl_seconds}
             act = Act(actor.name, "retention", consumer, "", actor.reason, details)
@@ -145,9 +150,7 @@ def retention(
         consumer,
         settings.ttl_seconds,
         settings.shortest_seconds,
-        pruned.claims,
-        pruned.inbox,
-        pruned.keys,
+        **asdict(pruned),
     )
     answer.give(report, show_retention)
 
@@ -156,6 +159,8 @@ def show_retention(console: Console, report: RetentionReport) -> None:
     """Print how much was deleted."""
     console.print(
         f"deleted: {counted(report.claims, 'claim')}, {report.inbox} of the inbox, "
-        f"{counted(report.keys, 'lock')} of keys",
+        f"{counted(report.keys, 'lock')} of keys, {counted(report.replays, 'replay')}, "
+        f"{counted(report.gaps, 'gap')}, {counted(report.approvals, 'decided request')}, "
+        f"{counted(report.outcomes, 'range')} of offsets",
         markup=False,
     )

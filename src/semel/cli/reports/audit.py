@@ -94,6 +94,13 @@ class RetentionReport:
 
     inbox: int
     keys: int
+    """Locks of keys."""
+
+    replays: int
+    gaps: int
+    approvals: int
+    outcomes: int
+    """Ranges of offsets that the broker has deleted; with a reader alone."""
 
     @property
     def needs_attention(self) -> bool:
