@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from semel.errors import Permanent, Retryable
 from semel.messaging.failure import CLASSIFICATION
-from semel.messaging.outbox import OutboxEntry
+from semel.messaging.outbox import OutboxEntry, lane_of
 from semel.messaging.retry import RetryPolicy
-from semel.messaging.sending import Sending, lane_of
+from semel.messaging.sending import Sending
 
 RETRY = RetryPolicy(max_attempts=2, initial_delay_seconds=1.0, max_delay_seconds=4.0, jitter=False)
 
@@ -100,3 +100,74 @@ def test_only_errors_that_nobody_knows_come_to_an_end():
     assert places(first.failed) == [1]
     assert [parking.entry.place for parking in second.parked] == [1]
     assert places(known.failed) == [1]
+
+
+DENIED = PermissionError("denied")
+
+
+def test_a_topic_that_may_not_be_written_to_waits_as_a_whole():
+    ours = sending()
+    entries = [entry(1, "a"), entry(2, topic="refunds"), entry(3)]
+
+    settled = ours.settle(entries, [DENIED, None, DENIED], 10.0)
+
+    assert places(settled.failed) == [1, 3]
+    assert (places(settled.delivered), settled.parked) == ([2], [])
+    assert settled.refused["payments"].reason == "PermissionError: denied"
+    assert places(ours.sendable([entry(4, "b"), entry(5, topic="refunds")])) == [5]
+    assert ours.next_due == 11.0
+
+
+def test_after_the_pause_the_first_messages_of_a_few_keys_go_ahead():
+    ours = sending()
+    ours.settle([entry(1, "a")], [DENIED], 0.0)
+    ours.begin_sweep(frozenset(), 1.0)
+
+    first = ours.sendable([entry(1, "a"), entry(2, "a"), entry(3), entry(4, "b")])
+    rest = ours.sendable([entry(5, "a"), *(entry(n, f"k{n}") for n in range(6, 30))])
+
+    assert places(first) == [1, 3, 4]
+    assert places(rest) == list(range(6, 13))
+
+
+def test_what_is_taken_frees_the_topic_for_the_next_sweep_and_not_before():
+    ours = sending()
+    ours.settle([entry(1, "a")], [DENIED], 0.0)
+    ours.begin_sweep(frozenset(), 1.0)
+    waiting = [entry(n, f"k{n % 15}") for n in range(2, 40)]
+    ahead = ours.sendable([entry(1, "a"), *waiting])
+    ours.settle(ahead, [None] * len(ahead), 1.0)
+
+    assert ours.sendable(waiting) == []
+    assert ours.next_due == 1.0
+    ours.begin_sweep(frozenset(), 1.0)
+    assert ours.sendable(waiting) == waiting
+    assert ours.next_due is None
+
+
+def test_a_refused_topic_waits_longer_every_time_and_its_messages_are_tried_a_few_times():
+    ours = sending()
+    due, failed = [], []
+    for now in (0.0, 10.0, 20.0):
+        ours.begin_sweep(frozenset(), now)
+        settled = ours.settle([entry(1, "a")], [DENIED], now)
+        due.append(ours.next_due - now)
+        failed.append(settled.failed)
+    last = ours.settle([entry(2, "b", attempts=1)], [DENIED], 30.0)
+
+    assert due == [1.0, 2.0, 4.0]
+    assert all(failed)
+    assert [parking.entry.place for parking in last.parked] == [2]
+
+
+def test_many_keys_that_are_refused_together_are_the_topics_failure():
+    many = [entry(n, f"k{n}") for n in range(5)]
+    no = Permanent("no such topic")
+
+    together = sending().settle(many, [no] * 5, 0.0)
+    with_one_taken = sending().settle([*many, entry(9)], [*[no] * 5, None], 0.0)
+    few = sending().settle(many[:4], [no] * 4, 0.0)
+
+    assert (len(together.failed), len(together.parked)) == (5, 0)
+    assert (len(with_one_taken.failed), len(with_one_taken.parked)) == (0, 5)
+    assert (len(few.failed), len(few.parked)) == (0, 4)

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from semel.errors import Fenced, Misuse
 from semel.message import digest_of
@@ -72,6 +72,15 @@ class OutboxEntry(NamedTuple):
     erased_at: float | None = None
     parent_key: str | None = None
     """The key of the inbound message; for `erase` alone, and nothing gives it back."""
+
+
+Lane: TypeAlias = tuple[str, str] | int
+"""What keeps its order: a key of a topic; an entry without a key is alone, by its place."""
+
+
+def lane_of(entry: OutboxEntry) -> Lane:
+    """Say with which entries this one keeps an order."""
+    return entry.place if entry.key is None else (entry.topic, entry.key)
 
 
 @dataclass(frozen=True, slots=True)

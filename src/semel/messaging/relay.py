@@ -33,8 +33,9 @@ from semel.messaging.database import Database
 from semel.messaging.failure import CLASSIFICATION, Classification
 from semel.messaging.leading import Leading
 from semel.messaging.outbox import Leadership, OutboxEntry, OutboxStore
+from semel.messaging.publishing import Publishing
 from semel.messaging.retry import RetryPolicy, backoff
-from semel.messaging.sending import Lane, Sending, Settled, lane_of, outgoing_of
+from semel.messaging.sending import Sending, Settled, outgoing_of
 
 log = logging.getLogger("semel.messaging")
 
@@ -44,6 +45,8 @@ BATCH: Final = 2000
 POLL_SECONDS: Final = 0.5
 LEASE_SECONDS: Final = 15.0
 SWEEP_SECONDS: Final = 10.0
+PUBLISH_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 10.0
 MEASURE_SECONDS: Final = 15.0
 RETRY: Final = RetryPolicy(
     max_attempts=10, initial_delay_seconds=0.2, max_delay_seconds=30.0, jitter=True
@@ -91,6 +94,8 @@ class Relay:
         poll_seconds: float = POLL_SECONDS,
         lease_seconds: float = LEASE_SECONDS,
         sweep_seconds: float = SWEEP_SECONDS,
+        publish_seconds: float = PUBLISH_SECONDS,
+        stop_seconds: float = STOP_SECONDS,
         retry: RetryPolicy = RETRY,
         classification: Classification = CLASSIFICATION,
         measures: Measures = MEASURES,
@@ -101,6 +106,10 @@ class Relay:
         *sweep_seconds* is how long a sweep may last before it begins again at the start, with
         entries that came late and keys whose pause is over.  *retry* has the pauses after a
         failure; its limit holds for errors that nobody knows, a broker's own have none.
+
+        A publisher that has not answered after *publish_seconds* is asked again, with the same
+        ids: longer than it takes to give up by itself, or it sends twice.  After `stop` it has
+        *stop_seconds*.
         """
         if batch < 1 or lease_seconds <= 0:
             raise Misuse("a relay needs a batch of at least 1 and a lease that lasts")
@@ -109,7 +118,7 @@ class Relay:
         """How many messages the broker has taken from this relay."""
 
         self._database = database
-        self._publisher = publisher
+        self._publishing = Publishing(publisher, publish_seconds, stop_seconds, clock)
         self._batch = batch
         self._poll_seconds = poll_seconds
         self._sweep_seconds = sweep_seconds
@@ -122,7 +131,7 @@ class Relay:
         self._bell = asyncio.Event()
         """Rung when there may be something to do: new messages, or the end."""
 
-        self._stopped = asyncio.Event()
+        self._stopped = self._publishing.stopped
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:
@@ -143,7 +152,12 @@ class Relay:
         return self.published - before
 
     def stop(self) -> None:
-        """Finish the batch in hand and give up the leadership; `run` returns then."""
+        """Finish the batch in hand and give up the leadership; `run` returns then.
+
+        A batch that the publisher does not answer for in time is left to the next relay.
+        """
+        if not self._stopped.is_set():
+            self._publishing.stop_soon()
         self._ring(self._stopped)
         self._ring(self._bell)
 
@@ -263,38 +277,20 @@ class Relay:
             self._leading.check(leadership)
             reach(CrashPoint.RELAY_PUBLISH_BEFORE, self.outbox)
             try:
-                answers = await self._publisher.publish(batch)
+                answers = await self._publishing.together(batch)
             except (Fenced, Misuse):
                 raise
             except Retryable as error:
                 self._warn("broker away", error)
                 if await _until(self._stopped, backoff(self._retry, attempt)):
                     return None
+                continue
             except Exception as error:  # noqa: BLE001  one of them is to blame, the others are not
                 self._warn("a batch was refused, sending its messages one by one", error)
-                return await self._publish_singly(entries)
-            else:
-                reach(CrashPoint.RELAY_PUBLISH_AFTER, self.outbox)
-                return answers
+                answers = await self._publishing.singly(entries)
+            reach(CrashPoint.RELAY_PUBLISH_AFTER, self.outbox)
+            return answers
         raise AssertionError("the loop ends only by returning")
-
-    async def _publish_singly(self, entries: Sequence[OutboxEntry]) -> list[Exception | None]:
-        answers: list[Exception | None] = []
-        failed: dict[Lane, Exception] = {}
-        for entry in entries:
-            lane = lane_of(entry)
-            if lane not in failed:
-                try:
-                    [answer] = await self._publisher.publish([outgoing_of(entry)])
-                except (Fenced, Misuse):
-                    raise
-                except Exception as error:  # noqa: BLE001  the answer for this one message
-                    answer = error
-                if answer is not None:
-                    failed[lane] = answer
-            answers.append(failed.get(lane))
-        reach(CrashPoint.RELAY_PUBLISH_AFTER, self.outbox)
-        return answers
 
     async def _write_down(self, leadership: Leadership, settled: Settled) -> None:
         """Delete what was delivered, and note what was not, in one transaction."""
@@ -356,6 +352,9 @@ class Relay:
             for topic, number in Counter(map(_TOPIC, entries)).items():
                 labels = (self.outbox, topic, status)
                 self._measures.count(Metric.OUTBOX_PUBLISHED, *labels, value=number)
+        for topic, failure in settled.refused.items():
+            nouns = {"outbox": self.outbox, "topic": topic}
+            log.error("topic refused, trying again", extra={**nouns, "reason": failure.reason})
         for parking in settled.parked:
             nouns = {"outbox": self.outbox, "id": parking.entry.message_id}
             log.error("message parked", extra={**nouns, "reason": parking.reason})

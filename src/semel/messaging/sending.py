@@ -3,6 +3,7 @@
     delivered        deleted
     failed for now   its key waits; the next sweep after a pause begins with it again
     failed for good  parked; its key's later entries wait until an operator has decided
+    topic refused    the whole topic waits, with `refused_topics`
 
 A key is let go only when a sweep begins, never within one: its earlier entries
 are behind the cursor by then, and its later ones would overtake them.
@@ -12,21 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from semel.errors import Misuse
 from semel.messaging.broker import Outgoing
-from semel.messaging.failure import RETRYABLE_CLASSES, Classification
-from semel.messaging.outbox import MESSAGE_ID_HEADER, OutboxEntry
-from semel.messaging.retry import Exhausted, RetryIn, RetryPolicy, Verdict, backoff, verdict
-
-Lane: TypeAlias = tuple[str, str] | int
-"""What keeps its order: a key of a topic; an entry without a key is alone, by its place."""
-
-
-def lane_of(entry: OutboxEntry) -> Lane:
-    """Say with which entries this one keeps an order."""
-    return entry.place if entry.key is None else (entry.topic, entry.key)
+from semel.messaging.failure import RETRYABLE_CLASSES, Classification, Classified
+from semel.messaging.outbox import MESSAGE_ID_HEADER, Lane, OutboxEntry, lane_of
+from semel.messaging.refused_topics import RefusedTopics
+from semel.messaging.retry import (
+    Exhausted,
+    Hopeless,
+    RetryIn,
+    RetryPolicy,
+    Verdict,
+    backoff,
+    is_retryable,
+    verdict,
+)
 
 
 def outgoing_of(entry: OutboxEntry) -> Outgoing:
@@ -59,6 +61,9 @@ class Settled:
     parked: list[Parking] = field(default_factory=list)
     """The broker will never take them."""
 
+    refused: dict[str, Classified] = field(default_factory=dict)
+    """Topics that the broker refuses as a whole, and why."""
+
 
 class Sending:
     """What one leader knows of its outbox's keys."""
@@ -70,22 +75,27 @@ class Sending:
         """Until when a lane waits, on the clock of whoever calls."""
 
         self._parked: frozenset[tuple[str, str]] = frozenset()
+        self._topics = RefusedTopics(retry)
 
     def begin_sweep(self, parked_keys: frozenset[tuple[str, str]], now: float) -> None:
         """Let go of lanes whose pause is over, and of those whose parked entry is gone."""
         self._held = {lane: until for lane, until in self._held.items() if until > now}
         self._parked = parked_keys
+        self._topics.begin_sweep(now)
 
     @property
     def next_due(self) -> float | None:
-        """When the first waiting lane may be tried again; None where none waits."""
-        return min(self._held.values(), default=None)
+        """When the first waiting lane or topic may be tried again; None where none waits."""
+        due = [*self._held.values()]
+        if self._topics.next_due is not None:
+            due.append(self._topics.next_due)
+        return min(due, default=None)
 
     def sendable(self, entries: Sequence[OutboxEntry]) -> Sequence[OutboxEntry]:
         """Leave out what must not overtake an entry before it."""
-        if not self._held and not self._parked:
+        if not self._held and not self._parked and not self._topics:
             return entries
-        return [e for e in entries if not self._waits(lane_of(e))]
+        return [e for e in entries if not self._waits(lane_of(e)) and self._topics.lets_go(e)]
 
     def settle(
         self, entries: Sequence[OutboxEntry], answers: Sequence[Exception | None], now: float
@@ -100,25 +110,34 @@ class Sending:
                 f"the publisher answered for {len(answers)} of {len(entries)} messages; "
                 f"it must answer for each, in order"
             )
-        if not any(answers):
+        if not any(answers) and not self._topics:
             return Settled(list(entries))
         settled = Settled()
+        failures: list[tuple[OutboxEntry, Classified]] = []
         for entry, error in zip(entries, answers, strict=True):
             if error is None:
                 settled.delivered.append(entry)
             elif not self._waits(lane := lane_of(entry)):
                 self._held[lane] = now
-                self._settle_failure(entry, error, settled, now)
+                failures.append((entry, self._classification.classify(error)))
+        hopeless = [one for one in failures if not is_retryable(self._retry, one[1])]
+        settled.refused = self._topics.note(settled.delivered, hopeless, now)
+        for entry, failure in failures:
+            self._settle_failure(entry, failure, settled, now)
         return settled
 
     def _settle_failure(
-        self, entry: OutboxEntry, error: Exception, settled: Settled, now: float
+        self, entry: OutboxEntry, failure: Classified, settled: Settled, now: float
     ) -> None:
-        failure = self._classification.classify(error)
-        fate: Verdict = verdict(self._retry, failure, entry.attempts + 1)
+        attempts = entry.attempts + 1
+        fate: Verdict = verdict(self._retry, failure, attempts)
         if isinstance(fate, Exhausted) and failure.failure_class in RETRYABLE_CLASSES:
             # The broker's own troubles pass; a limit would park whatever met an outage.
-            fate = RetryIn(backoff(self._retry, entry.attempts + 1))
+            fate = RetryIn(backoff(self._retry, attempts))
+        if isinstance(fate, Hopeless) and entry.topic in settled.refused:
+            # It is the topic that waits; the entry has only met it.
+            due = self._topics.due(entry.topic)
+            fate = RetryIn(due - now) if attempts < self._retry.max_attempts else Exhausted()
         if isinstance(fate, RetryIn):
             self._held[lane_of(entry)] = now + fate.seconds
             settled.failed.append(entry)
