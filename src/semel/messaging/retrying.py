@@ -21,6 +21,7 @@ from semel.messaging.failing import leave_the_room
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handling import attempt, classify
 from semel.messaging.outcome import Nack, Outcome, ParkedAway, RetryLater, Skipped, settlement
+from semel.messaging.refusals import is_refusal
 from semel.messaging.waiting import WaitingMessage, Waits
 
 log = logging.getLogger("semel.messaging")
@@ -173,6 +174,10 @@ class RetryWorker:
                 log.warning(
                     "retry worker waits", extra={"consumer": self.consumer.name, "why": str(error)}
                 )
+                wait = self._poll_seconds
+            except Exception as error:
+                if not is_refusal(self.database, self.consumer.name, error):
+                    raise
                 wait = self._poll_seconds
             try:
                 await asyncio.wait_for(self._stopping.wait(), wait)

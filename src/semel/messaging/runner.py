@@ -31,6 +31,7 @@ from semel.messaging.handling import handle_message, handle_unreadable
 from semel.messaging.lanes import lanes, run_lanes
 from semel.messaging.leased import handle_leased
 from semel.messaging.outcome import Ack, Nack, Outcome, Settlement, settlement
+from semel.messaging.refusals import is_refusal
 from semel.messaging.retrying import RetryWorker
 from semel.messaging.settings import Duplicates
 from semel.messaging.settings import Mode as Mode
@@ -170,13 +171,21 @@ class Runner:
             self._begins_again = True
         except (Retryable, InDoubt) as error:
             log.warning("runner waits", extra={"consumer": self.consumer.name, "why": str(error)})
-            self._begins_again = True
-            with suppress(TimeoutError):
-                seconds = self.consumer.settings.held_retry_seconds
-                await asyncio.wait_for(self._stopping.wait(), seconds)
+            await self._wait()
+        except Exception as error:
+            if not is_refusal(self.database, self.consumer.name, error):
+                raise
+            await self._wait()
         finally:
             self._idle.set()
         return True
+
+    async def _wait(self) -> None:
+        """Wait a little, or for the stop; the next pass begins again."""
+        self._begins_again = True
+        with suppress(TimeoutError):
+            seconds = self.consumer.settings.held_retry_seconds
+            await asyncio.wait_for(self._stopping.wait(), seconds)
 
     async def _begin_again(self) -> None:
         """Go back to what is committed: what was fetched and not settled must come again.
