@@ -18,8 +18,11 @@ from semel.messaging.cancelling import called, end
 from semel.messaging.claims import ClaimState
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import RetryableMessageError
+from semel.messaging.handling import handle_message
+from semel.messaging.outcome import RetryLater
 from semel.messaging.retry import RetryPolicy
 from semel.messaging.runner import Mode, Runner, RunnerSettings
+from semel.messaging.sequence import GapPolicy
 from semel.messaging.settings import ConsumerSettings
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 
@@ -128,6 +131,28 @@ def test_a_cancellation_of_the_caller_is_not_a_failure_of_the_handler():
         assert running.cancelled()
         with pytest.raises(RetryableMessageError):
             await called(a_cancelled_library())
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("policy", [GapPolicy.FETCH, GapPolicy.REBUILD])
+def test_a_cancellation_out_of_a_repair_is_a_failure_too(policy):
+    async def handle(message: Message, session: Any) -> None:
+        pass
+
+    async def repair(message: Message, session: Any, gap: Any) -> None:
+        await a_cancelled_library()
+
+    async def scenario() -> None:
+        settings = replace(POLICY, versioned=True, gaps=policy)
+        repaired = consumer("billing", policy=settings, fetch_missing=repair, rebuild=repair)
+        message = Message("m2", {}, key="k", version=2)
+
+        outcome = await handle_message(repaired(handle), MemoryDatabase(), message)
+
+        assert isinstance(outcome, RetryLater)
+        assert outcome.failure is not None
+        assert outcome.failure.code == "HANDLER_CANCELLED"
 
     asyncio.run(scenario())
 

@@ -19,6 +19,7 @@ from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt
 from semel.message import Message
+from semel.messaging.cancelling import called
 from semel.messaging.claims import (
     Claimed,
     ClaimRequest,
@@ -309,11 +310,11 @@ async def _across(consumer: Consumer, unit: Unit, state: Try, gap: Gap) -> tuple
             return await call(consumer, unit, state), ""
         case GapPolicy.FETCH if consumer.fetch_missing is not None:
             state.began = True
-            await consumer.fetch_missing(state.message, unit.session, gap)
+            await called(consumer.fetch_missing(state.message, unit.session, gap))
             return await call(consumer, unit, state), "fetched"
         case GapPolicy.REBUILD if consumer.rebuild is not None:
             state.began = True
-            await consumer.rebuild(state.message, unit.session, gap)
+            await called(consumer.rebuild(state.message, unit.session, gap))
             return Handled(), "rebuilt"
         case _:
             state.began = True
