@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from typer.testing import CliRunner
 
+from semel.cli.app import app
 from semel.lease import Owner
 from semel.messaging.outbox import OutboxEntry
 from tests.messaging.act_world import acts
@@ -114,6 +116,62 @@ def test_parked_messages_are_sent_again_one_by_one_and_it_is_written_down(books)
     assert "no parked message 'm2'" in document["messages"][1]["why_not"]
     assert books.fill(entries) == ["m1", "m2", "m3"]
     assert books.fill(acts) == [("ann", "outbox.retry", "m1"), ("ann", "outbox.retry", "m3")]
+
+
+@pytest.mark.parametrize(
+    ("filters", "sent"),
+    [
+        ((), ["m1", "m3"]),
+        (("--topic", "payments"), ["m1", "m3"]),
+        (("--topic", "refunds"), []),
+        (("--refused-with", "such TOPIC"), ["m3"]),
+        (("--topic", "payments", "--refused-with", "too large"), ["m1"]),
+    ],
+)
+def test_all_parked_messages_are_sent_again_or_those_that_are_meant(books, filters, sent):
+    books.fill(two_parked)
+
+    document = books.act("outbox", "retry", "--all", *filters)
+
+    assert [(m["message_id"], m["done"]) for m in document["messages"]] == [
+        (one, True) for one in sent
+    ]
+    assert books.fill(entries) == sorted({"m2", *sent})
+    assert books.fill(acts) == [("ann", "outbox.retry", one) for one in sent]
+
+
+def test_all_says_how_many_before_it_is_done(books):
+    books.fill(two_parked)
+
+    asked = books.read("outbox", "retry", "--all", answer="n\n", code=130)
+
+    assert "Send 2 messages of outbox again?" in asked
+    assert books.ask("outbox", "parked")["total"] == 2
+    assert "no such parked message" in books.read("outbox", "retry", "--all", "--topic", "other")
+
+
+def test_what_was_erased_is_not_among_all(books):
+    async def erase_one(world):
+        await two_parked(world)
+        async with world.database.begin() as unit:
+            await unit.outbox.erase(message_id="m1")
+
+    books.fill(erase_one)
+
+    document = books.act("outbox", "retry", "--all")
+
+    assert [one["message_id"] for one in document["messages"]] == ["m3"]
+
+
+@pytest.mark.parametrize("wrong", [(), ("m1", "--all"), ("m1", "--topic", "payments")])
+def test_retrying_needs_names_or_all_and_not_both(books, wrong):
+    books.fill(two_parked)
+
+    done = CliRunner().invoke(app, ["outbox", "retry", *wrong, "--yes"])
+
+    assert done.exit_code == 2
+    assert "name the messages, or say --all" in done.output
+    assert books.ask("outbox", "parked")["total"] == 2
 
 
 def test_dropping_needs_a_reason_and_is_written_down(books):

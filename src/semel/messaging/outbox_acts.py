@@ -23,6 +23,25 @@ class NotParked(Misuse):
         )
 
 
+async def parked_ids(
+    database: Database, outbox: str, *, topic: str | None = None, refused_with: str | None = None
+) -> list[str]:
+    """Return the ids of parked messages that can be sent again, in order.
+
+    Only those of *topic*, and whose reason has the words *refused_with* in it, where given.
+    """
+    async with database.begin() as unit:
+        count = (await unit.outbox.numbers(outbox)).parked
+        parked = await unit.outbox.parked(outbox, count)
+    return [
+        entry.message_id
+        for entry in parked
+        if entry.erased_at is None
+        and topic in (None, entry.topic)
+        and (refused_with or "").casefold() in entry.parked_reason.casefold()
+    ]
+
+
 async def send_again(
     database: Database, outbox: str, message_id: str, *, actor: str, reason: str = ""
 ) -> None:

@@ -21,14 +21,30 @@ from semel.cli.reports.outbox import (
     parked_list,
 )
 from semel.cli.words import at, counted, lasting
+from semel.errors import Misuse
 from semel.messaging.database import Database
 from semel.messaging.outbox_acts import drop as drop_message
-from semel.messaging.outbox_acts import send_again
+from semel.messaging.outbox_acts import parked_ids, send_again
 
 app = typer.Typer(no_args_is_help=True, help="Look at an outbox, and at what its broker refused.")
 
 OutboxOption: TypeAlias = Annotated[
     str, typer.Option("--outbox", metavar="NAME", help="Which outbox.")
+]
+ManyArgument: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID…]", help="The messages' ids.")
+]
+AllOption: TypeAlias = Annotated[
+    bool, typer.Option("--all", help="Every parked message instead of named ones.")
+]
+TopicFilter: TypeAlias = Annotated[
+    str | None, typer.Option("--topic", metavar="TOPIC", help="With --all: only this topic's.")
+]
+RefusalFilter: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--refused-with", metavar="TEXT", help="With --all: only where the reason says this."
+    ),
 ]
 
 
@@ -63,12 +79,16 @@ def retry(
     books: Books,
     actor: Actor,
     *,
-    messages: MessagesArgument,
+    messages: ManyArgument = None,
+    every: AllOption = False,
+    topic: TopicFilter = None,
+    refused_with: RefusalFilter = None,
     outbox: OutboxOption = "outbox",
 ) -> None:
     """Let the relay send parked messages again; their keys go on behind them.
 
-    Exit code 1: one of them could not be sent again.
+    With --all: every one, or those of a topic or with a reason.  One whose payload was erased
+    is not among them.  Exit code 1: one of them could not be sent again.
 
     Example: semel outbox retry m-17 --reason "the topic exists now"
     """
@@ -77,8 +97,15 @@ def retry(
         await send_again(database, outbox, message_id, actor=actor.name, reason=actor.reason)
         return "the relay sends it again"
 
-    actor.confirm(answer, f"Send {counted(len(messages), 'message')} of {outbox} again?")
-    run(answer, books, actor, ("outbox retry", outbox, messages), act)
+    filters = (topic, refused_with)
+    meant = messages or []
+    if bool(meant) is every or (meant and filters != (None, None)):
+        raise Misuse("name the messages, or say --all; --topic and --refused-with go with --all")
+    if every:
+        meant = books.ask(lambda d: parked_ids(d, outbox, topic=topic, refused_with=refused_with))
+    if meant:
+        actor.confirm(answer, f"Send {counted(len(meant), 'message')} of {outbox} again?")
+    run(answer, books, actor, ("outbox retry", outbox, meant), act)
 
 
 @app.command("drop")
@@ -161,6 +188,8 @@ def show_parked(console: Console, report: ParkedList) -> None:
 
 def show_acts(console: Console, report: OutboxActs) -> None:
     """Print what became of each message."""
+    if not report.messages:
+        console.print(f"no such parked message in {escape(report.outbox)}")
     for one in report.messages:
         if one.done:
             console.print(f"{escape(one.message_id)}: [green]{escape(one.note)}[/]")
