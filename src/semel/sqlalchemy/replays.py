@@ -92,8 +92,9 @@ class SqlReplays:
         """Return the names of a consumer's replays that can go on, whether they run or not."""
         connection = await self._session.connection()
         if connection.dialect.name == "postgresql":
-            # Nothing to lock is there yet of a replay that begins.  SQLite has one writer.
-            await self._run(text(f"LOCK TABLE {replay_run.name} IN SHARE MODE"))
+            # Nothing to lock is there yet of a replay that begins.  SQLite has one writer.  In
+            # SHARE mode two who go on to delete replays would wait for one another for ever.
+            await self._run(text(f"LOCK TABLE {replay_run.name} IN SHARE ROW EXCLUSIVE MODE"))
         names = select(_C.name).where(_C.consumer == consumer, _C.state.not_in(_OVER))
         return list((await self._run(names.order_by(_C.name))).scalars())
 

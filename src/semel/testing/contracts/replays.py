@@ -115,6 +115,26 @@ class ReplaysContract(DatabaseContract):
         assert await asked == ["nightly"]
 
     @in_world
+    async def test_two_who_delete_at_once_wait_for_one_another_and_both_succeed(
+        self, world: DatabaseWorld
+    ) -> None:
+        for name in ("first", "second"):
+            await begin(world, replace(RUN, name=name, state=ReplayState.FINISHED))
+        await world.age(100)
+
+        async def delete_one() -> int:
+            async with world.database.begin() as unit:
+                await unit.replays.unfinished("billing")
+                return await unit.replays.delete_over("billing", 60, 1)
+
+        async with world.database.begin() as unit:
+            await unit.replays.unfinished("billing")
+            other = await beside(delete_one())
+            assert await unit.replays.delete_over("billing", 60, 1) == 1
+
+        assert await other == 1
+
+    @in_world
     async def test_only_replays_that_are_over_and_old_are_deleted(
         self, world: DatabaseWorld
     ) -> None:
