@@ -88,12 +88,14 @@ def test_skipping_without_a_reason_changes_nothing(books):
     assert books.fill(letters) == 2
 
 
-def test_a_letter_is_deleted_by_two_people(books):
+def test_a_letter_is_deleted_by_two_people(books, monkeypatch):
     books.fill(two_letters)
 
     number = books.act("dlq", "delete", "m1", *ON)["request"]["number"]
     assert books.fill(letters) == 2
     assert "second person" in books.act("parking", "approve", number, code=2)["error"]
+    assert "account" in books.act("parking", "approve", number, who="bob", code=2)["error"]
+    monkeypatch.setattr("semel.cli.database.this_account", lambda: "bob@laptop")
     done = books.act("parking", "approve", number, who="bob")
 
     assert (done["request"]["decision"], done["request"]["decided_by"]) == ("approved", "bob")

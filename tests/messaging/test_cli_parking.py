@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import update
 
+from semel.cli.database import this_account
 from semel.messaging.claims import ClaimState
 from semel.messaging.retention import DAY_SECONDS
 from semel.sqlalchemy.tables import audit_entry
@@ -56,11 +57,14 @@ def test_a_fix_shows_the_difference_and_keeps_the_original(books, tmp_path):
     fixed = tmp_path / "fixed.json"
     fixed.write_text('{"id": "m1", "amount": 12}')
 
-    asked = books.read(
-        "parking", "fix", "m1", *ON, "--payload", fixed, "--keep-id", answer="n\n", code=130
-    )
-    assert '+  "amount": 12' in asked
+    given = ("--payload", fixed, "--keep-id", "--actor", "ann")
+    silent = books.read("parking", "fix", "m1", *ON, *given, answer="n\n", code=2)
+    assert "amount" not in silent
     assert books.fill(acts) == []
+    why = ("--reason", "because")
+    asked = books.read("parking", "fix", "m1", *ON, *given, *why, answer="n\n", code=130)
+    assert '+  "amount": 12' in asked
+    assert books.fill(acts) == [("ann", "park.inspect", "m1")]
     document = books.act("parking", "fix", "m1", *ON, "--payload", fixed, "--keep-id")
 
     assert (document["revision"], document["handled_as"]) == (1, "m1")
@@ -135,8 +139,15 @@ def test_a_deletion_waits_for_a_second_person_who_may_refuse(books):
         "parking", "delete", "m1", *ON, "--reason", "really", "--actor", "ann", "--yes"
     )
     assert f"semel parking approve {number + 1}" in again
-    done = books.read("parking", "approve", number + 1, "--actor", "bob", "--yes")
+    bob = ("parking", "approve", number + 1, "--actor", "bob", "--yes")
+    refusal = books.read(*bob, code=2)
+    assert "was made from the account" in refusal
+    assert books.fill(queue)[0] == ("m1", "parked")
+    done = books.read(*bob, "--shared-account")
     assert "was deleted" in done
+    said = books.fill(details)
+    assert said["shared_account"] is True
+    assert said["account"] == this_account()
     assert books.fill(queue)[0] == ("m2", "behind")
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final, TypeAlias, TypeVar
 
 import typer
@@ -21,6 +22,7 @@ from semel.cli.answer import Answer, answering
 from semel.cli.options import MOST_ROWS, DebugOption, JsonOption, YesOption
 from semel.cli.words import lasting
 from semel.errors import MissingExtra, Misuse
+from semel.messaging.accounts import Account, acting_from
 from semel.messaging.database import Database
 from semel.secrets import masked
 
@@ -79,6 +81,9 @@ class Books:
     tell: Callable[[Callable[[], str]], None] = lambda far: None
     """Where a question that takes long says so."""
 
+    account: Account = field(default_factory=lambda: Account(this_account()))
+    """What the audit trail says of where an act was done."""
+
     @property
     def name(self) -> str:
         """The URL, as people may read it."""
@@ -105,7 +110,8 @@ class Books:
                 waiting.cancel()
                 await database.close()
 
-        return asyncio.run(whole())
+        with acting_from(self.account):
+            return asyncio.run(whole())
 
     async def _say_that_it_lasts(self) -> None:
         began = time.monotonic()
@@ -170,6 +176,19 @@ def acting(
     """Answer after a person's act, which the database's audit trail keeps."""
     with answering(name, as_json, debug) as answer:
         yield answer, _books(answer, database), Actor(actor or your_name(), reason, yes)
+
+
+def this_account() -> str:
+    """Name the user that the system knows, whatever the environment says, and the host."""
+    try:
+        import pwd
+
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except ModuleNotFoundError:
+        user = getpass.getuser()  # a system without such accounts
+    except KeyError:
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def your_name() -> str:

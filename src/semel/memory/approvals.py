@@ -18,11 +18,19 @@ class MemoryApprovals:
         self._requests: Table[int, Approval] = tables.table("approval")
 
     async def ask(
-        self, act: Asked, consumer: str, message_id: str, asked_by: str, reason: str
+        self,
+        act: Asked,
+        consumer: str,
+        message_id: str,
+        asked_by: str,
+        reason: str,
+        payload_hash: str = "",
     ) -> Approval:
         """Write a request, with a number and the database's time."""
         number, now = self._tables.next_number("approval"), self._tables.clock.now()
-        request = Approval(number, act, consumer, message_id, asked_by, reason, now)
+        request = Approval(
+            number, act, consumer, message_id, asked_by, reason, now, payload_hash=payload_hash
+        )
         self._requests.put(number, request)
         return request
 

@@ -40,6 +40,8 @@ class Approval:
     decided_by: str | None = None
     decided_at: float | None = None
     decision: Decision = Decision.OPEN
+    payload_hash: str = ""
+    """Of what the first person saw: another payload needs another request."""
 
 
 class Approvals(Protocol):
@@ -49,7 +51,13 @@ class Approvals(Protocol):
     """
 
     async def ask(
-        self, act: Asked, consumer: str, message_id: str, asked_by: str, reason: str
+        self,
+        act: Asked,
+        consumer: str,
+        message_id: str,
+        asked_by: str,
+        reason: str,
+        payload_hash: str = "",
     ) -> Approval:
         """Write a request, with a number and the database's time."""
         ...

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from semel.messaging.accounts import account_now
 from semel.messaging.ids import stored_id
 
 if TYPE_CHECKING:
@@ -68,15 +69,18 @@ def hash_of(number: int, at: float, act: Act, previous_hash: str) -> str:
 def recorded(act: Act) -> Act:
     """Return an act as every database keeps it, so that its hash is the same everywhere.
 
-    Text may hold anything that came with a message, and details are JSON from here on.
+    Text may hold anything that came with a message, and details are JSON from here on; they
+    name the account that the act is done from, where that is known.
     """
+    account = account_now()
+    details = {**act.details, **account.details()} if account else act.details
     return Act(
         plain(act.actor),
         plain(act.act),
         plain(act.consumer),
         stored_id(act.message_id),
         plain(act.reason),
-        json.loads(json.dumps(act.details)),
+        json.loads(json.dumps(details)),
     )
 
 

@@ -1,20 +1,36 @@
 """Deleting a message: one person asks, another one approves or refuses (B-17).
 
-Who is who is the caller's to know: semel compares names, and the audit trail
-keeps them.  A deleted message's claim stays, so that it is never handled again.
+Who is who is the caller's to know: semel compares names, and the accounts of the
+operating system where they are known, and the audit trail keeps both.  What is
+approved is what was asked for: a message that was changed meanwhile stays.  A
+deleted message's claim stays, so that it is never handled again.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from semel.errors import Misuse
-from semel.messaging.acts import DELETED, NoSuchMessage, need_actor, need_reason, overrule
+from semel.messaging.accounts import account_now, same_name
+from semel.messaging.acts import (
+    DELETED,
+    NoSuchMessage,
+    NotPossible,
+    need_actor,
+    need_reason,
+    overrule,
+)
 from semel.messaging.approvals import Approval, Asked, Decision
 from semel.messaging.audit import Act
 from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.database import Database, Unit
+from semel.messaging.deadletters import DeadLetter
 from semel.messaging.parking import WAITING, need_waiting
-from semel.messaging.revisions import RevisionFilter
+from semel.messaging.revisions import Revision, RevisionFilter
 from semel.messaging.revival import AMONG_LETTERS
+from semel.messaging.waiting import WaitingMessage
+
+ASKED: Final = "delete.ask"
 
 
 class SamePerson(Misuse):
@@ -29,6 +45,22 @@ class SamePerson(Misuse):
         return f"request {self.number} was made by {self.person}; a second person must decide it"
 
 
+class SameAccount(Misuse):
+    """A deletion is to be approved from the account from which it was asked for."""
+
+    def __init__(self, number: int, account: str) -> None:
+        super().__init__(number, account)
+        self.number = number
+        self.account = account
+
+    def __str__(self) -> str:
+        return (
+            f"request {self.number} was made from the account {self.account}, too; a second "
+            f"person approves it from their own, or says that several people share this one "
+            f"(--shared-account), which the audit trail keeps"
+        )
+
+
 async def ask_to_delete(
     database: Database, consumer: str, message_id: str, *, actor: str, reason: str
 ) -> Approval:
@@ -39,8 +71,8 @@ async def ask_to_delete(
         Misuse: no reason is given, or it was asked for already.
     """
     async with database.begin() as unit:
-        await need_waiting(unit, consumer, message_id)
-        return await _ask(unit, Asked.DELETE_WAITING, consumer, message_id, actor, reason)
+        seen = await need_waiting(unit, consumer, message_id)
+        return await _ask(unit, Asked.DELETE_WAITING, seen, actor, reason)
 
 
 async def ask_to_delete_dead_letter(
@@ -53,9 +85,10 @@ async def ask_to_delete_dead_letter(
         Misuse: no reason is given, or it was asked for already.
     """
     async with database.begin() as unit:
-        if await unit.dead_letters.get(consumer, message_id) is None:
+        seen = await unit.dead_letters.get(consumer, message_id)
+        if seen is None:
             raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
-        return await _ask(unit, Asked.DELETE_LETTER, consumer, message_id, actor, reason)
+        return await _ask(unit, Asked.DELETE_LETTER, seen, actor, reason)
 
 
 async def approve_delete(
@@ -65,20 +98,28 @@ async def approve_delete(
 
     Raises:
         SamePerson: *actor* asked for it.
+        SameAccount: it was asked for from the account that this is done from.
         NoSuchMessage: it left meanwhile: it was handled, skipped, or sent back.
+        NotPossible: its payload was changed since it was asked for.
         Misuse: there is no such request, or it was decided already.
     """
     async with database.begin() as unit:
         request = await _decide(unit, number, actor, Decision.APPROVED)
+        await _need_another_account(unit, request)
         consumer, message_id = request.consumer, request.message_id
         if request.act is Asked.DELETE_LETTER:
+            _need_the_same(request, await unit.dead_letters.get(consumer, message_id))
             if not await unit.dead_letters.remove(consumer, message_id):
                 raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
             await unit.inbox.close(consumer, message_id, DELETED)
             await unit.inbox.erase(message_id=message_id, consumer=consumer)
         else:
+            _need_the_same(request, await unit.waiting.get(consumer, message_id))
             if not await unit.waiting.remove(consumer, message_id):
                 raise NoSuchMessage(consumer, message_id, WAITING)
+            # Somebody may have fixed it between the two statements.
+            revisions = await unit.revisions.of(consumer, message_id)
+            _need_the_same(request, revisions[-1] if revisions else None)
             await _never_again(unit, consumer, message_id)
         await unit.revisions.erase(RevisionFilter(consumer, message_id))
         await _audit(unit, "delete.approve", request, actor, reason)
@@ -101,8 +142,9 @@ async def refuse_delete(
 
 
 async def _ask(
-    unit: Unit, act: Asked, consumer: str, message_id: str, actor: str, reason: str
+    unit: Unit, act: Asked, seen: WaitingMessage | DeadLetter, actor: str, reason: str
 ) -> Approval:
+    consumer, message_id = seen.consumer, seen.message_id
     actor, reason = need_actor(actor), need_reason(reason, "deleting a message")
     for known in await unit.approvals.about(consumer, message_id):
         if known.act is act and known.decision is Decision.OPEN:
@@ -110,8 +152,8 @@ async def _ask(
                 f"{known.asked_by} has asked to delete {message_id!r} already: request "
                 f"{known.number} waits for a second person"
             )
-    request = await unit.approvals.ask(act, consumer, message_id, actor, reason)
-    await _audit(unit, "delete.ask", request, actor, reason)
+    request = await unit.approvals.ask(act, consumer, message_id, actor, reason, seen.payload_hash)
+    await _audit(unit, ASKED, request, actor, reason)
     return request
 
 
@@ -119,15 +161,32 @@ async def _decide(unit: Unit, number: int, actor: str, decision: Decision) -> Ap
     request = await unit.approvals.get(number)
     if request is None:
         raise Misuse(f"there is no request {number}")
-    if _same(request.asked_by, need_actor(actor)):
+    if same_name(request.asked_by, need_actor(actor)):
         raise SamePerson(number, request.asked_by)
     if not await unit.approvals.decide(number, actor.strip(), decision):
         raise Misuse(f"request {number} was decided already")
     return request
 
 
-def _same(one: str, other: str) -> bool:
-    return one.strip().casefold() == other.strip().casefold()
+async def _need_another_account(unit: Unit, request: Approval) -> None:
+    account = account_now()
+    if account is None or account.shared:
+        return
+    for entry in await unit.audit.about(request.consumer, request.message_id):
+        details = entry.act.details
+        is_asking = entry.act.act == ASKED and details.get("request") == request.number
+        if is_asking and details.get("account") == account.name:
+            raise SameAccount(request.number, account.name)
+
+
+def _need_the_same(request: Approval, found: WaitingMessage | DeadLetter | Revision | None) -> None:
+    """See that a message, where it is there, is what the first person asked about."""
+    if found is not None and found.payload_hash != request.payload_hash:
+        why = (
+            f"its payload was changed after {request.asked_by} had asked to delete it; refuse "
+            f"request {request.number}, and ask again"
+        )
+        raise NotPossible(request.consumer, request.message_id, why)
 
 
 async def _never_again(unit: Unit, consumer: str, message_id: str) -> None:
@@ -138,7 +197,12 @@ async def _never_again(unit: Unit, consumer: str, message_id: str) -> None:
 
 
 async def _audit(unit: Unit, act: str, request: Approval, actor: str, reason: str) -> None:
-    details = {"request": request.number, "what": request.act.value, "asked_by": request.asked_by}
+    details = {
+        "request": request.number,
+        "what": request.act.value,
+        "asked_by": request.asked_by,
+        "hash": request.payload_hash,
+    }
     said = Act(actor.strip(), act, request.consumer, request.message_id, reason, details)
     await unit.audit.append(said)
 

@@ -28,7 +28,13 @@ class SqlApprovals:
         self._session = session
 
     async def ask(
-        self, act: Asked, consumer: str, message_id: str, asked_by: str, reason: str
+        self,
+        act: Asked,
+        consumer: str,
+        message_id: str,
+        asked_by: str,
+        reason: str,
+        payload_hash: str = "",
     ) -> Approval:
         """Write a request, with a number and the database's time."""
         written = (
@@ -39,6 +45,7 @@ class SqlApprovals:
                 consumer=consumer,
                 asked_by=plain(asked_by),
                 reason=plain(reason),
+                payload_hash=payload_hash,
                 asked_at=now_us(),
             )
             .returning(approval)
@@ -105,4 +112,5 @@ def _approval(row: Row[Any]) -> Approval:
         decided_by=row.decided_by,
         decided_at=seconds_or_none(row.decided_at),
         decision=Decision(row.decision),
+        payload_hash=row.payload_hash,
     )

@@ -234,6 +234,7 @@ approval: Final = Table(
     _text("decided_by", "the second person; never the first", null=True),
     _us("decided_at", "when", null=True),
     _short("decision", "approved or refused"),
+    _short("payload_hash", "of what was to be deleted when it was asked for"),
     _originals(),
     comment="acts that need a second person",
 )

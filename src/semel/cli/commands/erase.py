@@ -11,6 +11,7 @@ from semel.cli.answer import Answer
 from semel.cli.database import Actor, Books, acting
 from semel.cli.preamble import begins_with
 from semel.cli.reports.audit import EraseReport
+from semel.cli.words import counted
 from semel.errors import Misuse
 from semel.messaging.erase import erase as erase_payloads
 
@@ -31,8 +32,9 @@ def erase(
 ) -> None:
     """Remove payloads and headers everywhere, for all consumers; needs a reason.
 
-    From dead letters, waiting messages, their revisions, the inbox and the outbox.  Hashes and
-    the audit trail stay.  What is erased is never handled and never sent.
+    From dead letters, waiting messages, their revisions, the inbox, the outbox and kept
+    results; whoever is handling one of the messages is waited for.  Hashes and the audit trail
+    stay.  What is erased is never handled and never sent.
 
     Example: semel erase --key customer-7 --reason "request 4711 of the customer"
     """
@@ -40,9 +42,18 @@ def erase(
         raise Misuse("say what to erase: --key, or --message")
     what = f"the key {key!r}" if key is not None else f"message {message!r}"
     actor.confirm(answer, f"Erase every payload of {what} in {books.name}, for good?")
+
+    def progress(messages: int) -> None:
+        answer.tell(lambda: f"{counted(messages, 'waiting message')} closed so far")
+
     erased = books.ask(
         lambda database: erase_payloads(
-            database, key=key, message_id=message, actor=actor.name, reason=actor.reason
+            database,
+            key=key,
+            message_id=message,
+            actor=actor.name,
+            reason=actor.reason,
+            progress=progress,
         )
     )
     report = EraseReport(
@@ -52,6 +63,7 @@ def erase(
         erased.revisions,
         erased.inbox,
         erased.outbox,
+        erased.results,
         actor.name,
         actor.reason,
     )
@@ -62,6 +74,7 @@ def show_erased(console: Console, report: EraseReport) -> None:
     """Print how much was erased."""
     console.print(
         f"erased: {report.dead_letters} dead letters, {report.waiting} waiting messages, "
-        f"{report.revisions} revisions, {report.inbox} in the inbox, {report.outbox} in the outbox",
+        f"{report.revisions} revisions, {report.inbox} in the inbox, {report.outbox} in the "
+        f"outbox, {report.results} kept results",
         markup=False,
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
@@ -46,6 +47,7 @@ from semel.cli.reports.parking import (
 )
 from semel.cli.words import counted
 from semel.errors import Misuse
+from semel.messaging.acts import need_reason
 from semel.messaging.database import Database
 from semel.messaging.deletion import approve_delete, ask_to_delete, refuse_delete
 from semel.messaging.parking import (
@@ -55,6 +57,7 @@ from semel.messaging.parking import (
     NewId,
     classify,
     fix,
+    inspect,
     release,
     release_key,
     skip,
@@ -63,6 +66,8 @@ from semel.messaging.revisions import readable_diff
 from semel.messaging.waiting import WaitingFilter, Waits
 
 app = typer.Typer(no_args_is_help=True, help="Look at waiting messages, and deal with them.")
+
+SHARED_VARIABLE: Final = "SEMEL_SHARED_ACCOUNT"
 
 PayloadOption: TypeAlias = Annotated[
     str, typer.Option("--payload", metavar="FILE", help="The new payload; - reads it from stdin.")
@@ -184,9 +189,12 @@ def fix_message(
     --reason "the currency was missing"
     """
     ids = _ids(keep_id, new_id)
+    need_reason(actor.reason, "fixing a message")
     new = sys.stdin.buffer.read() if payload == "-" else _content(payload)
-    old = books.ask(lambda database: _payload(database, consumer, message))
-    answer.console.print(readable_diff(old, new), markup=False, end="")
+    # Whoever sees the difference has seen the payload: that is written down first.
+    seen = books.ask(lambda database: inspect(database, consumer, message, actor=actor.name))
+    diff = readable_diff(seen.message.payload, new)
+    answer.console.print(diff, markup=False, end="")
     actor.confirm(answer, f"Replace the payload of {message} of {consumer}?")
     done = books.ask(
         lambda database: fix(
@@ -311,13 +319,23 @@ def approve(
         int, typer.Argument(metavar="NUMBER", min=1, max=MOST, help="Of the request.")
     ],
     refuse: Annotated[bool, typer.Option("--refuse", help="Keep the message instead.")] = False,
+    shared_account: Annotated[
+        bool,
+        typer.Option(
+            "--shared-account",
+            envvar=SHARED_VARIABLE,
+            help="Several people use this account of the system; the audit trail says so.",
+        ),
+    ] = False,
 ) -> None:
     """Delete what another person asked to delete, or refuse to.
 
-    Whoever asked cannot approve.
+    Whoever asked cannot approve, and neither can anybody from the same account of the
+    operating system, unless that is shared.
 
     Example: semel parking approve 3 --actor bob --database postgresql://db/shop
     """
+    books = replace(books, account=replace(books.account, shared=shared_account))
     decide = refuse_delete if refuse else approve_delete
     question = f"Refuse request {number}?" if refuse else f"Delete for good, by request {number}?"
     actor.confirm(answer, question)
@@ -344,11 +362,3 @@ def _content(name: str) -> bytes:
         raise Misuse(
             f"{name} cannot be read: {why}; let this user read it, or pipe it in with -"
         ) from error
-
-
-async def _payload(database: Database, consumer: str, message_id: str) -> bytes | None:
-    async with database.begin() as unit:
-        found = await unit.waiting.get(consumer, message_id)
-    if found is None:
-        raise Misuse(f"consumer {consumer} has no message {message_id!r} in the waiting room")
-    return found.payload

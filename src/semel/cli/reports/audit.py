@@ -70,6 +70,9 @@ class EraseReport:
     revisions: int
     inbox: int
     outbox: int
+    results: int
+    """What handlers had returned, where their consumer keeps it."""
+
     actor: str
     reason: str
 

@@ -22,7 +22,14 @@ class ApprovalsContract(DatabaseContract):
         asked = await ask(world, "m1")
 
         assert asked == Approval(
-            asked.number, Asked.DELETE_WAITING, "billing", "m1", "ann", "why", asked.asked_at
+            asked.number,
+            Asked.DELETE_WAITING,
+            "billing",
+            "m1",
+            "ann",
+            "why",
+            asked.asked_at,
+            payload_hash="ab" * 32,
         )
         assert asked.asked_at > 0
         assert await get(world, asked.number) == asked
@@ -116,7 +123,9 @@ class ApprovalsContract(DatabaseContract):
 async def ask(world: DatabaseWorld, message_id: str, consumer: str = "billing") -> Approval:
     """Make a request in a transaction of its own."""
     async with world.database.begin() as unit:
-        return await unit.approvals.ask(Asked.DELETE_WAITING, consumer, message_id, "ann", "why")
+        return await unit.approvals.ask(
+            Asked.DELETE_WAITING, consumer, message_id, "ann", "why", "ab" * 32
+        )
 
 
 async def get(world: DatabaseWorld, number: int) -> Approval | None:
