@@ -9,16 +9,20 @@ import pytest
 
 from semel.codec import FromHeader
 from semel.errors import Misuse
+from semel.memory.broker import MemoryBroker
 from semel.message import Message
 from semel.messaging.consumer import consumer
 from semel.messaging.deletion import approve_delete, ask_to_delete
 from semel.messaging.erase import erase
 from semel.messaging.explain import explain
+from semel.messaging.failure import RetryableMessageError
 from semel.messaging.gaps import close_gaps, open_gaps, pass_over_gaps
 from semel.messaging.handling import handle_message
 from semel.messaging.inbox_worker import InboxWorker
 from semel.messaging.inboxes import Inbox
 from semel.messaging.parking import KeepId, NewId, fix, release
+from semel.messaging.relay import Relay
+from semel.messaging.retry import RetryPolicy
 from semel.messaging.retrying import retry_due
 from semel.messaging.sequence import GapPolicy
 from semel.outboxes import Outbox
@@ -58,6 +62,55 @@ class Explanations:
             ("shipping", "it was handled", "COMPLETED"),
         ]
         assert [s.consumer for s in one.stories] == ["shipping"]
+
+    @in_world
+    async def test_a_handled_message_still_has_its_coordinates(self, world):
+        service = await Service(world).open()
+        await service.deliver("m1")
+
+        (only,) = (await explain(world.database, "m1")).stories
+
+        assert only.source == "payments/0/1"
+
+    @in_world
+    async def test_a_message_that_failed_before_it_was_handled_tells_when_and_why(self, world):
+        patient = replace(DEAD, retry=RetryPolicy(max_attempts=5, initial_delay_seconds=0.0))
+        service = await Service(world, patient).open()
+
+        def broken(message):
+            raise RetryableMessageError("the bank is closed")
+
+        service.broken = broken
+        await service.deliver("m1")
+        await world.age(60.0)
+        await service.deliver("m1")
+        await world.age(60.0)
+        service.heal()
+        await service.deliver("m1")
+
+        (only,) = (await explain(world.database, "m1")).stories
+
+        assert (only.state, only.attempts, only.source) == ("COMPLETED", 3, "payments/0/1")
+        (failed,) = [moment for moment in only.moments if moment.what == "failed"]
+        assert failed.words == "attempt 2 failed with DEPENDENCY_UNAVAILABLE"
+        times = [moment.at for moment in only.moments]
+        assert times[0] < failed.at < times[-1]
+
+    @in_world
+    async def test_messages_that_were_sent_are_not_kept_and_the_story_says_so(self, world):
+        outbox = Outbox()
+
+        @consumer("billing", policy=DEAD, id_from=FromHeader("message-id"))
+        async def handle(message, session):
+            await outbox.add(session, "invoices", {"id": 7})
+
+        await handle_message(handle, world.database, message("m1"))
+        (before,) = (await explain(world.database, "m1")).stories
+        await Relay(world.database, MemoryBroker({"invoices": 1}).publisher()).run_until_empty()
+        (after,) = (await explain(world.database, "m1")).stories
+
+        assert before.children.startswith("1 of its outgoing messages in the outbox")
+        assert after.children == "none in the outbox; those that were delivered are not kept"
 
     @in_world
     async def test_a_dead_letter_has_its_coordinates_its_failure_and_its_owner(self, world):

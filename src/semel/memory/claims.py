@@ -263,6 +263,7 @@ class MemoryProcessedMessageStore:
                 state,
                 payload_hash=request.payload_hash,
                 first_seen_at=self._now,
+                source=request.source,
             )
         kept = row.payload_hash or request.payload_hash
         return _released(row, state=state, attempts=row.attempts + 1, due_at=0.0, payload_hash=kept)
@@ -275,6 +276,8 @@ class MemoryProcessedMessageStore:
             error_code=failure.error_code,
             due_at=self._now + failure.delay_seconds,
             payload_hash=row.payload_hash or failure.payload_hash,
+            source=row.source or failure.source,
+            failed_at=self._now,
         )
 
 

@@ -201,6 +201,12 @@ class ClaimRow:
     updated_at: float = 0.0
     error_code: str = ""
     result: str | None = None
+    source: str = ""
+    """Coordinates of the delivery that was claimed first; empty where they are not kept."""
+
+    failed_at: float | None = None
+    """When an attempt failed last."""
+
     erased_at: float | None = None
     """When the message's payload was erased: none of it is written down again."""
 
@@ -255,11 +261,13 @@ class ClaimRequest:
 
     message_id: str
     payload_hash: str = ""
+    source: str = ""
+    """Where the delivery stood; kept with a new claim, but for those of a batch."""
 
     @classmethod
     def of(cls, message: Message) -> ClaimRequest:
         """Ask for *message*."""
-        return cls(message.id, message.digest)
+        return cls(message.id, message.digest, source_of(message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +281,13 @@ class Failure:
     """Until it is due again, on the database's clock."""
 
     payload_hash: str = ""
+    source: str = ""
+    """Where the delivery stood; kept where there is no claim yet."""
+
+
+def source_of(message: Message) -> str:
+    """Return a message's coordinates in words; empty where it has none."""
+    return "" if message.source is None else str(message.source)
 
 
 class ProcessedMessageStore(Protocol):

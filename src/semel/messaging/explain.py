@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from semel.messaging.acts import DELETED, ERASED, REPLACED, SKIPPED
 from semel.messaging.approvals import Approval, Decision
 from semel.messaging.audit import AuditEntry
 from semel.messaging.claims import ClaimRow, ClaimState
@@ -52,6 +53,8 @@ class Story:
 
     payload_hash: str
     moments: tuple[Moment, ...]
+    children: str = ""
+    """What is known of the messages that handling it sent, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +150,19 @@ def _story(consumer: str, known: _Known) -> Story:
         claim.state.value if claim else "",
         max(counted, default=0),
         kept.key if kept else None,
-        str(kept.source) if kept and kept.source else "",
+        str(kept.source) if kept and kept.source else claim.source if claim else "",
         hashes[0] if hashes else "",
         tuple(sorted(_moments(known), key=lambda moment: moment.at)),
+        _children(known.children),
     )
+
+
+def _children(left: Sequence[OutboxEntry]) -> str:
+    """Say what the outbox has; it deletes what was delivered, or it would grow for ever."""
+    waiting = (
+        f"{len(left)} of its outgoing messages in the outbox" if left else "none in the outbox"
+    )
+    return f"{waiting}; those that were delivered are not kept"
 
 
 _WAITS: Final = {
@@ -212,8 +224,17 @@ def _moments(known: _Known) -> Iterator[Moment]:
         yield Moment(gap.since, "gap", words)
 
 
+BY_A_PERSON: Final = frozenset({SKIPPED, REPLACED, DELETED, ERASED, "BEHIND"})
+"""Codes of claims that no failed attempt wrote."""
+
+
 def _of_claim(claim: ClaimRow) -> Iterator[Moment]:
     yield Moment(claim.first_seen_at, "seen", "its consumer saw it for the first time")
+    if claim.failed_at is not None and claim.error_code not in BY_A_PERSON:
+        over = claim.state is ClaimState.COMPLETED
+        number = claim.attempts - 1 if over else claim.attempts
+        words = f"attempt {number} failed with {claim.error_code}" if number else claim.error_code
+        yield Moment(claim.failed_at, "failed", words)
     said = f"{claim.state} after {_times(claim.attempts)}"
     if claim.error_code:
         said += f", the last failure was {claim.error_code}"
@@ -239,6 +260,8 @@ def _of_letter(letter: DeadLetter) -> Iterator[Moment]:
 
 
 def _of_waiting(waiting: WaitingMessage) -> Iterator[Moment]:
+    if waiting.first_failed_at:
+        yield Moment(waiting.first_failed_at, "failed", "it failed for the first time")
     label = f", classified as {waiting.label}" if waiting.label else ""
     reason = ": ".join(filter(None, (waiting.error_code, waiting.reason)))
     yield Moment(waiting.since, "waits", f"{waiting.waits}{label}: {reason}")

@@ -20,6 +20,7 @@ from semel.messaging.claims import (
     Parked,
     Terminal,
     refusal,
+    source_of,
 )
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
@@ -162,7 +163,8 @@ async def _ended(
 def _failure(
     message: Message, state: ClaimState, failure: Classified, seconds: float = 0.0
 ) -> Failure:
-    return Failure(state, message.attempt, failure.code, seconds, message.digest)
+    digest, source = message.digest, source_of(message)
+    return Failure(state, message.attempt, failure.code, seconds, digest, source)
 
 
 async def _retry(

@@ -72,6 +72,7 @@ def _new(**values: Any) -> Insert:
             message_id=_ID,
             original_id=bindparam("original", type_=Text),
             payload_hash=_DIGEST,
+            source=bindparam("source", type_=Text),
             first_seen_at=now_us(),
             updated_at=now_us(),
             **values,
@@ -153,6 +154,7 @@ _FAILED: Final[dict[str, Any]] = {
     "attempts": bindparam("tried", type_=Integer),
     "error_code": bindparam("code", type_=Text),
     "due_at": now_us() + _DELAY_US,
+    "failed_at": now_us(),
 }
 FAIL_NEW: Final = _new(**_FAILED).returning(_C.message_id)
 FAIL: Final = _change(_NOT_CLOSED, payload_hash=_KEPT_HASH, **_FAILED)

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, CursorResult, Executable, Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.errors import Misuse
+from semel.messaging.audit import plain
 from semel.messaging.claims import (
     CLOSED,
     TERMINAL,
@@ -188,7 +189,7 @@ class SqlAlchemyProcessedMessageStore:
 
         With a fence: only if the claim is still leased under it.
         """
-        me = _Me.of(consumer, ClaimRequest(message_id, failure.payload_hash))
+        me = _Me.of(consumer, ClaimRequest(message_id, failure.payload_hash, failure.source))
         if fence is not None:
             leased = {**me.key_and_hash(), **_written(failure), "seen": fence}
             return await self._change(sql.FAIL_LEASED, me, leased)
@@ -208,7 +209,7 @@ class SqlAlchemyProcessedMessageStore:
         Raises:
             Misuse: there is no such claim.
         """
-        me = _Me.of(consumer, ClaimRequest(message_id, failure.payload_hash))
+        me = _Me.of(consumer, ClaimRequest(message_id, failure.payload_hash, failure.source))
         if not await self._change(sql.UNDO, me, {**me.key_and_hash(), **_written(failure)}):
             raise Misuse(f"{me}: there is no claim to undo; this transaction did not take it")
 
@@ -385,7 +386,9 @@ class _Me:
         return {**self.key(), "digest": self.request.payload_hash}
 
     def new(self) -> dict[str, Any]:
-        return {**self.key_and_hash(), "original": original_id(self.request.message_id)}
+        asked = self.request
+        more = {"original": original_id(asked.message_id), "source": plain(asked.source)}
+        return {**self.key_and_hash(), **more}
 
     def row(self, found: Row[Any]) -> ClaimRow:
         return ClaimRow(
@@ -402,6 +405,8 @@ class _Me:
             to_seconds(found.updated_at),
             found.error_code,
             found.result,
+            found.source,
+            seconds_or_none(found.failed_at),
             seconds_or_none(found.erased_at),
             found.result_key,
         )

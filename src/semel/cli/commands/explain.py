@@ -113,6 +113,7 @@ def show_explanation(console: Console, report: ExplainReport) -> None:
         key = f"key {story.key}, " if story.key is not None else ""
         attempts = counted(story.attempts, "attempt")
         console.print(f"  {where}{key}{attempts}, payload {story.payload_hash[:12]}", markup=False)
+        console.print(f"  sent: {story.children}", markup=False)
         _show_moments(console, story.moments)
     if report.acts:
         console.print("[bold]for all consumers[/]")

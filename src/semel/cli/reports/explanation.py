@@ -38,6 +38,8 @@ class StoryReport:
 
     payload_hash: str
     moments: list[MomentReport]
+    children: str
+    """What is known of the messages that handling it sent, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ def _story(story: Story) -> StoryReport:
         story.source,
         story.payload_hash,
         _moments(story.moments),
+        story.children,
     )
 
 
