@@ -49,6 +49,18 @@ class MemoryMembers:
         self._suspects.put((consumer, message_id), tries)
         return tries
 
+    async def note(self, consumer: str, message_ids: Collection[str]) -> frozenset[str]:
+        """Note that messages are about to be tried together; return those noted before."""
+        known = frozenset(one for one in message_ids if (consumer, one) in self._suspects)
+        for message_id in frozenset(message_ids) - known:
+            self._suspects.put((consumer, message_id), 0)
+        return known
+
+    async def acquit_many(self, consumer: str, message_ids: Collection[str]) -> None:
+        """Forget what was noted of several messages."""
+        for message_id in message_ids:
+            self._suspects.remove((consumer, message_id))
+
     async def acquit(self, consumer: str, message_id: str) -> None:
         """Forget the suspicion."""
         self._suspects.remove((consumer, message_id))

@@ -90,6 +90,11 @@ class MemoryWaitingRoom:
         """Take a message out; the last one of its key lets the key go."""
         return self._messages.remove((consumer, message_id))
 
+    async def remove_many(self, consumer: str, message_ids: Sequence[str]) -> None:
+        """Take messages out, as `remove` does with one."""
+        for message_id in message_ids:
+            self._messages.remove((consumer, message_id))
+
     async def label(self, consumer: str, message_id: str, label: str) -> bool:
         """Write what a person classified it as."""
         waiting = self._messages.get((consumer, message_id))

@@ -57,8 +57,19 @@ class Members(Protocol):
         """
         ...
 
+    async def note(self, consumer: str, message_ids: Collection[str]) -> frozenset[str]:
+        """Note that messages are about to be tried together; return those noted before.
+
+        A note is no try: if the process dies, nobody knows which of them killed it.
+        """
+        ...
+
     async def acquit(self, consumer: str, message_id: str) -> None:
         """Forget the suspicion: the process outlived the message."""
+        ...
+
+    async def acquit_many(self, consumer: str, message_ids: Collection[str]) -> None:
+        """Forget what was noted of several messages."""
         ...
 
     async def release(self, consumer: str, name: str, partition: Partition) -> None:

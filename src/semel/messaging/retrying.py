@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeAlias
 
+from semel.clock import SYSTEM_CLOCK
 from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, NeedsOperator, Retryable, SemelError
@@ -17,6 +19,7 @@ from semel.messaging.careful import handle_alone
 from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
+from semel.messaging.draining import handle_together
 from semel.messaging.failing import leave_the_room
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handling import attempt, classify
@@ -28,6 +31,8 @@ log = logging.getLogger("semel.messaging")
 
 POLL_SECONDS = 1.0
 TAKEN_AT_ONCE = 20
+# So much longer than it asks what is due, a worker that finds nothing rests.
+RESTS: Final = 4
 
 UNREADABLE: Final = Classified(
     FailureClass.SCHEMA, "SCHEMA_INVALID", "its payload is erased or cannot be read", ""
@@ -60,20 +65,53 @@ async def retry_due(
     limit: int = TAKEN_AT_ONCE,
     handle: Handle | None = None,
 ) -> list[tuple[str, Outcome]]:
-    """Handle what is due, one transaction each; returns the ids with their outcomes.
+    """Handle what is due, as if in one transaction each; returns the ids with their outcomes.
 
     *handle* is how the consumer's runner handles messages, where that is not in one transaction.
 
     Two workers may do this at once: a message that another one has locked is left alone, and
-    one that another one has handled is a duplicate.
+    one that another one has handled is a duplicate.  A process that dies leaves a note of what
+    it had; that is handled one message at a time, until the one that kills is found.
     """
+    suspects: frozenset[str] = frozenset()
     async with database.begin() as unit:
         due = await unit.waiting.take_due(consumer.name, limit)
+        is_many = handle is None and len(due) > 1
+        if is_many:
+            suspects = await unit.members.note(consumer.name, [w.message_id for w in due])
     reach(CrashPoint.RETRY_TAKE_AFTER, consumer.name)
-    done: list[tuple[str, Outcome]] = []
+    done: dict[str, Outcome] = {}
+    if is_many:
+        done = await _together(consumer, database, [w for w in due if w.message_id not in suspects])
     for waiting in due:
-        done.append((waiting.message_id, await _one(consumer, database, waiting, handle)))
+        if waiting.message_id not in done:
+            done[waiting.message_id] = await _one(consumer, database, waiting, handle)
+    return [(waiting.message_id, done[waiting.message_id]) for waiting in due]
+
+
+async def _together(
+    consumer: Consumer, database: Database, due: Sequence[WaitingMessage]
+) -> dict[str, Outcome]:
+    """Handle what can be in few transactions; whatever is left out is handled alone."""
+    left = _readable(consumer, due)
+    done: dict[str, Outcome] = {}
+    while left:
+        found = await handle_together(consumer, database, left)
+        if not found:
+            break
+        done.update(found)
+        left = {name: message for name, message in left.items() if name not in found}
     return done
+
+
+def _readable(consumer: Consumer, due: Sequence[WaitingMessage]) -> dict[str, Message]:
+    found: dict[str, Message] = {}
+    for waiting in due:
+        with suppress(Exception):
+            message = message_of(consumer, waiting)
+            if isinstance(message, Message) and waiting.erased_at is None:
+                found[waiting.message_id] = message
+    return found
 
 
 async def _one(
@@ -164,12 +202,15 @@ class RetryWorker:
     async def run(self) -> None:
         """Work until `stop`; a database that does not answer is asked again."""
         while not self._stopping.is_set():
+            began = SYSTEM_CLOCK.monotonic()
             try:
                 done = await retry_due(self.consumer, self.database, handle=self._handle)
                 if any(not isinstance(settlement(outcome), Nack) for _, outcome in done):
                     continue
                 # What another worker is at stays due until that one is done with it.
                 wait = self._poll_seconds if done else await self._wait_seconds()
+                # A room in which very many wait takes long to be looked through.
+                wait = max(wait, RESTS * (SYSTEM_CLOCK.monotonic() - began))
             except SemelError as error:
                 log.warning(
                     "retry worker waits", extra={"consumer": self.consumer.name, "why": str(error)}

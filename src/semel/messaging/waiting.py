@@ -199,6 +199,10 @@ class WaitingRoom(Protocol):
         """Take a message out; the last one of its key lets the key go."""
         ...
 
+    async def remove_many(self, consumer: str, message_ids: Sequence[str]) -> None:
+        """Take messages out, as `remove` does with one."""
+        ...
+
     async def label(self, consumer: str, message_id: str, label: str) -> bool:
         """Write what a person classified it as."""
         ...

@@ -35,6 +35,11 @@ SUSPECT: Final = (
     )
     .returning(_S.tries)
 )
+NOTE: Final = (
+    insert(crash_suspect)
+    .on_conflict_do_nothing(index_elements=list(crash_suspect.primary_key))
+    .returning(_S.message_id)
+)
 
 
 class SqlMembers:
@@ -74,6 +79,22 @@ class SqlMembers:
         """Note that a message is about to be tried alone; return how often that was noted."""
         values = {"consumer": consumer, "message_id": stored_id(message_id), "tries": 1}
         return int((await self._run(SUSPECT.values(**values))).scalar_one())
+
+    async def note(self, consumer: str, message_ids: Collection[str]) -> frozenset[str]:
+        """Note that messages are about to be tried together; return those noted before."""
+        by_name = {stored_id(message_id): message_id for message_id in message_ids}
+        if not by_name:
+            return frozenset()
+        # Sorted, so that two workers wait for each other in one direction only.
+        rows = [{"consumer": consumer, "message_id": name, "tries": 0} for name in sorted(by_name)]
+        new = (await self._run(NOTE.values(rows))).scalars().all()
+        return frozenset(by_name[name] for name in by_name.keys() - set(new))
+
+    async def acquit_many(self, consumer: str, message_ids: Collection[str]) -> None:
+        """Forget what was noted of several messages."""
+        if message_ids:
+            here = _S.message_id.in_(sorted(map(stored_id, message_ids)))
+            await self._run(delete(crash_suspect).where(_S.consumer == consumer, here))
 
     async def acquit(self, consumer: str, message_id: str) -> None:
         """Forget the suspicion."""

@@ -104,6 +104,12 @@ class SqlWaitingRoom:
         gone = await self._run(delete(waiting_message).where(sql.me(consumer, message_id)))
         return bool(gone.rowcount)
 
+    async def remove_many(self, consumer: str, message_ids: Sequence[str]) -> None:
+        """Take messages out, as `remove` does with one."""
+        if message_ids:
+            here = _C.message_id.in_(sorted(map(stored_id, message_ids)))
+            await self._run(delete(waiting_message).where(_C.consumer == consumer, here))
+
     async def label(self, consumer: str, message_id: str, label: str) -> bool:
         """Write what a person classified it as."""
         here = sql.me(consumer, message_id)

@@ -133,9 +133,13 @@ WHOSE_TURN: Final = select(waiting_message).where(
 )
 TAKE_DUE: Final = WHOSE_TURN.order_by(_C.place).limit(_AT_MOST).with_for_update(skip_locked=True)
 TAKE: Final = WHOSE_TURN.where(_C.message_id == _ID).with_for_update(skip_locked=True)
-US_TO_NEXT: Final = select(
-    func.min(case((_C.waits == _BEHIND, 0), else_=_C.due_at - now_us()))
-).where(_C.consumer == _BY, _C.waits != _PARKED, _IS_FIRST)
+_MINE_BY_TURN: Final = select(_C.due_at).where(_C.consumer == _BY, _IS_FIRST).limit(1)
+# Each walks an index and ends at the first row whose turn it is: a minimum would look at all.
+_IS_BEHIND_NOBODY: Final = (
+    _MINE_BY_TURN.with_only_columns(literal_column("0")).where(_C.waits == _BEHIND)
+).scalar_subquery()
+_NEXT_RETRY: Final = (_MINE_BY_TURN.where(_C.waits == _RETRY).order_by(_C.due_at)).scalar_subquery()
+US_TO_NEXT: Final = select(func.coalesce(_IS_BEHIND_NOBODY, _NEXT_RETRY - now_us()))
 
 _OF_KEY: Final = (
     select(

@@ -166,9 +166,33 @@ class MembersContract(DatabaseContract):
     @in_world
     async def test_a_suspect_may_have_any_id(self, world: DatabaseWorld) -> None:
         async with world.database.begin() as unit:
+            noted = await unit.members.note(CONSUMER, STRANGE_IDS)
             counts = [await unit.members.suspect(CONSUMER, id) for id in STRANGE_IDS]
+            again = await unit.members.note(CONSUMER, STRANGE_IDS)
+            await unit.members.acquit_many(CONSUMER, STRANGE_IDS)
+            after = await unit.members.note(CONSUMER, STRANGE_IDS)
 
         assert counts == [1] * len(STRANGE_IDS)
+        assert (noted, again, after) == (frozenset(), frozenset(STRANGE_IDS), frozenset())
+
+    @in_world
+    async def test_a_note_is_no_try_and_is_found_until_it_is_acquitted(
+        self, world: DatabaseWorld
+    ) -> None:
+        found = []
+        for ids in (["a", "b"], ["b", "c"], []):
+            async with world.database.begin() as unit:
+                found.append(await unit.members.note(CONSUMER, ids))
+        async with world.database.begin() as unit:
+            tries = await unit.members.suspect(CONSUMER, "a")
+            await unit.members.acquit_many(CONSUMER, ["a", "b", "never noted"])
+            await unit.members.acquit_many(CONSUMER, [])
+            left = await unit.members.note(CONSUMER, ["a", "b", "c"])
+            elsewhere = await unit.members.note("shipping", ["c"])
+
+        assert found == [frozenset(), frozenset({"b"}), frozenset()]
+        assert tries == 1
+        assert (left, elsewhere) == (frozenset({"c"}), frozenset())
 
 
 async def _record(world: DatabaseWorld, *ranges: OutcomeRange) -> None:

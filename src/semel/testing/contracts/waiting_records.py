@@ -94,6 +94,18 @@ class RecordRules(DatabaseContract):
         assert queued.first_failed_at == 0, "what only queues up has not failed"
 
     @in_world
+    async def test_several_are_taken_out_at_once_and_no_others(self, world: DatabaseWorld) -> None:
+        long = "x" * 100_000
+        await put(world, *(waiting(name) for name in ("m1", "m2", "m3", long)))
+
+        async with world.database.begin() as unit:
+            await unit.waiting.remove_many(CONSUMER, ["m1", "m3", long, "never there"])
+            await unit.waiting.remove_many(CONSUMER, [])
+            await unit.waiting.remove_many("shipping", ["m2"])
+
+        assert [found.message_id for found in await find(world, WaitingFilter())] == ["m2"]
+
+    @in_world
     async def test_a_message_of_a_transaction_that_fails_is_not_there(
         self, world: DatabaseWorld
     ) -> None:
