@@ -95,8 +95,8 @@ class CrashPoint(StrEnum):
     RELAY_PUBLISH_AFTER = "relay_publish:after"
     RELAY_DELETE_BEFORE = "relay_delete:before"
     RELAY_DELETE_AFTER = "relay_delete:after"
-    PARK_BEFORE = "park:before"
-    PARK_AFTER = "park:after"
+    ACT_BEFORE = "act:before"
+    ACT_AFTER = "act:after"
     REPLAY_BEFORE = "replay:before"
     REPLAY_AFTER = "replay:after"
 
@@ -121,7 +121,7 @@ MESSAGING_POINTS: Final = frozenset(
     if point.step.split("_")[0]
     in {
         *("member", "careful", "claim", "handle", "message", "leased", "failure"),
-        *("retry", "outcomes", "settle", "relay", "park", "replay"),
+        *("retry", "outcomes", "settle", "relay", "act", "replay"),
     }
 )
 """The windows of the half that handles one message at a time."""

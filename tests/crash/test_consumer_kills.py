@@ -30,7 +30,7 @@ UNDER_A_LEASE = {
 }
 BY_KIND = {"single": IN_ONE_TRANSACTION, "batched": IN_ONE_TRANSACTION, "leased": UNDER_A_LEASE}
 
-ELSEWHERE = {"park:before", "park:after", "replay:before", "replay:after"}
+ELSEWHERE = {"act:before", "act:after", "replay:before", "replay:after"}
 """Windows of operators' acts, which no worker passes: the tests of those acts kill there."""
 
 RETRY_MODE = {"single": "blocking", "batched": "retry-table", "leased": "retry-table"}

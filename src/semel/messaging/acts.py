@@ -11,11 +11,14 @@ is a duplicate, one of a deleted message is refused.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
+from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse, Permanent
 from semel.messaging.claims import ClaimState, Failure
-from semel.messaging.database import Unit
+from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.revisions import Revision
 from semel.messaging.waiting import WaitingMessage
@@ -75,6 +78,15 @@ def need_actor(actor: str) -> str:
     if not actor.strip():
         raise Misuse("every act has an actor, whom the audit trail names")
     return actor.strip()
+
+
+@asynccontextmanager
+async def acting(database: Database) -> AsyncIterator[Unit]:
+    """Open the one transaction of an act: what it changes, and its entry in the audit trail."""
+    async with database.begin() as unit:
+        yield unit
+        reach(CrashPoint.ACT_BEFORE)
+    reach(CrashPoint.ACT_AFTER)
 
 
 async def complete_without_effect(unit: Unit, consumer: str, message_id: str, code: str) -> None:

@@ -16,6 +16,7 @@ from semel.messaging.acts import (
     DELETED,
     NoSuchMessage,
     NotPossible,
+    acting,
     need_actor,
     need_reason,
     overrule,
@@ -70,7 +71,7 @@ async def ask_to_delete(
         NoSuchMessage: it does not wait.
         Misuse: no reason is given, or it was asked for already.
     """
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         seen = await need_waiting(unit, consumer, message_id)
         return await _ask(unit, Asked.DELETE_WAITING, seen, actor, reason)
 
@@ -84,7 +85,7 @@ async def ask_to_delete_dead_letter(
         NoSuchMessage: there is no such letter.
         Misuse: no reason is given, or it was asked for already.
     """
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         seen = await unit.dead_letters.get(consumer, message_id)
         if seen is None:
             raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
@@ -103,7 +104,7 @@ async def approve_delete(
         NotPossible: its payload was changed since it was asked for.
         Misuse: there is no such request, or it was decided already.
     """
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         request = await _decide(unit, number, actor, Decision.APPROVED)
         await _need_another_account(unit, request)
         consumer, message_id = request.consumer, request.message_id
@@ -135,7 +136,7 @@ async def refuse_delete(
         SamePerson: *actor* asked for it.
         Misuse: there is no such request, or it was decided already.
     """
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         request = await _decide(unit, number, actor, Decision.REFUSED)
         await _audit(unit, "delete.refuse", request, actor, reason)
         return await _decided(unit, number)

@@ -24,6 +24,7 @@ from semel.messaging.acts import (
     SKIPPED,
     NoSuchMessage,
     NotPossible,
+    acting,
     complete_without_effect,
     keep_payload,
     need_actor,
@@ -95,7 +96,7 @@ async def inspect(database: Database, consumer: str, message_id: str, *, actor: 
     Raises:
         NoSuchMessage: it does not wait.
     """
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         message = await need_waiting(unit, consumer, message_id)
         await unit.audit.append(Act(need_actor(actor), "park.inspect", consumer, message_id))
         queue = WaitingFilter(consumer, key=message.key, held=True)
@@ -121,7 +122,7 @@ async def classify(
     Raises:
         NoSuchMessage: it does not wait.
     """
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         before = await need_waiting(unit, consumer, message_id)
         if not await unit.waiting.label(consumer, message_id, label):
             raise NoSuchMessage(consumer, message_id, WAITING)
@@ -153,7 +154,7 @@ async def fix(
     """
     reason = need_reason(reason, "fixing a message")
     new_hash = digest_of(payload)
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         before = await need_waiting(unit, consumer, message_id)
         need_payload(before)
         new_id = await _new_id(unit, before, ids, payload)
@@ -191,7 +192,7 @@ async def release(
         NoSuchMessage: it does not wait.
         NotPossible: it is not parked, was erased, its id was handled already, or is made up.
     """
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         await _release(unit, await need_waiting(unit, consumer, message_id))
         await unit.audit.append(
             Act(need_actor(actor), "park.release", consumer, message_id, reason)
@@ -209,7 +210,7 @@ async def release_key(
         NotPossible: one of them was erased, or its id was handled already: it must be
             skipped or fixed first.
     """
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         which = WaitingFilter(consumer, key=key, waits=Waits.PARKED)
         messages = await unit.waiting.find(which, MOST_PARKED)
         if not messages:
@@ -242,7 +243,7 @@ async def skip(
         Misuse: no reason is given.
     """
     reason = need_reason(reason, "skipping a message")
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         message = await need_waiting(unit, consumer, message_id)
         if not await unit.waiting.remove(consumer, message_id):
             raise NoSuchMessage(consumer, message_id, WAITING)

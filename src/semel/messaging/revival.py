@@ -14,6 +14,7 @@ from semel.messaging.acts import (
     SKIPPED,
     NoSuchMessage,
     NotPossible,
+    acting,
     complete_without_effect,
     keep_payload,
     need_actor,
@@ -58,7 +59,7 @@ async def inspect_dead_letter(
     Raises:
         NoSuchMessage: there is no such letter.
     """
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         letter = await _need_letter(unit, consumer, message_id)
         await unit.audit.append(Act(need_actor(actor), LOOKED_AT, consumer, message_id))
         return LetterInspection(
@@ -90,7 +91,7 @@ async def retry_dead_letter(
         NotPossible: it was erased, waits already, was handled, came back *at_most* times, or
             a person must look at it first.
     """
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         letter = await _need_letter(unit, consumer, message_id)
         _need_own_id(letter)
         retries = await _sent_back(unit, letter)
@@ -149,7 +150,7 @@ async def park_dead_letter(
         NotPossible: it was erased, waits already, is stored in an inbox, or a person must look
             at it first.
     """
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         letter = await _need_letter(unit, consumer, message_id)
         await need_no_inbox(unit, consumer, message_id)
         await _let_in(unit, letter, Waits.PARKED)
@@ -173,7 +174,7 @@ async def skip_dead_letter(
         Misuse: no reason is given.
     """
     reason = need_reason(reason, "skipping a dead letter")
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         letter = await _need_letter(unit, consumer, message_id)
         if not await unit.dead_letters.remove(consumer, message_id):
             raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
