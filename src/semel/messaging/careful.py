@@ -1,33 +1,25 @@
-"""After an unclean stop: one message at a time, its try written first, the killer parked.
+"""After an unclean stop: which records are handled one at a time, and for how long.
 
 A process that dies cannot say which message killed it.  Its row says which
 partitions it worked on and how many records it had; whoever gets such a
-partition handles that many records alone.  In normal operation this costs one
-small transaction per start.
+partition handles that many records alone (`semel.messaging.suspects`).  In
+normal operation this costs one small transaction per start.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from semel.crashpoints import CrashPoint, reach
 from semel.lease import Owner
-from semel.measures import MEASURES, Metric
-from semel.message import Coordinates, Message, Partition
+from semel.message import Coordinates, Partition
 from semel.messaging.broker import Subscription
-from semel.messaging.claims import TERMINAL, ClaimRow, ClaimState, refusal
 from semel.messaging.consumer import Consumer
-from semel.messaging.database import Database, Unit
-from semel.messaging.failing import Held, park_poison
-from semel.messaging.failure import Classified, FailureClass
+from semel.messaging.database import Database
 from semel.messaging.members import Member
-from semel.messaging.outcome import Outcome, Skipped
-from semel.messaging.waiting import WaitingMessage
 
 log = logging.getLogger("semel.messaging")
 
@@ -188,60 +180,3 @@ def _is_gone(member: Member) -> bool:
         return Owner.from_json(json.loads(member.owner)).is_gone()
     except (ValueError, TypeError):
         return False
-
-
-async def handle_alone(
-    consumer: Consumer,
-    database: Database,
-    message: Message,
-    handle: Callable[[Message], Awaitable[Outcome]],
-    waiting: WaitingMessage | None = None,
-) -> Outcome:
-    """Handle a message that may kill the process; park it if it did so too often.
-
-    Only a try that was not outlived counts: a message that fails and comes back is not one
-    that kills.  *waiting*: it comes out of the waiting room.
-    """
-    limit = consumer.settings.poison_attempts
-    async with database.begin() as unit:
-        row = await unit.claims.look_up(consumer.name, message.id)
-        is_over = row is not None and row.state in (_OVER if waiting is None else TERMINAL)
-        runs = not is_over and (waiting is not None or await _runs(unit, row, message))
-        tries = await unit.members.suspect(consumer.name, message.id) if runs else 0
-        parked: Outcome | None = None
-        if tries > limit:
-            reason = f"the process died {limit} times while it handled this message alone"
-            failure = Classified(FailureClass.POISON, "CRASHED", reason, "")
-            held = Held(from_waiting=waiting is not None)
-            found = await park_poison(unit, consumer, message.tried(limit), failure, held)
-            parked = Skipped() if found is None else found
-        if is_over or parked is not None:
-            await unit.members.acquit(consumer.name, message.id)
-    reach(CrashPoint.CAREFUL_ATTEMPT_AFTER, consumer.name)
-    if parked is not None:
-        topic = message.source.topic if message.source else ""
-        MEASURES.count(Metric.POISON, topic, message.type)
-        log.error("poison message parked", extra={"consumer": consumer.name, "id": message.id})
-        return parked
-    try:
-        outcome = await handle(message)
-    except asyncio.CancelledError:
-        # A stop's deadline ended it, and not the other way round.
-        await _acquit(consumer, database, message, tries)
-        raise
-    await _acquit(consumer, database, message, tries)
-    return outcome
-
-
-async def _acquit(consumer: Consumer, database: Database, message: Message, tries: int) -> None:
-    if tries:
-        async with database.begin() as unit:
-            await unit.members.acquit(consumer.name, message.id)
-
-
-_OVER: Final = TERMINAL | {ClaimState.PARKED}
-
-
-async def _runs(unit: Unit, row: ClaimRow | None, message: Message) -> bool:
-    """Tell whether the handler will run, as far as the claim says."""
-    return row is None or refusal(row, message.digest, await unit.now()) is None

@@ -33,6 +33,7 @@ from semel.messaging.letter_topic import keep_letter
 from semel.messaging.members import Member
 from semel.messaging.outcome import Told
 from semel.messaging.retry import RetryIn, verdict
+from semel.messaging.turns import TURNS
 
 log = logging.getLogger("semel.messaging")
 
@@ -110,8 +111,10 @@ class InboxWorker:
         """
         await self._row.keep()
         if self._row.suspects:
-            return await self._work_alone()
-        return await self._work(self._batch)
+            async with TURNS.alone():
+                return await self._work_alone()
+        async with TURNS.beside_others():
+            return await self._work(self._batch)
 
     async def _work_alone(self) -> int:
         """Handle one message that may kill the process; bury it if it did so too often."""

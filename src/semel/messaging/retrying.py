@@ -15,7 +15,6 @@ from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, NeedsOperator, Retryable, SemelError
 from semel.message import Coordinates, Message, Record, raw_of, value_of
 from semel.messaging.acts import ERASED, overrule
-from semel.messaging.careful import handle_alone
 from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
@@ -25,6 +24,7 @@ from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handling import attempt, classify
 from semel.messaging.outcome import Nack, Outcome, ParkedAway, RetryLater, Skipped, settlement
 from semel.messaging.refusals import is_refusal
+from semel.messaging.suspects import handle_waiting
 from semel.messaging.waiting import WaitingMessage, Waits
 
 log = logging.getLogger("semel.messaging")
@@ -122,11 +122,19 @@ async def _one(
     Raises:
         SemelError: the database does not answer; every other message would have found that out.
     """
-    try:
+
+    async def read_and_handle() -> Outcome:
         message = message_of(consumer, waiting)
-        if isinstance(message, Unreadable) or waiting.erased_at is not None:
+        if isinstance(message, Unreadable):
             return await _set_aside(consumer, database, waiting, UNREADABLE)
-        return await _alone(consumer, database, message, waiting, handle)
+        if handle is not None:
+            return await handle(message, waiting)
+        return await attempt(consumer, database, message, waiting)
+
+    try:
+        if waiting.erased_at is not None:
+            return await _set_aside(consumer, database, waiting, UNREADABLE)
+        return await handle_waiting(consumer, database, waiting, read_and_handle)
     except (Retryable, InDoubt, Fenced, NeedsOperator):
         raise
     except Exception as error:  # noqa: BLE001  the worker goes on, whatever one message does
@@ -141,23 +149,6 @@ async def _one(
             extra={"consumer": consumer.name, "id": waiting.message_id},
         )
         return RetryLater(consumer.settings.held_retry_seconds, why)
-
-
-async def _alone(
-    consumer: Consumer,
-    database: Database,
-    message: Message,
-    waiting: WaitingMessage,
-    handle: Handle | None,
-) -> Outcome:
-    """Handle a message that is no longer at the broker, where a member would be careful with it."""
-
-    async def handled(message: Message) -> Outcome:
-        if handle is not None:
-            return await handle(message, waiting)
-        return await attempt(consumer, database, message, waiting)
-
-    return await handle_alone(consumer, database, message, handled, waiting)
 
 
 async def _set_aside(

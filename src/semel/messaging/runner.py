@@ -24,7 +24,7 @@ from semel.message import Coordinates, Message, Partition, Record
 from semel.messaging.batch import NOT_ATTEMPTED, consume_many
 from semel.messaging.broker import Subscription
 from semel.messaging.cancelling import end
-from semel.messaging.careful import Membership, handle_alone
+from semel.messaging.careful import Membership
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
 from semel.messaging.handling import handle_message, handle_unreadable
@@ -37,7 +37,9 @@ from semel.messaging.settings import Duplicates
 from semel.messaging.settings import Mode as Mode
 from semel.messaging.settings import RunnerSettings as RunnerSettings
 from semel.messaging.settling import Settling
+from semel.messaging.suspects import handle_record
 from semel.messaging.telling import tell
+from semel.messaging.turns import TURNS
 from semel.messaging.waiting import WaitingMessage
 
 log = logging.getLogger("semel.messaging")
@@ -249,46 +251,49 @@ class Runner:
         self._settling.forget(partitions)
 
     async def _handle_all(self, records: Sequence[Record]) -> dict[Coordinates, Outcome]:
-        group = self.subscription.group
         outcomes: dict[Coordinates, Outcome] = {}
-        arrivals: list[Arrival] = []
         for record in records:
             await self._settling.deliver(record.at)
-            arrival = self.consumer.reading.read(record)
-            kind = arrival.type if isinstance(arrival, Message) else ""
-            MEASURES.count(Metric.RECEIVED, record.at.topic, group, kind)
-            arrivals.append(arrival)
-        rest = await self._carefully(arrivals, outcomes)
-        if self.settings.mode is Mode.BATCHED:
-            await self._in_batches(rest, outcomes)
-        else:
-            await self._in_lanes(rest, outcomes)
+        rest = await self._carefully(records, outcomes)
+        if not rest:
+            return outcomes
+        async with TURNS.beside_others():
+            arrivals = [self._received(self.consumer.reading.read(record)) for record in rest]
+            if self.settings.mode is Mode.BATCHED:
+                await self._in_batches(arrivals, outcomes)
+            else:
+                await self._in_lanes(arrivals, outcomes)
         return outcomes
 
+    def _received(self, arrival: Arrival) -> Arrival:
+        kind = arrival.type if isinstance(arrival, Message) else ""
+        MEASURES.count(Metric.RECEIVED, _at(arrival).topic, self.subscription.group, kind)
+        return arrival
+
     async def _carefully(
-        self, arrivals: Sequence[Arrival], outcomes: dict[Coordinates, Outcome]
-    ) -> list[Arrival]:
-        """Handle suspects one at a time; return the arrivals that are none."""
-        rest: list[Arrival] = []
+        self, records: Sequence[Record], outcomes: dict[Coordinates, Outcome]
+    ) -> list[Record]:
+        """Read and handle suspects one at a time; return the records that are none."""
+        rest: list[Record] = []
         blocked: set[Partition] = set()
-        for arrival in arrivals:
-            at = _at(arrival)
+        for record in records:
+            at = record.at
             if at.place in blocked:
                 outcomes[at] = NOT_ATTEMPTED
             elif await self._membership.is_careful(at):
-                outcomes[at] = await self._suspect(arrival)
+                outcomes[at] = await handle_record(
+                    self.consumer, self.database, record, self._suspect
+                )
                 if isinstance(settlement(outcomes[at]), Nack):
                     blocked.add(at.place)
                 else:
                     await self._membership.outlived(at)
             else:
-                rest.append(arrival)
+                rest.append(record)
         return rest
 
     async def _suspect(self, arrival: Arrival) -> Outcome:
-        if isinstance(arrival, Unreadable):
-            return await self._one(arrival)
-        return await handle_alone(self.consumer, self.database, arrival, self._one)
+        return await self._one(self._received(arrival))
 
     async def _in_lanes(
         self, arrivals: Sequence[Arrival], outcomes: dict[Coordinates, Outcome]
