@@ -72,7 +72,8 @@ def verify(
     noted = _noted(head)
 
     def progress(done: int, of: int) -> None:
-        answer.tell(lambda: f"{done:,} of {counted(of, 'entry', 'entries')} are whole so far")
+        if done < of:  # else the answer itself comes next
+            answer.tell(lambda: f"{done:,} of {counted(of, 'entry', 'entries')} are whole so far")
 
     report = books.ask(lambda database: audit_verification(database, books.name, noted, progress))
     answer.give(report, show_verification)
