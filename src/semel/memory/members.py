@@ -50,10 +50,10 @@ class MemoryMembers:
         return tries
 
     async def note(self, consumer: str, message_ids: Collection[str]) -> frozenset[str]:
-        """Note that messages are about to be tried together; return those noted before."""
+        """Note one try of each of several messages, together; return those noted before."""
         known = frozenset(one for one in message_ids if (consumer, one) in self._suspects)
         for message_id in frozenset(message_ids) - known:
-            self._suspects.put((consumer, message_id), 0)
+            self._suspects.put((consumer, message_id), 1)
         return known
 
     async def acquit_many(self, consumer: str, message_ids: Collection[str]) -> None:

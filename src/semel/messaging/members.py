@@ -58,9 +58,9 @@ class Members(Protocol):
         ...
 
     async def note(self, consumer: str, message_ids: Collection[str]) -> frozenset[str]:
-        """Note that messages are about to be tried together; return those noted before.
+        """Note one try of each of several messages, together; return those noted before.
 
-        A note is no try: if the process dies, nobody knows which of them killed it.
+        What was noted before, here or by `suspect`, stays as it is: it is to be tried alone.
         """
         ...
 

@@ -25,6 +25,7 @@ from semel.messaging.handling import attempt, classify
 from semel.messaging.outcome import Nack, Outcome, ParkedAway, RetryLater, Skipped, settlement
 from semel.messaging.refusals import is_refusal
 from semel.messaging.suspects import handle_waiting
+from semel.messaging.turns import TURNS
 from semel.messaging.waiting import WaitingMessage, Waits
 
 log = logging.getLogger("semel.messaging")
@@ -82,7 +83,9 @@ async def retry_due(
     reach(CrashPoint.RETRY_TAKE_AFTER, consumer.name)
     done: dict[str, Outcome] = {}
     if is_many:
-        done = await _together(consumer, database, [w for w in due if w.message_id not in suspects])
+        async with TURNS.beside_others():
+            fresh = [waiting for waiting in due if waiting.message_id not in suspects]
+            done = await _together(consumer, database, fresh)
     for waiting in due:
         if waiting.message_id not in done:
             done[waiting.message_id] = await _one(consumer, database, waiting, handle)
@@ -101,6 +104,10 @@ async def _together(
             break
         done.update(found)
         left = {name: message for name, message in left.items() if name not in found}
+    outlived = [waiting.message_id for waiting in due if waiting.message_id not in done]
+    if outlived:
+        async with database.begin() as unit:
+            await unit.members.acquit_many(consumer.name, outlived)
     return done
 
 
@@ -199,9 +206,11 @@ class RetryWorker:
                 if any(not isinstance(settlement(outcome), Nack) for _, outcome in done):
                     continue
                 # What another worker is at stays due until that one is done with it.
-                wait = self._poll_seconds if done else await self._wait_seconds()
-                # A room in which very many wait takes long to be looked through.
-                wait = max(wait, RESTS * (SYSTEM_CLOCK.monotonic() - began))
+                wait = self._poll_seconds
+                if not done:
+                    wait = await self._wait_seconds()
+                    # A room in which very many wait takes long to be looked through.
+                    wait = max(wait, RESTS * (SYSTEM_CLOCK.monotonic() - began))
             except SemelError as error:
                 log.warning(
                     "retry worker waits", extra={"consumer": self.consumer.name, "why": str(error)}

@@ -81,12 +81,12 @@ class SqlMembers:
         return int((await self._run(SUSPECT.values(**values))).scalar_one())
 
     async def note(self, consumer: str, message_ids: Collection[str]) -> frozenset[str]:
-        """Note that messages are about to be tried together; return those noted before."""
+        """Note one try of each of several messages, together; return those noted before."""
         by_name = {stored_id(message_id): message_id for message_id in message_ids}
         if not by_name:
             return frozenset()
         # Sorted, so that two workers wait for each other in one direction only.
-        rows = [{"consumer": consumer, "message_id": name, "tries": 0} for name in sorted(by_name)]
+        rows = [{"consumer": consumer, "message_id": name, "tries": 1} for name in sorted(by_name)]
         new = (await self._run(NOTE.values(rows))).scalars().all()
         return frozenset(by_name[name] for name in by_name.keys() - set(new))
 

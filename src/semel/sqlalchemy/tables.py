@@ -342,7 +342,7 @@ crash_suspect: Final = Table(
     metadata,
     _text("consumer", "which consumer", key=True),
     _text("message_id", "tried alone, because something in flight may kill", key=True),
-    _count("tries", "alone, that were not outlived; 0: noted with others"),
+    _count("tries", "that were not outlived"),
     comment="after a crash: which message was tried when the process died again",
 )
 
