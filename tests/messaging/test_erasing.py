@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -46,37 +47,31 @@ def message(message_id="m1", key="alice", raw=SECRET):
     return Message(message_id, None, raw, key, headers={"message-id": b"m1"}, source=at)
 
 
-class Between:
-    """A database in which something happens before its *number*-th transaction begins."""
+class Late:
+    """A database in which a message is erased between a failure and what is written of it."""
 
-    def __init__(self, database, number, happens):
-        self._database = database
-        self._number = number
-        self._happens = happens
-        self.classification = database.classification
+    def __init__(self, world, message_id):
+        self._world = world
+        self._message_id = message_id
+        self.has_failed = False
+        self.classification = world.database.classification
 
-    def begin(self):
-        return self._Begun(self)
+    def fail(self):
+        self.has_failed = True
 
-    class _Begun:
-        def __init__(self, between):
-            self._between = between
-
-        async def __aenter__(self):
-            between = self._between
-            between._number -= 1
-            if between._number == 0:
-                await between._happens()
-            self._begun = between._database.begin()
-            return await self._begun.__aenter__()
-
-        async def __aexit__(self, *error):
-            return await self._begun.__aexit__(*error)
+    @asynccontextmanager
+    async def begin(self):
+        if self.has_failed:
+            self.has_failed = False
+            await erased(self._world, message_id=self._message_id)
+        async with self._world.database.begin() as unit:
+            yield unit
 
 
-def failing(policy, error=TimeoutError, name=BILLING, **more):
-    @consumer(name, policy=policy, **more)
+def failing(policy, error=TimeoutError, fail=lambda: None):
+    @consumer(BILLING, policy=policy)
     async def handle(message, session):
+        fail()
         raise error("no")
 
     return handle
@@ -97,11 +92,10 @@ class Erasing:
     async def test_an_attempt_that_fails_after_the_erasing_keeps_nothing(self, world):
         for mode in (GiveUp.DEAD_LETTER, GiveUp.PARK):
             name = f"m-{mode}"
-            handle = failing(ConsumerSettings(retry=TWICE, on_exhausted=mode))
-            await handle_message(handle, world.database, message(name))
-            # taking, the careful note, handling, and then the failure's own transaction
-            late = Between(world.database, 4, lambda name=name: erased(world, message_id=name))
-            [(_, outcome)] = await retry_due(handle, late)
+            late = Late(world, name)
+            settings = ConsumerSettings(retry=TWICE, on_exhausted=mode)
+            await handle_message(failing(settings), world.database, message(name, name))
+            [(_, outcome)] = await retry_due(failing(settings, fail=late.fail), late)
 
             waiting, claim = await waiting_of(world, name), await claim_of(world, name)
             assert outcome == Refused("parked")
@@ -111,17 +105,16 @@ class Erasing:
 
     @in_world
     async def test_a_delivery_that_fails_after_the_erasing_is_kept_without_its_payload(self, world):
-        buried = failing(ConsumerSettings(retry=TWICE), NonRetryableMessageError)
-        stored = failing(ConsumerSettings(retry=replace(TWICE, max_attempts=5)))
-        parked = failing(
-            ConsumerSettings(retry=TWICE, on_hopeless=GiveUp.PARK), NonRetryableMessageError
-        )
-        for name, handle in (("buried", buried), ("stored", stored), ("parked", parked)):
-            blocking = failing(ConsumerSettings())
-            await handle_message(blocking, world.database, message(name))
+        tries = {
+            "buried": (ConsumerSettings(retry=TWICE), NonRetryableMessageError),
+            "stored": (ConsumerSettings(retry=replace(TWICE, max_attempts=5)), TimeoutError),
+            "parked": (ConsumerSettings(on_hopeless=GiveUp.PARK), NonRetryableMessageError),
+        }
+        for name, (settings, error) in tries.items():
+            await handle_message(failing(ConsumerSettings()), world.database, message(name, name))
             await world.age(1_000)
-            late = Between(world.database, 2, lambda name=name: erased(world, message_id=name))
-            await handle_message(handle, late, message(name))
+            late = Late(world, name)
+            await handle_message(failing(settings, error, late.fail), late, message(name, name))
 
         letter = await letter_of(world, "buried")
         assert (letter.payload, letter.headers) == (None, {})
@@ -230,6 +223,29 @@ class Erasing:
         assert await claim_of(world, "m1-b") is not None
 
     @in_world
+    async def test_what_a_topic_of_dead_letters_is_to_get_goes_too(self, world):
+        settings = replace(ONCE, dead_letter_topic="payments.dlq")
+        buried = failing(settings, NonRetryableMessageError)
+        for by in ({"message_id": "m1"}, {"key": "al\0ice"}):
+            await handle_message(buried, world.database, message(key="al\0ice"))
+            conflict = message(key="al\0ice", raw=b"other")
+            await handle_message(buried, world.database, conflict)
+
+            done = await erase(world.database, **by, **ANN)
+
+            async with world.database.begin() as unit:
+                assert await unit.outbox.read("outbox", 0, 10) == []
+                for entry in await unit.outbox.parked("outbox", 10):
+                    assert (entry.value, entry.headers) == (None, {})
+                    await unit.outbox.drop("outbox", entry.message_id)
+                for letter in await unit.dead_letters.find(DeadLetterFilter(), 10):
+                    await unit.dead_letters.remove(BILLING, letter.message_id)
+            assert (done.dead_letters, done.outbox) == (2, 2)
+            await world.age(1_000)
+            async with world.database.begin() as unit:
+                await unit.claims.delete_expired(BILLING, 1, 10)
+
+    @in_world
     async def test_the_result_of_an_inbox_goes_too(self, world):
         handle = invoicing()
         await Inbox(handle, world.database).store_and_handle(message())
@@ -261,17 +277,15 @@ class Erasing:
     async def test_what_cannot_be_locked_is_tried_again_and_then_said(self, world):
         tries = []
 
-        async def away():
-            tries.append(1)
-            raise Retryable("the database is away")
-
-        class Away(Between):
-            def begin(self):
-                self._number = 1
-                return super().begin()
+        class Away:
+            @asynccontextmanager
+            async def begin(self):
+                tries.append(1)
+                raise Retryable("the database is away")
+                yield
 
         with pytest.raises(Retryable, match="away"):
-            await erase(Away(world.database, 1, away), key="alice", **ANN)
+            await erase(Away(), key="alice", **ANN)
 
         assert len(tries) == 3
 

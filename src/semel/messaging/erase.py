@@ -124,7 +124,9 @@ async def _erase_message(unit: Unit, message_id: str, progress: Callable[[int], 
         results = sum([await unit.claims.erase(consumer, name) for consumer in consumers])
         inbox = await unit.inbox.erase(message_id=name)
         outbox = await unit.outbox.erase(message_id=name)
-        for consumer in {*consumers, *await unit.inbox.consumers_of(name)}:
+        letters = await unit.dead_letters.find(DeadLetterFilter(message_id=name), MOST_NAMES)
+        buried_by = {letter.consumer for letter in letters}
+        for consumer in {*consumers, *await unit.inbox.consumers_of(name), *buried_by}:
             outbox += await unit.outbox.erase(parent=parent_of(consumer, name))
         erased += Erased(
             dead_letters=await unit.dead_letters.erase(DeadLetterFilter(message_id=name)),

@@ -43,6 +43,7 @@ def record_of(letter: DeadLetter, topic: str, outbox: str) -> OutboxEntry:
         headers_of(letter),
         outbox=outbox,
         parent=parent_of(letter.consumer, letter.message_id),
+        parent_key=letter.key,
     )
 
 

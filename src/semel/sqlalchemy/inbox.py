@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.errors import Misuse
 from semel.message import Coordinates
-from semel.messaging.ids import original_id, stored_id
+from semel.messaging.ids import is_plain_text, original_id, stored_id
 from semel.messaging.inbox import InboxMessage
 from semel.sqlalchemy.encoding import headers_from_text, headers_to_text
 from semel.sqlalchemy.faults import translated
@@ -212,6 +212,8 @@ class SqlInboxStore:
         if message_id is not None:
             meant = meant.where(_M.message_id == stored_id(message_id))
         if key is not None:
+            if not is_plain_text(key):
+                return 0  # no message of the inbox has such a key
             meant = meant.where(_M.key == key)
         if consumer is not None:
             meant = meant.where(_M.consumer == consumer)

@@ -25,7 +25,7 @@ from sqlalchemy.engine import CursorResult
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
 from semel.errors import Misuse
-from semel.messaging.ids import original_id, stored_id
+from semel.messaging.ids import is_plain_text, original_id, stored_id
 from semel.messaging.outbox import (
     ERASED_REASON,
     NO_HEADERS,
@@ -249,7 +249,8 @@ class SqlOutboxStore:
         if message_id is not None:
             meant = meant.where(_M.message_id == stored_id(message_id))
         if key is not None:
-            meant = meant.where(or_(_M.key == key, _M.parent_key == stored_id(key)))
+            caused = _M.parent_key == stored_id(key)
+            meant = meant.where(or_(_M.key == key, caused) if is_plain_text(key) else caused)
         if parent is not None:
             meant = meant.where(_M.parent == parent)
         return (await self._run(meant)).rowcount
