@@ -108,7 +108,9 @@ async def _not_sent_again(
     found = verdict(consumer.settings.retry, failure, message.attempt)
     if isinstance(found, RetryIn):
         return RetryLater(found.seconds, failure, message.attempt)
-    await forget_tries(unit, consumer, message)
+    # Used-up attempts stay counted: where its neighbours bring it back, it is not tried as often.
+    if isinstance(found, Hopeless):
+        await forget_tries(unit, consumer, message)
     if claim.from_waiting:
         await leave_the_room(unit, consumer.name, message.id)
     await keep_letter(

@@ -14,10 +14,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Fenced, InDoubt
+from semel.errors import Fenced, InDoubt, reason_of
 from semel.message import Message
 from semel.messaging.consumer import Consumer
-from semel.messaging.database import Database, TransactionEnded
+from semel.messaging.database import Database, TransactionEnded, Unit
+from semel.messaging.failing import holds_key, write_failure
+from semel.messaging.failure import Classified
 from semel.messaging.handling import (
     CONFLICT_CODE,
     Try,
@@ -28,7 +30,7 @@ from semel.messaging.handling import (
     says_nothing,
 )
 from semel.messaging.one_by_one import consume_each
-from semel.messaging.outcome import Nack, Outcome, RetryLater, settlement
+from semel.messaging.outcome import Nack, Outcome, RetryLater, Skipped, settlement
 
 log = logging.getLogger("semel.messaging")
 
@@ -107,7 +109,7 @@ async def _kept_whole(
             log.info("batch is split", extra={"consumer": consumer.name, "why": why})
     for left in reversed(range(consumer.settings.conflict_tries)):
         try:
-            return await _in_order(consumer, database, messages)
+            return await _in_order(consumer, database, messages, runs_again=left > 0)
         except Exception as error:
             cause = error.__cause__ if isinstance(error, _Failed) else error
             is_conflict = cause and classify(consumer, database, cause).code == CONFLICT_CODE
@@ -116,8 +118,30 @@ async def _kept_whole(
     raise AssertionError("the last try returns or raises")
 
 
+def _stands_behind(consumer: Consumer, before: Sequence[Message], message: Message) -> bool:
+    """Tell whether others of its key come first: they must not queue up behind it."""
+    return holds_key(consumer, message) and any(one.key == message.key for one in before)
+
+
+async def _given_up(
+    consumer: Consumer, unit: Unit, failed: _Failed, failure: Classified, error: Exception
+) -> Outcome:
+    """Write a failure in its place in the batch, unless the message comes back."""
+    message, gap = failed.state.message, failed.state.gap
+    if says_nothing(error, failed.state):
+        raise failed from error
+    try:
+        outcome = await write_failure(unit, consumer, message, failure, gap)
+    except Exception as second:  # noqa: BLE001  the failure itself must not be lost
+        log.info("failure is written alone", extra={"id": message.id, "why": reason_of(second)})
+        raise failed from error
+    if isinstance(outcome, RetryLater):
+        raise failed from error
+    return Skipped() if outcome is None else outcome
+
+
 async def _in_order(
-    consumer: Consumer, database: Database, messages: Sequence[Message]
+    consumer: Consumer, database: Database, messages: Sequence[Message], *, runs_again: bool
 ) -> list[Outcome]:
     """Handle one message after the other in one transaction; the first that fails ends it."""
     outcomes: list[Outcome] = []
@@ -130,7 +154,13 @@ async def _in_order(
             except TransactionEnded:
                 raise
             except Exception as error:
-                raise _Failed(index, state, None) from error
+                failed = _Failed(index, state, None)
+                if not _stands_behind(consumer, messages[:index], message):
+                    raise failed from error
+                failure = classify(consumer, database, error)
+                if runs_again and failure.code == CONFLICT_CODE:
+                    raise failed from error
+                outcome = await _given_up(consumer, unit, failed, failure, error)
             if isinstance(settlement(outcome), Nack):
                 raise _Failed(index, state, outcome)
             outcomes.append(outcome)
