@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 
 import pytest
 from sqlalchemy import text
@@ -10,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from semel.sqlalchemy.aborted import _note
 from semel.sqlalchemy.database import SqlDatabase
-from semel.sqlalchemy.engine import _begin_immediate, made_ready
+from semel.sqlalchemy.engine import CompletelyClosed, _begin_immediate, made_ready
 
 ENGINES = 1000
 
@@ -70,3 +72,42 @@ def test_an_engine_that_was_set_up_through_its_options_is_set_up_whole(tmp_path)
         return found
 
     assert asyncio.run(left_behind()) == 0
+
+
+def test_a_closed_connection_keeps_no_lock_whoever_has_a_cursor_of_it(tmp_path):
+    path = tmp_path / "locked.db"
+
+    def began(factory):
+        """Return a cursor of a connection that was closed within its transaction."""
+        closed = sqlite3.connect(path, isolation_level=None, factory=factory)
+        closed.execute("PRAGMA journal_mode=WAL")
+        closed.execute("CREATE TABLE IF NOT EXISTS x (i)")
+        closed.execute("BEGIN IMMEDIATE")
+        cursor = closed.execute("INSERT INTO x VALUES (1), (2) RETURNING i")
+        closed.close()
+        return cursor
+
+    def write():
+        with closing(sqlite3.connect(path, timeout=0)) as other, other:
+            other.execute("INSERT INTO x VALUES (3)")
+
+    cursor = began(sqlite3.Connection)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        write()
+    del cursor
+
+    cursor = began(CompletelyClosed)
+    write()
+    del cursor
+
+
+def test_connections_of_every_engine_are_closed_completely(tmp_path):
+    async def kind():
+        database = SqlDatabase(create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}"))
+        async with database.engine.connect() as connection:
+            raw = await connection.get_raw_connection()
+            inside = raw.driver_connection._conn
+        await database.engine.dispose()
+        return type(inside)
+
+    assert asyncio.run(kind()) is CompletelyClosed

@@ -7,6 +7,8 @@ cannot become a write.
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import suppress
 from typing import Any, Final
 
 from sqlalchemy import event
@@ -70,7 +72,26 @@ def made_ready(engine: AsyncEngine, lock_seconds: float = LOCK_SECONDS) -> Async
         raise Misuse(f"claims are kept in PostgreSQL or SQLite, not in {engine.dialect.name}")
     if engine.dialect.name == "sqlite" and listen_once(engine, "begin", _begin_immediate):
         event.listen(engine.sync_engine, "connect", _own_transactions(lock_seconds))
+        event.listen(engine.sync_engine, "do_connect", _close_completely)
     return engine
+
+
+class CompletelyClosed(sqlite3.Connection):
+    """A connection that gives its locks back when it is closed.
+
+    SQLite keeps a closed connection, and its transaction, for as long as somebody has a cursor
+    of it: the traceback of a cancelled statement, say.
+    """
+
+    def close(self) -> None:
+        """Roll back what is open, and close."""
+        with suppress(sqlite3.Error):
+            self.rollback()
+        super().close()
+
+
+def _close_completely(dialect: Any, record: Any, arguments: Any, options: dict[str, Any]) -> None:
+    options.setdefault("factory", CompletelyClosed)
 
 
 def _own_transactions(lock_seconds: float) -> Any:
