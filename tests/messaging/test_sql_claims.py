@@ -14,7 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from semel.errors import Retryable
 from semel.messaging.claims import Claimed, ClaimRequest, Duplicate, Locked
 from semel.sqlalchemy import claim_statements as sql
-from semel.sqlalchemy.claims import MOST_TURNS, SqlAlchemyProcessedMessageStore
+from semel.sqlalchemy.claim_rows import MOST_TURNS
+from semel.sqlalchemy.claims import SqlAlchemyProcessedMessageStore
 from semel.sqlalchemy.database import SqlDatabase
 from semel.sqlalchemy.engine import made_ready, open_engine
 from semel.sqlalchemy.faults import DatabaseConflict, DatabaseUnavailable

@@ -19,12 +19,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from semel.errors import Misuse
 from semel.message import Message
+from semel.messaging.claim_store import ProcessedMessageStore
 from semel.messaging.claims import (
     Claimed,
     ClaimRequest,
     Duplicate,
     NotClaimable,
-    ProcessedMessageStore,
 )
 from semel.messaging.context import handling
 

@@ -13,10 +13,10 @@ delivery comes back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from semel.errors import Fenced, Retryable
 from semel.message import Message
@@ -288,137 +288,6 @@ class Failure:
 def source_of(message: Message) -> str:
     """Return a message's coordinates in words; empty where it has none."""
     return "" if message.source is None else str(message.source)
-
-
-class ProcessedMessageStore(Protocol):
-    """The claims of one open transaction; nothing here ends it.
-
-    The contract is executable: `semel.testing.contracts.ClaimsContract`.
-    """
-
-    async def claim(self, *, consumer_name: str, event_id: str) -> bool:
-        """Claim a message; False where it was handled before.
-
-        Raises:
-            NotClaimable: it is neither: held elsewhere, not due, parked, dead, or a conflict.
-            Retryable: the database could not be asked.
-        """
-        ...
-
-    async def try_claim(self, consumer: str, request: ClaimRequest) -> ClaimAnswer:
-        """Claim in its final state: COMPLETED, if and when the caller's transaction commits."""
-        ...
-
-    async def try_claim_many(
-        self, consumer: str, requests: Sequence[ClaimRequest]
-    ) -> list[ClaimAnswer]:
-        """Claim a batch of different ids in one statement, sorted; answers in the given order.
-
-        Raises:
-            Locked: one of them is held by another transaction; claim them one by one.
-        """
-        ...
-
-    async def lease(
-        self,
-        consumer: str,
-        request: ClaimRequest,
-        *,
-        owner: str,
-        seconds: float,
-        stale: StalePolicy = StalePolicy.RECLAIM,
-    ) -> ClaimAnswer:
-        """Claim as IN_PROGRESS with a lease; the caller commits before it handles."""
-        ...
-
-    async def renew(self, consumer: str, message_id: str, fence: int, seconds: float) -> bool:
-        """Make the lease last *seconds* from now; False where it was lost."""
-        ...
-
-    async def lock_expired(self, consumer: str, message_id: str, fence: int) -> bool:
-        """Keep a lease that ran out from being renewed or taken until this transaction ends.
-
-        False, and nothing locked, where *fence* is not its fence any more, or it lasts again.
-        """
-        ...
-
-    async def mark_completed(
-        self, consumer: str, message_id: str, fence: int | None = None, result: str | None = None
-    ) -> bool:
-        """Complete a leased claim; False, and nothing changed, where *fence* is not its fence.
-
-        No result is kept of a message that was erased.  Without a fence: complete whatever is
-        not completed (an operator's skip).
-        """
-        ...
-
-    async def mark_failed(
-        self, consumer: str, message_id: str, failure: Failure, fence: int | None = None
-    ) -> bool:
-        """Write a failed attempt; False, and nothing changed, where its state is `CLOSED`.
-
-        An attempt that fails late finds what others, or a person, made of the message
-        meanwhile; only `reopen` leads out of it.  With a fence: only if the claim is still
-        leased under it.
-        """
-        ...
-
-    async def erase(self, consumer: str, message_id: str) -> bool:
-        """Remove the kept result of a message, and note that its payload was erased.
-
-        Waits for a transaction that holds the claim; its state stays.  Tells whether there
-        was a result.
-        """
-        ...
-
-    async def erase_key(self, key: str) -> int:
-        """Remove the results that were kept with this key, and note that; say how many."""
-        ...
-
-    async def undo(self, consumer: str, message_id: str, failure: Failure) -> None:
-        """Turn a claim that *this* transaction took into a failed attempt.
-
-        For batches, where the claims of failed messages and the effects of the others
-        share a transaction.
-        """
-        ...
-
-    async def give_back(self, consumer: str, message_id: str, claimed: Claimed) -> None:
-        """Let go of a claim that *this* transaction took, as if it had never been asked for."""
-        ...
-
-    async def keep_result(
-        self, consumer: str, message_id: str, result: str, key: str | None = None
-    ) -> None:
-        """Write what the handler returned beside a claim that this transaction took.
-
-        With the message's *key*, by which it can be erased.  Nothing is kept of a message
-        that was erased.
-        """
-        ...
-
-    async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
-        """Replace the hash that repetitions are compared with, after an audited revision."""
-        ...
-
-    async def reopen(self, consumer: str, message_id: str) -> bool:
-        """Make a dead or parked message claimable again, its attempts counted from the start.
-
-        False, and nothing changed, in every other state.
-        """
-        ...
-
-    async def look_up(self, consumer: str, message_id: str) -> ClaimRow | None:
-        """Read a claim without locking it."""
-        ...
-
-    async def consumers_of(self, message_id: str) -> Sequence[str]:
-        """Name the consumers that have a claim on a message, in order."""
-        ...
-
-    async def delete_expired(self, consumer: str, older_than_seconds: float, limit: int) -> int:
-        """Delete at most *limit* terminal claims that were last changed so long ago."""
-        ...
 
 
 class NotClaimable(Retryable):

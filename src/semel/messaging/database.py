@@ -17,7 +17,7 @@ from semel.errors import Misuse
 from semel.messaging.approvals import Approvals
 from semel.messaging.audit import AuditTrail
 from semel.messaging.changes import RowChange
-from semel.messaging.claims import ProcessedMessageStore
+from semel.messaging.claim_store import ProcessedMessageStore
 from semel.messaging.completeness import OutcomeStore
 from semel.messaging.deadletters import DeadLetters
 from semel.messaging.failure import Classification

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import Connection, CursorResult, Executable, Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.errors import Misuse
-from semel.messaging.audit import plain
 from semel.messaging.claims import (
     CLOSED,
     TERMINAL,
@@ -29,16 +27,13 @@ from semel.messaging.claims import (
     found_of,
     refusal,
 )
-from semel.messaging.ids import original_id, stored_id
+from semel.messaging.ids import stored_id
 from semel.sqlalchemy import claim_statements as sql
-from semel.sqlalchemy.faults import DatabaseConflict, translated
-from semel.sqlalchemy.origins import seconds_or_none, stored_name
+from semel.sqlalchemy.claim_rows import MOST_TURNS, Asked, written
+from semel.sqlalchemy.faults import translated
+from semel.sqlalchemy.origins import stored_name
 from semel.sqlalchemy.tables import processed_message
 from semel.sqlalchemy.times import to_seconds, to_us
-
-# Each turn means that another transaction changed or removed the claim between two of our
-# statements; whoever loses five times in a row comes back later.
-MOST_TURNS: Final = 5
 
 
 class SqlAlchemyProcessedMessageStore:
@@ -79,7 +74,7 @@ class SqlAlchemyProcessedMessageStore:
             Locked: another transaction holds it, and did not end within the lock timeout.
             Retryable: the database could not be asked.
         """
-        me = _Me.of(consumer, request)
+        me = Asked.of(consumer, request)
         for _ in range(MOST_TURNS):
             if await self._row(sql.TAKE, me, me.new()):
                 return Claimed()
@@ -99,7 +94,7 @@ class SqlAlchemyProcessedMessageStore:
         Raises:
             Locked: one of them is held by another transaction; claim them one by one.
         """
-        asked = [_Me.of(consumer, request) for request in requests]
+        asked = [Asked.of(consumer, request) for request in requests]
         first = {me.id: me for me in reversed(asked)}
         taken = await self._take_many(consumer, first)
         missed = sorted(first.keys() - taken)
@@ -131,7 +126,7 @@ class SqlAlchemyProcessedMessageStore:
             Locked: another transaction holds it, and did not end within the lock timeout.
             Retryable: the database could not be asked.
         """
-        me = _Me.of(consumer, request)
+        me = Asked.of(consumer, request)
         terms = {"owned_by": owner, "lease_us": to_us(seconds)}
         for _ in range(MOST_TURNS):
             taken = await self._row(sql.LEASE, me, {**me.new(), **terms})
@@ -147,7 +142,7 @@ class SqlAlchemyProcessedMessageStore:
 
         A lease that ran out and that nobody took is still its owner's.
         """
-        me = _Me.of(consumer, ClaimRequest(message_id))
+        me = Asked.of(consumer, ClaimRequest(message_id))
         return await self._change(
             sql.RENEW, me, {**me.key(), "seen": fence, "lease_us": to_us(seconds)}
         )
@@ -157,7 +152,7 @@ class SqlAlchemyProcessedMessageStore:
 
         False, and nothing locked, where *fence* is not its fence any more, or it lasts again.
         """
-        me = _Me.of(consumer, ClaimRequest(message_id))
+        me = Asked.of(consumer, ClaimRequest(message_id))
         return await self._change(sql.LOCK_EXPIRED, me, {**me.key(), "seen": fence})
 
     async def mark_completed(
@@ -168,7 +163,7 @@ class SqlAlchemyProcessedMessageStore:
         Without a fence: complete whatever is not completed, a message without a claim
         included; False where it is completed.
         """
-        me = _Me.of(consumer, ClaimRequest(message_id))
+        me = Asked.of(consumer, ClaimRequest(message_id))
         returned = {"returned": result}
         if fence is not None:
             leased = {**me.key(), **returned, "seen": fence}
@@ -189,15 +184,15 @@ class SqlAlchemyProcessedMessageStore:
 
         With a fence: only if the claim is still leased under it.
         """
-        me = _Me.of(consumer, ClaimRequest(message_id, failure.payload_hash, failure.source))
+        me = Asked.of(consumer, ClaimRequest(message_id, failure.payload_hash, failure.source))
         if fence is not None:
-            leased = {**me.key_and_hash(), **_written(failure), "seen": fence}
+            leased = {**me.key_and_hash(), **written(failure), "seen": fence}
             return await self._change(sql.FAIL_LEASED, me, leased)
         for _ in range(MOST_TURNS):
             # The rollback of the attempt has usually taken its claim away.
-            if await self._row(sql.FAIL_NEW, me, {**me.new(), **_written(failure)}):
+            if await self._row(sql.FAIL_NEW, me, {**me.new(), **written(failure)}):
                 return True
-            if await self._change(sql.FAIL, me, {**me.key_and_hash(), **_written(failure)}):
+            if await self._change(sql.FAIL, me, {**me.key_and_hash(), **written(failure)}):
                 return True
             if await self._is_in(CLOSED, me):
                 return False
@@ -209,13 +204,13 @@ class SqlAlchemyProcessedMessageStore:
         Raises:
             Misuse: there is no such claim.
         """
-        me = _Me.of(consumer, ClaimRequest(message_id, failure.payload_hash, failure.source))
-        if not await self._change(sql.UNDO, me, {**me.key_and_hash(), **_written(failure)}):
+        me = Asked.of(consumer, ClaimRequest(message_id, failure.payload_hash, failure.source))
+        if not await self._change(sql.UNDO, me, {**me.key_and_hash(), **written(failure)}):
             raise Misuse(f"{me}: there is no claim to undo; this transaction did not take it")
 
     async def give_back(self, consumer: str, message_id: str, claimed: Claimed) -> None:
         """Let go of a claim that *this* transaction took, as if it had never been asked for."""
-        me = _Me.of(consumer, ClaimRequest(message_id))
+        me = Asked.of(consumer, ClaimRequest(message_id))
         if not await self._change(sql.GIVE_BACK_NEW, me, me.key()):
             before = {**me.key(), "owned_by": claimed.from_owner}
             await self._change(sql.GIVE_BACK, me, before)
@@ -224,13 +219,13 @@ class SqlAlchemyProcessedMessageStore:
         self, consumer: str, message_id: str, result: str, key: str | None = None
     ) -> None:
         """Write what the handler returned beside a claim that this transaction took."""
-        me = _Me.of(consumer, ClaimRequest(message_id))
+        me = Asked.of(consumer, ClaimRequest(message_id))
         kept = {"returned": result, "of_key": stored_name(key)}
         await self._change(sql.KEEP_RESULT, me, {**me.key(), **kept})
 
     async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
         """Replace the hash that repetitions are compared with, after an audited revision."""
-        me = _Me.of(consumer, ClaimRequest(message_id, payload_hash))
+        me = Asked.of(consumer, ClaimRequest(message_id, payload_hash))
         await self._change(sql.EXPECT_PAYLOAD, me, me.key_and_hash())
 
     async def reopen(self, consumer: str, message_id: str) -> bool:
@@ -238,18 +233,18 @@ class SqlAlchemyProcessedMessageStore:
 
         False, and nothing changed, in every other state.
         """
-        me = _Me.of(consumer, ClaimRequest(message_id))
+        me = Asked.of(consumer, ClaimRequest(message_id))
         return await self._change(sql.REOPEN, me, me.key())
 
     async def look_up(self, consumer: str, message_id: str) -> ClaimRow | None:
         """Read a claim without locking it."""
-        me = _Me.of(consumer, ClaimRequest(message_id))
+        me = Asked.of(consumer, ClaimRequest(message_id))
         row = await self._row(sql.WHY, me, me.key())
         return None if row is None else me.row(row)
 
     async def erase(self, consumer: str, message_id: str) -> bool:
         """Remove the kept result of a message, and note that its payload was erased."""
-        me = _Me.of(consumer, ClaimRequest(message_id))
+        me = Asked.of(consumer, ClaimRequest(message_id))
         had = await self._change(sql.FORGET_RESULT, me, me.key())
         await self._change(sql.ERASED, me, me.key())
         return had
@@ -277,7 +272,7 @@ class SqlAlchemyProcessedMessageStore:
             deleted += len(done.all())
         return deleted
 
-    async def _answer(self, me: _Me, why: Row[Any]) -> ClaimAnswer | None:
+    async def _answer(self, me: Asked, why: Row[Any]) -> ClaimAnswer | None:
         """Say why a message is not new, or take it all the same; None where that has changed."""
         row, now = me.row(why), to_seconds(why.now)
         no = refusal(row, me.request.payload_hash, now)
@@ -289,7 +284,7 @@ class SqlAlchemyProcessedMessageStore:
         return Claimed(taken.attempts, from_owner=row.owner)
 
     async def _lease_again(
-        self, me: _Me, why: Row[Any], terms: Mapping[str, Any], stale: StalePolicy
+        self, me: Asked, why: Row[Any], terms: Mapping[str, Any], stale: StalePolicy
     ) -> ClaimAnswer | None:
         row, now = me.row(why), to_seconds(why.now)
         no = refusal(row, me.request.payload_hash, now)
@@ -304,7 +299,7 @@ class SqlAlchemyProcessedMessageStore:
             return None
         return Claimed(taken.attempts, taken.fence, row.owner)
 
-    async def _take_many(self, consumer: str, batch: Mapping[str, _Me]) -> set[str]:
+    async def _take_many(self, consumer: str, batch: Mapping[str, Asked]) -> set[str]:
         if not batch:
             return set()
         new = [batch[id].new() for id in sorted(batch)]
@@ -328,14 +323,14 @@ class SqlAlchemyProcessedMessageStore:
         what = f"the claims of consumer {consumer}"
         return (await self._execute(statement, what, {"by": consumer, "ids": list(ids)})).all()
 
-    async def _is_in(self, states: Set[ClaimState], me: _Me) -> bool:
+    async def _is_in(self, states: Set[ClaimState], me: Asked) -> bool:
         row = await self._row(sql.WHY, me, me.key())
         return row is not None and row.state in states
 
-    async def _row(self, statement: Executable, me: _Me, values: Any) -> Row[Any] | None:
+    async def _row(self, statement: Executable, me: Asked, values: Any) -> Row[Any] | None:
         return (await self._execute(statement, str(me), values)).one_or_none()
 
-    async def _change(self, statement: Executable, me: _Me, values: Any) -> bool:
+    async def _change(self, statement: Executable, me: Asked, values: Any) -> bool:
         return (await self._execute(statement, str(me), values)).rowcount > 0
 
     async def _execute(self, statement: Executable, what: str, values: Any) -> CursorResult[Any]:
@@ -365,66 +360,3 @@ class SqlAlchemyProcessedMessageStore:
     @cached_property
     def _is_postgres(self) -> bool:
         return self._session.get_bind(clause=processed_message).dialect.name == "postgresql"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Me:
-    """One message of one consumer, as the statements name it."""
-
-    consumer: str
-    request: ClaimRequest
-    id: str
-
-    @classmethod
-    def of(cls, consumer: str, request: ClaimRequest) -> _Me:
-        return cls(consumer, request, stored_id(request.message_id))
-
-    def key(self) -> dict[str, Any]:
-        return {"by": self.consumer, "id": self.id}
-
-    def key_and_hash(self) -> dict[str, Any]:
-        return {**self.key(), "digest": self.request.payload_hash}
-
-    def new(self) -> dict[str, Any]:
-        asked = self.request
-        more = {"original": original_id(asked.message_id), "source": plain(asked.source)}
-        return {**self.key_and_hash(), **more}
-
-    def row(self, found: Row[Any]) -> ClaimRow:
-        return ClaimRow(
-            self.consumer,
-            self.request.message_id,
-            ClaimState(found.state),
-            found.attempts,
-            found.owner,
-            found.fence,
-            to_seconds(found.lease_until),
-            to_seconds(found.due_at),
-            found.payload_hash,
-            to_seconds(found.first_seen_at),
-            to_seconds(found.updated_at),
-            found.error_code,
-            found.result,
-            found.source,
-            seconds_or_none(found.failed_at),
-            seconds_or_none(found.erased_at),
-            found.result_key,
-        )
-
-    def changes_all_the_time(self) -> DatabaseConflict:
-        return DatabaseConflict(
-            f"{self}: other transactions changed the claim {MOST_TURNS} times between asking and "
-            f"taking; nothing was changed here, it comes back"
-        )
-
-    def __str__(self) -> str:
-        return f"consumer {self.consumer}: message {self.request.message_id!r}"
-
-
-def _written(failure: Failure) -> dict[str, Any]:
-    return {
-        "into": failure.state.value,
-        "tried": failure.attempts,
-        "code": failure.error_code,
-        "delay_us": to_us(failure.delay_seconds),
-    }
