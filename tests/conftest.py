@@ -28,6 +28,8 @@ Started = TypeVar("Started")
 _numbers = count(1)
 
 
+# Before xdist reads the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file in one process; those that start a JVM run in one, and first."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from semel.crashpoints import CrashPoint, reach
-from semel.message import Coordinates, Message
+from semel.message import Coordinates, Message, Record
 from semel.messaging.claims import Claimed, ClaimRequest
 from semel.messaging.context import handling
 from semel.messaging.outcome import Handled, Outcome, Skipped
@@ -16,12 +16,11 @@ class AckFirst(Runner):
     """Commits the offsets as soon as the records are there."""
 
     async def _carefully(
-        self, arrivals: Sequence[Arrival], outcomes: dict[Coordinates, Outcome]
-    ) -> list[Arrival]:
-        places = [arrival.source for arrival in arrivals if isinstance(arrival, Message)]
-        await self.subscription.commit({at.place: at.offset + 1 for at in places if at})
+        self, records: Sequence[Record], outcomes: dict[Coordinates, Outcome]
+    ) -> list[Record]:
+        await self.subscription.commit({r.at.place: r.at.offset + 1 for r in records})
         reach(CrashPoint.SETTLE_AFTER, self.consumer.name)
-        return await super()._carefully(arrivals, outcomes)
+        return await super()._carefully(records, outcomes)
 
 
 class ClaimFirst(Runner):
