@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Extra arguments for pytest, the demo or the benchmarks: make test ARGS="-k postgres".
 ARGS ?=
 
-# How many tests run at once; whatever starts a JVM takes turns (tests/conftest.py).
+# How many tests run at once; whatever starts a JVM takes turns (tests/turns.py).
 WORKERS ?= 2
 
 # Where the test services keep what they download.
@@ -26,7 +26,7 @@ demo: $(VENV)/demo.stamp java ## Kill a real pipeline at its worst moments and c
 
 .PHONY: test
 test: check java ## Check, then run the tests with real services; ARGS="-k name" goes to pytest.
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 .PHONY: soak
 soak: $(VENV)/dev.stamp java ## Run the tests that take minutes: random kills for a long time.

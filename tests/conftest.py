@@ -17,6 +17,7 @@ from semel.testing.services import (
     connector_jars,
 )
 from semel.testing.services.processes import java, package_folder
+from tests.turns import JVM, Turns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,18 +29,26 @@ Started = TypeVar("Started")
 _numbers = count(1)
 
 
-# Before xdist reads the groups.
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Turns:
+    """Say which process runs which tests."""
+    return Turns(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one process; those that start a JVM run in one, and first."""
+    """Let what takes longest run first.
+
+    Raises:
+        pytest.UsageError: a test needs a JVM, and is not where such tests are.
+    """
 
     def starts_jvm(item: pytest.Item) -> bool:
         return any(item.get_closest_marker(name) for name in ("spark", "kafka"))
 
+    for item in filter(starts_jvm, items):
+        if not item.nodeid.startswith(JVM):
+            raise pytest.UsageError(f"{item.nodeid} starts a JVM: add its file to tests/turns.py")
     items.sort(key=lambda item: not starts_jvm(item))
-    for item in items:
-        group = "jvm" if starts_jvm(item) else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def require(start: Callable[[], Started]) -> Started:

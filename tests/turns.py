@@ -1,0 +1,24 @@
+"""Which tests run beside which, when two processes share them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from xdist.scheduler import LoadScopeScheduling
+
+JVM: Final = (
+    "tests/spark/",
+    "tests/services/",
+    "tests/scenarios/test_demo.py",
+    "tests/test_docs.py",
+    "tests/unit/test_bench.py",
+    "tests/unit/test_files_on_disk.py",
+)
+"""Where tests start a JVM, which has two cores' work for itself."""
+
+
+class Turns(LoadScopeScheduling):
+    """The tests of a file stay in one process; those that start a JVM all run in the same."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "jvm" if nodeid.startswith(JVM) else nodeid.split("::", 1)[0]
