@@ -181,6 +181,22 @@ class Replays:
         assert counts(again) == {"duplicate": 1}
 
     @in_world
+    async def test_a_message_of_the_inbox_whose_claim_is_used_up_is_refused(self, world):
+        service = await Service(world).open()
+        service.refuse("m1")
+        await Inbox(service.consumer, service.database).store(message("m1"))
+        await InboxWorker(service.consumer, service.database).work_once()
+        service.heal()
+        async with world.database.begin() as unit:
+            await unit.claims.reopen("billing", "m1")
+            await unit.claims.mark_completed("billing", "m1")
+
+        report = await service.run(Letters())
+
+        assert "handled" not in counts(report)
+        assert await service.paid() == []
+
+    @in_world
     async def test_a_leased_consumer_is_replayed_under_leases(self, world):
         service = await Service(world).open()
         broken = [True]

@@ -36,6 +36,7 @@ from semel.messaging.database import Database
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.handling import attempt, classify, handle_unreadable
 from semel.messaging.inbox import InboxMessage
+from semel.messaging.inbox_acts import send_back
 from semel.messaging.leased import handle_leased
 from semel.messaging.outcome import (
     Conflicted,
@@ -317,17 +318,17 @@ class Replayer:
 
     async def _stored(self, stored: InboxMessage) -> Replayed:
         """Handle a message that the inbox's workers gave up, in one transaction with its mark."""
-        name, message_id = self.consumer.name, stored.message_id
+        message_id = stored.message_id
         if stored.due_at is not None:
             return Replayed(message_id, Turn.LEFT, "an inbox worker tries it")
         try:
             message = inboxes.message_of(self.consumer, stored)
             async with self.database.begin() as unit:
-                if not await unit.inbox.try_again(name, message_id):
-                    return Replayed(message_id, Turn.LEFT, "another worker has it")
-                await unit.dead_letters.remove(name, message_id)
+                await send_back(unit, stored)
                 await unit.audit.append(self._act("inbox.retry", message_id))
                 await inboxes.handle(unit, self.consumer, message)
+        except NotPossible:
+            raise
         except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
             failure = classify(self.consumer, self.database, error)
             return Replayed(message_id, Turn.FAILED, f"{failure.code}: {failure.reason}")
