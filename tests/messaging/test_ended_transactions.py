@@ -18,9 +18,11 @@ from semel.messaging.claims import ClaimState
 from semel.messaging.consumer import consumer
 from semel.messaging.database import TransactionEnded
 from semel.messaging.dryrun import dry_run
+from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handling import handle_message
 from semel.messaging.outcome import DeadLettered, Handled
-from semel.messaging.retry import RetryPolicy
+from semel.messaging.retry import RetryMode, RetryPolicy
+from semel.messaging.retrying import RetryWorker
 from semel.messaging.settings import ConsumerSettings
 from semel.sqlalchemy.database import SqlDatabase
 from semel.sqlalchemy.guard import ending_in
@@ -29,6 +31,9 @@ from tests.messaging.worlds import postgres_world
 
 MESSAGES = [Message(f"m{n}", {}, b"{}") for n in (1, 2, 3, 4)]
 ONCE = ConsumerSettings(retry=RetryPolicy(max_attempts=1))
+STORED = ConsumerSettings(
+    retry=RetryPolicy(initial_delay_seconds=0, max_delay_seconds=0, mode=RetryMode.RETRY_TABLE)
+)
 
 
 async def by_connection(session: Any) -> None:
@@ -224,6 +229,33 @@ class Ends:
 
         self.run(test)
 
+    def test_the_retry_worker_ends_when_a_handler_commits_past_every_guard(self):
+        names, calls, fails = [f"m{n}" for n in range(7)], [], [True]
+
+        @consumer("c", policy=STORED, id_from=FromHeader("message-id"))
+        async def handle(message: Message, session: Any) -> None:
+            if fails[0]:
+                raise RetryableMessageError("not yet")
+            calls.append(message.id)
+            if message.id == "m3":
+                raw = await (await session.connection()).get_raw_connection()
+                await raw.driver_connection.execute("COMMIT")
+
+        async def test(database):
+            for name in names:
+                given = Message(name, {}, b"{}", headers={"message-id": name.encode()})
+                await handle_message(handle, database, given)
+            fails[0] = False
+            with pytest.raises(TransactionEnded):
+                await asyncio.wait_for(RetryWorker(handle, database, 0.01).run(), 10)
+            async with database.begin() as unit:
+                left = [await unit.waiting.get("c", name) for name in names]
+
+            assert calls == names[:4], "nobody behind it was called, or taken for handled"
+            assert [waiting is not None for waiting in left[4:]] == [True] * 3
+
+        self.run(test)
+
     def test_connections_that_are_nobodys_unit_commit_as_ever(self):
         async def test(database):
             async with database.begin() as unit:
@@ -329,6 +361,10 @@ class TestPostgres(Ends, InPostgres):
         ("CREATE TRIGGER t AFTER INSERT ON a BEGIN SELECT 1; END", None),
         ("PREPARE plan AS SELECT 1", None),
         ("ENDPOINT", None),
+        ("SELECT 1 -- as above; end of story", None),
+        ("SELECT 1 /* first; begin again */", None),
+        (r"SELECT E'it\'s; commit'", None),
+        ("SELECT 1; /* now */ -- really\n COMMIT", "COMMIT"),
     ],
 )
 def test_statements_that_end_a_transaction_are_known(statement, verb):

@@ -17,7 +17,7 @@ from semel.message import Coordinates, Message, Record, raw_of, value_of
 from semel.messaging.acts import ERASED, overrule
 from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.consumer import Consumer
-from semel.messaging.database import Database
+from semel.messaging.database import Database, TransactionEnded
 from semel.messaging.draining import handle_together
 from semel.messaging.failing import leave_the_room
 from semel.messaging.failure import Classified, FailureClass
@@ -198,7 +198,12 @@ class RetryWorker:
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Work until `stop`; a database that does not answer is asked again."""
+        """Work until `stop`; a database that does not answer is asked again.
+
+        Raises:
+            TransactionEnded: a handler committed past every guard.  What it left is not taken
+                for handled by going on; the one who compares it starts the worker again.
+        """
         while not self._stopping.is_set():
             began = SYSTEM_CLOCK.monotonic()
             try:
@@ -211,6 +216,8 @@ class RetryWorker:
                     wait = await self._wait_seconds()
                     # A room in which very many wait takes long to be looked through.
                     wait = max(wait, RESTS * (SYSTEM_CLOCK.monotonic() - began))
+            except TransactionEnded:
+                raise
             except SemelError as error:
                 log.warning(
                     "retry worker waits", extra={"consumer": self.consumer.name, "why": str(error)}
