@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from semel.codec import FromHeader
 from semel.errors import Misuse
+from semel.message import Message
 from semel.messaging.audit import Act
 from semel.messaging.consumer import consumer
 from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.gaps import close_gaps
 from semel.messaging.handling import handle_message
+from semel.messaging.lanes import Order
 from semel.messaging.replay import ReplayNotAllowed, ReplaySettings
 from semel.messaging.replay_acts import abandon_replay
 from semel.messaging.replay_report import MOST_REASONS, OTHER_REASONS, Cursor
 from semel.messaging.replay_rules import DEFAULT_WINDOW_SECONDS, ReplayRule, ReplayRules
-from semel.messaging.replaying import Replayed, Turn
+from semel.messaging.replaying import Replayed, Turn, replaying
 from semel.messaging.replays import ReplayState
 from semel.messaging.retention import DAY_SECONDS, ReplayRuns, Retention, prune
+from semel.messaging.retry import RetryMode, RetryPolicy
 from semel.messaging.selection import Ids, Letters, Offsets, Times, Waiting, parked_key
 from semel.messaging.sequence import GapPolicy
-from semel.messaging.settings import Mode
+from semel.messaging.settings import ConsumerSettings, Mode
 from semel.policy import Policy
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import acts, letters
@@ -304,3 +309,26 @@ def test_the_reasons_of_refusals_are_not_collected_without_end():
     kept = Cursor.read(cursor.text()).refusals
     assert len(kept) == MOST_REASONS + 1
     assert kept[OTHER_REASONS] == 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ConsumerSettings(order=order, holds_keys=held, retry=RetryPolicy(mode=mode))
+        for order, held, mode in [
+            (Order.PARTITION, None, RetryMode.BLOCKING),
+            (Order.KEY, False, RetryMode.BLOCKING),
+            (Order.KEY, True, RetryMode.RETRY_TABLE),
+            (Order.NONE, None, RetryMode.RETRY_TABLE),
+        ]
+    ],
+)
+def test_a_consumer_of_any_order_can_be_replayed(settings):
+    @consumer("billing", policy=settings, id_from=FromHeader("message-id"))
+    async def handle(message: Message, session: Any) -> None:
+        """Do nothing."""
+
+    replayed = replaying(handle).settings
+
+    assert replayed.stores_retries
+    assert replayed.holds_waiting_keys is (settings.order is Order.KEY)

@@ -37,6 +37,7 @@ from semel.messaging.deadletters import DeadLetter
 from semel.messaging.handling import attempt, classify, handle_unreadable
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.inbox_acts import send_back
+from semel.messaging.lanes import Order
 from semel.messaging.leased import handle_leased
 from semel.messaging.outcome import (
     Conflicted,
@@ -133,11 +134,19 @@ def replaying(consumer: Consumer) -> Consumer:
     """Return the consumer as a replay runs it.
 
     Duplicates are skipped even where deliveries invoke the handler, and what fails waits in
-    the retry table: no broker will deliver it again.
+    the retry table: no broker will deliver it again.  Nothing holds a partition back, then; a
+    key is held, whatever the consumer does with deliveries.
     """
     settings = consumer.settings
-    retry = replace(settings.retry, mode=RetryMode.RETRY_TABLE)
-    return consumer.with_settings(replace(settings, duplicates=Duplicates.SKIP, retry=retry))
+    by_partition = settings.order is Order.PARTITION
+    replayed = replace(
+        settings,
+        duplicates=Duplicates.SKIP,
+        retry=replace(settings.retry, mode=RetryMode.RETRY_TABLE),
+        order=Order.NONE if by_partition else settings.order,
+        holds_keys=None if by_partition or not settings.holds_keys else True,
+    )
+    return consumer.with_settings(replayed)
 
 
 class Replayer:

@@ -32,7 +32,12 @@ _ENDS: Final = re.compile(
     rf"|rollback(?!{_BLANK}+(?:(?:work|transaction){_BLANK}+)?to\b))\b",
     re.IGNORECASE,
 )
-_QUOTED: Final = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$", re.DOTALL)
+_COMMENT: Final = r"--[^\n]*|/\*.*?\*/"
+_QUOTED: Final = re.compile(
+    rf"{_COMMENT}|\be'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"[^\"]*\""
+    r"|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$",
+    re.DOTALL | re.IGNORECASE,
+)
 _SETS: Final = re.compile(
     rf"{_BLANK}*set\b(?!{_BLANK}+(?:local|constraints|transaction)\b)", re.IGNORECASE
 )
@@ -96,7 +101,7 @@ def ending_in(statement: str) -> str | None:
     """Return what in *statement* begins or ends a transaction; None where nothing does."""
     found = _ENDS.match(statement)
     if found is None and ";" in statement and not _HAS_BODY.match(statement):
-        rest = _QUOTED.sub("''", statement).split(";")
+        rest = _QUOTED.sub(" ", statement).split(";")
         found = next(filter(None, map(_ENDS.match, rest)), None)
     return None if found is None else " ".join(found["verb"].upper().split())
 
