@@ -18,13 +18,22 @@ from semel.errors import Misuse, Retryable
 from semel.message import Message, value_of
 from semel.messaging.acts import need_actor
 from semel.messaging.audit import Act
+from semel.messaging.claims import (
+    ClaimRow,
+    Conflict,
+    Duplicate,
+    HeldElsewhere,
+    Parked,
+    Terminal,
+    refusal,
+)
 from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
 from semel.messaging.database import Database, Unit
 from semel.messaging.failing import write_conflict
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.inbox_acts import send_back
-from semel.messaging.outcome import Conflicted, Handled, Skipped
+from semel.messaging.outcome import Conflicted, Handled, Refused, Skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +41,7 @@ class Stored:
     """The message is durable, and a worker handles it."""
 
 
-NotNew: TypeAlias = Skipped | Conflicted
+NotNew: TypeAlias = Skipped | Refused | Conflicted
 
 
 class Inbox:
@@ -56,7 +65,8 @@ class Inbox:
         """Make a message durable, to be handled by an `semel.messaging.inbox_worker.InboxWorker`.
 
         Acknowledge after any answer: the message is here, was here before, or is kept among
-        the dead letters because its id is known with another payload.
+        the dead letters because its id is known with another payload.  Where a replay handled
+        it before it came, its claim says so: then it is not stored.
 
         Raises:
             Retryable: nothing was stored; do not acknowledge.
@@ -108,17 +118,44 @@ class Inbox:
 
     async def _known(self, unit: Unit, message: Message) -> NotNew | None:
         """Store a message; say what is known of its id where it is not new."""
-        stored = InboxMessage.of(self.consumer.name, message)
-        if await unit.inbox.store(stored):
+        name = self.consumer.name
+        claim = await unit.claims.look_up(name, message.id)
+        if claim is not None and await unit.inbox.get(name, message.id) is None:
+            answer = await self._claimed(unit, message, claim)
+            if answer is not None:
+                return answer
+        if await unit.inbox.store(InboxMessage.of(name, message)):
             return None
-        known = await unit.inbox.get(self.consumer.name, message.id)
+        known = await unit.inbox.get(name, message.id)
         if known is None:
             # Retention deleted it between two statements.
-            raise Retryable(f"consumer {self.consumer.name}: message {message.id!r} just left")
+            raise Retryable(f"consumer {name}: message {message.id!r} just left")
         if known.payload_hash and known.payload_hash != message.digest:
             return await write_conflict(unit, self.consumer, message, known.payload_hash)
         why = "duplicate" if known.processed_at is not None else "stored before"
         return Skipped(why, known.result)
+
+    async def _claimed(self, unit: Unit, message: Message, claim: ClaimRow) -> NotNew | None:
+        """Answer for a message that has a claim and was never stored; None: it may be stored.
+
+        Nothing in an inbox claims: whoever did so handled it without one, as a replay of the
+        broker's records does, and may still have it in the waiting room.
+        """
+        name = self.consumer.name
+        match refusal(claim, message.digest, await unit.now()):
+            case Conflict(expected):
+                return await write_conflict(unit, self.consumer, message, expected)
+            case Duplicate(result):
+                return Skipped("duplicate", result)
+            case Terminal(error_code):
+                return Refused(f"dead letter ({error_code})")
+            case Parked():
+                return Refused("parked")
+            case HeldElsewhere(owner):
+                raise Retryable(f"consumer {name}: {owner} is at message {message.id!r}")
+            case _:
+                waits = await unit.waiting.get(name, message.id)
+                return None if waits is None else Skipped("stored before")
 
 
 async def handle(unit: Unit, consumer: Consumer, message: Message) -> Any:
