@@ -6,7 +6,8 @@
     Offsets       a stretch of a topic's partition, read from the broker again
     Times         the same, by the broker's time
 
-A replay keeps what it was begun with, so what comes meanwhile is not part of it.
+A replay keeps what it was begun with, so what comes meanwhile is not part of it;
+only a message that is parked meanwhile is, if its filter finds it.
 """
 
 from __future__ import annotations
