@@ -13,6 +13,7 @@ from sqlalchemy.exc import OperationalError
 from semel.errors import Retryable
 from semel.messaging.broker import Outgoing
 from semel.messaging.claims import Locked
+from semel.messaging.database import Database, Unit
 from semel.messaging.outbox import MESSAGE_ID_HEADER, OutboxEntry
 from semel.messaging.relay import Relay
 from semel.messaging.retry import RetryPolicy
@@ -102,6 +103,19 @@ class Broker:
     def ids(self) -> list[str]:
         """The ids of what was taken, repetitions included, in order."""
         return [id_of(message) for message in self.taken]
+
+
+class Counted:
+    """A database that counts its transactions."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.classification = database.classification
+        self.transactions = 0
+
+    def begin(self) -> AbstractAsyncContextManager[Unit]:
+        self.transactions += 1
+        return self._database.begin()
 
 
 def id_of(message: Outgoing) -> str:

@@ -16,6 +16,7 @@ from tests.messaging.outgoing import (
     AT_ONCE,
     DATABASES,
     Broker,
+    Counted,
     by_key,
     entry,
     fill,
@@ -368,16 +369,6 @@ def test_a_long_queue_behind_a_parked_message_keeps_nobody_waiting(memory):
 
 def test_a_long_queue_behind_a_message_that_is_due_is_no_reason_to_hurry(memory, monkeypatch):
     monkeypatch.setattr("semel.messaging.relay.PAUSE_PER_SKIPPED_SECONDS", 0.001)
-
-    class Counted:
-        def __init__(self, database):
-            self._database = database
-            self.classification = database.classification
-            self.transactions = 0
-
-        def begin(self):
-            self.transactions += 1
-            return self._database.begin()
 
     async def test(world):
         broker, counted = Broker(), Counted(world.database)

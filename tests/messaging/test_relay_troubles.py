@@ -6,14 +6,17 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from semel.errors import Misuse, Permanent
+from semel.messaging.outbox import Leadership
 from semel.messaging.retry import RetryPolicy
 from tests.messaging.outgoing import (
     DATABASES,
     Broker,
+    Counted,
     by_key,
     entry,
     fill,
@@ -258,3 +261,64 @@ def test_other_topics_go_on(memory):
         assert await parked(world) == []
 
     run(memory, test)
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_refused_topic_with_nothing_left_to_send_is_forgotten(database, behind):
+    async def test(world):
+        broker, counted = Denying(PermissionError("denied")), Counted(world.database)
+        names = [f"k{n}-{m}" for m in range(1 + behind) for n in range(6)]
+        await fill(world, *(entry(name, name.partition("-")[0]) for name in names))
+        working = relay(replace(world, database=counted), broker, retry=QUICK, poll_seconds=0.01)
+
+        assert await working.run_until_empty() == 0
+
+        assert await parked(world) == names[:6]
+        assert await left(world) == names
+        assert counted.transactions < 100
+
+    run(database, test)
+
+
+async def drop_all(world):
+    mine = await leadership_of(world)
+    async with world.database.begin() as unit:
+        places = [e.place for e in await unit.outbox.read("outbox", 0, 100)]
+        await unit.outbox.delete(mine, places)
+
+
+async def erase_all(world):
+    async with world.database.begin() as unit:
+        for e in await unit.outbox.read("outbox", 0, 100):
+            await unit.outbox.erase(message_id=e.message_id)
+
+
+async def leadership_of(world):
+    async with world.database.begin() as unit:
+        leader = await unit.outbox.leader("outbox")
+    return Leadership("outbox", leader.owner, leader.epoch)
+
+
+@pytest.mark.parametrize("take_away", [drop_all, erase_all])
+def test_when_somebody_takes_a_refused_topics_messages_away_nobody_looks_for_them(
+    database, take_away
+):
+    async def test(world):
+        broker, counted = Denying(PermissionError("denied")), Counted(world.database)
+        await fill(world, *(entry(f"k{n}-1", f"k{n}") for n in range(6)))
+        working = relay(replace(world, database=counted), broker, retry=QUICK, poll_seconds=0.05)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(working.run())
+            await until(lambda: len(broker.denied) == 1)
+            await take_away(world)
+            before = counted.transactions
+            await asyncio.sleep(0.5)
+            idle = counted.transactions - before
+            broker.is_denied = False
+            await fill(world, entry("k9-1", "k9"))
+            await until(lambda: broker.ids == ["k9-1"])
+            working.stop()
+
+        assert idle < 100
+
+    run(database, test)

@@ -171,3 +171,30 @@ def test_many_keys_that_are_refused_together_are_the_topics_failure():
     assert (len(together.failed), len(together.parked)) == (5, 0)
     assert (len(with_one_taken.failed), len(with_one_taken.parked)) == (0, 5)
     assert (len(few.failed), len(few.parked)) == (0, 4)
+
+
+def test_a_refused_topic_is_forgotten_when_a_sweep_that_could_try_it_met_nothing_to_try():
+    ours = sending()
+    ours.settle([entry(1, "a")], [DENIED], 0.0)
+
+    ours.begin_sweep(frozenset(), 0.5)
+    ours.end_sweep()
+    assert ours.next_due == 1.0
+    ours.begin_sweep(frozenset(), 1.0)
+    ours.sendable([entry(1, "a")])
+    ours.end_sweep()
+    assert ours.next_due == 1.0
+    ours.begin_sweep(frozenset({("payments", "a")}), 1.0)
+    assert ours.sendable([entry(2, "a")]) == []
+    ours.end_sweep()
+    assert ours.next_due is None
+
+
+def test_a_sweep_that_did_not_come_to_the_end_forgets_no_topic():
+    ours = sending()
+    ours.settle([entry(1, "a")], [DENIED], 0.0)
+    ours.begin_sweep(frozenset(), 1.0)
+
+    ours.begin_sweep(frozenset(), 1.0)
+
+    assert ours.next_due == 1.0

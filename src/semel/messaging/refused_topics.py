@@ -4,6 +4,7 @@
     waiting      nothing of the topic is sent until its pause is over
     trying       then the first messages of a few keys; one that is taken ends it
     refused      again: a longer pause, and whoever has used up its attempts is parked
+    forgotten    nothing of the topic is left that could be tried
 
 Without this, a permission that is missing for a minute parks the whole outbox.
 """
@@ -34,6 +35,12 @@ class _Refused:
     is_over: bool = False
     """Something was taken: the next sweep sends everything."""
 
+    is_tried: bool = False
+    """Its pause was over when the sweep began."""
+
+    is_seen: bool = False
+    """The sweep met an entry that waits for the topic alone."""
+
     ahead: int = 0
     """How many more keys may go ahead in this sweep."""
 
@@ -63,14 +70,28 @@ class RefusedTopics:
         """Let a few keys go ahead where the pause is over; forget what is over as a whole."""
         self._topics = {name: one for name, one in self._topics.items() if not one.is_over}
         for one in self._topics.values():
-            one.ahead = KEYS_AHEAD if one.until <= now else 0
+            one.is_tried = one.until <= now
+            one.is_seen = False
+            one.ahead = KEYS_AHEAD if one.is_tried else 0
             one.gone.clear()
+
+    def end_sweep(self) -> None:
+        """Forget topics that could be tried and had nothing to try: parked, dropped, erased.
+
+        Nothing would ever end their refusal, and the relay would look for them without a pause.
+        """
+        self._topics = {
+            name: one
+            for name, one in self._topics.items()
+            if one.is_seen or one.is_over or not one.is_tried
+        }
 
     def lets_go(self, entry: OutboxEntry) -> bool:
         """Tell whether *entry* may be sent, and count it if it goes ahead of others."""
         one = self._topics.get(entry.topic)
         if one is None:
             return True
+        one.is_seen = True
         lane = lane_of(entry)
         if one.ahead == 0 or lane in one.gone:
             return False

@@ -257,6 +257,8 @@ class Relay:
                     sweep.behind = asyncio.create_task(self._write_down(leadership, settled))
                 if is_last or self._stopped.is_set():
                     break
+            if len(entries) < self._batch:
+                self._sending.end_sweep()
             await sweep.settled()
         finally:
             await sweep.drop()

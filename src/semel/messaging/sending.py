@@ -83,6 +83,10 @@ class Sending:
         self._parked = parked_keys
         self._topics.begin_sweep(now)
 
+    def end_sweep(self) -> None:
+        """Note that everything was seen since the sweep began."""
+        self._topics.end_sweep()
+
     @property
     def next_due(self) -> float | None:
         """When the first waiting lane or topic may be tried again; None where none waits."""
