@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +42,15 @@ PARKS = ConsumerSettings(
 
 def never(message: Message) -> None:
     """Fail at nothing."""
+
+
+class Lenient:
+    """Reads everything."""
+
+    name = "lenient"
+
+    def decode(self, raw: bytes | None, headers: Mapping[str, bytes]) -> dict[str, Any]:
+        return {}
 
 
 @dataclass
@@ -94,6 +103,11 @@ class Service:
 
     def heal(self) -> None:
         self.broken = never
+
+    def read_everything(self) -> None:
+        """Let the consumer read what it could not read before."""
+        reading = replace(self.consumer.reading, codec=Lenient())
+        self.consumer = replace(self.consumer, reading=reading)
 
     def put(self, *ids: str, key: str | None = None, value: bytes | None = None) -> None:
         """Put messages into the broker's log."""

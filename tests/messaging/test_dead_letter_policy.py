@@ -17,12 +17,12 @@ from semel.messaging.inboxes import Inbox
 from semel.messaging.letter_topic import headers_of, record_of
 from semel.messaging.relay import Relay
 from semel.messaging.revival import inspect_dead_letter, park_dead_letter, retry_dead_letter
-from semel.messaging.selection import Letters
+from semel.messaging.selection import Letters, Offsets
 from semel.testing.contracts.deadletters import LETTER
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import ANN, BILLING, letter_of, letters, waiting_of
 from tests.messaging.places import InMemory, InPostgres, InSqlite
-from tests.messaging.replay_world import DEAD, Service, counts, message
+from tests.messaging.replay_world import DEAD, P0, Service, counts, message
 
 DLQ = "payments.dlq"
 TOLD = replace(DEAD, dead_letter_topic=DLQ, dead_letter_owner="team-billing")
@@ -145,6 +145,47 @@ class DeadLetterReview(DatabaseContract):
         assert counts(report) == {"handled": 1, "refused": 1}
         assert await letter_of(world, "m1") is not None
         assert await waiting_of(world, "m1") is None
+
+    @in_world
+    async def test_an_inbox_tries_nothing_again_that_nobody_has_looked_at(self, world):
+        service = await Service(world, REVIEWED).open()
+        inbox = Inbox(service.consumer, world.database)
+        service.refuse("m1")
+        await inbox.store(message("m1"))
+        await InboxWorker(service.consumer, world.database).run_until_empty()
+        service.heal()
+
+        with pytest.raises(NotPossible, match=r"dlq\.manualReviewRequired"):
+            await inbox.try_again("m1", **ANN)
+        assert counts(await service.run(Letters())) == {"refused": 1}
+        await InboxWorker(service.consumer, world.database).run_until_empty()
+        unseen = await service.paid()
+        await inspect_dead_letter(world.database, BILLING, "m1", actor="bob")
+
+        assert unseen == []
+        assert await inbox.try_again("m1", **ANN)
+
+    @in_world
+    async def test_a_range_does_not_bring_back_an_unreadable_record_that_nobody_has_looked_at(
+        self, world
+    ):
+        service = await Service(world, REVIEWED).open()
+        service.put("m1", value=b"not json")
+        await service.run(Offsets(P0, 0, 0), name="first")
+        service.read_everything()
+
+        unseen = [
+            counts(await service.run(Letters(), name="letters")),
+            counts(await service.run(Offsets(P0, 0, 0), name="range")),
+        ]
+        paid = await service.paid()
+        await inspect_dead_letter(world.database, BILLING, "unreadable:payments/0/0", actor="bob")
+        seen = await service.run(Offsets(P0, 0, 0), name="again")
+
+        assert (unseen, paid) == ([{"refused": 1}, {"refused": 1}], [])
+        assert counts(seen) == {"handled": 1}
+        assert await service.paid() == ["m1"]
+        assert await letters(world) == 0
 
     @in_world
     async def test_without_that_policy_nobody_has_to_look(self, world):

@@ -9,13 +9,15 @@ from __future__ import annotations
 from semel.messaging.acts import NotPossible, need_not_handled
 from semel.messaging.database import Unit
 from semel.messaging.inbox import InboxMessage
+from semel.messaging.review import need_review
 
 
 async def send_back(unit: Unit, stored: InboxMessage) -> None:
     """Let the workers try a message again; its dead letter goes.
 
     Raises:
-        NotPossible: they do so already, or it was handled, skipped, deleted or erased.
+        NotPossible: they do so already, it was handled, skipped, deleted or erased, or a
+            person must look at it first.
     """
     consumer, message_id = stored.consumer, stored.message_id
     if stored.erased_at is not None:
@@ -28,6 +30,9 @@ async def send_back(unit: Unit, stored: InboxMessage) -> None:
     if await unit.waiting.get(consumer, message_id) is not None:
         why = "a message with this id waits for the retry worker; skip that one first"
         raise NotPossible(consumer, message_id, why)
+    letter = await unit.dead_letters.get(consumer, message_id)
+    if letter is not None:
+        await need_review(unit, letter)
     if not await unit.inbox.try_again(consumer, message_id):
         raise NotPossible(consumer, message_id, "the inbox's workers try it already")
     await unit.dead_letters.remove(consumer, message_id)

@@ -105,7 +105,8 @@ class Inbox:
         did it, and why, is in the audit trail.
 
         Raises:
-            NotPossible: it was handled, skipped, deleted or erased.
+            NotPossible: it was handled, skipped, deleted or erased, or a person must look at
+                it first.
         """
         name, actor = self.consumer.name, need_actor(actor)
         async with self.database.begin() as unit:

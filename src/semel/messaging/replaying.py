@@ -229,28 +229,18 @@ class Replayer:
         try:
             if waiting is not None:
                 return await self._waiting(waiting)
-            if letter is not None and letter.needs_review:
-                async with self.database.begin() as unit:
-                    await need_review(unit, letter)
             if stored is not None:
                 return await self._stored(stored)
             if letter is not None:
                 return await self._letter(letter)
+            if isinstance(item.arrival, Message):
+                return await self._arrived(item.arrival)
         except (NotPossible, NoSuchMessage) as error:
             return Replayed(message_id, Turn.REFUSED, str(error))
-        match item.arrival:
-            case Message() as message:
-                done = _replayed(message_id, await self._try(message, None))
-                if message.source is not None and done.turn is not Turn.LEFT:
-                    await self._close(f"{UNREADABLE_ID}{message.source}", message_id)
-                return done
-            case Unreadable() as unreadable:
-                outcome = await handle_unreadable(self.consumer, self.database, unreadable)
-                return _replayed(message_id, outcome)
-            case None:
-                return Replayed(message_id, Turn.MISSING, "nobody has its payload any more")
-            case _ as never:
-                assert_never(never)
+        if isinstance(item.arrival, Unreadable):
+            outcome = await handle_unreadable(self.consumer, self.database, item.arrival)
+            return _replayed(message_id, outcome)
+        return Replayed(message_id, Turn.MISSING, "nobody has its payload any more")
 
     def _refusal(self, item: Item, *kept: Kept | None) -> str | None:
         """Say why the policy of its own topic, or of all where none is known, forbids it."""
@@ -295,7 +285,7 @@ class Replayer:
         if isinstance(found, Unreadable):
             return Replayed(message_id, Turn.REFUSED, f"it cannot be read: {found.reason}")
         if message_id.startswith(UNREADABLE_ID):
-            return await self._read_at_last(letter, found)
+            return replace(await self._read_at_last(letter, found), message_id=message_id)
         await retry_dead_letter(
             self.database,
             name,
@@ -310,9 +300,22 @@ class Replayer:
             return Replayed(message_id, Turn.LEFT, "another worker has it")
         return await self._waiting(waiting)
 
+    async def _arrived(self, message: Message) -> Replayed:
+        """Handle a record of the broker that our own tables have nothing of."""
+        letter = None
+        if message.source is not None:
+            unreadable_id = f"{UNREADABLE_ID}{message.source}"
+            async with self.database.begin() as unit:
+                letter = await unit.dead_letters.get(self.consumer.name, unreadable_id)
+        if letter is not None:
+            return await self._read_at_last(letter, message)
+        return _replayed(message.id, await self._try(message, None))
+
     async def _read_at_last(self, letter: DeadLetter, message: Message) -> Replayed:
         """Handle a record that could not be read before, under the id that it really has."""
-        done = _replayed(letter.message_id, await self._try(message, None))
+        async with self.database.begin() as unit:
+            await need_review(unit, letter)
+        done = _replayed(message.id, await self._try(message, None))
         if done.turn is not Turn.LEFT:
             await self._close(letter.message_id, message.id)
         return done

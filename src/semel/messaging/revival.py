@@ -104,7 +104,6 @@ async def retry_dead_letter(
             )
         stored = await unit.inbox.get(consumer, message_id)
         if stored is not None:
-            await need_review(unit, letter)
             await send_back(unit, stored)
         else:
             await need_not_handled(unit, consumer, message_id)
