@@ -7,10 +7,12 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from semel.errors import Misuse, Permanent
+from semel.messaging.erase import erase
 from semel.messaging.outbox import Leadership
 from semel.messaging.retry import RetryPolicy
 from tests.messaging.outgoing import (
@@ -177,6 +179,76 @@ def test_a_relay_needs_time(memory, wrong):
     async def test(world):
         with pytest.raises(Misuse, match="needs some time"):
             relay(world, Broker(), **wrong)
+
+    run(memory, test)
+
+
+class Away(Broker):
+    """Nobody is there until it comes back, after something was done meanwhile."""
+
+    def __init__(self, meanwhile):
+        super().__init__()
+        self.meanwhile = meanwhile
+        self.asked = 0
+
+    async def publish(self, batch):
+        self.asked += 1
+        if self.asked == 2:
+            await self.meanwhile()
+        self.outages = 1 if self.asked in (2, 3) else 0
+        return await super().publish(batch)
+
+
+def test_what_is_erased_while_the_broker_is_away_is_not_sent_when_it_is_back(database):
+    async def test(world):
+        async def erase_ann():
+            await erase(world.database, key="ann", actor="bob", reason="request 4711")
+
+        broker = Away(erase_ann)
+        names = ["ann-1", "bob-1", "ann-2", "bob-2", "ann-3", "bob-3"]
+        await fill(world, *(entry(name, name.partition("-")[0]) for name in names))
+
+        assert await relay(world, broker, batch=2).run_until_empty() == 4
+
+        assert broker.ids == ["ann-1", "bob-1", "bob-2", "bob-3"]
+        assert await left(world) == ["ann-2", "ann-3"]
+
+    run(database, test)
+
+
+def test_what_comes_while_the_broker_is_away_goes_behind_what_was_there(memory):
+    async def test(world):
+        async def add():
+            await fill(world, entry("a-4", "a"), entry("b-2", "b"))
+
+        broker = Away(add)
+        names = ["a-1", "b-1", "a-2", "a-3"]
+        await fill(world, *(entry(name, name.partition("-")[0]) for name in names))
+
+        await relay(world, broker, batch=2).run_until_empty()
+
+        assert broker.ids == [*names, "a-4", "b-2"]
+        assert await left(world) == []
+
+    run(memory, test)
+
+
+def test_the_longer_the_broker_is_away_the_longer_are_the_pauses(memory):
+    async def test(world):
+        broker, asked = Broker(), []
+
+        async def note(batch):
+            asked.append(time.monotonic())
+
+        broker.before, broker.outages = note, 4
+        slower = RetryPolicy(initial_delay_seconds=0.02, max_delay_seconds=0.08, jitter=False)
+        await fill(world, entry("1"))
+        await relay(world, broker, retry=slower).run_until_empty()
+
+        pauses = [later - earlier for earlier, later in pairwise(asked)]
+        assert all(
+            found >= least for found, least in zip(pauses, [0.02, 0.04, 0.08, 0.08], strict=True)
+        )
 
     run(memory, test)
 

@@ -5,7 +5,8 @@
 
 One leader relays an outbox.  It publishes outside of any transaction and
 deletes exactly what the broker has taken, in one statement with the check of
-its epoch.  A crash between the two publishes again, under the same ids.
+its epoch.  A crash between the two publishes again, under the same ids.  While
+the broker is away nothing is held: what is sent afterwards was read afterwards.
 
 A sweep goes to the end and begins again at the start: an entry whose
 transaction commits late has a place behind the cursor.
@@ -128,6 +129,9 @@ class Relay:
         self._clock = clock
         self._leading = Leading(database, outbox, lease_seconds, clock)
         self._measured = -MEASURE_SECONDS
+        self._outages = 0
+        """How often in a row the broker was away."""
+
         self._bell = asyncio.Event()
         """Rung when there may be something to do: new messages, or the end."""
 
@@ -217,7 +221,7 @@ class Relay:
                 whole_due = self._now() + min(
                     sweep.skipped * PAUSE_PER_SKIPPED_SECONDS, MAX_PAUSE_SECONDS
                 )
-            if sweep.sent:
+            if sweep.goes_on:
                 place, pause = sweep.end, FIRST_PAUSE_SECONDS
                 continue
             due = self._sending.next_due
@@ -242,19 +246,21 @@ class Relay:
             sweep.ahead = asyncio.create_task(self._read(start))
             while entries := await sweep.ahead:
                 reach(CrashPoint.RELAY_READ_AFTER, self.outbox)
-                sweep.end = entries[-1].place
                 is_last = len(entries) < self._batch or self._now() > ends
                 if not is_last:
-                    sweep.ahead = asyncio.create_task(self._read(sweep.end))
+                    sweep.ahead = asyncio.create_task(self._read(entries[-1].place))
                 sendable = self._sending.sendable(entries)
                 sweep.skipped += len(entries) - len(sendable)
-                answers = await self._publish(leadership, sendable) if sendable else None
-                if answers is not None:
-                    sweep.sent = True
+                if sendable:
+                    sweep.goes_on = True
+                    answers = await self._publish(leadership, sendable)
+                    if answers is None:
+                        break
                     settled = self._sending.settle(sendable, answers, self._now())
                     self._tell(settled)
                     await sweep.settled()
                     sweep.behind = asyncio.create_task(self._write_down(leadership, settled))
+                sweep.end = entries[-1].place
                 if is_last or self._stopped.is_set():
                     break
             if len(entries) < self._batch:
@@ -270,29 +276,27 @@ class Relay:
     async def _publish(
         self, leadership: Leadership, entries: Sequence[OutboxEntry]
     ) -> Sequence[Exception | None] | None:
-        """Send a batch, again after every pause while the broker is away.
+        """Send a batch; None where the broker is away, after a pause.
 
-        None where the relay is stopped before the broker is back.
+        The batch is to be read again then: somebody may have erased a message of it meanwhile.
         """
-        batch = [outgoing_of(entry) for entry in entries]
-        for attempt in count(1):
-            self._leading.check(leadership)
-            reach(CrashPoint.RELAY_PUBLISH_BEFORE, self.outbox)
-            try:
-                answers = await self._publishing.together(batch)
-            except (Fenced, Misuse):
-                raise
-            except Retryable as error:
-                self._warn("broker away", error)
-                if await _until(self._stopped, backoff(self._retry, attempt)):
-                    return None
-                continue
-            except Exception as error:  # noqa: BLE001  one of them is to blame, the others are not
-                self._warn("a batch was refused, sending its messages one by one", error)
-                answers = await self._publishing.singly(entries)
-            reach(CrashPoint.RELAY_PUBLISH_AFTER, self.outbox)
-            return answers
-        raise AssertionError("the loop ends only by returning")
+        self._leading.check(leadership)
+        reach(CrashPoint.RELAY_PUBLISH_BEFORE, self.outbox)
+        try:
+            answers = await self._publishing.together([outgoing_of(entry) for entry in entries])
+        except (Fenced, Misuse):
+            raise
+        except Retryable as error:
+            self._warn("broker away", error)
+            self._outages += 1
+            await _until(self._stopped, backoff(self._retry, self._outages))
+            return None
+        except Exception as error:  # noqa: BLE001  one of them is to blame, the others are not
+            self._warn("a batch was refused, sending its messages one by one", error)
+            answers = await self._publishing.singly(entries)
+        self._outages = 0
+        reach(CrashPoint.RELAY_PUBLISH_AFTER, self.outbox)
+        return answers
 
     async def _write_down(self, leadership: Leadership, settled: Settled) -> None:
         """Delete what was delivered, and note what was not, in one transaction."""
@@ -378,7 +382,9 @@ class _Sweep:
     skipped: int = 0
     """How many entries had to wait behind others."""
 
-    sent: bool = False
+    goes_on: bool = False
+    """There was something to send: what is behind its end is looked at right away."""
+
     ahead: asyncio.Task[Sequence[OutboxEntry]] | None = None
     """The next batch is being read."""
 
