@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
-from semel.errors import Retryable
+from semel.errors import InDoubt, Retryable
+from semel.messaging import inbox_turns
+from semel.messaging.acts import NotPossible
 from semel.messaging.claims import ClaimRequest
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.inbox_worker import InboxWorker
 from semel.messaging.inboxes import Inbox, Stored
 from semel.messaging.outcome import Conflicted, Refused, Skipped
+from semel.messaging.replay import Replay
+from semel.messaging.replaying import ReplayInterrupted
 from semel.messaging.retrying import retry_due
-from semel.messaging.selection import Offsets
+from semel.messaging.revival import retry_dead_letter
+from semel.messaging.selection import Letters, Offsets
 from semel.testing.contracts.messaging_world import in_world
-from tests.messaging.act_world import BILLING, letters
+from tests.messaging.act_world import ANN, BILLING, acts, letter_of, letters
 from tests.messaging.places import InMemory, InPostgres, InSqlite
-from tests.messaging.replay_world import DEAD, P0, PARKS, Service, counts, message
+from tests.messaging.replay_world import ALL_AT_ONCE, DEAD, P0, PARKS, Service, counts, message
 
 
 async def replayed(world, settings=DEAD, *, fails=None):
@@ -43,9 +49,14 @@ async def deliver(service, one=None):
     """Deliver a message to the inbox in both ways, and let everybody work."""
     inbox, one = Inbox(service.consumer, service.database), one or message("m1")
     answers = [await inbox.store(one), await inbox.store_and_handle(one)]
+    await work(service)
+    return answers
+
+
+async def work(service):
+    """Let the inbox's workers and the retry worker do what is due."""
     await InboxWorker(service.consumer, service.database).run_until_empty()
     await retry_due(service.consumer, service.database)
-    return answers
 
 
 class AfterAReplay:
@@ -113,13 +124,120 @@ class AfterAReplay:
         assert counts(await service.run(Offsets(P0, 0, 0), name="twice")) == {"duplicate": 1}
 
 
-class TestInMemory(InMemory, AfterAReplay):
+class GivenUp:
+    """Messages that an inbox's workers gave up have another turn by a replay."""
+
+    @in_world
+    async def test_a_message_that_may_succeed_later_goes_back_to_the_workers(self, world):
+        service = await given_up(world, TWICE)
+        service.broken = be_down
+
+        report = await service.run(Letters())
+        service.heal()
+        await work(service)
+
+        assert counts(report) == {"failed": 1}
+        assert await service.paid() == ["m1"]
+        assert await letters(world) == 0
+
+    @in_world
+    async def test_what_could_not_be_asked_for_is_not_passed_over(self, world):
+        service = await given_up(world)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(inbox_turns, "send_back", does_not_answer)
+            with pytest.raises(ReplayInterrupted, match="'m1' could not be tried"):
+                await service.run(Letters())
+
+        assert counts(await service.run(None)) == {"handled": 1}
+        assert await service.paid() == ["m1"]
+
+    @in_world
+    async def test_a_commit_in_doubt_is_looked_at_by_the_next_run(self, world):
+        service = await given_up(world)
+        doubtful = Doubtful(world.database)
+        service.broken = doubtful.begins
+
+        with pytest.raises(InDoubt):
+            await Replay(service.consumer, doubtful, Letters(), actor="ann", name="again").run()
+
+        assert counts(await service.run(None)) == {"handled": 1}
+        assert await service.paid() == ["m1"]
+
+    @in_world
+    async def test_a_turn_that_failed_is_in_the_trail_and_counts_for_the_loop_guard(self, world):
+        service = await given_up(world)
+        service.broken = refuse
+        settings = replace(ALL_AT_ONCE, most_replays=2)
+
+        reports = [await service.run(Letters(), settings, name=f"r{n}") for n in range(3)]
+
+        assert [counts(one) for one in reports] == [{"failed": 1}] * 2 + [{"refused": 1}]
+        assert [act for _, act, about in await acts(world) if about == "m1"] == ["inbox.retry"] * 2
+        letter = await letter_of(world, "m1")
+        assert (letter.error_code, letter.attempts) == ("REJECTED", 1)
+        with pytest.raises(NotPossible, match="sent back 2 times"):
+            await retry_dead_letter(world.database, BILLING, "m1", **ANN, at_most=2)
+
+    @in_world
+    async def test_a_payload_that_still_cannot_be_read_is_refused(self, world):
+        service = await Service(world).open()
+        unread = replace(message("m1"), raw=b"not json", digest="")
+        await Inbox(service.consumer, world.database).store(unread)
+        await work(service)
+
+        report = await service.run(Letters())
+
+        assert counts(report) == {"refused": 1}
+        assert await letters(world) == 1
+
+
+TWICE = replace(
+    DEAD, retry=replace(DEAD.retry, max_attempts=2, initial_delay_seconds=0.0, max_delay_seconds=0)
+)
+
+
+async def given_up(world, settings=DEAD):
+    """Return a service whose workers gave a message up, and whose handler is mended."""
+    service = await Service(world, settings).open()
+    service.broken = refuse
+    await Inbox(service.consumer, world.database).store(message("m1"))
+    await work(service)
+    service.heal()
+    return service
+
+
+async def does_not_answer(unit, stored):
+    raise Retryable("the database does not answer")
+
+
+class Doubtful:
+    """A database that does not answer the commit of the transaction in which a handler began."""
+
+    def __init__(self, database):
+        self.database = database
+        self.classification = database.classification
+        self.began = False
+
+    def begins(self, message):
+        self.began = True
+
+    @asynccontextmanager
+    async def begin(self):
+        async with self.database.begin() as unit:
+            yield unit
+        if self.began:
+            self.began = False
+            raise InDoubt("no answer to the commit")
+
+
+class TestInMemory(InMemory, AfterAReplay, GivenUp):
     pass
 
 
-class TestInSqlite(InSqlite, AfterAReplay):
+class TestInSqlite(InSqlite, AfterAReplay, GivenUp):
     pass
 
 
-class TestInPostgres(InPostgres, AfterAReplay):
+class TestInPostgres(InPostgres, AfterAReplay, GivenUp):
     pass

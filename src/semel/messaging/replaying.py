@@ -18,11 +18,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeAlias, assert_never
 
-from semel.codec import Unreadable
+from semel.codec import Undecodable, Unreadable
 from semel.errors import Retryable
 from semel.lease import Owner
 from semel.message import Message
-from semel.messaging import inboxes
 from semel.messaging.acts import (
     REPLACED,
     NoSuchMessage,
@@ -34,9 +33,9 @@ from semel.messaging.claims import ClaimRow, ClaimState, Found, found_of
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
 from semel.messaging.deadletters import DeadLetter
-from semel.messaging.handling import attempt, classify, handle_unreadable
+from semel.messaging.handling import attempt, handle_unreadable
 from semel.messaging.inbox import InboxMessage
-from semel.messaging.inbox_acts import send_back
+from semel.messaging.inbox_turns import try_given_up
 from semel.messaging.lanes import Order
 from semel.messaging.leased import handle_leased
 from semel.messaging.outcome import (
@@ -57,7 +56,7 @@ from semel.messaging.replay_sources import UNREADABLE_ID, Item, letter_message
 from semel.messaging.retention import DAY_SECONDS
 from semel.messaging.retry import RetryMode
 from semel.messaging.retrying import message_of
-from semel.messaging.review import need_review
+from semel.messaging.review import need_not_too_often, need_review
 from semel.messaging.revival import retry_dead_letter
 from semel.messaging.settings import Duplicates, Mode
 from semel.messaging.waiting import WaitingMessage, Waits
@@ -173,6 +172,9 @@ class Replayer:
         return await attempt(self.consumer, self.database, message, waiting)
 
     async def _try(self, message: Message, waiting: WaitingMessage | None) -> Outcome:
+        return await self._ask(message.id, lambda: self._handle(message, waiting))
+
+    async def _ask(self, message_id: str, handle: Callable[[], Awaitable[Outcome]]) -> Outcome:
         """Handle a message; where it could not even be asked for, ask again.
 
         Raises:
@@ -180,12 +182,12 @@ class Replayer:
         """
         why = ""
         for _ in range(TRIES):
-            outcome = await self._handle(message, waiting)
+            outcome = await handle()
             if not isinstance(outcome, RetryLater) or outcome.failure is None or outcome.attempts:
                 return outcome
             why = outcome.failure.reason
             await asyncio.sleep(outcome.seconds)
-        raise ReplayInterrupted(self.consumer.name, message.id, why)
+        raise ReplayInterrupted(self.consumer.name, message_id, why)
 
     async def look(self, item: Item) -> Replayed | None:
         """Say what is to be said without trying; None where the message should be tried."""
@@ -257,22 +259,15 @@ class Replayer:
         if isinstance(message, Unreadable):
             return Replayed(message_id, Turn.REFUSED, f"it cannot be read: {message.reason}")
         if waiting.waits is Waits.PARKED:
-            await self._guard(message_id)
             terms = self.terms
+            async with self.database.begin() as unit:
+                await need_not_too_often(unit, name, message_id, terms.most_replays)
             await release(self.database, name, message_id, actor=terms.actor, reason=terms.reason)
         async with self.database.begin() as unit:
             turn = await unit.waiting.take(name, message_id)
         if turn is None:
             return Replayed(message_id, Turn.LEFT, "it is not its turn, or not yet due")
         return _replayed(message_id, await self._try(message, turn))
-
-    async def _guard(self, message_id: str) -> None:
-        async with self.database.begin() as unit:
-            acts = await unit.audit.about(self.consumer.name, message_id)
-        times = sum(entry.act.act in ("park.release", "dlq.retry") for entry in acts)
-        if times >= self.terms.most_replays:
-            why = f"it was sent back {times} times already; find out why it comes back"
-            raise NotPossible(self.consumer.name, message_id, why)
 
     async def _letter(self, letter: DeadLetter) -> Replayed:
         name, message_id = self.consumer.name, letter.message_id
@@ -329,22 +324,21 @@ class Replayer:
                 await unit.audit.append(self._act("dlq.read", unreadable_id, read_as=message_id))
 
     async def _stored(self, stored: InboxMessage) -> Replayed:
-        """Handle a message that the inbox's workers gave up, in one transaction with its mark."""
-        message_id = stored.message_id
+        """Handle a message that the inbox's workers gave up."""
+        message_id, act = stored.message_id, self._act("inbox.retry", stored.message_id)
         if stored.due_at is not None:
             return Replayed(message_id, Turn.LEFT, "an inbox worker tries it")
+        if stored.erased_at is not None:
+            return Replayed(message_id, Turn.REFUSED, "its payload was erased")
+        most = self.terms.most_replays
         try:
-            message = inboxes.message_of(self.consumer, stored)
-            async with self.database.begin() as unit:
-                await send_back(unit, stored)
-                await unit.audit.append(self._act("inbox.retry", message_id))
-                await inboxes.handle(unit, self.consumer, message)
-        except NotPossible:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
-            failure = classify(self.consumer, self.database, error)
-            return Replayed(message_id, Turn.FAILED, f"{failure.code}: {failure.reason}")
-        return Replayed(message_id, Turn.HANDLED)
+            outcome = await self._ask(
+                message_id,
+                lambda: try_given_up(self.consumer, self.database, stored, act, most),
+            )
+        except Undecodable as error:
+            return Replayed(message_id, Turn.REFUSED, f"it cannot be read: {error}")
+        return _replayed(message_id, outcome)
 
     def _act(self, act: str, message_id: str, **details: str) -> Act:
         terms = self.terms

@@ -30,7 +30,12 @@ from semel.messaging.deadletters import DeadLetter
 from semel.messaging.filing import is_made_up
 from semel.messaging.inbox_acts import need_no_inbox, send_back
 from semel.messaging.outcome import Told
-from semel.messaging.review import LOOKED_AT, need_review
+from semel.messaging.review import (
+    LOOKED_AT,
+    need_not_too_often,
+    need_review,
+    times_sent_back,
+)
 from semel.messaging.waiting import WaitingMessage, Waits
 
 AMONG_LETTERS: Final = "among its dead letters"
@@ -67,7 +72,7 @@ async def inspect_dead_letter(
             await unit.claims.look_up(consumer, message_id),
             await unit.approvals.about(consumer, message_id),
             await unit.audit.about(consumer, message_id),
-            await _sent_back(unit, letter),
+            await times_sent_back(unit, consumer, message_id),
         )
 
 
@@ -94,14 +99,7 @@ async def retry_dead_letter(
     async with acting(database) as unit:
         letter = await _need_letter(unit, consumer, message_id)
         _need_own_id(letter)
-        retries = await _sent_back(unit, letter)
-        if retries >= at_most:
-            raise NotPossible(
-                consumer,
-                message_id,
-                f"it was sent back {retries} times and failed every time; find out why, then "
-                f"allow more, or park it",
-            )
+        retries = await need_not_too_often(unit, consumer, message_id, at_most)
         stored = await unit.inbox.get(consumer, message_id)
         if stored is not None:
             await send_back(unit, stored)
@@ -191,11 +189,6 @@ async def _need_letter(unit: Unit, consumer: str, message_id: str) -> DeadLetter
     if letter is None:
         raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
     return letter
-
-
-async def _sent_back(unit: Unit, letter: DeadLetter) -> int:
-    entries = await unit.audit.about(letter.consumer, letter.message_id)
-    return letter.replays + sum(entry.act.act == "dlq.retry" for entry in entries)
 
 
 async def _let_in(unit: Unit, letter: DeadLetter, waits: Waits) -> None:
