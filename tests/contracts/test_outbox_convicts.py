@@ -121,6 +121,14 @@ class SendsWhatIsErased(MemoryOutboxStore):
         return erased
 
 
+class WaitsForWhatIsErased(MemoryOutboxStore):
+    """Holds a key behind a message that nobody will ever send."""
+
+    async def parked_keys(self, outbox):
+        aside = await self.parked(outbox, 1000)
+        return frozenset((e.topic, e.key) for e in aside if e.key is not None)
+
+
 class GivesPlacesAgain(MemoryOutboxStore):
     """Counts places from the entries that are left."""
 
@@ -230,6 +238,7 @@ CONVICTED_BY = {
     LosesAnotherMessage: "test_another_message_under_an_id_that_is_there_is_refused",
     MixesOutboxes: "test_outboxes_never_see_one_another",
     SendsWhatIsErased: "test_an_erased_entry_is_parked_and_never_sent",
+    WaitsForWhatIsErased: "test_nothing_waits_behind_an_erased_entry",
     GivesPlacesAgain: "test_what_was_deleted_may_be_written_again_at_a_place_of_its_own",
     DropsWhatWaits: "test_operators_touch_only_what_is_parked_in_the_outbox_they_name",
     WritesPastTheTransaction: "test_what_a_transaction_takes_back_was_never_there",

@@ -111,8 +111,9 @@ class MemoryOutboxStore:
         return [entry for entry in self._of(outbox) if entry.parked_reason][:limit]
 
     async def parked_keys(self, outbox: str) -> frozenset[tuple[str, str]]:
-        """Return (topic, key) of parked entries: their later messages wait behind them."""
-        aside = (entry for entry in self._of(outbox) if entry.parked_reason)
+        """Return (topic, key) of parked entries that later ones wait for; of erased ones, none."""
+        parked = (entry for entry in self._of(outbox) if entry.parked_reason)
+        aside = (entry for entry in parked if entry.erased_at is None)
         return frozenset((entry.topic, entry.key) for entry in aside if entry.key is not None)
 
     async def children(self, parent: str) -> Sequence[OutboxEntry]:

@@ -243,7 +243,10 @@ class OutboxStore(Protocol):
         ...
 
     async def parked_keys(self, outbox: str) -> frozenset[tuple[str, str]]:
-        """Return (topic, key) of parked entries: their later messages wait behind them."""
+        """Return (topic, key) of parked entries that later ones wait for; of erased ones, none.
+
+        What was erased is never sent, so nothing can overtake it.
+        """
         ...
 
     async def children(self, parent: str) -> Sequence[OutboxEntry]:

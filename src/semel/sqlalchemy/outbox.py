@@ -131,7 +131,11 @@ READ: Final = (
 PARKED: Final = _entries(_OF, _IS_PARKED).limit(bindparam("most"))
 KNOWN: Final = _entries(_OF, _M.message_id.in_(bindparam("ids", expanding=True)))
 CHILDREN: Final = _entries(_M.parent == bindparam("of_parent"))
-PARKED_KEYS: Final = select(_M.topic, _M.key).where(_OF, _IS_PARKED, _M.key.is_not(None)).distinct()
+PARKED_KEYS: Final = (
+    select(_M.topic, _M.key)
+    .where(_OF, _IS_PARKED, _M.erased_at.is_(None), _M.key.is_not(None))
+    .distinct()
+)
 _PENDING: Final = _M.parked_reason.is_(None)
 NUMBERS: Final = select(
     func.count().filter(_PENDING),
@@ -225,7 +229,7 @@ class SqlOutboxStore:
         return _read(await self._run(PARKED, {"of_outbox": outbox, "most": limit}))
 
     async def parked_keys(self, outbox: str) -> frozenset[tuple[str, str]]:
-        """Return (topic, key) of parked entries: their later messages wait behind them."""
+        """Return (topic, key) of parked entries that later ones wait for; of erased ones, none."""
         found = await self._run(PARKED_KEYS, {"of_outbox": outbox})
         return frozenset(tuple(row) for row in found)
 

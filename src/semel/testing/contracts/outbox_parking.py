@@ -65,6 +65,26 @@ class ParkingRules(DatabaseContract):
             assert await unit.outbox.parked_keys("nothing") == frozenset()
 
     @in_world
+    async def test_nothing_waits_behind_an_erased_entry(self, world: DatabaseWorld) -> None:
+        await add(
+            world.database,
+            entry("1", key="a", parent_key="ada"),
+            entry("2", key="b", parent_key="ada"),
+            entry("3", key="b"),
+            entry("4", key="c", parent_key="ada"),
+        )
+        mine = await leads(world.database)
+        for e in (await read(world.database))[1:]:
+            await park(world.database, mine, e.place)
+
+        async with world.database.begin() as unit:
+            assert await unit.outbox.erase(key="ada") == 3
+
+        async with world.database.begin() as unit:
+            assert await unit.outbox.parked_keys(OUTBOX) == {("payments", "b")}
+        assert await parked(world.database) == ["1", "2", "3", "4"]
+
+    @in_world
     async def test_the_list_of_parked_entries_stops_at_its_limit(
         self, world: DatabaseWorld
     ) -> None:
