@@ -18,6 +18,7 @@ from semel.messaging.handling import handle_message
 from semel.messaging.inbox_worker import InboxWorker
 from semel.messaging.inboxes import Inbox
 from semel.messaging.parking import KeepId, NewId, fix, release, skip
+from semel.messaging.retention import DAY_SECONDS, Retention, prune
 from semel.messaging.retrying import retry_due
 from semel.messaging.revival import park_dead_letter, retry_dead_letter, skip_dead_letter
 from semel.testing.contracts.messaging_world import in_world
@@ -141,6 +142,21 @@ class InboxActs:
         row = await paying.row()
         assert (row.payload, row.error) == (None, "DELETED")
         assert row.processed_at is not None
+
+    @in_world
+    async def test_what_was_erased_before_it_was_tried_is_over_and_can_be_pruned(self, world):
+        paying = Paying(world)
+        await paying.inbox.store(message())
+
+        done = await erase(world.database, key="k", **ANN)
+        await paying.work()
+        row = await paying.row()
+        await world.age(400 * DAY_SECONDS)
+        pruned = await prune(world.database, BILLING, Retention())
+
+        assert (done.inbox, row.error, row.payload) == (1, "ERASED", None)
+        assert row.processed_at is not None
+        assert (pruned.inbox, await paying.row(), paying.paid) == (1, None, [])
 
     @in_world
     async def test_trying_again_is_audited_and_says_no_where_it_cannot_be(self, world):

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from semel.errors import Misuse
 from semel.memory.tables import MemoryTables, Table
+from semel.messaging.acts import ERASED
+from semel.messaging.deadletters import DeadLetter
 from semel.messaging.inbox import InboxMessage
 
 
@@ -16,6 +18,7 @@ class MemoryInboxStore:
     def __init__(self, tables: MemoryTables) -> None:
         self._tables = tables
         self._messages: Table[tuple[str, str], InboxMessage] = tables.table("inbox_message")
+        self._letters: Table[tuple[str, str], DeadLetter] = tables.table("dead_letter")
 
     async def store(self, message: InboxMessage) -> bool:
         """Write a message that is due at once; False where its id is there already."""
@@ -125,11 +128,14 @@ class MemoryInboxStore:
             and consumer in (None, message.consumer)
             and message.erased_at is None
         ]
+        now = self._tables.clock.now()
         for message in meant:
-            due = message.due_at if message.processed_at is not None else None
-            now = self._tables.clock.now()
-            gone = replace(message, payload=None, headers={}, result=None)
-            self._put(replace(gone, erased_at=now, due_at=due))
+            gone = replace(message, payload=None, headers={}, result=None, erased_at=now)
+            if message.processed_at is None:
+                gone = replace(gone, due_at=None)
+                if (message.consumer, message.message_id) not in self._letters:
+                    gone = replace(gone, processed_at=now, error=ERASED)
+            self._put(gone)
         return len(meant)
 
     def _of(self, consumer: str) -> list[InboxMessage]:

@@ -130,6 +130,9 @@ class InboxStore(Protocol):
     ) -> int:
         """Remove payload, headers and result of matching messages; what waited is not tried.
 
+        What was not processed and has no dead letter is closed, with the error ``ERASED``:
+        nothing is left of it that a person could act on.
+
         Waits for transactions that hold one of them.
 
         Raises:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from sqlalchemy import (
     Executable,
+    and_,
     bindparam,
     case,
     delete,
@@ -21,11 +22,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.errors import Misuse
 from semel.message import Coordinates
+from semel.messaging.acts import ERASED
 from semel.messaging.ids import is_plain_text, original_id, stored_id
 from semel.messaging.inbox import InboxMessage
 from semel.sqlalchemy.encoding import headers_from_text, headers_to_text
 from semel.sqlalchemy.faults import translated
-from semel.sqlalchemy.tables import inbox_message
+from semel.sqlalchemy.tables import dead_letter, inbox_message
 from semel.sqlalchemy.times import now_us, to_seconds, to_us
 
 _M: Final = inbox_message.c
@@ -125,6 +127,12 @@ DELETE_PROCESSED: Final = delete(inbox_message).where(
         .limit(bindparam("most"))
     )
 )
+_IS_OPEN: Final = _M.processed_at.is_(None)
+_HAS_NO_LETTER: Final = ~(
+    select(dead_letter.c.message_id)
+    .where(dead_letter.c.consumer == _M.consumer, dead_letter.c.message_id == _M.message_id)
+    .exists()
+)
 ERASE: Final = (
     update(inbox_message)
     .where(_M.erased_at.is_(None))
@@ -133,7 +141,9 @@ ERASE: Final = (
         headers="",
         result=None,
         erased_at=now_us(),
-        due_at=case((_M.processed_at.is_(None), None), else_=_M.due_at),
+        due_at=case((_IS_OPEN, None), else_=_M.due_at),
+        processed_at=case((and_(_IS_OPEN, _HAS_NO_LETTER), now_us()), else_=_M.processed_at),
+        error=case((and_(_IS_OPEN, _HAS_NO_LETTER), ERASED), else_=_M.error),
     )
 )
 

@@ -20,6 +20,7 @@ from semel.message import Coordinates
 from semel.messaging.claims import Locked
 from semel.messaging.database import Database
 from semel.messaging.inbox import InboxMessage
+from semel.testing.contracts.deadletters import LETTER
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 
 __all__ = ["InboxContract"]
@@ -335,10 +336,32 @@ class InboxContract(DatabaseContract):
         async with world.database.begin() as unit:
             await unit.inbox.erase(message_id="1")
 
-        assert await failed(world.database, "1", 0.0) == 1
+        assert await failed(world.database, "1", 0.0) == 0
 
         assert await due(world.database) == []
         assert (await get(world.database, "1")).due_at is None
+
+    @in_world
+    async def test_an_erased_message_without_a_dead_letter_is_closed(
+        self, world: DatabaseWorld
+    ) -> None:
+        await store(world.database, *(message(name) for name in ("1", "2", "3", "4")))
+        await failed(world.database, "2", None)
+        await failed(world.database, "3", None)
+        await done(world.database, "4")
+
+        async with world.database.begin() as unit:
+            await unit.dead_letters.put(replace(LETTER, consumer="stock", message_id="3"))
+            for name in ("1", "2", "3", "4"):
+                await unit.inbox.erase(message_id=name)
+
+        found = [await get(world.database, name) for name in ("1", "2", "3", "4")]
+        assert [one.processed_at is not None for one in found] == [True, True, False, True]
+        assert [one.error for one in found] == ["ERASED", "ERASED", "out of stock", ""]
+        assert all(one.erased_at is not None for one in found)
+        await world.age(1000)
+        async with world.database.begin() as unit:
+            assert await unit.inbox.delete_processed("stock", 500, 10) == 3
 
     @in_world
     async def test_a_message_that_a_person_closed_is_processed_without_a_result(
