@@ -8,13 +8,23 @@ outbox: durable with the dead letter itself, or never sent.
 from __future__ import annotations
 
 import datetime as dt
+import logging
 from typing import Final
 
+from semel.message import digest_of, raw_of, value_of
 from semel.messaging.database import Unit
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.ids import is_plain_text
-from semel.messaging.outbox import MESSAGE_ID_HEADER, OutboxEntry, outgoing_id, parent_of
+from semel.messaging.outbox import (
+    MESSAGE_ID_HEADER,
+    OutboxConflict,
+    OutboxEntry,
+    outgoing_id,
+    parent_of,
+)
 from semel.messaging.settings import ConsumerSettings
+
+log = logging.getLogger("semel.messaging")
 
 PREFIX: Final = "dead-letter-"
 
@@ -23,28 +33,44 @@ async def keep_letter(unit: Unit, settings: ConsumerSettings, letter: DeadLetter
     """Write a dead letter, and with it the record for the consumer's topic of dead letters."""
     await unit.dead_letters.put(letter)
     # Without its payload it would be another message: it is erased, and goes nowhere.
-    if settings.dead_letter_topic and letter.erased_at is None:
-        await unit.outbox.add(
-            [record_of(letter, settings.dead_letter_topic, settings.dead_letter_outbox)]
-        )
+    if not settings.dead_letter_topic or letter.erased_at is not None:
+        return
+    record = record_of(letter, settings.dead_letter_topic, settings.dead_letter_outbox)
+    try:
+        await unit.outbox.add([record])
+    except OutboxConflict as error:
+        # Somebody else's message has the record's id.  The letter is kept all the same: without
+        # it the message would come back for ever, and its partition would stand still.
+        nouns = {"consumer": letter.consumer, "id": letter.message_id, "reason": str(error)}
+        log.exception("dead letter kept and not published", extra=nouns)
 
 
 def record_of(letter: DeadLetter, topic: str, outbox: str) -> OutboxEntry:
-    """Return what a topic of dead letters gets.
+    """Return what a topic of dead letters gets; where a tombstone failed, that is a tombstone.
 
-    Its id is the same for the same failure, and another one when the message fails again
-    after somebody sent it back.
+    Its id is the same for the same failure of the same record, and another one when the
+    message fails again after somebody sent it back.
     """
+    value = value_of(letter.payload, letter.payload_hash)
     return OutboxEntry(
-        outgoing_id(letter.consumer, letter.message_id, topic, round(letter.last_failed_at * 1e6)),
+        _id_of(letter, value, topic),
         topic,
-        letter.payload,
+        value,
         letter.key if letter.key is not None and is_plain_text(letter.key) else None,
         headers_of(letter),
         outbox=outbox,
         parent=parent_of(letter.consumer, letter.message_id),
         parent_key=letter.key,
     )
+
+
+def _id_of(letter: DeadLetter, value: bytes | None, topic: str) -> str:
+    # Conflicts of one id fail at the time of its first payload, all of them, and may have one
+    # payload under several keys: the time alone does not tell their records apart.
+    key = None if letter.key is None else digest_of(raw_of(letter.key))
+    which = digest_of(f"{letter.source} {key} {digest_of(value)}".encode())
+    failed_at = round(letter.last_failed_at * 1e6)
+    return outgoing_id(letter.consumer, letter.message_id, f"{topic} {which}", failed_at)
 
 
 def headers_of(letter: DeadLetter) -> dict[str, bytes]:
