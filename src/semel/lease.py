@@ -77,6 +77,13 @@ class Owner:
             return False
         return _started(self.pid) != self.started
 
+    def is_running(self) -> bool:
+        """Tell whether this owner surely runs, on this machine; False when it cannot be known."""
+        here = (socket.gethostname(), _boot_id(), _pid_namespace())
+        if (self.host, self.boot, self.pids) != here or not self.boot:
+            return False
+        return bool(self.started) and _started(self.pid) == self.started
+
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 

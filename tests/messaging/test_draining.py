@@ -17,6 +17,7 @@ from semel.messaging.settings import ConsumerSettings
 from semel.messaging.waiting import WaitingFilter
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.processes import next_process
 
 AT_ONCE = RetryPolicy(
     max_attempts=3, initial_delay_seconds=0, max_delay_seconds=0, mode=RetryMode.RETRY_TABLE
@@ -70,7 +71,7 @@ class Service:
 
     async def noted(self, *names: str) -> frozenset[str]:
         async with self.database.begin() as unit:
-            return await unit.members.note("c", names)
+            return frozenset(await unit.members.notes("c", names))
 
 
 class Draining(DatabaseContract):
@@ -172,6 +173,7 @@ class Draining(DatabaseContract):
                 found |= await service.retry()
                 break
             except Dies:
+                next_process()
                 deaths += 1
 
         assert deaths == 3, "once among others, which blames nobody, and twice alone"
@@ -194,6 +196,7 @@ class Draining(DatabaseContract):
         try:
             await service.retry()
         except Dies:
+            next_process()
             service.failures.clear()
         assert await service.waiting() == ["a", "b", "c"]
         done = await service.retry()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager, suppress
+
 import pytest
 from sqlalchemy import text
 
 from semel.crashpoints import CrashPoint
+from semel.errors import Retryable
 from semel.messaging.consumer import consumer
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.inbox_worker import PLACE, InboxWorker
 from semel.messaging.inboxes import Inbox
+from semel.messaging.members import Member
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.incoming import SETTINGS, Handling, get, letter, message
 from tests.messaging.outgoing import DATABASES, opened, pass_time, run
+from tests.messaging.processes import gone, next_process
 
 
 @pytest.fixture(params=DATABASES)
@@ -111,9 +116,49 @@ async def start(world, ours):
     try:
         await InboxWorker(ours.consumer, world.database, batch=4).run_until_empty()
     except Crash:
+        next_process()
         await pass_time(world, 61)  # the row of a process that is gone runs out
         return False
     return True
+
+
+@pytest.mark.parametrize("error", [Retryable("refused for now"), ValueError("a constraint")])
+def test_a_commit_that_is_refused_is_no_death(database, error):
+    async def test(world):
+        ours = Handling()
+        await Inbox(ours.consumer, world.database).store(message("1"))
+        async with world.database.begin() as unit:
+            dead = Member("stock", "dead", gone(), frozenset({PLACE}), 9)
+            await unit.members.enter(dead, -1)
+        worker = InboxWorker(ours.consumer, Refusing(world.database, ours, error))
+        for _ in range(SETTINGS.poison_attempts):
+            with suppress(Retryable):
+                await worker.work_once()
+            async with world.database.begin() as unit:
+                assert await unit.members.notes("stock", ["1"]) == {}
+            await pass_time(world, 3600)
+
+        assert len(ours.seen) == SETTINGS.poison_attempts
+        dead = await letter(world, "1")
+        assert dead is None or dead.error_code != "CRASHED"
+
+    run(database, test)
+
+
+class Refusing:
+    """A database that refuses every commit of a transaction in which the handler ran."""
+
+    def __init__(self, database, ours, error):
+        self._database, self._ours, self._error = database, ours, error
+        self.classification = database.classification
+
+    @asynccontextmanager
+    async def begin(self):
+        async with self._database.begin() as unit:
+            before = len(self._ours.seen)
+            yield unit
+            if len(self._ours.seen) > before:
+                raise self._error
 
 
 def test_a_message_that_kills_its_worker_is_found_out_and_buried(database):

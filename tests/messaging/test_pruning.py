@@ -102,12 +102,13 @@ class Pruning(DatabaseContract):
             request = await unit.approvals.ask(Asked.DELETE_LETTER, BILLING, "m1", "ann", "why")
             await unit.approvals.decide(request.number, "bob", Decision.REFUSED)
             await unit.claims.mark_completed(BILLING, "m1")
+            await unit.members.note(BILLING, ["m1"], "a process that was cut off")
 
         assert (await prune(world.database, BILLING, SETTINGS)).total == 0
         await world.age(2 * WEEK + 60)
         pruned = await prune(world.database, BILLING, SETTINGS)
 
-        assert pruned == Pruned(claims=1, replays=1, gaps=1, approvals=1)
+        assert pruned == Pruned(claims=1, replays=1, gaps=1, notes=1, approvals=1)
 
     @in_world
     async def test_outcomes_of_offsets_that_the_broker_has_deleted_are_forgotten(self, world):

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from semel.codec import JsonCodec
-from semel.errors import Misuse
+from semel.errors import Misuse, Retryable
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
-from semel.message import Coordinates, Message
-from semel.messaging.claims import ClaimState
+from semel.message import Coordinates, Message, Record, digest_of
+from semel.messaging.claims import ClaimRequest, ClaimState
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handling import handle_message
-from semel.messaging.outcome import ParkedAway
+from semel.messaging.leased import handle_leased
+from semel.messaging.members import Member
+from semel.messaging.outcome import Handled, ParkedAway, RetryLater, Skipped
 from semel.messaging.retry import RetryMode, RetryPolicy
 from semel.messaging.retrying import retry_due
 from semel.messaging.runner import Runner, RunnerSettings
-from semel.messaging.settings import ConsumerSettings, Duplicates
+from semel.messaging.settings import ConsumerSettings, Duplicates, Mode
+from semel.messaging.suspects import handle_record
+from semel.messaging.turns import TURNS
 from semel.messaging.waiting import Waits
 from semel.testing.contracts.messaging_world import DatabaseWorld, in_world
 from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.processes import elsewhere, gone, next_process, running
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=0.2)
 LIMIT = 2
@@ -76,6 +82,7 @@ class Starts:
             try:
                 await asyncio.wait_for(runner.run_until_idle(), 10)
             except Killed:
+                next_process()
                 continue
             finally:
                 self.broker.kill(subscription)
@@ -92,11 +99,10 @@ class Starts:
             return list(await unit.dead_letters.find(DeadLetterFilter(), 10))
 
     async def tries(self, id: str) -> int:
-        """Count the deaths that are noted against an id, and one more."""
+        """Count the tries that are noted of an id."""
         async with self.database.begin() as unit:
-            noted = await unit.members.suspect("billing", id)
-            await unit.members.acquit("billing", id)
-        return noted - 1
+            note = (await unit.members.notes("billing", [id])).get(id)
+        return 0 if note is None else note.tries
 
 
 class Deaths:
@@ -175,6 +181,7 @@ class Deaths:
                 ((_, outcome),) = await retry_due(handle, service.database)
                 break
             except Killed:
+                next_process()
                 deaths += 1
         async with service.database.begin() as unit:
             parked = await unit.waiting.get("billing", "m1")
@@ -201,8 +208,7 @@ class Deaths:
         with pytest.raises(Killed):
             await retry_due(handle, service.database)
         noted = await service.tries("m1")
-        async with service.database.begin() as unit:
-            await unit.members.suspect("billing", "m1")
+        next_process()
         together = False
         await retry_due(handle, service.database)
 
@@ -228,6 +234,182 @@ class Deaths:
 
         assert await service.letters() == []
         assert await service.tries("unreadable:payments/0/1") == 0
+
+    @in_world
+    async def test_what_another_process_is_at_is_no_suspect(self, world):
+        """It runs, here or elsewhere, or was seen lately: nobody died."""
+        service, alone = Starts(world), []
+
+        @consumer("billing", policy=IN_TABLE)
+        async def handle(message: Message, session: Any) -> None:
+            if message.attempt == 1:
+                raise RetryableMessageError("down")
+            alone.extend([message.id] * TURNS._is_tried)
+
+        for writer in (running(), elsewhere(), "?"):
+            await wait(handle, service.database, "m1", "m2")
+            async with service.database.begin() as unit:
+                for _ in range(LIMIT + 1):
+                    await unit.members.suspect("billing", "m1", writer)
+                await unit.members.note("billing", ["m2"], writer)
+            done = dict(await retry_due(handle, service.database))
+            noted = [await service.tries(id) for id in ("m1", "m2")]
+            async with service.database.begin() as unit:
+                await unit.members.acquit_many("billing", ["m1", "m2"], writer)
+                await unit.claims.delete_expired("billing", -60, 10)
+
+            assert [type(outcome) for outcome in done.values()] == [Handled, Handled]
+            assert noted == [LIMIT + 1, 1], "only its writer takes a note back"
+        assert alone == []
+
+    @in_world
+    async def test_the_note_of_a_process_that_is_gone_makes_a_suspect(self, world):
+        service, alone = Starts(world), []
+
+        @consumer("billing", policy=IN_TABLE)
+        async def handle(message: Message, session: Any) -> None:
+            if message.attempt == 1:
+                raise RetryableMessageError("down")
+            alone.extend([message.id] * TURNS._is_tried)
+
+        ids = ["here", "elsewhere", "a member", "unknown"]
+        await wait(handle, service.database, *ids)
+        for id, writer in zip(ids, (gone(), elsewhere(), elsewhere(), "?"), strict=True):
+            async with service.database.begin() as unit:
+                await unit.members.note("billing", [id], writer.replace("example", id[:1]))
+        await world.age(61)
+        member = elsewhere().replace("example", "a")
+        async with service.database.begin() as unit:
+            await unit.members.enter(Member("billing", "x", member, frozenset(), 1), 60)
+        await retry_due(handle, service.database)
+
+        assert alone == ["here", "elsewhere", "unknown"]
+        assert [await service.tries(id) for id in ids] == [0, 0, 1, 0]
+
+    @in_world
+    async def test_a_message_under_a_living_lease_is_neither_tried_nor_parked(self, world):
+        """However often it was tried: whoever holds it may be about to complete it."""
+        service = Starts(world)
+
+        @consumer("billing", policy=IN_TABLE, mode=Mode.LEASED)
+        async def handle(message: Message, lease: Any) -> None:
+            if message.attempt == 1:
+                raise RetryableMessageError("down")
+
+        async def leased(message: Message, waiting: Any) -> Any:
+            return await handle_leased(handle, service.database, message, "b", waiting=waiting)
+
+        await handle_leased(handle, service.database, Message("m1", {}, b"{}", headers=ID), "a")
+        async with service.database.begin() as unit:
+            request = ClaimRequest("m1", digest_of(b"{}"))
+            held = await unit.claims.lease("billing", request, owner="a", seconds=60)
+            for _ in range(LIMIT + 2):
+                await unit.members.suspect("billing", "m1", gone())
+        ((_, outcome),) = await retry_due(handle, service.database, handle=leased)
+        async with service.database.begin() as unit:
+            completed = await unit.claims.mark_completed("billing", "m1", held.fence)
+
+        assert isinstance(outcome, RetryLater)
+        assert completed
+
+    @in_world
+    async def test_a_parked_killer_was_held_by_nobody_who_goes_on(self, world):
+        """Its lease had ended: it is parked under that lease's fence, and no other."""
+        service = Starts(world)
+
+        @consumer("billing", policy=IN_TABLE, mode=Mode.LEASED)
+        async def handle(message: Message, lease: Any) -> None:
+            raise RetryableMessageError("down")
+
+        await handle_leased(handle, service.database, Message("m1", {}, b"{}", headers=ID), "a")
+        async with service.database.begin() as unit:
+            request = ClaimRequest("m1", digest_of(b"{}"))
+            held = await unit.claims.lease("billing", request, owner="a", seconds=60)
+            for _ in range(LIMIT + 1):
+                await unit.members.suspect("billing", "m1", gone())
+        await world.age(61)
+        ((_, outcome),) = await retry_due(handle, service.database)
+        async with service.database.begin() as unit:
+            completed = await unit.claims.mark_completed("billing", "m1", held.fence)
+
+        assert isinstance(outcome, ParkedAway)
+        assert not completed
+        assert await service.tries("m1") == 0
+
+    @in_world
+    async def test_a_database_that_refuses_blames_no_record(self, world):
+        """Neither that it kills while it is read, nor while it is handled."""
+        service, seen = Starts(world), []
+        database = Refusing(service.database)
+
+        @consumer("billing", policy=POLICY)
+        async def handle(message: Message, session: Any) -> None:
+            seen.append(message.id)
+
+        async def handled(arrival: Any) -> Any:
+            return await handle_message(handle, service.database, arrival)
+
+        record = Record(Coordinates("payments", 0, 0), b"{}", None, ID, 0.0)
+        for refused in ([2], [2], [2], [2, 3], [2, 3], [2, 3], [2, 3], [4], [3, 4]):
+            database.refuse(*refused)
+            with suppress(Retryable):
+                await handle_record(handle, database, record, handled)
+        database.refuse()
+        outcome = await handle_record(handle, database, record, handled)
+
+        assert isinstance(outcome, Handled | Skipped)
+        assert set(seen) == {"m1"}
+        assert await service.letters() == []
+        assert await service.tries("m1") == 0
+        assert await service.tries("unreadable:payments/0/0") == 0
+
+    @in_world
+    async def test_a_cancelled_drain_blames_nobody(self, world):
+        service, began = Starts(world), asyncio.Event()
+
+        @consumer("billing", policy=IN_TABLE)
+        async def handle(message: Message, session: Any) -> None:
+            if message.attempt == 1:
+                raise RetryableMessageError("down")
+            began.set()
+            await asyncio.sleep(60)
+
+        await wait(handle, service.database, "m1", "m2", "m3")
+        drain = asyncio.create_task(retry_due(handle, service.database))
+        await asyncio.wait_for(began.wait(), 5)
+        drain.cancel()
+        await asyncio.wait({drain})
+
+        assert drain.cancelled()
+        assert [await service.tries(id) for id in ("m1", "m2", "m3")] == [0, 0, 0]
+
+
+async def wait(chosen: Consumer, database: Any, *ids: str) -> None:
+    """Let messages fail once, into the waiting room."""
+    for number, id in enumerate(ids):
+        headers, at = {"message-id": id.encode()}, Coordinates("payments", 0, number)
+        message = Message(id, {}, b"{}", id, headers=headers, source=at)
+        await handle_message(chosen, database, message)
+
+
+class Refusing:
+    """A database of which some transactions, by their number, do not begin."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+        self.classification = database.classification
+        self.refuse()
+
+    def refuse(self, *numbers: int) -> None:
+        self._refused, self._number = numbers, 0
+
+    @asynccontextmanager
+    async def begin(self) -> Any:
+        self._number += 1
+        if self._number in self._refused:
+            raise Retryable("the connection was lost")
+        async with self._database.begin() as unit:
+            yield unit
 
 
 ID = {"message-id": b"m1"}

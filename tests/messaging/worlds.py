@@ -29,6 +29,7 @@ AGING = {
     "outbox_message": ("created_at",),
     "outbox_leader": ("lease_until",),
     "consumer_member": ("expires_at",),
+    "crash_suspect": ("noted_at",),
     "sequence_gap": ("since", "closed_at"),
     "approval": ("asked_at", "decided_at"),
     "message_revision": ("at",),

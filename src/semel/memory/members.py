@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from semel.memory.tables import Table
 from semel.message import Partition
-from semel.messaging.members import Member
+from semel.messaging.members import Member, Note
 
 if TYPE_CHECKING:
     from semel.memory.tables import MemoryTables
@@ -20,7 +20,7 @@ class MemoryMembers:
     def __init__(self, tables: MemoryTables) -> None:
         self._clock = tables.clock
         self._members: Table[tuple[str, str], Member] = tables.table("consumer_member")
-        self._suspects: Table[tuple[str, str], int] = tables.table("crash_suspect")
+        self._notes: Table[tuple[str, str], Note] = tables.table("crash_suspect")
 
     async def enter(self, member: Member, seconds: float) -> None:
         """Write or renew a member's row, with its partitions, for *seconds* from now."""
@@ -43,27 +43,56 @@ class MemoryMembers:
             and member.partitions & frozenset(partitions)
         ]
 
-    async def suspect(self, consumer: str, message_id: str) -> int:
-        """Note that a message is about to be tried alone; return how often that was noted."""
-        tries = (self._suspects.get((consumer, message_id)) or 0) + 1
-        self._suspects.put((consumer, message_id), tries)
+    async def running(self, consumer: str) -> Sequence[Member]:
+        """Return the rows that have not expired."""
+        now = self._clock.now()
+        rows = self._members.rows()
+        return [
+            member for member in rows if member.consumer == consumer and member.expires_at > now
+        ]
+
+    async def suspect(self, consumer: str, message_id: str, writer: str) -> int:
+        """Note one more try of a message; return how many there are."""
+        before = self._notes.get((consumer, message_id))
+        tries = 1 if before is None else before.tries + 1
+        self._notes.put((consumer, message_id), Note(tries, writer, self._clock.now()))
         return tries
 
-    async def note(self, consumer: str, message_ids: Collection[str]) -> frozenset[str]:
-        """Note one try of each of several messages, together; return those noted before."""
-        known = frozenset(one for one in message_ids if (consumer, one) in self._suspects)
-        for message_id in frozenset(message_ids) - known:
-            self._suspects.put((consumer, message_id), 1)
+    async def note(
+        self, consumer: str, message_ids: Collection[str], writer: str
+    ) -> Mapping[str, Note]:
+        """Note one try of each of several messages; return what was noted before."""
+        known = await self.notes(consumer, message_ids)
+        for message_id in frozenset(message_ids) - known.keys():
+            self._notes.put((consumer, message_id), Note(1, writer, self._clock.now()))
         return known
 
-    async def acquit_many(self, consumer: str, message_ids: Collection[str]) -> None:
-        """Forget what was noted of several messages."""
-        for message_id in message_ids:
-            self._suspects.remove((consumer, message_id))
+    async def notes(self, consumer: str, message_ids: Collection[str]) -> Mapping[str, Note]:
+        """Return what is noted of messages."""
+        found = {message_id: self._notes.get((consumer, message_id)) for message_id in message_ids}
+        return {message_id: note for message_id, note in found.items() if note is not None}
 
     async def acquit(self, consumer: str, message_id: str) -> None:
-        """Forget the suspicion."""
-        self._suspects.remove((consumer, message_id))
+        """Forget what was noted of a message, whoever did."""
+        self._notes.remove((consumer, message_id))
+
+    async def acquit_many(self, consumer: str, message_ids: Collection[str], writer: str) -> None:
+        """Forget what *writer* noted of several messages."""
+        for message_id, note in (await self.notes(consumer, message_ids)).items():
+            if note.writer == writer:
+                self._notes.remove((consumer, message_id))
+
+    async def forget_notes(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+        """Delete at most *limit* notes that are that old; return how many."""
+        until = self._clock.now() - older_than_seconds
+        old = [
+            key
+            for key, note in self._notes.items()
+            if key[0] == consumer and note.noted_at <= until
+        ][:limit]
+        for key in old:
+            self._notes.remove(key)
+        return len(old)
 
     async def release(self, consumer: str, name: str, partition: Partition) -> None:
         """Take a partition off a row; the last one removes the row if it has expired."""

@@ -20,6 +20,7 @@ from semel.messaging.broker import Subscription
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
 from semel.messaging.members import Member
+from semel.messaging.notes import is_gone
 
 log = logging.getLogger("semel.messaging")
 
@@ -148,7 +149,7 @@ class Membership:
                 await unit.members.release(name, other.name, partition)
                 elsewhere = await unit.members.others(name, me, other.partitions - {partition})
                 named = {member.name for member in elsewhere}
-                if other.name not in named and _is_gone(other):
+                if other.name not in named and is_gone(other):
                     await unit.members.leave(name, other.name)
         self._suspects.pop(partition, None)
 
@@ -172,11 +173,3 @@ class _Suspects:
 
     of: Sequence[Member]
     """Whose rows name the partition."""
-
-
-def _is_gone(member: Member) -> bool:
-    """Tell whether its process surely runs no more; one that runs writes its row again."""
-    try:
-        return Owner.from_json(json.loads(member.owner)).is_gone()
-    except (ValueError, TypeError):
-        return False

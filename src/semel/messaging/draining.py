@@ -37,6 +37,7 @@ from semel.messaging.handling import (
     not_claimed,
     says_nothing,
 )
+from semel.messaging.notes import outlived
 from semel.messaging.outcome import Outcome, RetryLater, Skipped
 from semel.messaging.waiting import Waits
 
@@ -94,7 +95,7 @@ class _Drain:
             left, size = left[size:], 2 * size
         await unit.waiting.remove_many(name, self._leaving)
         # Nothing is outlived before the commit is, and it takes the suspicion along.
-        await unit.members.acquit_many(name, list(self.outcomes))
+        await outlived(unit, name, list(self.outcomes))
 
     async def _some(self, unit: Unit, messages: Sequence[Message]) -> None:
         name = self.consumer.name

@@ -28,6 +28,7 @@ from semel.messaging.deadletters import DeadLetter
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.filing import conflict_id
 from semel.messaging.letter_topic import keep_letter
+from semel.messaging.notes import forget_note, this_process
 from semel.messaging.outcome import (
     Conflicted,
     DeadLettered,
@@ -104,7 +105,7 @@ async def _not_sent_again(
     Its claim stays COMPLETED, and its attempts are counted beside it: they are as bounded as
     those of any other message.
     """
-    message = message.tried(await unit.members.suspect(consumer.name, _repetition_of(message)))
+    message = message.tried(await _count(unit, consumer, message))
     found = verdict(consumer.settings.retry, failure, message.attempt)
     if isinstance(found, RetryIn):
         return RetryLater(found.seconds, failure, message.attempt)
@@ -117,6 +118,11 @@ async def _not_sent_again(
         unit, consumer.settings, await _letter(unit, consumer, message, failure, Told.DLQ)
     )
     return DeadLettered(failure)
+
+
+async def _count(unit: Unit, consumer: Consumer, message: Message) -> int:
+    counter = _repetition_of(message)
+    return await unit.members.suspect(consumer.name, counter, this_process())
 
 
 def _repetition_of(message: Message) -> str:
@@ -218,7 +224,7 @@ async def leave_the_room(unit: Unit, consumer: str, message_id: str) -> None:
     In one transaction: nobody hears of the message again who could forget it later.
     """
     await unit.waiting.remove(consumer, message_id)
-    await unit.members.acquit(consumer, message_id)
+    await forget_note(unit, consumer, message_id)
 
 
 async def _bury(

@@ -31,6 +31,7 @@ from semel.messaging.inbox import InboxMessage
 from semel.messaging.inboxes import Inbox, handle, message_of
 from semel.messaging.letter_topic import keep_letter
 from semel.messaging.members import Member
+from semel.messaging.notes import is_gone, note_try, outlived, outliving
 from semel.messaging.outcome import Told
 from semel.messaging.retry import RetryIn, verdict
 from semel.messaging.turns import TURNS
@@ -123,21 +124,23 @@ class InboxWorker:
             taken = await unit.inbox.take_due(consumer.name, 1)
             tries = 0
             for stored in taken:
-                tries = await unit.members.suspect(consumer.name, stored.message_id)
+                tries = await note_try(unit, consumer.name, stored.message_id)
                 if tries > limit:
                     why = f"the process died {limit} times while it handled this message alone"
                     await self._bury(
                         unit, stored, Classified(FailureClass.POISON, "CRASHED", why, ""), Told.DLQ
                     )
-                    await unit.members.acquit(consumer.name, stored.message_id)
+                    await outlived(unit, consumer.name, [stored.message_id])
         reach(CrashPoint.CAREFUL_ATTEMPT_AFTER, consumer.name)
         if 0 < tries <= limit:
-            await self._work(1, only=taken[0].message_id)
+            only = taken[0].message_id
+            async with outliving(consumer.name, self.database, [only]):
+                await self._work(1, only=only)
         await self._row.outlived(len(taken))
         return len(taken)
 
     async def _work(self, limit: int, only: str | None = None) -> int:
-        """Handle what is due; with *only*, nothing but this message, which is acquitted."""
+        """Handle what is due; with *only*, nothing but this message, which was outlived then."""
         taken: Sequence[InboxMessage] = ()
         try:
             async with self.database.begin() as unit:
@@ -146,7 +149,7 @@ class InboxWorker:
                     if only in (None, stored.message_id):
                         await self._try(unit, stored)
                 if only is not None:
-                    await unit.members.acquit(self.consumer.name, only)
+                    await outlived(unit, self.consumer.name, [only])
                 reach(CrashPoint.MESSAGE_COMMIT_BEFORE, self.consumer.name)
         except (Retryable, InDoubt, Fenced):
             raise
@@ -230,7 +233,7 @@ class _Row:
             if self._member is None:
                 others = await unit.members.others(self._consumer, name, [PLACE])
                 now = await unit.now()
-                self._dead = [m for m in others if m.expires_at <= now or _is_gone(m)]
+                self._dead = [m for m in others if m.expires_at <= now or is_gone(m)]
                 self.suspects = sum(other.in_flight for other in self._dead)
             await unit.members.enter(member, ROW_SECONDS)
         self._member, self._renew_at = member, renew_at
@@ -253,13 +256,6 @@ class _Row:
         if member is not None:
             async with self._database.begin() as unit:
                 await unit.members.leave(self._consumer, member.name)
-
-
-def _is_gone(member: Member) -> bool:
-    try:
-        return Owner.from_json(json.loads(member.owner)).is_gone()
-    except (ValueError, TypeError):
-        return False  # somebody who does not say who it is
 
 
 def _told(error: Exception) -> Told:

@@ -8,7 +8,7 @@ handles what was in flight one message at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,6 +33,17 @@ class Member:
     expires_at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What was noted of a message that was about to be tried."""
+
+    tries: int
+    writer: str
+    """Who tried it last: `semel.lease.Owner` as JSON, of the process and no instance of it."""
+
+    noted_at: float = 0.0
+
+
 class Members(Protocol):
     """The running members, in one open transaction."""
 
@@ -50,26 +61,41 @@ class Members(Protocol):
         """Return other members' rows that name one of *partitions*."""
         ...
 
-    async def suspect(self, consumer: str, message_id: str) -> int:
-        """Note that a message is about to be tried alone; return how often that was noted.
+    async def running(self, consumer: str) -> Sequence[Member]:
+        """Return the rows that have not expired."""
+        ...
+
+    async def suspect(self, consumer: str, message_id: str, writer: str) -> int:
+        """Note one more try of a message, by *writer* from now on; return how many there are.
 
         Counts on until `acquit`: a message that killed its process was never acquitted.
         """
         ...
 
-    async def note(self, consumer: str, message_ids: Collection[str]) -> frozenset[str]:
-        """Note one try of each of several messages, together; return those noted before.
+    async def note(
+        self, consumer: str, message_ids: Collection[str], writer: str
+    ) -> Mapping[str, Note]:
+        """Note one try of each of several messages, together; return what was noted before.
 
-        What was noted before, here or by `suspect`, stays as it is: it is to be tried alone.
+        What was noted before, here or by `suspect`, stays as it is, and nobody else changes it
+        before this transaction ends.
         """
         ...
 
-    async def acquit(self, consumer: str, message_id: str) -> None:
-        """Forget the suspicion: the process outlived the message."""
+    async def notes(self, consumer: str, message_ids: Collection[str]) -> Mapping[str, Note]:
+        """Return what is noted of messages."""
         ...
 
-    async def acquit_many(self, consumer: str, message_ids: Collection[str]) -> None:
-        """Forget what was noted of several messages."""
+    async def acquit(self, consumer: str, message_id: str) -> None:
+        """Forget what was noted of a message, whoever did."""
+        ...
+
+    async def acquit_many(self, consumer: str, message_ids: Collection[str], writer: str) -> None:
+        """Forget what *writer* noted of several messages; what others did stays."""
+        ...
+
+    async def forget_notes(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+        """Delete at most *limit* notes that are that old; return how many."""
         ...
 
     async def release(self, consumer: str, name: str, partition: Partition) -> None:

@@ -129,6 +129,9 @@ class Pruned:
     gaps: int = 0
     """Gaps that were closed."""
 
+    notes: int = 0
+    """Notes of tries that nobody outlived, or took back."""
+
     approvals: int = 0
     """Decided requests about messages that are gone."""
 
@@ -177,6 +180,7 @@ def _deletes(consumer: str, settings: Retention) -> list[tuple[str, Delete]]:
         ("keys", lambda unit: unit.waiting.forget_keys(consumer, ttl, batch)),
         ("replays", lambda unit: unit.replays.delete_over(consumer, ttl, batch)),
         ("gaps", lambda unit: unit.versions.delete_closed(consumer, ttl, batch)),
+        ("notes", lambda unit: unit.members.forget_notes(consumer, ttl, batch)),
         ("approvals", lambda unit: unit.approvals.delete_decided(consumer, ttl, batch)),
     ]
 

@@ -22,6 +22,7 @@ from semel.messaging.draining import handle_together
 from semel.messaging.failing import leave_the_room
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handling import attempt, classify
+from semel.messaging.notes import forget_note, note_tries, outliving
 from semel.messaging.outcome import Nack, Outcome, ParkedAway, RetryLater, Skipped, settlement
 from semel.messaging.refusals import is_refusal
 from semel.messaging.suspects import handle_waiting
@@ -74,16 +75,16 @@ async def retry_due(
     one that another one has handled is a duplicate.  A process that dies leaves a note of what
     it had; that is handled one message at a time, until the one that kills is found.
     """
-    suspects: frozenset[str] = frozenset()
-    async with database.begin() as unit:
-        due = await unit.waiting.take_due(consumer.name, limit)
-        is_many = handle is None and len(due) > 1
+    name, done = consumer.name, dict[str, Outcome]()
+    # Nothing that is taken here waits for its turn: others may be free to handle it.
+    async with TURNS.beside_others():
+        async with database.begin() as unit:
+            due = await unit.waiting.take_due(name, limit)
+            is_many = handle is None and len(due) > 1
+            noted = [waiting.message_id for waiting in due] if is_many else []
+            suspects = await note_tries(unit, name, noted)
+        reach(CrashPoint.RETRY_TAKE_AFTER, name)
         if is_many:
-            suspects = await unit.members.note(consumer.name, [w.message_id for w in due])
-    reach(CrashPoint.RETRY_TAKE_AFTER, consumer.name)
-    done: dict[str, Outcome] = {}
-    if is_many:
-        async with TURNS.beside_others():
             fresh = [waiting for waiting in due if waiting.message_id not in suspects]
             done = await _together(consumer, database, fresh)
     for waiting in due:
@@ -96,18 +97,17 @@ async def _together(
     consumer: Consumer, database: Database, due: Sequence[WaitingMessage]
 ) -> dict[str, Outcome]:
     """Handle what can be in few transactions; whatever is left out is handled alone."""
-    left = _readable(consumer, due)
     done: dict[str, Outcome] = {}
-    while left:
-        found = await handle_together(consumer, database, left)
-        if not found:
-            break
-        done.update(found)
-        left = {name: message for name, message in left.items() if name not in found}
-    outlived = [waiting.message_id for waiting in due if waiting.message_id not in done]
-    if outlived:
-        async with database.begin() as unit:
-            await unit.members.acquit_many(consumer.name, outlived)
+    noted = {waiting.message_id for waiting in due}
+    async with outliving(consumer.name, database, noted):
+        left = _readable(consumer, due)
+        while left:
+            found = await handle_together(consumer, database, left)
+            if not found:
+                break
+            done.update(found)
+            noted.difference_update(found)
+            left = {name: message for name, message in left.items() if name not in found}
     return done
 
 
@@ -177,7 +177,7 @@ async def _set_aside(
             return Skipped()
         parked = replace(now, waits=Waits.PARKED, reason=why.reason, exception=why.exception)
         await unit.waiting.put(replace(parked, error_code=code))
-        await unit.members.acquit(consumer.name, now.message_id)
+        await forget_note(unit, consumer.name, now.message_id)
     return ParkedAway(why.reason, why)
 
 

@@ -21,7 +21,7 @@ from semel.codec import Unread, Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.measures import MEASURES, Metric
 from semel.message import Message, Record
-from semel.messaging.claims import TERMINAL, ClaimState, Duplicate, refusal
+from semel.messaging.claims import TERMINAL, ClaimRow, ClaimState, Duplicate, HeldElsewhere, refusal
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, Unit
 from semel.messaging.failing import (
@@ -32,6 +32,7 @@ from semel.messaging.failing import (
     write_unreadable,
 )
 from semel.messaging.failure import Classified, FailureClass
+from semel.messaging.notes import forget_note, note_try, outlived, outliving, take_back
 from semel.messaging.outcome import Outcome, Refused, Skipped
 from semel.messaging.settings import Duplicates
 from semel.messaging.turns import TURNS
@@ -60,22 +61,24 @@ async def handle_record(
     async with TURNS.alone():
         async with database.begin() as unit:
             buried: Outcome | None = None
-            if await unit.members.suspect(consumer.name, unread.id) > limit:
+            if await note_try(unit, consumer.name, unread.id) > limit:
                 buried = await write_unreadable(unit, consumer, unread)
-                await unit.members.acquit(consumer.name, unread.id)
+                await outlived(unit, consumer.name, [unread.id])
         if buried is not None:
             _tell_poison(consumer, unread.id, record.at.topic)
             return buried
         try:
             arrival = consumer.reading.read(record)
-        except Exception:
-            await _acquit(consumer, database, unread.id)
+            if not isinstance(arrival, Unreadable):
+                suspect = _Suspect(arrival, was_read_as=unread.id, deaths=limit)
+                begun = await _begin(consumer, database, suspect)
+        except (Exception, asyncio.CancelledError):
+            await take_back(consumer.name, database, [unread.id])
             raise
         if isinstance(arrival, Unreadable):
-            await _acquit(consumer, database, unread.id)
+            await take_back(consumer.name, database, [unread.id])
             return await handle(arrival)
-        suspect = _Suspect(arrival, was_read_as=unread.id, deaths=limit)
-        return await _try(consumer, database, suspect, lambda: handle(arrival))
+        return await _carry_out(consumer, database, begun, lambda: handle(arrival))
 
 
 async def handle_waiting(
@@ -94,11 +97,13 @@ async def handle_waiting(
     with suppress(_IsSuspected):
         async with TURNS.beside_others():
             first = _Suspect(message, waiting, deaths=limit + 1, tries_at_most=1)
-            return await _try(consumer, database, first, handle)
+            begun = await _begin(consumer, database, first)
+            return await _carry_out(consumer, database, begun, handle)
     async with TURNS.alone():
         # The first death is not its own for sure: others ran beside it.
         suspect = _Suspect(message, waiting, deaths=limit + 1)
-        return await _try(consumer, database, suspect, handle)
+        begun = await _begin(consumer, database, suspect)
+        return await _carry_out(consumer, database, begun, handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,47 +128,55 @@ class _IsSuspected(Exception):
     """An earlier try of a message was not outlived."""
 
 
-async def _try(
-    consumer: Consumer,
-    database: Database,
-    suspect: _Suspect,
-    handle: Callable[[], Awaitable[Outcome]],
-) -> Outcome:
-    """Write the try, then handle; put the message aside instead if it killed too often.
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A try that is about to be made, or the end of all tries."""
+
+    message: Message
+    is_noted: bool
+    aside: Outcome | None
+
+
+async def _begin(consumer: Consumer, database: Database, suspect: _Suspect) -> _Begun:
+    """Write the try before it is made; put the message aside instead if it killed too often.
 
     Only a try that was not outlived counts: a message that fails and comes back is not one
     that kills.
     """
-    message = suspect.message
+    name, message = consumer.name, suspect.message
     async with database.begin() as unit:
         if suspect.was_read_as:
-            await unit.members.acquit(consumer.name, suspect.was_read_as)
-        runs = await _runs(unit, consumer, suspect)
+            await outlived(unit, name, [suspect.was_read_as])
+        row = await unit.claims.look_up(name, message.id)
+        runs = await _runs(unit, consumer, suspect, row)
         may_kill = runs in (_Runs.YES, _Runs.AGAIN)
-        tries = 0 if not may_kill else await unit.members.suspect(consumer.name, message.id)
+        tries = await note_try(unit, name, message.id) if may_kill else 0
         if suspect.tries_at_most is not None and tries > suspect.tries_at_most:
             raise _IsSuspected
         aside: Outcome | None = None
         if runs is _Runs.ASIDE or tries > suspect.deaths:
-            aside = await _put_aside(unit, consumer, suspect, runs)
+            aside = await _put_aside(unit, consumer, suspect, runs, row)
         if runs is _Runs.OVER or aside is not None:
-            await unit.members.acquit(consumer.name, message.id)
-    reach(CrashPoint.CAREFUL_ATTEMPT_AFTER, consumer.name)
-    if aside is not None:
-        _tell_poison(
-            consumer, message.id, message.source.topic if message.source else "", message.type
-        )
-        return aside
-    try:
-        outcome = await handle()
-    except (Exception, asyncio.CancelledError):
-        # A stop's deadline ended it, say, and not the other way round.
-        if tries:
-            await _acquit(consumer, database, message.id)
-        raise
-    if tries:
-        await _acquit(consumer, database, message.id)
-    return outcome
+            await forget_note(unit, name, message.id)
+    reach(CrashPoint.CAREFUL_ATTEMPT_AFTER, name)
+    return _Begun(message, tries > 0, aside)
+
+
+async def _carry_out(
+    consumer: Consumer,
+    database: Database,
+    begun: _Begun,
+    handle: Callable[[], Awaitable[Outcome]],
+) -> Outcome:
+    """Make the try that is written, and take it back if the process outlives it."""
+    message = begun.message
+    if begun.aside is not None:
+        topic = message.source.topic if message.source else ""
+        _tell_poison(consumer, message.id, topic, message.type)
+        return begun.aside
+    noted = [message.id] if begun.is_noted else []
+    async with outliving(consumer.name, database, noted):
+        return await handle()
 
 
 class _Runs(Enum):
@@ -183,9 +196,8 @@ class _Runs(Enum):
     """Never again."""
 
 
-async def _runs(unit: Unit, consumer: Consumer, suspect: _Suspect) -> _Runs:
+async def _runs(unit: Unit, consumer: Consumer, suspect: _Suspect, row: ClaimRow | None) -> _Runs:
     message = suspect.message
-    row = await unit.claims.look_up(consumer.name, message.id)
     no = None if row is None else refusal(row, message.digest, await unit.now())
     if isinstance(no, Duplicate) and consumer.settings.duplicates is Duplicates.INVOKE:
         # Its claim stays COMPLETED, whatever it does: only the letter tells that it kills.
@@ -194,13 +206,17 @@ async def _runs(unit: Unit, consumer: Consumer, suspect: _Suspect) -> _Runs:
         return _Runs.ASIDE if killed else _Runs.AGAIN
     if row is not None and row.state in (_OVER if suspect.waiting is None else TERMINAL):
         return _Runs.OVER
+    if isinstance(no, HeldElsewhere):
+        return _Runs.NOT
     return _Runs.YES if no is None or suspect.waiting is not None else _Runs.NOT
 
 
 _OVER: Final = TERMINAL | {ClaimState.PARKED}
 
 
-async def _put_aside(unit: Unit, consumer: Consumer, suspect: _Suspect, runs: _Runs) -> Outcome:
+async def _put_aside(
+    unit: Unit, consumer: Consumer, suspect: _Suspect, runs: _Runs, row: ClaimRow | None
+) -> Outcome:
     if runs is _Runs.ASIDE:
         if suspect.waiting is not None:
             await leave_the_room(unit, consumer.name, suspect.message.id)
@@ -208,7 +224,10 @@ async def _put_aside(unit: Unit, consumer: Consumer, suspect: _Suspect, runs: _R
     limit = consumer.settings.poison_attempts
     reason = f"the process died {limit} times while it handled this message alone"
     failure = Classified(FailureClass.POISON, CRASHED, reason, "")
-    message, held = suspect.message.tried(limit), Held(from_waiting=suspect.waiting is not None)
+    # A lease that had ended may have been taken over since: then this changes nothing.
+    fence = row.fence if row is not None and row.state is ClaimState.IN_PROGRESS else None
+    held = Held(fence=fence, from_waiting=suspect.waiting is not None)
+    message = suspect.message.tried(limit)
     if runs is _Runs.AGAIN:
         # Its effect is durable, so there is nothing to park; what it sends may be lost.
         found = await write_failure(unit, consumer, message.repeated(), failure, claim=held)
@@ -237,8 +256,3 @@ def _unread(waiting: WaitingMessage) -> Message:
 def _tell_poison(consumer: Consumer, id: str, topic: str, kind: str = "") -> None:
     MEASURES.count(Metric.POISON, topic, kind)
     log.error("poison message put aside", extra={"consumer": consumer.name, "id": id})
-
-
-async def _acquit(consumer: Consumer, database: Database, id: str) -> None:
-    async with database.begin() as unit:
-        await unit.members.acquit(consumer.name, id)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import CursorResult, Row, delete, select, update
+from sqlalchemy import CursorResult, Row, Select, delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
 from semel.message import Partition
 from semel.messaging.ids import stored_id
-from semel.messaging.members import Member
+from semel.messaging.members import Member, Note
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.tables import consumer_member, crash_suspect
 from semel.sqlalchemy.times import now_us, to_seconds, to_us
@@ -28,18 +28,21 @@ ENTER: Final = _NEW.on_conflict_do_update(
     set_={name: _NEW.excluded[name] for name in _WRITTEN},
 )
 
-SUSPECT: Final = (
-    insert(crash_suspect)
-    .on_conflict_do_update(
-        index_elements=list(crash_suspect.primary_key), set_={"tries": _S.tries + 1}
-    )
-    .returning(_S.tries)
-)
+_TRY: Final = insert(crash_suspect)
+SUSPECT: Final = _TRY.on_conflict_do_update(
+    index_elements=list(crash_suspect.primary_key),
+    set_={
+        "tries": _S.tries + 1,
+        "writer": _TRY.excluded.writer,
+        "noted_at": _TRY.excluded.noted_at,
+    },
+).returning(_S.tries)
 NOTE: Final = (
     insert(crash_suspect)
     .on_conflict_do_nothing(index_elements=list(crash_suspect.primary_key))
     .returning(_S.message_id)
 )
+_FOUND: Final = select(crash_suspect).order_by(_S.message_id)
 
 
 class SqlMembers:
@@ -75,34 +78,67 @@ class SqlMembers:
         members = [_member(row) for row in found]
         return [member for member in members if member.partitions & frozenset(partitions)]
 
-    async def suspect(self, consumer: str, message_id: str) -> int:
-        """Note that a message is about to be tried alone; return how often that was noted."""
-        values = {"consumer": consumer, "message_id": stored_id(message_id), "tries": 1}
-        return int((await self._run(SUSPECT.values(**values))).scalar_one())
+    async def running(self, consumer: str) -> Sequence[Member]:
+        """Return the rows that have not expired."""
+        live = (_M.consumer == consumer, _M.expires_at > now_us())
+        return [_member(row) for row in await self._run(select(consumer_member).where(*live))]
 
-    async def note(self, consumer: str, message_ids: Collection[str]) -> frozenset[str]:
-        """Note one try of each of several messages, together; return those noted before."""
+    async def suspect(self, consumer: str, message_id: str, writer: str) -> int:
+        """Note one more try of a message; return how many there are."""
+        one = _try(consumer, stored_id(message_id), writer)
+        return int((await self._run(SUSPECT.values(**one))).scalar_one())
+
+    async def note(
+        self, consumer: str, message_ids: Collection[str], writer: str
+    ) -> Mapping[str, Note]:
+        """Note one try of each of several messages; return what was noted before."""
         by_name = {stored_id(message_id): message_id for message_id in message_ids}
         if not by_name:
-            return frozenset()
+            return {}
         # Sorted, so that two workers wait for each other in one direction only.
-        rows = [{"consumer": consumer, "message_id": name, "tries": 1} for name in sorted(by_name)]
-        new = (await self._run(NOTE.values(rows))).scalars().all()
-        return frozenset(by_name[name] for name in by_name.keys() - set(new))
+        rows = [_try(consumer, name, writer) for name in sorted(by_name)]
+        new = set((await self._run(NOTE.values(rows))).scalars())
+        known = {name: message_id for name, message_id in by_name.items() if name not in new}
+        return await self._find(consumer, known, _FOUND.with_for_update())
 
-    async def acquit_many(self, consumer: str, message_ids: Collection[str]) -> None:
-        """Forget what was noted of several messages."""
-        if message_ids:
-            here = _S.message_id.in_(sorted(map(stored_id, message_ids)))
-            await self._run(delete(crash_suspect).where(_S.consumer == consumer, here))
+    async def notes(self, consumer: str, message_ids: Collection[str]) -> Mapping[str, Note]:
+        """Return what is noted of messages."""
+        by_name = {stored_id(message_id): message_id for message_id in message_ids}
+        return await self._find(consumer, by_name, _FOUND)
+
+    async def _find(
+        self, consumer: str, by_name: Mapping[str, str], found: Select[Any]
+    ) -> dict[str, Note]:
+        if not by_name:
+            return {}
+        mine = (_S.consumer == consumer, _S.message_id.in_(sorted(by_name)))
+        rows = await self._run(found.where(*mine))
+        return {
+            by_name[row.message_id]: Note(row.tries, row.writer, to_seconds(row.noted_at))
+            for row in rows
+        }
 
     async def acquit(self, consumer: str, message_id: str) -> None:
-        """Forget the suspicion."""
+        """Forget what was noted of a message, whoever did."""
         await self._run(
             delete(crash_suspect).where(
                 _S.consumer == consumer, _S.message_id == stored_id(message_id)
             )
         )
+
+    async def acquit_many(self, consumer: str, message_ids: Collection[str], writer: str) -> None:
+        """Forget what *writer* noted of several messages."""
+        if message_ids:
+            here = _S.message_id.in_(sorted(map(stored_id, message_ids)))
+            mine = (_S.consumer == consumer, _S.writer == writer)
+            await self._run(delete(crash_suspect).where(*mine, here))
+
+    async def forget_notes(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+        """Delete at most *limit* notes that are that old; return how many."""
+        is_old = (_S.consumer == consumer, _S.noted_at <= now_us() - to_us(older_than_seconds))
+        old = select(_S.message_id).where(*is_old).order_by(_S.message_id).limit(limit)
+        gone = delete(crash_suspect).where(*is_old, _S.message_id.in_(old))
+        return (await self._run(gone)).rowcount
 
     async def release(self, consumer: str, name: str, partition: Partition) -> None:
         """Take a partition off a row; the last one removes the row if it has expired."""
@@ -127,6 +163,11 @@ class SqlMembers:
         async with translated("the members"):
             connection = await self._session.connection()
             return await connection.execute(statement)
+
+
+def _try(consumer: str, name: str, writer: str) -> dict[str, Any]:
+    values = {"consumer": consumer, "message_id": name, "tries": 1, "writer": writer}
+    return {**values, "noted_at": now_us()}
 
 
 def _to_text(partitions: Collection[Partition]) -> str:

@@ -10,7 +10,7 @@
     outbox_message      messages on their way out
     outbox_leader       who relays an outbox
     consumer_member     the running processes
-    crash_suspect       messages that are tried alone after a crash
+    crash_suspect       messages that are tried, and may kill the process
     consumer_outcome    what became of every offset, as ranges
     aggregate_version   the applied versions of aggregates
     sequence_gap        versions that did not come
@@ -307,9 +307,11 @@ crash_suspect: Final = Table(
     "crash_suspect",
     metadata,
     text_column("consumer", "which consumer", key=True),
-    text_column("message_id", "tried alone, because something in flight may kill", key=True),
+    text_column("message_id", "about to be tried, and may kill", key=True),
     counted("tries", "that were not outlived"),
-    comment="after a crash: which message was tried when the process died again",
+    short_text("writer", "host, process and start, as JSON: the tries count once it is gone"),
+    time_us("noted_at", "of the last try"),
+    comment="messages that are being tried, and were when a process died",
 )
 
 consumer_outcome: Final = Table(

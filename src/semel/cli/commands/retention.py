@@ -160,7 +160,8 @@ def show_retention(console: Console, report: RetentionReport) -> None:
     console.print(
         f"deleted: {counted(report.claims, 'claim')}, {report.inbox} of the inbox, "
         f"{counted(report.keys, 'lock')} of keys, {counted(report.replays, 'replay')}, "
-        f"{counted(report.gaps, 'gap')}, {counted(report.approvals, 'decided request')}, "
+        f"{counted(report.gaps, 'gap')}, {counted(report.notes, 'note')} of tries, "
+        f"{counted(report.approvals, 'decided request')}, "
         f"{counted(report.outcomes, 'range')} of offsets",
         markup=False,
     )

@@ -101,6 +101,7 @@ class RetentionReport:
 
     replays: int
     gaps: int
+    notes: int
     approvals: int
     outcomes: int
     """Ranges of offsets that the broker has deleted; with a reader alone."""

@@ -25,10 +25,11 @@ __all__ = ["MembersContract", "OutcomesContract", "VersionsContract"]
 P0: Final = Partition("payments", 0)
 P1: Final = Partition("payments", 1)
 ELSEWHERE: Final = Partition("refunds", 0)
+ME: Final = '{"host": "here"}'
 
 
 def _member(name: str, *partitions: Partition, consumer: str = CONSUMER) -> Member:
-    return Member(consumer, name, '{"host": "here"}', frozenset(partitions), 20)
+    return Member(consumer, name, ME, frozenset(partitions), 20)
 
 
 async def _enter(world: DatabaseWorld, *members: Member, seconds: float = 60.0) -> None:
@@ -65,7 +66,7 @@ class MembersContract(DatabaseContract):
             (found,) = await unit.members.others(CONSUMER, "new", [P0])
             now = await unit.now()
 
-        assert (found.owner, found.in_flight) == ('{"host": "here"}', 20)
+        assert (found.owner, found.in_flight) == (ME, 20)
         assert found.partitions == {P0, ELSEWHERE}
         assert 30 < found.expires_at - now <= 60
 
@@ -144,6 +145,16 @@ class MembersContract(DatabaseContract):
         assert await _others(world, "new", P0, P1) == ["accused"]
 
     @in_world
+    async def test_only_rows_that_have_not_expired_are_running(self, world: DatabaseWorld) -> None:
+        await _enter(world, _member("old", P0), _member("elsewhere", P0, consumer="shipping"))
+        await world.age(61)
+        await _enter(world, _member("new", P0), _member("idle"))
+        async with world.database.begin() as unit:
+            found = await unit.members.running(CONSUMER)
+
+        assert sorted(member.name for member in found) == ["idle", "new"]
+
+    @in_world
     async def test_tries_of_a_suspect_count_until_it_is_acquitted(
         self, world: DatabaseWorld
     ) -> None:
@@ -153,11 +164,11 @@ class MembersContract(DatabaseContract):
                 if act == "acquit":
                     await unit.members.acquit(CONSUMER, "m")
                 else:
-                    counts.append(await unit.members.suspect(CONSUMER, "m"))
+                    counts.append(await unit.members.suspect(CONSUMER, "m", ME))
         async with world.database.begin() as unit:
             others = [
-                await unit.members.suspect(CONSUMER, "n"),
-                await unit.members.suspect("shipping", "m"),
+                await unit.members.suspect(CONSUMER, "n", ME),
+                await unit.members.suspect("shipping", "m", ME),
             ]
 
         assert counts == [1, 2, 1]
@@ -166,14 +177,16 @@ class MembersContract(DatabaseContract):
     @in_world
     async def test_a_suspect_may_have_any_id(self, world: DatabaseWorld) -> None:
         async with world.database.begin() as unit:
-            noted = await unit.members.note(CONSUMER, STRANGE_IDS)
-            counts = [await unit.members.suspect(CONSUMER, id) for id in STRANGE_IDS]
-            again = await unit.members.note(CONSUMER, STRANGE_IDS)
-            await unit.members.acquit_many(CONSUMER, STRANGE_IDS)
-            after = await unit.members.note(CONSUMER, STRANGE_IDS)
+            noted = await unit.members.note(CONSUMER, STRANGE_IDS, ME)
+            counts = [await unit.members.suspect(CONSUMER, id, ME) for id in STRANGE_IDS]
+            again = await unit.members.note(CONSUMER, STRANGE_IDS, ME)
+            known = await unit.members.notes(CONSUMER, STRANGE_IDS)
+            await unit.members.acquit_many(CONSUMER, STRANGE_IDS, ME)
+            after = await unit.members.note(CONSUMER, STRANGE_IDS, ME)
 
         assert counts == [2] * len(STRANGE_IDS)
-        assert (noted, again, after) == (frozenset(), frozenset(STRANGE_IDS), frozenset())
+        assert again == known
+        assert (noted, set(again), after) == ({}, set(STRANGE_IDS), {})
 
     @in_world
     async def test_a_note_is_one_try_and_is_found_until_it_is_acquitted(
@@ -182,17 +195,67 @@ class MembersContract(DatabaseContract):
         found = []
         for ids in (["a", "b"], ["b", "c"], []):
             async with world.database.begin() as unit:
-                found.append(await unit.members.note(CONSUMER, ids))
+                found.append(set(await unit.members.note(CONSUMER, ids, ME)))
         async with world.database.begin() as unit:
-            tries = await unit.members.suspect(CONSUMER, "a")
-            await unit.members.acquit_many(CONSUMER, ["a", "b", "never noted"])
-            await unit.members.acquit_many(CONSUMER, [])
-            left = await unit.members.note(CONSUMER, ["a", "b", "c"])
-            elsewhere = await unit.members.note("shipping", ["c"])
+            tries = await unit.members.suspect(CONSUMER, "a", ME)
+            await unit.members.acquit_many(CONSUMER, ["a", "b", "never noted"], ME)
+            await unit.members.acquit_many(CONSUMER, [], ME)
+            left = await unit.members.note(CONSUMER, ["a", "b", "c"], ME)
+            elsewhere = await unit.members.note("shipping", ["c"], ME)
 
-        assert found == [frozenset(), frozenset({"b"}), frozenset()]
+        assert found == [set(), {"b"}, set()]
         assert tries == 2
-        assert (left, elsewhere) == (frozenset({"c"}), frozenset())
+        assert (set(left), elsewhere) == ({"c"}, {})
+
+    @in_world
+    async def test_a_note_says_who_wrote_it_and_only_a_further_try_changes_that(
+        self, world: DatabaseWorld
+    ) -> None:
+        async with world.database.begin() as unit:
+            await unit.members.note(CONSUMER, ["a", "b"], "first")
+        async with world.database.begin() as unit:
+            before = await unit.members.note(CONSUMER, ["a", "b"], "second")
+            await unit.members.suspect(CONSUMER, "a", "second")
+        async with world.database.begin() as unit:
+            after = await unit.members.notes(CONSUMER, ["a", "b", "never noted"])
+            now = await unit.now()
+
+        assert {id: (note.tries, note.writer) for id, note in before.items()} == {
+            "a": (1, "first"),
+            "b": (1, "first"),
+        }
+        assert {id: (note.tries, note.writer) for id, note in after.items()} == {
+            "a": (2, "second"),
+            "b": (1, "first"),
+        }
+        assert all(-1 < now - note.noted_at < 30 for note in after.values())
+
+    @in_world
+    async def test_nobody_acquits_in_the_name_of_another(self, world: DatabaseWorld) -> None:
+        async with world.database.begin() as unit:
+            await unit.members.note(CONSUMER, ["a", "b"], "first")
+            await unit.members.suspect(CONSUMER, "b", "second")
+            await unit.members.acquit_many(CONSUMER, ["a", "b"], "second")
+            left = await unit.members.notes(CONSUMER, ["a", "b"])
+            await unit.members.acquit(CONSUMER, "a")
+            after = await unit.members.notes(CONSUMER, ["a", "b"])
+
+        assert (set(left), set(after)) == ({"a"}, set())
+
+    @in_world
+    async def test_old_notes_are_forgotten_a_few_at_a_time(self, world: DatabaseWorld) -> None:
+        async with world.database.begin() as unit:
+            await unit.members.note(CONSUMER, ["a", "b", "c"], ME)
+            await unit.members.note("shipping", ["a"], ME)
+        await world.age(100)
+        async with world.database.begin() as unit:
+            await unit.members.suspect(CONSUMER, "b", ME)
+            forgotten = [await unit.members.forget_notes(CONSUMER, 50, 1) for _ in range(3)]
+            left = await unit.members.notes(CONSUMER, ["a", "b", "c"])
+            elsewhere = await unit.members.notes("shipping", ["a"])
+
+        assert forgotten == [1, 1, 0]
+        assert (set(left), set(elsewhere)) == ({"b"}, {"a"})
 
 
 async def _record(world: DatabaseWorld, *ranges: OutcomeRange) -> None:

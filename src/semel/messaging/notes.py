@@ -1,0 +1,148 @@
+"""Notes of tries: who wrote one, and whether that process can still outlive what it noted.
+
+A note stands while its message is tried.  One whose writer is gone was not
+outlived: its message is a suspect.  One whose writer runs says nothing at all,
+whether the writer is at the message now or could not take the note back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Final
+
+from semel.errors import reason_of
+from semel.lease import Owner
+from semel.messaging.database import Database, Unit
+from semel.messaging.members import Member, Note
+
+log = logging.getLogger("semel.messaging")
+
+UNSEEN_SECONDS: Final = 60.0
+"""How old the note of a process elsewhere is, that has no row as a member, when it is gone."""
+
+
+@cache
+def this_process() -> str:
+    """Return who writes the notes of this process, all of its workers'."""
+    return _written(Owner.here())
+
+
+os.register_at_fork(after_in_child=this_process.cache_clear)
+
+
+def _written(owner: Owner) -> str:
+    return json.dumps(replace(owner, instance="").to_json(), sort_keys=True)
+
+
+async def note_try(unit: Unit, consumer: str, message_id: str) -> int:
+    """Note that a message is about to be tried; return how many tries count, with this one.
+
+    More than one makes it a suspect: so many less one were not outlived.
+    """
+    me = this_process()
+    before = (await unit.members.note(consumer, [message_id], me)).get(message_id)
+    if before is None:
+        return 1
+    if before.writer == me:
+        # This process has outlived it, and only could not say so.
+        return before.tries
+    if await _is_gone(unit, consumer, before):
+        return await unit.members.suspect(consumer, message_id, me)
+    return 1
+
+
+async def note_tries(unit: Unit, consumer: str, message_ids: Collection[str]) -> frozenset[str]:
+    """Note one try of each of several messages, together; return those that are suspects.
+
+    What was noted before stays as it is: a suspect is to be tried alone.
+    """
+    me = this_process()
+    before = await unit.members.note(consumer, message_ids, me)
+    suspects = set()
+    for message_id, note in before.items():
+        is_mine = note.writer == me
+        if note.tries > 1 if is_mine else await _is_gone(unit, consumer, note):
+            suspects.add(message_id)
+    return frozenset(suspects)
+
+
+async def outlived(unit: Unit, consumer: str, message_ids: Collection[str]) -> None:
+    """Take back what this process noted; what others did is theirs."""
+    await unit.members.acquit_many(consumer, message_ids, this_process())
+
+
+@asynccontextmanager
+async def outliving(
+    consumer: str, database: Database, message_ids: Collection[str]
+) -> AsyncIterator[None]:
+    """Take back what was noted of messages however the block ends, unless the process does.
+
+    A database that refuses or a stop's deadline is no death.
+    """
+    try:
+        yield
+    except (Exception, asyncio.CancelledError):
+        await take_back(consumer, database, message_ids)
+        raise
+    await take_back(consumer, database, message_ids)
+
+
+async def take_back(consumer: str, database: Database, message_ids: Collection[str]) -> None:
+    """Do what `outlived` does in a transaction of its own, if the database answers.
+
+    Where it does not, a note stays that says nothing while this process runs.
+    """
+    if not message_ids:
+        return
+    try:
+        async with database.begin() as unit:
+            await outlived(unit, consumer, message_ids)
+    except Exception as error:  # noqa: BLE001  what became of the messages matters more
+        why = {"consumer": consumer, "reason": reason_of(error)}
+        log.warning("a note of tries stays", extra=why)
+
+
+async def forget_note(unit: Unit, consumer: str, message_id: str) -> None:
+    """Take back what was noted of a message that is over, unless its writer is still at it."""
+    note = (await unit.members.notes(consumer, [message_id])).get(message_id)
+    if note is None:
+        return
+    if note.writer == this_process() or await _is_gone(unit, consumer, note):
+        await unit.members.acquit_many(consumer, [message_id], note.writer)
+
+
+def is_gone(member: Member) -> bool:
+    """Tell whether a member's process surely runs no more; one that runs writes its row again."""
+    owner = _owner(member.owner)
+    return owner is not None and owner.is_gone()
+
+
+async def _is_gone(unit: Unit, consumer: str, note: Note) -> bool:
+    """Tell whether the writer of a note runs no more, as far as anybody can know."""
+    owner = _owner(note.writer)
+    if owner is not None and owner.is_gone():
+        return True
+    if owner is not None and owner.is_running():
+        return False
+    if await unit.now() < note.noted_at + UNSEEN_SECONDS:
+        return False
+    for member in await unit.members.running(consumer):
+        known = _owner(member.owner)
+        if known is not None and _written(known) == note.writer:
+            return False
+    return True
+
+
+def _owner(written: str) -> Owner | None:
+    """Read who it was; None for somebody who does not say."""
+    try:
+        return Owner.from_json(json.loads(written))
+    except (ValueError, TypeError):
+        return None
