@@ -99,7 +99,7 @@ def test_workers_killed_at_one_window_after_another_lose_and_repeat_nothing(
     for number, window in enumerate(chosen):
         send_some(scene, number)
         if window == "careful_attempt:after":
-            scene.run(crash_at="message_commit:before")
+            assert scene.run(crash_at="handle:after").was_killed
         ended = scene.run(crash_at=window)
         assert ended.was_killed, f"{window} was not reached:\n{ended.output}"
         kills += 1 + scene.run(crash_at=chance.choice(chosen)).was_killed
