@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from semel.errors import Misuse, Permanent
+from semel.errors import Misuse, Permanent, Retryable
 from semel.messaging.erase import erase
 from semel.messaging.retry import RetryPolicy
 from tests.messaging.outgoing import (
@@ -133,16 +133,28 @@ def test_a_stop_lets_the_batch_in_hand_end(memory):
     run(memory, test)
 
 
-def test_one_by_one_the_first_silence_ends_the_round(memory):
+async def say_nothing():
+    await asyncio.sleep(3600)
+
+
+async def find_nobody():
+    await asyncio.sleep(0.2)
+    raise Retryable("nobody is there")
+
+
+@pytest.mark.parametrize("silence", [say_nothing, find_nobody])
+def test_one_by_one_the_first_silence_ends_the_round(memory, silence):
     class Silent(Broker):
         singles = 0
+        silences = 0
 
         async def publish(self, batch):
             if len(batch) > 1 and self.singles < 2:
                 raise ValueError("one of them")
             self.singles += 1
-            if self.singles == 2:
-                await asyncio.sleep(3600)
+            if len(batch) == 1 and self.singles >= 2:
+                self.silences += 1
+                await silence()
             return await super().publish(batch)
 
     async def test(world):
@@ -153,8 +165,26 @@ def test_one_by_one_the_first_silence_ends_the_round(memory):
         await relay(world, broker, publish_seconds=0.2).run_until_empty()
 
         assert time.monotonic() - began < 3
+        assert broker.silences == 1
         assert len(set(broker.ids)) == 20
         assert await left(world) == []
+
+    run(memory, test)
+
+
+def test_one_by_one_an_answer_about_one_message_is_no_silence(memory):
+    async def test(world):
+        broker = Broker()
+        broker.batch_error = ValueError("one of them")
+        broker.refusals = {"k1-1": [Retryable("its partition has no leader")]}
+        await fill(world, *(entry(f"k{n}-1", f"k{n}") for n in range(20)))
+        working = relay(world, broker)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(working.run())
+            await until(lambda: len(broker.taken) == 19)
+            working.stop()
+
+        assert await left(world) == ["k1-1"]
 
     run(memory, test)
 

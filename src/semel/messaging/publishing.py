@@ -67,10 +67,14 @@ class Publishing:
         raise NoAnswer(self._clock.monotonic() - began)
 
     async def singly(self, entries: Sequence[OutboxEntry]) -> list[Exception | None]:
-        """Publish entries one by one, each key until its first failure; all, until no answer."""
+        """Publish entries one by one, each key until its first failure; all, while one answers.
+
+        A publisher that raises `Retryable` knows nothing of the broker any more: the rest of
+        the batch would wait for the same silence, message after message.
+        """
         answers: list[Exception | None] = []
         failed: dict[Lane, Exception] = {}
-        silence: NoAnswer | None = None
+        silence: Retryable | None = None
         for entry in entries:
             lane = lane_of(entry)
             if lane not in failed:
@@ -80,7 +84,7 @@ class Publishing:
                         [answer] = await self.together([outgoing_of(entry)])
                     except (Fenced, Misuse):
                         raise
-                    except NoAnswer as error:
+                    except Retryable as error:
                         answer = silence = error
                     except Exception as error:  # noqa: BLE001  the answer for this one message
                         answer = error
