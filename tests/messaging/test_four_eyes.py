@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from semel.codec import FromHeader
+from semel.message import Coordinates, Message
 from semel.messaging.accounts import Account, acting_from, same_name
-from semel.messaging.acts import NotPossible
+from semel.messaging.acts import DELETED, NotPossible
 from semel.messaging.approvals import Decision
+from semel.messaging.claims import ClaimState
+from semel.messaging.consumer import consumer
 from semel.messaging.deletion import (
     SameAccount,
     SamePerson,
@@ -15,9 +19,25 @@ from semel.messaging.deletion import (
     ask_to_delete_dead_letter,
     refuse_delete,
 )
+from semel.messaging.failure import NonRetryableMessageError
+from semel.messaging.filing import conflict_id
+from semel.messaging.handling import handle_message
+from semel.messaging.outbox import parent_of
+from semel.messaging.outcome import Refused
 from semel.messaging.parking import KeepId, classify, fix
+from semel.messaging.settings import ConsumerSettings
+from semel.outboxes import Outbox
 from semel.testing.contracts.messaging_world import in_world
-from tests.messaging.act_world import ANN, BILLING, bury, details, letter_of, park, waiting_of
+from tests.messaging.act_world import (
+    ANN,
+    BILLING,
+    bury,
+    claim_of,
+    details,
+    letter_of,
+    park,
+    waiting_of,
+)
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 
 SAME = [
@@ -127,6 +147,61 @@ class FourEyes:
 
         assert first == {"label": "data", "before": "", "account": "root@shop-1"}
         assert await details(world) == {"label": "schema", "before": "data"}
+
+    @in_world
+    async def test_a_deleted_letter_leaves_no_payload_and_a_claim_that_says_so(self, world):
+        handle = telling()
+        await handle_message(handle, world.database, message())
+        asked = await ask_to_delete_dead_letter(world.database, BILLING, "m1", **ANN)
+
+        await approve_delete(world.database, asked.number, actor="bob")
+
+        claim = await claim_of(world, "m1")
+        assert (claim.state, claim.error_code) == (ClaimState.FAILED_TERMINAL, DELETED)
+        assert await outgoing(world, "m1") == [("payments.dlq", None)]
+        again = await handle_message(handle, world.database, message())
+        assert again == Refused(f"dead letter ({DELETED})")
+        assert await letter_of(world, "m1") is None
+
+    @in_world
+    async def test_a_deleted_conflict_leaves_what_its_namesake_sent(self, world):
+        handle = telling(sends=Outbox())
+        await handle_message(handle, world.database, message())
+        await handle_message(handle, world.database, message(b'{"v": 2}'))
+        made_up = conflict_id("m1", message(b'{"v": 2}').digest)
+        asked = await ask_to_delete_dead_letter(world.database, BILLING, made_up, **ANN)
+
+        await approve_delete(world.database, asked.number, actor="bob")
+
+        claim = await claim_of(world, "m1")
+        assert claim.state is ClaimState.COMPLETED
+        assert await outgoing(world, made_up) == [("payments.dlq", None)]
+        assert await outgoing(world, "m1") == [("invoices", b"1")]
+        assert (await claim_of(world, made_up)).error_code == DELETED
+
+
+def telling(sends=None):
+    """Return a consumer whose letters go to a topic; it fails where it sends nothing."""
+    settings = ConsumerSettings(dead_letter_topic="payments.dlq")
+
+    @consumer(BILLING, policy=settings, id_from=FromHeader("message-id"))
+    async def handle(message, session):
+        if sends is None:
+            raise NonRetryableMessageError("no such account")
+        await sends.add(session, topic="invoices", payload=b"1")
+
+    return handle
+
+
+def message(raw=b'{"v": 1}'):
+    headers = {"message-id": b"m1"}
+    return Message("m1", {}, raw, "k", headers=headers, source=Coordinates("payments", 0, 1))
+
+
+async def outgoing(world, parent):
+    async with world.database.begin() as unit:
+        entries = await unit.outbox.children(parent_of(BILLING, parent))
+    return [(entry.topic, entry.value) for entry in entries]
 
 
 class TestFourEyesInMemory(InMemory, FourEyes):
