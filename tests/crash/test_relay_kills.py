@@ -129,12 +129,15 @@ def test_a_relay_killed_at_any_window_again_and_again_loses_nothing(scene, windo
 def test_relays_killed_at_random_times_lose_nothing(scene, seed):
     moments = random.Random(seed)
     kills = 0
-    for _ in range(25):
+    # Some relays are done before their moment comes, on a quick machine more than on a slow one.
+    for _ in range(100):
         scene.fill(moments.randrange(5 * BATCH))
         kills += scene.program.run(kill_after=moments.uniform(0.0, 0.25)).was_killed
+        if kills == 10:
+            break
     scene.program.run_until_done()
 
-    assert kills > 5
+    assert kills == 10
     scene.assert_clean(most_repeated=2 * BATCH * kills)
 
 
