@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from semel.codec import FromHeader
 from semel.message import Coordinates, Message
 from semel.messaging.claims import ClaimState
 from semel.messaging.consumer import Consumer, consumer
+from semel.messaging.draining import TOGETHER_SECONDS
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handling import handle_message
 from semel.messaging.outcome import DeadLettered, Handled, ParkedAway, RetryStored, Skipped
 from semel.messaging.retry import RetryMode, RetryPolicy
-from semel.messaging.retrying import retry_due
+from semel.messaging.retrying import RetryWorker, retry_due
 from semel.messaging.settings import ConsumerSettings
 from semel.messaging.waiting import WaitingFilter
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
@@ -34,6 +38,8 @@ class Service:
     def __init__(self, database: Any, **settings: Any) -> None:
         self.database = database
         self.failures: dict[str, BaseException] = {}
+        self.acts: dict[str, Callable[[], None]] = {}
+        self.slow: set[str] = set()
         self.calls: list[str] = []
         self.sessions: list[Any] = []
         chosen = ConsumerSettings(retry=AT_ONCE, holds_keys=True, **settings)
@@ -43,6 +49,9 @@ class Service:
             self.calls.append(message.id)
             if not any(session is known for known in self.sessions):
                 self.sessions.append(session)
+            if message.id in self.slow:
+                await asyncio.sleep(1.1 * TOGETHER_SECONDS)
+            self.acts.get(message.id, lambda: None)()
             if message.id in self.failures:
                 raise self.failures[message.id]
 
@@ -186,7 +195,7 @@ class Draining(DatabaseContract):
         assert [row.state for row in states if row] == [ClaimState.COMPLETED] * 3
 
     @in_world
-    async def test_a_crash_before_the_commit_leaves_everything_to_be_done_once(
+    async def test_a_crash_before_the_commit_leaves_its_messages_to_be_done_once(
         self, world: DatabaseWorld
     ) -> None:
         service = Service(world.database)
@@ -198,12 +207,76 @@ class Draining(DatabaseContract):
         except Dies:
             next_process()
             service.failures.clear()
-        assert await service.waiting() == ["a", "b", "c"]
+        assert await service.waiting() == ["b", "c"], "the first has a transaction of its own"
         done = await service.retry()
 
-        assert done == dict.fromkeys("abc", Handled)
+        assert done == dict.fromkeys("bc", Handled)
         assert await service.waiting() == []
         assert await service.noted("a", "b", "c") == frozenset()
+
+    @in_world
+    async def test_only_the_keys_of_what_is_handled_now_are_locked(
+        self, world: DatabaseWorld
+    ) -> None:
+        service = Service(world.database)
+        names = [f"k{number}" for number in range(8)]
+        await service.fill(*names)
+        held: list[list[str]] = []
+
+        await retry_due(service.consumer, Watching(world.database, held))
+
+        assert held == [["k0"], ["k1", "k2"], ["k3", "k4", "k5", "k6"], ["k7"]]
+
+    @in_world
+    async def test_behind_a_slow_message_there_is_one_to_a_transaction(
+        self, world: DatabaseWorld
+    ) -> None:
+        service = Service(world.database)
+        names = [f"k{number}" for number in range(6)]
+        await service.fill(*names)
+        held: list[list[str]] = []
+        service.slow = {"k2"}
+
+        await retry_due(service.consumer, Watching(world.database, held))
+
+        assert held == [["k0"], ["k1", "k2"], ["k3"], ["k4", "k5"]]
+
+    @in_world
+    async def test_a_stop_finishes_the_transaction_at_hand_and_leaves_the_rest(
+        self, world: DatabaseWorld
+    ) -> None:
+        service = Service(world.database)
+        names = [f"k{number}" for number in range(8)]
+        await service.fill(*names)
+        worker = RetryWorker(service.consumer, world.database)
+        service.acts["k1"] = worker.stop
+
+        await worker.run()
+
+        assert service.calls == names[:3]
+        assert await service.waiting() == names[3:]
+        assert await service.noted(*names) == frozenset()
+
+
+class Watching:
+    """A database that writes down which keys each transaction holds."""
+
+    def __init__(self, database: Any, held: list[list[str]]) -> None:
+        self._database = database
+        self._held = held
+        self.classification = database.classification
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        async with self._database.begin() as unit:
+            hold = unit.waiting.hold
+
+            async def watched(consumer: str, keys: Sequence[str]) -> Any:
+                self._held.append(list(keys))
+                return await hold(consumer, keys)
+
+            unit.waiting.hold = watched
+            yield unit
 
 
 class TestInMemory(InMemory, Draining):

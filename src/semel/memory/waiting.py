@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from semel.memory.tables import MemoryTables, Table
@@ -57,6 +57,13 @@ class MemoryWaitingRoom:
         """Return one message, if it is its turn."""
         due = await self.take_due(consumer, len(self._messages))
         return next((waiting for waiting in due if waiting.message_id == message_id), None)
+
+    async def take_many(
+        self, consumer: str, message_ids: Collection[str]
+    ) -> Sequence[WaitingMessage]:
+        """Return those of several messages whose turn it is, in order of place."""
+        due = await self.take_due(consumer, len(self._messages))
+        return [waiting for waiting in due if waiting.message_id in message_ids]
 
     async def seconds_to_next(self, consumer: str) -> float | None:
         """Return the seconds until `take_due` has something; None where nothing waits for time."""

@@ -1,17 +1,17 @@
 """Waiting messages in one transaction: what one each would leave, at the speed of a batch.
 
-    hold the keys, sorted ─▶ lock what is still due ─▶ claim 1, 2, 4 … ─▶ handle, a savepoint each
+    hold the keys, sorted ─▶ lock what is still due ─▶ claim, sorted ─▶ handle, a savepoint each
 
 A savepoint each, and not one for many: what waits has failed before, and a
 handler should not be called again because its neighbour failed once more.
-The keys are locked until the commit, so the transaction ends when its time is
-up: with slow handlers it has one message.
+The keys are locked until the commit, so a transaction has as many messages as
+there is time for: twice those of the one before, and one again behind a slow one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -47,20 +47,39 @@ log = logging.getLogger("semel.messaging")
 TOGETHER_SECONDS: Final = 0.25
 
 
-async def handle_together(
-    consumer: Consumer, database: Database, messages: Mapping[str, Message]
-) -> dict[str, Outcome]:
-    """Handle messages that wait, by id, as many as there is time for; returns their outcomes.
+async def drain(
+    consumer: Consumer,
+    database: Database,
+    messages: Mapping[str, Message],
+    stopping: Callable[[], bool],
+) -> AsyncIterator[dict[str, Outcome]]:
+    """Handle messages that wait, by id, 1, 2, 4 … to a transaction; yields their outcomes.
 
-    None at all where the transaction was not kept: then one transaction each will say why.
+    Ends early where a transaction was not kept: then one transaction each will say why; and
+    between two of them, when it is *stopping*.
 
     Raises:
         TransactionEnded: a handler committed past every guard; nothing may be taken for handled.
     """
-    drain = _Drain(consumer, database)
+    left, size = list(messages), 1
+    while left and not stopping():
+        began = SYSTEM_CLOCK.monotonic()
+        found = await _handle_together(consumer, database, {id: messages[id] for id in left[:size]})
+        if not found:
+            break
+        yield found
+        left = left[size:]
+        size = 2 * size if SYSTEM_CLOCK.monotonic() < began + TOGETHER_SECONDS else 1
+
+
+async def _handle_together(
+    consumer: Consumer, database: Database, messages: Mapping[str, Message]
+) -> dict[str, Outcome]:
+    """Handle messages in one transaction; none at all where it was not kept."""
+    drained = _Drain(consumer, database)
     try:
         async with database.begin() as unit:
-            await drain.run(unit, messages)
+            await drained.run(unit, messages)
             reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
     except TransactionEnded:
         raise
@@ -72,7 +91,7 @@ async def handle_together(
         )
         return {}
     reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
-    return drain.outcomes
+    return drained.outcomes
 
 
 @dataclass(slots=True)
@@ -87,40 +106,32 @@ class _Drain:
 
     async def run(self, unit: Unit, messages: Mapping[str, Message]) -> None:
         """Handle what is still due, in its order."""
-        name, size = self.consumer.name, 1
-        left = await self._still_due(unit, messages)
-        until = SYSTEM_CLOCK.monotonic() + TOGETHER_SECONDS
-        while left and (size == 1 or SYSTEM_CLOCK.monotonic() < until):
-            await self._some(unit, left[:size])
-            left, size = left[size:], 2 * size
-        await unit.waiting.remove_many(name, self._leaving)
-        # Nothing is outlived before the commit is, and it takes the suspicion along.
-        await outlived(unit, name, list(self.outcomes))
-
-    async def _some(self, unit: Unit, messages: Sequence[Message]) -> None:
         name = self.consumer.name
-        for message in messages:
+        due = await self._still_due(unit, messages)
+        for message in due:
             if self._waits[message.id] is Waits.BEHIND:
                 # Its claim says parked, too, and under the key's lock nobody else can have it.
                 await unit.claims.reopen(name, message.id)
         reach(CrashPoint.CLAIM_BEFORE, name)
-        requests = [ClaimRequest.of(message) for message in messages]
-        answers = await unit.claims.try_claim_many(name, requests)
+        # All at once, as they are sorted then: redelivered batches claim, too.
+        answers = await unit.claims.try_claim_many(name, [ClaimRequest.of(one) for one in due])
         reach(CrashPoint.CLAIM_AFTER, name)
-        for message, answer in zip(messages, answers, strict=True):
+        for message, answer in zip(due, answers, strict=True):
             self.outcomes[message.id] = await self._one(unit, message, answer)
+        await unit.waiting.remove_many(name, self._leaving)
+        # Nothing is outlived before the commit is, and it takes the note along.
+        await outlived(unit, name, list(self.outcomes))
 
     async def _still_due(self, unit: Unit, messages: Mapping[str, Message]) -> list[Message]:
         """Lock what nobody has handled, locked or changed since it was read."""
         keys = {m.key or "" for m in messages.values() if holds_key(self.consumer, m)}
         if keys:
             await unit.waiting.hold(self.consumer.name, sorted(keys))
-        due = await unit.waiting.take_due(self.consumer.name, 2 * len(messages))
+        due = await unit.waiting.take_many(self.consumer.name, messages.keys())
         self._waits = {
             waiting.message_id: waiting.waits
             for waiting in due
-            if waiting.message_id in messages
-            and waiting.payload_hash == messages[waiting.message_id].digest
+            if waiting.payload_hash == messages[waiting.message_id].digest
         }
         for message_id in messages.keys() - self._waits.keys():
             self.outcomes[message_id] = RetryLater(self.consumer.settings.held_retry_seconds)

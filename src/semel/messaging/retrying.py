@@ -18,7 +18,7 @@ from semel.messaging.acts import ERASED, overrule
 from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, TransactionEnded
-from semel.messaging.draining import handle_together
+from semel.messaging.draining import drain
 from semel.messaging.failing import leave_the_room
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handling import attempt, classify
@@ -66,14 +66,17 @@ async def retry_due(
     database: Database,
     limit: int = TAKEN_AT_ONCE,
     handle: Handle | None = None,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> list[tuple[str, Outcome]]:
     """Handle what is due, as if in one transaction each; returns the ids with their outcomes.
 
     *handle* is how the consumer's runner handles messages, where that is not in one transaction.
+    No transaction begins once it is *stopping*: what is left is left as it was.
 
     Two workers may do this at once: a message that another one has locked is left alone, and
     one that another one has handled is a duplicate.  A process that dies leaves a note of what
-    it had; that is handled one message at a time, until the one that kills is found.
+    it had; that is handled one message at a time, until the one that kills is found.  One that
+    goes on takes its notes back, whatever it could not do.
     """
     name, done = consumer.name, dict[str, Outcome]()
     # Nothing that is taken here waits for its turn: others may be free to handle it.
@@ -86,28 +89,27 @@ async def retry_due(
         reach(CrashPoint.RETRY_TAKE_AFTER, name)
         if is_many:
             fresh = [waiting for waiting in due if waiting.message_id not in suspects]
-            done = await _together(consumer, database, fresh)
+            done = await _together(consumer, database, fresh, stopping)
     for waiting in due:
-        if waiting.message_id not in done:
+        if waiting.message_id not in done and not stopping():
             done[waiting.message_id] = await _one(consumer, database, waiting, handle)
-    return [(waiting.message_id, done[waiting.message_id]) for waiting in due]
+    names = [waiting.message_id for waiting in due]
+    return [(name, done[name]) for name in names if name in done]
 
 
 async def _together(
-    consumer: Consumer, database: Database, due: Sequence[WaitingMessage]
+    consumer: Consumer,
+    database: Database,
+    due: Sequence[WaitingMessage],
+    stopping: Callable[[], bool],
 ) -> dict[str, Outcome]:
     """Handle what can be in few transactions; whatever is left out is handled alone."""
     done: dict[str, Outcome] = {}
     noted = {waiting.message_id for waiting in due}
     async with outliving(consumer.name, database, noted):
-        left = _readable(consumer, due)
-        while left:
-            found = await handle_together(consumer, database, left)
-            if not found:
-                break
+        async for found in drain(consumer, database, _readable(consumer, due), stopping):
             done.update(found)
             noted.difference_update(found)
-            left = {name: message for name, message in left.items() if name not in found}
     return done
 
 
@@ -207,7 +209,12 @@ class RetryWorker:
         while not self._stopping.is_set():
             began = SYSTEM_CLOCK.monotonic()
             try:
-                done = await retry_due(self.consumer, self.database, handle=self._handle)
+                done = await retry_due(
+                    self.consumer,
+                    self.database,
+                    handle=self._handle,
+                    stopping=self._stopping.is_set,
+                )
                 if any(not isinstance(settlement(outcome), Nack) for _, outcome in done):
                     continue
                 # What another worker is at stays due until that one is done with it.
@@ -240,5 +247,5 @@ class RetryWorker:
         return min(max(left, 0.01), self._poll_seconds)
 
     def stop(self) -> None:
-        """Finish the message at hand, then return from `run`."""
+        """Finish the transaction at hand, then return from `run`."""
         self._stopping.set()

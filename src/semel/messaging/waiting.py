@@ -12,7 +12,7 @@ takes the last one out lets the key go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -173,6 +173,12 @@ class WaitingRoom(Protocol):
         For a worker that took several and begins a transaction for each: whoever was quicker
         may have handled it, and a person may have changed it, meanwhile.
         """
+        ...
+
+    async def take_many(
+        self, consumer: str, message_ids: Collection[str]
+    ) -> Sequence[WaitingMessage]:
+        """Lock and return those of several messages whose turn it is, in order of place."""
         ...
 
     async def seconds_to_next(self, consumer: str) -> float | None:

@@ -73,6 +73,16 @@ class SqlWaitingRoom:
         row = (await self._run(sql.TAKE, me)).first()
         return None if row is None else _message(row)
 
+    async def take_many(
+        self, consumer: str, message_ids: Collection[str]
+    ) -> Sequence[WaitingMessage]:
+        """Lock and return those of several messages whose turn it is, in order of place."""
+        if not message_ids:
+            return []
+        these = {"by": consumer, "ids": sorted(map(stored_id, message_ids))}
+        due = await self._run(sql.TAKE_MANY, these)
+        return sorted(map(_message, due), key=lambda waiting: waiting.place)
+
     async def seconds_to_next(self, consumer: str) -> float | None:
         """Return the seconds until `take_due` has something; None where nothing waits for time."""
         us = (await self._run(sql.US_TO_NEXT, {"by": consumer})).scalar()

@@ -133,6 +133,8 @@ WHOSE_TURN: Final = select(waiting_message).where(
 )
 TAKE_DUE: Final = WHOSE_TURN.order_by(_C.place).limit(_AT_MOST).with_for_update(skip_locked=True)
 TAKE: Final = WHOSE_TURN.where(_C.message_id == _ID).with_for_update(skip_locked=True)
+_THESE: Final = _C.message_id.in_(bindparam("ids", type_=Text, expanding=True))
+TAKE_MANY: Final = WHOSE_TURN.where(_THESE).with_for_update(skip_locked=True)
 _MINE_BY_TURN: Final = select(_C.due_at).where(_C.consumer == _BY, _IS_FIRST).limit(1)
 # Each walks an index and ends at the first row whose turn it is: a minimum would look at all.
 _IS_BEHIND_NOBODY: Final = (

@@ -51,6 +51,21 @@ class TurnRules(DatabaseContract):
         assert await due(world) == []
 
     @in_world
+    async def test_of_several_messages_those_are_taken_whose_turn_it_is(
+        self, world: DatabaseWorld
+    ) -> None:
+        await put(world, waiting("z"), waiting("y"), waiting("a1", key="a"), behind("a2", "a"))
+        await put(world, waiting("later"), delay_seconds=60.0)
+        asked = ["a2", "a1", "z", "later", "never came"]
+        async with world.database.begin() as unit:
+            taken = await unit.waiting.take_many(CONSUMER, asked)
+            nothing = await unit.waiting.take_many(CONSUMER, [])
+            elsewhere = await unit.waiting.take_many("shipping", asked)
+
+        assert [one.message_id for one in taken] == ["z", "a1"]
+        assert (list(nothing), list(elsewhere)) == ([], [])
+
+    @in_world
     async def test_nothing_passes_a_parked_message_of_its_key(self, world: DatabaseWorld) -> None:
         await put(world, parked("a1", "a"), behind("a2", "a"), behind("a3", "a"))
         await put(world, waiting("b1", key="b"), behind("b2", "b"))
