@@ -17,24 +17,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from operator import attrgetter
 from typing import Final, TypeVar
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Misuse, Retryable, reason_of
-from semel.measures import MEASURES, Measures, Metric
+from semel.measures import MEASURES, Measures
 from semel.messaging.broker import Publisher
 from semel.messaging.database import Database
 from semel.messaging.failure import CLASSIFICATION, Classification
 from semel.messaging.leading import Leading
 from semel.messaging.outbox import Leadership, OutboxEntry, OutboxStore
 from semel.messaging.publishing import Publishing
+from semel.messaging.relay_telling import RelayTelling
 from semel.messaging.retry import RetryPolicy, backoff
 from semel.messaging.sending import Sending, Settled, outgoing_of
 
@@ -48,7 +47,6 @@ LEASE_SECONDS: Final = 15.0
 SWEEP_SECONDS: Final = 10.0
 PUBLISH_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 10.0
-MEASURE_SECONDS: Final = 15.0
 RETRY: Final = RetryPolicy(
     max_attempts=10, initial_delay_seconds=0.2, max_delay_seconds=30.0, jitter=True
 )
@@ -62,7 +60,6 @@ FIRST_PAUSE_SECONDS: Final = 0.005
 PAUSE_PER_SKIPPED_SECONDS: Final = 0.0001
 MAX_PAUSE_SECONDS: Final = 30.0
 
-_TOPIC: Final = attrgetter("topic")
 _RUNNING: weakref.WeakSet[Relay] = weakref.WeakSet()
 
 
@@ -125,10 +122,9 @@ class Relay:
         self._sweep_seconds = sweep_seconds
         self._retry = retry
         self._sending = Sending(retry, classification)
-        self._measures = measures
         self._clock = clock
         self._leading = Leading(database, outbox, lease_seconds, clock)
-        self._measured = -MEASURE_SECONDS
+        self._telling = RelayTelling(database, outbox, measures, clock)
         self._outages = 0
         """How often in a row the broker was away."""
 
@@ -201,7 +197,7 @@ class Relay:
             if leadership is None:
                 return False
             work = self._relay(leadership, until_empty)
-            await self._leading.while_leading(leadership, work, self._measure)
+            await self._leading.while_leading(leadership, work, self._telling.measure)
         except Fenced as lost:
             self._warn("leadership lost", lost)
             return False
@@ -257,7 +253,8 @@ class Relay:
                     if answers is None:
                         break
                     settled = self._sending.settle(sendable, answers, self._now())
-                    self._tell(settled)
+                    self.published += len(settled.delivered)
+                    self._telling.tell(settled)
                     await sweep.settled()
                     sweep.behind = asyncio.create_task(self._write_down(leadership, settled))
                 sweep.end = entries[-1].place
@@ -330,40 +327,6 @@ class Relay:
                 if await _until(self._stopped, backoff(self._retry, attempt)):
                     raise
         raise AssertionError("the loop ends only by returning")
-
-    async def _measure(self) -> None:
-        """Say how full the outbox is, once in a while."""
-        if self._now() < self._measured + MEASURE_SECONDS:
-            return
-        self._measured = self._now()
-        try:
-            async with self._database.begin() as unit:
-                numbers = await unit.outbox.numbers(self.outbox)
-        except (Retryable, InDoubt):
-            return  # the next time
-        self._measures.count(Metric.OUTBOX_PENDING, self.outbox, value=numbers.pending)
-        self._measures.count(
-            Metric.OUTBOX_OLDEST_SECONDS, self.outbox, value=numbers.oldest_seconds
-        )
-
-    def _tell(self, settled: Settled) -> None:
-        """Count what became of a batch, and log what an operator must know."""
-        self.published += len(settled.delivered)
-        became = {
-            "ok": settled.delivered,
-            "retried": settled.failed,
-            "parked": [parking.entry for parking in settled.parked],
-        }
-        for status, entries in became.items():
-            for topic, number in Counter(map(_TOPIC, entries)).items():
-                labels = (self.outbox, topic, status)
-                self._measures.count(Metric.OUTBOX_PUBLISHED, *labels, value=number)
-        for topic, failure in settled.refused.items():
-            nouns = {"outbox": self.outbox, "topic": topic}
-            log.error("topic refused, trying again", extra={**nouns, "reason": failure.reason})
-        for parking in settled.parked:
-            nouns = {"outbox": self.outbox, "id": parking.entry.message_id}
-            log.error("message parked", extra={**nouns, "reason": parking.reason})
 
     def _warn(self, what: str, error: BaseException) -> None:
         log.warning(what, extra={"outbox": self.outbox, "reason": reason_of(error)})
