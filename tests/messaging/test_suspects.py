@@ -244,7 +244,7 @@ class Deaths:
         async def handle(message: Message, session: Any) -> None:
             if message.attempt == 1:
                 raise RetryableMessageError("down")
-            alone.extend([message.id] * TURNS._is_tried)
+            alone.extend([message.id] * (TURNS._tried is not None))
 
         for writer in (running(), elsewhere(), "?"):
             await wait(handle, service.database, "m1", "m2")
@@ -270,7 +270,7 @@ class Deaths:
         async def handle(message: Message, session: Any) -> None:
             if message.attempt == 1:
                 raise RetryableMessageError("down")
-            alone.extend([message.id] * TURNS._is_tried)
+            alone.extend([message.id] * (TURNS._tried is not None))
 
         ids = ["here", "elsewhere", "a member", "unknown"]
         await wait(handle, service.database, *ids)

@@ -7,6 +7,9 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
+from semel.errors import Misuse
 from semel.messaging.turns import Turns
 
 
@@ -101,6 +104,44 @@ def test_a_suspect_that_is_cancelled_while_it_waits_holds_nobody_back():
         await room.suspect("third")
 
         assert room.log == ["first", "second", "third"]
+
+    running(scenario)
+
+
+def test_a_suspect_waits_for_new_work_although_other_work_had_been_stuck():
+    async def scenario() -> None:
+        room, gate, tried = Room(patience_seconds=0.05), asyncio.Event(), asyncio.Event()
+        stuck = asyncio.create_task(room.work("stuck", gate))
+        await soon()
+        await room.suspect("first")
+        new = asyncio.create_task(room.work("new", tried))
+        await soon()
+        gate.set()
+        await stuck
+        suspect = asyncio.create_task(room.suspect("second"))
+        await soon()
+        waiting = list(room.log)
+        tried.set()
+        await asyncio.gather(new, suspect)
+
+        assert waiting == ["stuck", "first", "new"]
+        assert frozenset({"first", "stuck"}) in room.met
+        assert frozenset({"second"}) in room.met
+        assert frozenset({"second", "new"}) not in room.met
+
+    running(scenario)
+
+
+def test_a_suspect_within_a_suspect_is_refused_and_holds_nobody_back():
+    async def scenario() -> None:
+        room = Room()
+        async with room.turns.alone():
+            with pytest.raises(Misuse):
+                await room.suspect("within")
+        await room.work("work")
+        await room.suspect("later")
+
+        assert room.log == ["work", "later"]
 
     running(scenario)
 

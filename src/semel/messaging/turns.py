@@ -12,7 +12,9 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final
+
+from semel.errors import Misuse
 
 PATIENCE_SECONDS: Final = 30.0
 """How long work waits for a suspect, and a suspect for work: one may need the other to end."""
@@ -21,7 +23,7 @@ PATIENCE_SECONDS: Final = 30.0
 class Turns:
     """The turns of one process.
 
-    Work that nobody suspects pays for two counts under a lock, and waits for nothing as long
+    Work that nobody suspects pays for two entries under a lock, and waits for nothing as long
     as nobody is suspected.
     """
 
@@ -32,14 +34,16 @@ class Turns:
     def forget(self) -> None:
         """Begin anew: in a process that was just forked, nothing runs."""
         self._lock = threading.Lock()
-        self._running = 0
-        self._stuck = 0
-        """How much of what runs no suspect waits for any more."""
+        self._running: set[object] = set()
+        self._stuck: set[object] = set()
+        """What of that no suspect waits for any more."""
 
         self._suspects = 0
         """How many wait for being alone, or are."""
 
-        self._is_tried = False
+        self._tried: asyncio.Task[Any] | None = None
+        """Who tries a suspect now."""
+
         self._lets_pass = False
         """Work that was held back too long runs beside this suspect."""
 
@@ -48,17 +52,18 @@ class Turns:
     @asynccontextmanager
     async def beside_others(self) -> AsyncIterator[None]:
         """Run work that nobody suspects; waits while somebody else is tried alone."""
-        if not await self._until(self._begin, self._patience_seconds):
+        work = object()
+        if not await self._until(lambda: self._begin(work), self._patience_seconds):
             with self._lock:
                 self._lets_pass = True
-                self._running += 1
+                self._running.add(work)
             self._ring()
         try:
             yield
         finally:
             with self._lock:
-                self._running -= 1
-                self._stuck = min(self._stuck, self._running)
+                self._running.discard(work)
+                self._stuck.discard(work)
             self._ring()
 
     @asynccontextmanager
@@ -67,33 +72,38 @@ class Turns:
 
         Two suspects never run at once.  Work that does not end within the patience is left
         running beside the suspect, and not waited for again.
+
+        Raises:
+            Misuse: whoever tries a suspect tries another one meanwhile, and would wait for itself.
         """
-        is_tried = False
+        me, is_tried = asyncio.current_task(), False
+        if me is not None and me is self._tried:
+            raise Misuse("a suspect is tried alone: not within the try of another one")
         with self._lock:
             self._suspects += 1
         try:
-            is_tried = await self._until(self._try)
+            is_tried = await self._until(lambda: self._try(me))
             if not await self._until(lambda: self._running <= self._stuck, self._patience_seconds):
                 with self._lock:
-                    self._stuck = self._running
+                    self._stuck |= self._running
             yield
         finally:
             with self._lock:
                 self._suspects -= 1
                 if is_tried:
-                    self._is_tried = self._lets_pass = False
+                    self._tried, self._lets_pass = None, False
             self._ring()
 
-    def _begin(self) -> bool:
+    def _begin(self, work: object) -> bool:
         if self._suspects and not self._lets_pass:
             return False
-        self._running += 1
+        self._running.add(work)
         return True
 
-    def _try(self) -> bool:
-        if self._is_tried:
+    def _try(self, by: asyncio.Task[Any] | None) -> bool:
+        if self._tried is not None:
             return False
-        self._is_tried = True
+        self._tried = by
         return True
 
     async def _until(self, is_so: Callable[[], bool], seconds: float | None = None) -> bool:
