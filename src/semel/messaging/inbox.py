@@ -52,6 +52,21 @@ class InboxMessage:
             message.schema_version,
         )
 
+    @property
+    def topic(self) -> str:
+        """The original topic; empty where it came from none."""
+        return "" if self.source is None else self.source.topic
+
+    @property
+    def partition(self) -> int | None:
+        """Of the original record."""
+        return None if self.source is None else self.source.partition
+
+    @property
+    def offset(self) -> int | None:
+        """Of the original record."""
+        return None if self.source is None else self.source.offset
+
 
 class InboxStore(Protocol):
     """The inbox, in one open transaction.

@@ -246,7 +246,7 @@ class Replayer:
 
     def _refusal(self, item: Item, *kept: Kept | None) -> str | None:
         """Say why the policy of its own topic, or of all where none is known, forbids it."""
-        topics = {_kept_topic(one) for one in kept if one is not None}
+        topics = {one.topic for one in kept if one is not None}
         if item.arrival is not None:
             topics.add(_topic(item.arrival))
         return self.terms.rules.of(*topics).refusal
@@ -343,12 +343,6 @@ class Replayer:
     def _act(self, act: str, message_id: str, **details: str) -> Act:
         terms = self.terms
         return Act(terms.actor, act, self.consumer.name, message_id, terms.reason, details)
-
-
-def _kept_topic(kept: Kept) -> str:
-    if isinstance(kept, InboxMessage):
-        return "" if kept.source is None else kept.source.topic
-    return kept.topic
 
 
 def _topic(arrival: Message | Unreadable) -> str:

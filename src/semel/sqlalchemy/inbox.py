@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from sqlalchemy import (
     Executable,
+    Row,
     and_,
     bindparam,
     case,
@@ -23,10 +24,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from semel.errors import Misuse
 from semel.message import Coordinates
 from semel.messaging.acts import ERASED
-from semel.messaging.ids import is_plain_text, original_id, stored_id
+from semel.messaging.audit import plain
+from semel.messaging.ids import stored_id
 from semel.messaging.inbox import InboxMessage
-from semel.sqlalchemy.encoding import headers_from_text, headers_to_text
 from semel.sqlalchemy.faults import translated
+from semel.sqlalchemy.origins import origin_of, origin_values, seconds_or_none
 from semel.sqlalchemy.tables import dead_letter, inbox_message
 from semel.sqlalchemy.times import now_us, to_seconds, to_us
 
@@ -42,30 +44,7 @@ STORE: Final = (
     .returning(_M.place)
 )
 
-_MESSAGE: Final = (
-    _M.consumer,
-    func.coalesce(_M.original_id, _M.message_id),
-    _M.message_type,
-    _M.payload,
-    _M.key,
-    _M.headers,
-    _M.topic,
-    _M.partition,
-    _M.offset,
-    _M.timestamp,
-    _M.payload_hash,
-    _M.correlation_id,
-    _M.schema_version,
-    _M.place,
-    _M.received_at,
-    _M.processed_at,
-    _M.due_at,
-    _M.attempts,
-    _M.error,
-    _M.result,
-    _M.erased_at,
-)
-GET: Final = select(*_MESSAGE).where(*_ME)
+GET: Final = select(inbox_message).where(*_ME)
 
 _KEY_WAITS: Final = (
     select(_EARLIER.c.place)
@@ -79,7 +58,7 @@ _KEY_WAITS: Final = (
     .exists()
 )
 TAKE_DUE: Final = (
-    select(*_MESSAGE)
+    select(inbox_message)
     .where(
         _OF,
         _M.processed_at.is_(None),
@@ -173,8 +152,8 @@ class SqlInboxStore:
         """Write a failed attempt and when it is due again (None: never); return the attempts."""
         me = _me(consumer, message_id)
         us = None if delay_seconds is None else to_us(delay_seconds)
-        words = error.replace("\0", "\\0")
-        attempts = (await self._run(FAILED, {**me, "why": words, "us": us})).scalar_one_or_none()
+        said = {**me, "why": plain(error), "us": us}
+        attempts = (await self._run(FAILED, said)).scalar_one_or_none()
         if attempts is None:
             known = await self.get(consumer, message_id)
             return known.attempts if known is not None else 0
@@ -222,9 +201,7 @@ class SqlInboxStore:
         if message_id is not None:
             meant = meant.where(_M.message_id == stored_id(message_id))
         if key is not None:
-            if not is_plain_text(key):
-                return 0  # no message of the inbox has such a key
-            meant = meant.where(_M.key == key)
+            meant = meant.where(_M.key == stored_id(key))
         if consumer is not None:
             meant = meant.where(_M.consumer == consumer)
         return (await self._run(meant)).rowcount
@@ -242,51 +219,22 @@ def _me(consumer: str, message_id: str) -> dict[str, Any]:
 
 
 def _row(message: InboxMessage) -> dict[str, Any]:
-    source = message.source
-    return {
-        "consumer": message.consumer,
-        "message_id": stored_id(message.message_id),
-        "original_id": original_id(message.message_id),
-        "key": message.key,
-        "payload": message.payload,
-        "topic": source.topic if source else "",
-        "partition": source.partition if source else None,
-        "offset": source.offset if source else None,
-        "headers": headers_to_text(message.headers),
-        "timestamp": to_us(message.timestamp),
-        "payload_hash": message.payload_hash,
-        "message_type": message.message_type,
-        "schema_version": message.schema_version,
-        "correlation_id": message.correlation_id,
-    }
+    return {"consumer": message.consumer, **origin_values(message)}
 
 
-def _message(row: Any) -> InboxMessage:
-    (consumer, message_id, kind, payload, key, headers, topic, partition, offset, *rest) = row
-    (timestamp, digest, correlation_id, schema_version, place, received, processed, *last) = rest
-    due, attempts, error, result, erased = last
+def _message(row: Row[Any]) -> InboxMessage:
+    origin = origin_of(row)
+    topic, partition, offset = (origin.pop(name) for name in ("topic", "partition", "offset"))
     return InboxMessage(
-        consumer=consumer,
-        message_id=message_id,
-        message_type=kind,
-        payload=payload,
-        key=key,
-        headers=headers_from_text(headers),
+        **origin,
+        consumer=row.consumer,
         source=None if partition is None else Coordinates(topic, partition, offset),
-        timestamp=to_seconds(timestamp),
-        payload_hash=digest,
-        correlation_id=correlation_id,
-        schema_version=schema_version,
-        place=place,
-        received_at=to_seconds(received),
-        processed_at=_seconds(processed),
-        due_at=_seconds(due),
-        attempts=attempts,
-        error=error,
-        result=result,
-        erased_at=_seconds(erased),
+        place=row.place,
+        received_at=to_seconds(row.received_at),
+        processed_at=seconds_or_none(row.processed_at),
+        due_at=seconds_or_none(row.due_at),
+        attempts=row.attempts,
+        error=row.error,
+        result=row.result,
+        erased_at=seconds_or_none(row.erased_at),
     )
-
-
-def _seconds(us: int | None) -> float | None:
-    return None if us is None else to_seconds(us)

@@ -16,12 +16,13 @@ from semel.messaging.audit import plain
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.filing import CAME_AS_AT, CONFLICT, came_as
 from semel.messaging.ids import stored_id
+from semel.messaging.inbox import InboxMessage
 from semel.messaging.waiting import WaitingMessage
 from semel.sqlalchemy.encoding import headers_from_text, headers_to_text
 from semel.sqlalchemy.times import to_seconds, to_us
 
 
-def origin_values(carried: DeadLetter | WaitingMessage) -> dict[str, Any]:
+def origin_values(carried: DeadLetter | WaitingMessage | InboxMessage) -> dict[str, Any]:
     """Return the columns that say what came, and from where."""
     return {
         **stored_names(message_id=carried.message_id, key=carried.key),

@@ -212,8 +212,7 @@ inbox_message: Final = Table(
     place(),
     text_column("consumer", "for whom it is stored"),
     text_column("message_id", "one per consumer and message; sha256:… where it is long"),
-    text_column("original_id", "the id itself, where message_id is a hash", null=True),
-    text_column("key", "original key", null=True),
+    text_column("key", "original key; sha256:… where it is long or no plain text", null=True),
     payload_bytes("the bytes as they came; NULL once erased"),
     short_text("topic", "original topic"),
     *origin(),
@@ -224,6 +223,7 @@ inbox_message: Final = Table(
     short_text("error", "of the last failure"),
     text_column("result", "what the handler returned, as JSON", null=True),
     time_us("erased_at", "when its payload was erased", null=True),
+    originals(),
     Index("uq_inbox_message_id", "consumer", "message_id", unique=True),
     # Most rows are processed: the worker looks at the others alone.
     Index(

@@ -9,66 +9,20 @@ An implementation binds it in a few lines:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from semel.errors import Misuse
 from semel.message import Coordinates
 from semel.messaging.claims import Locked
-from semel.messaging.database import Database
-from semel.messaging.inbox import InboxMessage
-from semel.testing.contracts.deadletters import LETTER
+from semel.testing.contracts.deadletters import LETTER, STRANGE
+from semel.testing.contracts.inbox_world import done, due, failed, get, message, store
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 
 __all__ = ["InboxContract"]
 
 LONG_ID = "order/" + "0123456789" * 500
-LOOKS_HASHED = "sha256:" + "0" * 64
-
-
-def message(message_id: str, key: str | None = None, **more: Any) -> InboxMessage:
-    """Make a message for the consumer ``stock``."""
-    fields: dict[str, Any] = {"consumer": "stock", "message_type": "reserve", **more}
-    return InboxMessage(message_id=message_id, payload=message_id.encode(), key=key, **fields)
-
-
-async def store(database: Database, *messages: InboxMessage) -> list[bool]:
-    """Store each message in a transaction of its own."""
-    stored = []
-    for one in messages:
-        async with database.begin() as unit:
-            stored.append(await unit.inbox.store(one))
-    return stored
-
-
-async def due(database: Database, limit: int = 100, consumer: str = "stock") -> list[str]:
-    """Return the ids of what can be taken, and take nothing."""
-    async with database.begin() as unit:
-        found: Sequence[InboxMessage] = await unit.inbox.take_due(consumer, limit)
-    return [one.message_id for one in found]
-
-
-async def done(database: Database, message_id: str, result: str | None = None) -> None:
-    """Mark a message as processed."""
-    async with database.begin() as unit:
-        await unit.inbox.done("stock", message_id, result)
-
-
-async def failed(database: Database, message_id: str, delay_seconds: float | None) -> int:
-    """Write a failed attempt."""
-    async with database.begin() as unit:
-        return await unit.inbox.failed("stock", message_id, "out of stock", delay_seconds)
-
-
-async def get(database: Database, message_id: str) -> InboxMessage:
-    """Return a message that is there."""
-    async with database.begin() as unit:
-        found = await unit.inbox.get("stock", message_id)
-    assert found is not None, f"message {message_id} is not in the inbox"
-    return found
 
 
 class InboxContract(DatabaseContract):
@@ -128,15 +82,33 @@ class InboxContract(DatabaseContract):
             assert await unit.inbox.get("stock", "1") is None
 
     @in_world
-    async def test_ids_of_any_length_stay_apart_and_come_back(self, world: DatabaseWorld) -> None:
-        every = [LONG_ID, LONG_ID + "x", LOOKS_HASHED]
-        await store(world.database, *map(message, every))
+    async def test_ids_and_keys_of_any_text_stay_apart_and_come_back(
+        self, world: DatabaseWorld
+    ) -> None:
+        every = [LONG_ID, LONG_ID + "x", *STRANGE]
+        await store(world.database, *(message(name, name) for name in every))
+        await store(world.database, *(message(f"{name}, later", name) for name in every))
 
         assert await due(world.database) == every
-        for message_id in every:
-            assert (await get(world.database, message_id)).message_id == message_id
-            await done(world.database, message_id)
-        assert await due(world.database) == []
+        for name in every:
+            found = await get(world.database, name)
+            assert (found.message_id, found.key) == (name, name)
+            await done(world.database, name)
+        assert await due(world.database) == [f"{name}, later" for name in every]
+        async with world.database.begin() as unit:
+            assert [await unit.inbox.erase(key=name) for name in every] == [2] * len(every)
+
+    @in_world
+    async def test_words_that_are_no_plain_text_do_not_keep_a_message_out(
+        self, world: DatabaseWorld
+    ) -> None:
+        for number, word in enumerate(STRANGE):
+            said = {"message_type": word, "correlation_id": word, "schema_version": word}
+            assert await store(world.database, message(str(number), **said)) == [True]
+            async with world.database.begin() as unit:
+                await unit.inbox.failed("stock", str(number), word, 0.0)
+
+        assert len(await due(world.database)) == len(STRANGE)
 
     @in_world
     async def test_messages_are_taken_in_the_order_of_arrival_up_to_the_limit(
