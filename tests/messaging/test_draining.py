@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from semel.codec import FromHeader
@@ -17,7 +18,7 @@ from semel.messaging.handling import handle_message
 from semel.messaging.outcome import DeadLettered, Handled, ParkedAway, RetryStored, Skipped
 from semel.messaging.retry import RetryMode, RetryPolicy
 from semel.messaging.retrying import RetryWorker, retry_due
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.settings import ConsumerSettings, Duplicates
 from semel.messaging.waiting import WaitingFilter
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.messaging.places import InMemory, InPostgres, InSqlite
@@ -165,6 +166,37 @@ class Draining(DatabaseContract):
 
         assert await service.retry() == {"a": Skipped, "b": Handled}
         assert service.calls == ["b"]
+        assert await service.waiting() == []
+
+    @in_world
+    async def test_an_invoked_duplicate_that_fails_waits_for_its_backoff(
+        self, world: DatabaseWorld
+    ) -> None:
+        """Among others and alone: nobody delivers it again, so its row must say when."""
+        service = Service(world.database, duplicates=Duplicates.INVOKE)
+        await service.fill("a", "b")
+        later = replace(AT_ONCE, initial_delay_seconds=60, max_delay_seconds=60, jitter=False)
+        settings = replace(service.consumer.settings, retry=later)
+        service.consumer = service.consumer.with_settings(settings)
+        async with world.database.begin() as unit:
+            await unit.claims.mark_completed("c", "a")
+        service.failures["a"] = RetryableMessageError("still not")
+
+        found = [await service.retry() for _ in range(2)]
+        await world.age(61)
+        found += [await service.retry() for _ in range(2)]
+        await world.age(61)
+        found += [await service.retry() for _ in range(2)]
+
+        assert found == [
+            {"a": RetryStored, "b": Handled},
+            {},
+            {"a": RetryStored},
+            {},
+            {"a": DeadLettered},
+            {},
+        ]
+        assert service.calls == ["a", "b", "a", "a"]
         assert await service.waiting() == []
 
     @in_world

@@ -108,7 +108,14 @@ async def _not_sent_again(
     message = message.tried(await _count(unit, consumer, message))
     found = verdict(consumer.settings.retry, failure, message.attempt)
     if isinstance(found, RetryIn):
-        return RetryLater(found.seconds, failure, message.attempt)
+        now = await unit.waiting.get(consumer.name, message.id) if claim.from_waiting else None
+        if now is None:
+            return RetryLater(found.seconds, failure, message.attempt)
+        # Nobody delivers it again: in the room it is due when its row says so.
+        again = replace(now, waits=Waits.RETRY, attempts=message.attempt, reason=failure.reason)
+        again = replace(again, error_code=failure.code, exception=failure.exception)
+        await unit.waiting.put(again, found.seconds)
+        return RetryStored(failure, message.attempt)
     # Used-up attempts stay counted: where its neighbours bring it back, it is not tried as often.
     if isinstance(found, Hopeless):
         await forget_tries(unit, consumer, message)
