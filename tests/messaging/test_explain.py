@@ -12,7 +12,7 @@ from semel.errors import Misuse
 from semel.memory.broker import MemoryBroker
 from semel.message import Message
 from semel.messaging.consumer import consumer
-from semel.messaging.deletion import approve_delete, ask_to_delete
+from semel.messaging.deletion import approve_delete, ask_to_delete, ask_to_delete_dead_letter
 from semel.messaging.erase import erase
 from semel.messaging.explain import explain
 from semel.messaging.failure import RetryableMessageError
@@ -24,6 +24,7 @@ from semel.messaging.parking import KeepId, NewId, fix, release
 from semel.messaging.relay import Relay
 from semel.messaging.retry import RetryPolicy
 from semel.messaging.retrying import retry_due
+from semel.messaging.revival import skip_dead_letter
 from semel.messaging.sequence import GapPolicy
 from semel.outboxes import Outbox
 from semel.testing.contracts.messaging_world import in_world
@@ -206,6 +207,29 @@ class Explanations:
         assert before.stories[0].standing == "it is in the inbox, and not handled yet"
         assert after.stories[0].standing == "it was handled, through the inbox"
         assert story(after) == ["stored", "handled"]
+
+    @in_world
+    async def test_what_a_person_ended_in_the_inbox_was_not_handled(self, world):
+        service = await Service(world).open()
+        service.refuse("m1", "m2")
+        for name in ("m1", "m2", "m3"):
+            await Inbox(service.consumer, world.database).store(message(name))
+        await erase(world.database, message_id="m3", **ANN)
+        await InboxWorker(service.consumer, world.database).run_until_empty()
+        await skip_dead_letter(world.database, "billing", "m1", **ANN)
+        asked = await ask_to_delete_dead_letter(world.database, "billing", "m2", **ANN)
+        await approve_delete(world.database, asked.number, actor="bob")
+
+        found = {name: await explain(world.database, name) for name in ("m1", "m2", "m3")}
+
+        assert {name: one.stories[0].standing for name, one in found.items()} == {
+            "m1": "it counts as handled, without an effect (SKIPPED)",
+            "m2": "it was given up, and its dead letter is gone (DELETED)",
+            "m3": "a person ended it in the inbox, without an effect (ERASED)",
+        }
+        for one in found.values():
+            assert "handled" not in story(one)
+            assert "ended" in story(one)
 
     @in_world
     async def test_long_ids_are_found_by_their_text(self, world):

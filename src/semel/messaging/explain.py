@@ -178,17 +178,23 @@ def _standing(known: _Known) -> str:
     if known.letter is not None:
         return "it is a dead letter"
     if known.stored is not None and known.claim is None:
-        if known.stored.processed_at is not None:
-            return "it was handled, through the inbox"
-        return "it is in the inbox, and not handled yet"
+        return _in_inbox(known.stored)
     if known.claim is None:
         return "it has no claim: it was never handled, or its claim was pruned"
     return _claimed(known.claim)
 
 
+def _in_inbox(stored: InboxMessage) -> str:
+    if stored.processed_at is None:
+        return "it is in the inbox, and not handled yet"
+    if stored.error:
+        return f"a person ended it in the inbox, without an effect ({stored.error})"
+    return "it was handled, through the inbox"
+
+
 def _claimed(claim: ClaimRow) -> str:
     match claim.state:
-        case ClaimState.COMPLETED if claim.error_code in ("SKIPPED", "REPLACED"):
+        case ClaimState.COMPLETED if claim.error_code in (SKIPPED, REPLACED):
             return f"it counts as handled, without an effect ({claim.error_code})"
         case ClaimState.COMPLETED:
             return "it was handled"
@@ -243,13 +249,14 @@ def _of_claim(claim: ClaimRow) -> Iterator[Moment]:
 
 def _of_inbox(stored: InboxMessage) -> Iterator[Moment]:
     yield Moment(stored.received_at, "stored", "it was stored in the inbox")
-    if stored.error:
-        given_up = stored.due_at is None and stored.processed_at is None
+    if stored.processed_at is not None:
+        # What is handled has no error: this one is a person's word.
+        what, words = ("ended", stored.error) if stored.error else ("handled", "through the inbox")
+        yield Moment(stored.processed_at, what, words)
+    elif stored.error:
         words = f"{stored.error}, after {_times(stored.attempts)}"
         when = stored.due_at or stored.received_at
-        yield Moment(when, "failed", f"{words}, given up" if given_up else words)
-    if stored.processed_at is not None:
-        yield Moment(stored.processed_at, "handled", "through the inbox")
+        yield Moment(when, "failed", words if stored.due_at is not None else f"{words}, given up")
 
 
 def _of_letter(letter: DeadLetter) -> Iterator[Moment]:
