@@ -28,7 +28,7 @@ from semel.outboxes import Outbox
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import acts, claim_of, letters, queue
 from tests.messaging.places import InMemory, InPostgres, InSqlite
-from tests.messaging.replay_world import P0, Service, dead, message, pay
+from tests.messaging.replay_world import DEAD, P0, Service, dead, message, pay
 
 
 class Base(DeclarativeBase):
@@ -120,6 +120,20 @@ class DryRuns:
             assert found.changes == ()
         async with world.database.begin() as unit:
             assert (await unit.outbox.numbers("outbox")).pending == 1
+
+    @in_world
+    async def test_the_record_of_a_dead_letter_is_not_shown_as_sent(self, world):
+        settings = replace(DEAD, dead_letter_topic="payments.dlq")
+        service = await Service(world, settings).open()
+        service.refuse("m1")
+        await service.deliver("m1")
+        service.heal()
+
+        found = await dry_run(service.consumer, world.database, message("m1"))
+
+        assert (found.outcome, found.outgoing) == (Handled(), ())
+        async with world.database.begin() as unit:
+            assert len(await unit.outbox.read("outbox", 0, 10)) == 1
 
     @in_world
     async def test_a_handler_of_batches_gets_a_batch_of_one(self, world):

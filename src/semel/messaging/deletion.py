@@ -26,8 +26,7 @@ from semel.messaging.audit import Act
 from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter
-from semel.messaging.letter_topic import PREFIX
-from semel.messaging.outbox import parent_of
+from semel.messaging.letter_records import erase_letter_records
 from semel.messaging.parking import WAITING, need_waiting
 from semel.messaging.revisions import Revision, RevisionFilter
 from semel.messaging.revival import AMONG_LETTERS
@@ -127,7 +126,7 @@ async def approve_delete(
             revisions = await unit.revisions.of(consumer, message_id)
             _need_the_same(request, revisions[-1] if revisions else None)
         await _never_again(unit, consumer, message_id)
-        await _erase_records(unit, consumer, message_id)
+        await erase_letter_records(unit, consumer, message_id)
         await unit.revisions.erase(RevisionFilter(consumer, message_id))
         await _audit(unit, "delete.approve", request, actor, reason)
         return await _decided(unit, number)
@@ -201,16 +200,6 @@ async def _never_again(unit: Unit, consumer: str, message_id: str) -> None:
     attempts = row.attempts if row else 0
     gone = Failure(ClaimState.FAILED_TERMINAL, attempts, DELETED)
     await overrule(unit, consumer, message_id, gone)
-
-
-async def _erase_records(unit: Unit, consumer: str, message_id: str) -> None:
-    """Erase what the topic of dead letters has not got yet.
-
-    Whatever else handling the message sent belongs to an effect that is durable, and stays.
-    """
-    for entry in await unit.outbox.children(parent_of(consumer, message_id)):
-        if any(name.startswith(PREFIX) for name in entry.headers):
-            await unit.outbox.erase(message_id=entry.message_id)
 
 
 async def _audit(unit: Unit, act: str, request: Approval, actor: str, reason: str) -> None:

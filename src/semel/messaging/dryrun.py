@@ -22,6 +22,7 @@ from semel.messaging.failing import write_failure
 from semel.messaging.failure import Classification, Classified
 from semel.messaging.handling import Try, apply, call, classify
 from semel.messaging.leased import Lease
+from semel.messaging.letter_records import is_letter_record
 from semel.messaging.outbox import OutboxEntry, parent_of
 from semel.messaging.outcome import Handled, Outcome, Skipped
 from semel.messaging.replay_sources import NoPayload, Source
@@ -70,7 +71,9 @@ async def dry_run(consumer: Consumer, database: Database, message: Message) -> D
             claim = await _stands(unit, consumer, state)
             async with unit.watching() as changes:
                 outcome = await _handled(consumer, database, unit, state)
-            outgoing = await unit.outbox.children(parent_of(consumer.name, message.id))
+            written = await unit.outbox.children(parent_of(consumer.name, message.id))
+            # One that says that the message is dead is there because it failed before.
+            outgoing = [entry for entry in written if not is_letter_record(entry)]
     except Exception as error:
         if not state.began:
             raise
