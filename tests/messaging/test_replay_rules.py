@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from semel.codec import FromHeader
 from semel.errors import Misuse
+from semel.memory.replays import MemoryReplays
 from semel.message import Message
 from semel.messaging.audit import Act
 from semel.messaging.consumer import consumer
@@ -41,6 +43,7 @@ from tests.messaging.replay_world import (
     gapped,
     message,
 )
+from tests.messaging.worlds import memory_world
 
 POLICY = """
 deliverySemantics:
@@ -332,3 +335,27 @@ def test_a_consumer_of_any_order_can_be_replayed(settings):
 
     assert replayed.stores_retries
     assert replayed.holds_waiting_keys is (settings.order is Order.KEY)
+
+
+def test_a_replay_that_was_abandoned_meanwhile_is_not_resumed(monkeypatch):
+    async def scenario() -> None:
+        async with memory_world() as world:
+            service = await dead(world, 2)
+            service.refuse("m0")
+            await service.run(Letters())
+            async with world.database.begin() as unit:
+                stale = [await unit.replays.get("again")]
+            await abandon_replay(world.database, "again", actor="bob", reason="enough")
+            get = MemoryReplays.get
+
+            async def late(replays, name):
+                return stale.pop() if stale else await get(replays, name)
+
+            monkeypatch.setattr(MemoryReplays, "get", late)
+            with pytest.raises(Misuse, match="was abandoned"):
+                await service.run(None)
+
+            assert not stale
+            assert "replay.resume" not in [act for _, act, _ in await acts(world)]
+
+    asyncio.run(scenario())

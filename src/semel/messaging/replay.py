@@ -245,7 +245,10 @@ class Replay:
             self._cursor, self._written = Cursor.read(run.cursor), run.cursor
             if run.state is not ReplayState.FINISHED:
                 self._check_allowed(from_json(run.selection))
-                await unit.replays.set_state(self.name, run.state, ReplayState.RUNNING)
+                if not await unit.replays.set_state(self.name, run.state, ReplayState.RUNNING):
+                    # Somebody did something else with it since it was read.
+                    self._check_same(await unit.replays.get(self.name) or run)
+                    raise ReplayTaken(self.name)
                 await self._audit(unit, "replay.resume")
             return run
 
