@@ -151,6 +151,8 @@ class InboxActs:
         done = await erase(world.database, key="k", **ANN)
         await paying.work()
         row = await paying.row()
+        with pytest.raises(NotPossible, match=r"a person ended it \(ERASED\)"):
+            await paying.inbox.try_again("m1", **ANN)
         await world.age(400 * DAY_SECONDS)
         pruned = await prune(world.database, BILLING, Retention())
 

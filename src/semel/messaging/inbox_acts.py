@@ -20,12 +20,12 @@ async def send_back(unit: Unit, stored: InboxMessage) -> None:
             person must look at it first.
     """
     consumer, message_id = stored.consumer, stored.message_id
-    if stored.erased_at is not None:
-        why = "its payload was erased, so it can only be skipped or deleted"
-        raise NotPossible(consumer, message_id, why)
     if stored.processed_at is not None:
         why = f"a person ended it ({stored.error})" if stored.error else "it was handled"
         raise NotPossible(consumer, message_id, f"{why}, and is never tried again")
+    if stored.erased_at is not None:
+        why = "its payload was erased, so it can only be skipped or deleted"
+        raise NotPossible(consumer, message_id, why)
     await need_not_handled(unit, consumer, message_id)
     if await unit.waiting.get(consumer, message_id) is not None:
         why = "a message with this id waits for the retry worker; skip that one first"
