@@ -60,6 +60,7 @@ def test_any_batch_on_postgres_ends_as_one_transaction_per_message(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 @given(behaviour=behaviours(), batches=PLANS)
 @settings(quick, max_examples=20_000)
 def test_many_batches_in_memory_end_as_one_transaction_per_message(behaviour, batches):
@@ -67,6 +68,7 @@ def test_many_batches_in_memory_end_as_one_transaction_per_message(behaviour, ba
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 @given(behaviour=behaviours(), batches=PLANS)
 @settings(quick, max_examples=1_000)
 def test_many_batches_on_sqlite_end_as_one_transaction_per_message(tmp_path, behaviour, batches):
@@ -74,6 +76,7 @@ def test_many_batches_on_sqlite_end_as_one_transaction_per_message(tmp_path, beh
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 @pytest.mark.postgres
 @given(behaviour=behaviours(), batches=PLANS)
 @settings(quick, max_examples=500)
