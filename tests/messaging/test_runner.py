@@ -25,6 +25,7 @@ from semel.messaging.runner import Mode, Runner, RunnerSettings
 from semel.messaging.settings import ConsumerSettings
 from semel.messaging.waiting import WaitingFilter
 from semel.testing.crash import Crash, crash_at
+from tests.messaging.processes import next_process
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0)
 POLICY = RetryPolicy(initial_delay_seconds=0.01, max_delay_seconds=0.05, jitter=False)
@@ -288,6 +289,7 @@ def test_a_message_that_kills_its_process_is_found_out_alone_and_parked():
                 await runner.run_until_idle()
                 break
             except Crash:
+                next_process()
                 deaths += 1
                 assert deaths < 10
                 service.broker.kill(runner.subscription)

@@ -15,6 +15,7 @@ from semel.errors import Misuse, Retryable
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.message import Coordinates, Message, Record, digest_of
+from semel.messaging import notes
 from semel.messaging.claims import ClaimRequest, ClaimState
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.deadletters import DeadLetterFilter
@@ -284,7 +285,28 @@ class Deaths:
         await retry_due(handle, service.database)
 
         assert alone == ["here", "elsewhere", "unknown"]
-        assert [await service.tries(id) for id in ids] == [0, 0, 1, 0]
+        assert [await service.tries(id) for id in ids] == [0, 0, 0, 0]
+
+    @in_world
+    async def test_a_note_that_a_living_process_left_behind_hides_no_death(self, world):
+        service = Starts(world)
+
+        @consumer("billing", policy=IN_TABLE)
+        async def handle(message: Message, session: Any) -> None:
+            raise Killed if message.attempt > 1 else RetryableMessageError("down")
+
+        for ids in (["m1"], ["m1", "m2"]):
+            await wait(handle, service.database, *ids)
+            async with service.database.begin() as unit:
+                await unit.members.note("billing", ["m1"], running())
+            await world.age(61)
+            with pytest.raises(Killed):
+                await retry_due(handle, service.database)
+            async with service.database.begin() as unit:
+                found = await unit.members.notes("billing", ["m1"])
+                await unit.members.acquit("billing", "m1")
+
+            assert (found["m1"].tries, found["m1"].writer) == (1, notes.this_process())
 
     @in_world
     async def test_a_message_under_a_living_lease_is_neither_tried_nor_parked(self, world):

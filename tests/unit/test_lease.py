@@ -22,10 +22,12 @@ def dead() -> Owner:
 
 def test_a_process_that_runs_is_not_gone():
     assert not Owner.here().is_gone()
+    assert Owner.here().is_running()
 
 
 def test_a_process_of_this_host_that_ended_is_gone(dead):
     assert dead.is_gone()
+    assert not dead.is_running()
 
 
 def test_a_pid_that_was_given_to_another_process_does_not_hide_it():
@@ -51,6 +53,7 @@ def test_a_process_of_this_machine_before_it_was_booted_is_gone(dead, monkeypatc
 )
 def test_a_process_that_cannot_be_seen_from_here_may_still_run(dead, elsewhere):
     assert not replace(dead, **elsewhere).is_gone()
+    assert not replace(Owner.here(), **elsewhere).is_running()
 
 
 def test_an_owner_written_by_an_older_version_is_understood():

@@ -1,8 +1,9 @@
 """Notes of tries: who wrote one, and whether that process can still outlive what it noted.
 
-A note stands while its message is tried.  One whose writer is gone was not
-outlived: its message is a suspect.  One whose writer runs says nothing at all,
-whether the writer is at the message now or could not take the note back.
+    written ─▶ the writer runs: says nothing ─▶ taken back, or inherited when it is old
+       └─▶ the writer is gone: not outlived, the message is a suspect
+
+A writer that runs is at the message now, or could not take its note back.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from semel.messaging.members import Member, Note
 
 log = logging.getLogger("semel.messaging")
 
-UNSEEN_SECONDS: Final = 60.0
-"""How old the note of a process elsewhere is, that has no row as a member, when it is gone."""
+LEFT_SECONDS: Final = 60.0
+"""How old a note is when a process elsewhere that has no row as a member is gone, and one that
+runs has left it behind."""
 
 
 @cache
@@ -55,6 +57,7 @@ async def note_try(unit: Unit, consumer: str, message_id: str) -> int:
         return before.tries
     if await _is_gone(unit, consumer, before):
         return await unit.members.suspect(consumer, message_id, me)
+    await _inherit(unit, consumer, message_id, before)
     return 1
 
 
@@ -70,7 +73,19 @@ async def note_tries(unit: Unit, consumer: str, message_ids: Collection[str]) ->
         is_mine = note.writer == me
         if note.tries > 1 if is_mine else await _is_gone(unit, consumer, note):
             suspects.add(message_id)
+        elif not is_mine:
+            await _inherit(unit, consumer, message_id, note)
     return frozenset(suspects)
+
+
+async def _inherit(unit: Unit, consumer: str, message_id: str, note: Note) -> None:
+    """Write one's own note for an old one of a process that runs, and could not take it back.
+
+    A message that its writer is at is locked or leased, and nobody else gets as far as this.
+    """
+    if await unit.now() >= note.noted_at + LEFT_SECONDS:
+        await unit.members.acquit_many(consumer, [message_id], note.writer)
+        await unit.members.note(consumer, [message_id], this_process())
 
 
 async def outlived(unit: Unit, consumer: str, message_ids: Collection[str]) -> None:
@@ -131,7 +146,7 @@ async def _is_gone(unit: Unit, consumer: str, note: Note) -> bool:
         return True
     if owner is not None and owner.is_running():
         return False
-    if await unit.now() < note.noted_at + UNSEEN_SECONDS:
+    if await unit.now() < note.noted_at + LEFT_SECONDS:
         return False
     for member in await unit.members.running(consumer):
         known = _owner(member.owner)

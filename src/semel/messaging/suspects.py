@@ -1,10 +1,12 @@
 """One message that may kill its process: its try is written first, and the killer put aside.
 
-    suspect ─▶ commit ─▶ read ─▶ handle ─▶ acquit
+    note the try ─▶ commit ─▶ read ─▶ handle ─▶ take the note back
        └─ not outlived too often ─▶ parked; a dead letter where reading it kills
 
 While it is tried alone, nothing else runs in the process (`semel.messaging.turns`):
-a death is its own.
+a death is its own.  Only a death leaves the note of a try behind, which counts
+once its writer is gone (`semel.messaging.notes`); an exception, a stop's deadline
+and a database that refuses are outlived.
 """
 
 from __future__ import annotations
@@ -90,7 +92,8 @@ async def handle_waiting(
     """Read and handle a message out of the waiting room; park it if it kills too often.
 
     Nobody's row says that it is in flight, so its try is always written first.  Only where an
-    earlier try was not outlived is it handled alone, and only such tries count.
+    earlier try was not outlived is it handled alone, and only such tries count.  What another
+    owner holds under a living lease is neither tried nor parked.
     """
     message = _unread(waiting)
     limit = consumer.settings.poison_attempts

@@ -118,10 +118,10 @@ def retention(
     """Delete a consumer's old claims and what is kept about things that are over.
 
     In small transactions: claims and inbox messages whose message is over, finished replays,
-    closed gaps, decided requests; with --reader the outcomes of offsets that the broker has
-    deleted.  Refuses a time to live that one of the windows outlasts, and stops while a replay
-    of the consumer is neither finished nor abandoned.  With --policy its keys decide:
-    claims.ttl, the topics' retention, replay.window, dlq.keep and parking.keep.
+    closed gaps, old notes of tries, decided requests; with --reader the outcomes of offsets that
+    the broker has deleted.  Refuses a time to live that one of the windows outlasts, and stops
+    while a replay of the consumer is neither finished nor abandoned.  With --policy its keys
+    decide: claims.ttl, the topics' retention, replay.window, dlq.keep and parking.keep.
 
     Example: semel retention --consumer billing --ttl-days 30 --topic-days 14 --yes
     """
