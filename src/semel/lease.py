@@ -7,6 +7,7 @@ lease for as long as it sleeps.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import uuid
@@ -58,6 +59,14 @@ class Owner:
     def from_json(cls, fields: dict[str, Any]) -> Owner:
         """Read what `to_json` wrote."""
         return cls(**fields)
+
+    @classmethod
+    def read(cls, text: str) -> Owner | None:
+        """Read what `to_json` wrote from its text; None for somebody who does not say who it is."""
+        try:
+            return cls.from_json(json.loads(text))
+        except (ValueError, TypeError):
+            return None
 
     def to_json(self) -> dict[str, Any]:
         """Write the owner as plain values."""

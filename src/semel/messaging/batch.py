@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from semel.crashpoints import CrashPoint, reach
 from semel.message import Message
-from semel.messaging.claims import ClaimAnswer, Claimed, ClaimRequest, ClaimState, Failure
+from semel.messaging.claims import ClaimAnswer, Claimed, ClaimRequest
 from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
 from semel.messaging.database import Database, TransactionEnded, Unit
@@ -24,11 +24,13 @@ from semel.messaging.handling import (
     CONFLICT_CODE,
     Try,
     apply,
+    behind,
     claim_and_handle,
     classify,
     comes_back,
     is_next,
     not_claimed,
+    queue_up,
     refused,
     says_nothing,
 )
@@ -39,12 +41,10 @@ from semel.messaging.outcome import (
     Handled,
     Nack,
     Outcome,
-    ParkedAway,
     Skipped,
     settlement,
 )
 from semel.messaging.settings import BatchPolicy
-from semel.messaging.waiting import WaitingMessage, Waits
 from semel.messaging.whole import all_or_nothing
 
 log = logging.getLogger("semel.messaging")
@@ -265,12 +265,8 @@ async def _alone(
 
 async def _queue_up(consumer: Consumer, unit: Unit, message: Message) -> Outcome:
     """Put a message that this batch has claimed behind the one of its key that failed."""
-    why = "an earlier message of its key waits"
-    behind = WaitingMessage.of(consumer.name, message, Waits.BEHIND, held=True)
-    failure = Failure(ClaimState.PARKED, 0, "BEHIND", payload_hash=message.digest)
-    await unit.claims.undo(consumer.name, message.id, failure)
-    await unit.waiting.put(replace(behind, reason=why))
-    return ParkedAway(why)
+    await unit.claims.undo(consumer.name, message.id, behind(message))
+    return await queue_up(consumer, unit, message)
 
 
 def _raise_if_over(consumer: Consumer, database: Database, error: Exception) -> None:

@@ -22,9 +22,6 @@ from semel.messaging.claims import (
     ClaimAnswer,
     Claimed,
     ClaimRequest,
-    HeldElsewhere,
-    NotDue,
-    Parked,
 )
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, TransactionEnded, Unit
@@ -34,6 +31,7 @@ from semel.messaging.handling import (
     Try,
     apply,
     classify,
+    ends_waiting,
     not_claimed,
     says_nothing,
 )
@@ -156,6 +154,6 @@ class _Drain:
                 unit, self.consumer, state.message, failure, state.gap, held
             )
             return Skipped() if written is None else written
-        if not isinstance(answer, Parked | NotDue | HeldElsewhere):
+        if ends_waiting(answer):
             self._leaving.append(message.id)
         return outcome

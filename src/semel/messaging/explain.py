@@ -17,7 +17,7 @@ from semel.messaging.inbox import InboxMessage
 from semel.messaging.outbox import OutboxEntry, parent_of
 from semel.messaging.revisions import Revision
 from semel.messaging.sequence import Gap
-from semel.messaging.waiting import WaitingFilter, WaitingMessage, Waits
+from semel.messaging.waiting import BEHIND, WaitingFilter, WaitingMessage, Waits
 
 MOST: Final = 1000
 
@@ -230,7 +230,7 @@ def _moments(known: _Known) -> Iterator[Moment]:
         yield Moment(gap.since, "gap", words)
 
 
-BY_A_PERSON: Final = frozenset({SKIPPED, REPLACED, DELETED, ERASED, "BEHIND"})
+BY_A_PERSON: Final = frozenset({SKIPPED, REPLACED, DELETED, ERASED, BEHIND})
 """Codes of claims that no failed attempt wrote."""
 
 

@@ -21,6 +21,7 @@ from semel.errors import Fenced, InDoubt
 from semel.message import Message
 from semel.messaging.cancelling import called
 from semel.messaging.claims import (
+    ClaimAnswer,
     Claimed,
     ClaimRequest,
     ClaimState,
@@ -59,7 +60,7 @@ from semel.messaging.outcome import (
 )
 from semel.messaging.sequence import Gap, GapPolicy, InSequence, due_version, in_sequence
 from semel.messaging.settings import Duplicates
-from semel.messaging.waiting import WaitingMessage, Waits
+from semel.messaging.waiting import BEHIND, WaitingMessage, Waits
 
 log = logging.getLogger("semel.messaging")
 
@@ -162,9 +163,14 @@ async def claim_and_handle(consumer: Consumer, unit: Unit, state: Try) -> Outcom
         outcome = await apply(consumer, unit, state)
     else:
         outcome = await not_claimed(consumer, unit, state, answer)
-    if state.from_waiting and not isinstance(answer, Parked | NotDue | HeldElsewhere):
+    if state.from_waiting and ends_waiting(answer):
         await leave_the_room(unit, consumer.name, message.id)
     return outcome
+
+
+def ends_waiting(answer: ClaimAnswer) -> bool:
+    """Tell whether a message out of the waiting room is over with this answer to its claim."""
+    return not isinstance(answer, Parked | NotDue | HeldElsewhere)
 
 
 async def into_the_room(
@@ -215,12 +221,22 @@ async def behind_others(consumer: Consumer, unit: Unit, state: Try) -> Outcome |
             return await not_claimed(consumer, unit, state, no)
     if await unit.waiting.get(consumer.name, message.id) is not None:
         return RetryStored()
-    behind = WaitingMessage.of(consumer.name, message, Waits.BEHIND, held=True)
-    failure = Failure(ClaimState.PARKED, 0, "BEHIND", payload_hash=message.digest)
-    if not await unit.claims.mark_failed(consumer.name, message.id, failure):
+    if not await unit.claims.mark_failed(consumer.name, message.id, behind(message)):
         return RetryLater(consumer.settings.held_retry_seconds)
-    await unit.waiting.put(replace(behind, reason="an earlier message of its key waits"))
-    return ParkedAway("an earlier message of its key waits")
+    return await queue_up(consumer, unit, message)
+
+
+def behind(message: Message) -> Failure:
+    """Return what the claim of a message says that waits for an earlier one of its key."""
+    return Failure(ClaimState.PARKED, 0, BEHIND, payload_hash=message.digest)
+
+
+async def queue_up(consumer: Consumer, unit: Unit, message: Message) -> Outcome:
+    """Put a message behind those of its key; its claim says so already."""
+    why = "an earlier message of its key waits"
+    waiting = WaitingMessage.of(consumer.name, message, Waits.BEHIND, held=True)
+    await unit.waiting.put(replace(waiting, reason=why))
+    return ParkedAway(why)
 
 
 async def is_next(consumer: Consumer, unit: Unit, message: Message) -> bool:

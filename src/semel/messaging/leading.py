@@ -133,7 +133,5 @@ class Leading:
 
 def _is_gone(owner: str) -> bool:
     """Tell whether the owner was a process of this machine that surely runs no more."""
-    try:
-        return Owner.from_json(json.loads(owner)).is_gone()
-    except (ValueError, TypeError):
-        return False  # somebody who does not say who it is
+    known = Owner.read(owner)
+    return known is not None and known.is_gone()

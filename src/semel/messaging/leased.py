@@ -37,9 +37,6 @@ from semel.messaging.claims import (
     ClaimRequest,
     ClaimState,
     Duplicate,
-    HeldElsewhere,
-    NotDue,
-    Parked,
     Stale,
 )
 from semel.messaging.consumer import Consumer
@@ -50,6 +47,7 @@ from semel.messaging.handling import (
     Try,
     after_failure,
     classify,
+    ends_waiting,
     into_the_room,
     out_of_the_room,
     refused,
@@ -202,7 +200,7 @@ async def _leased(
         return answer if not killed else await park_killer(consumer, unit, message, answer)
     if isinstance(answer, Stale):
         return answer
-    if waiting is not None and not isinstance(answer, Parked | NotDue | HeldElsewhere):
+    if waiting is not None and ends_waiting(answer):
         await leave_the_room(unit, consumer.name, message.id)
     if isinstance(answer, Duplicate):
         return Skipped("duplicate", answer.result)

@@ -135,13 +135,13 @@ async def forget_note(unit: Unit, consumer: str, message_id: str) -> None:
 
 def is_gone(member: Member) -> bool:
     """Tell whether a member's process surely runs no more; one that runs writes its row again."""
-    owner = _owner(member.owner)
+    owner = Owner.read(member.owner)
     return owner is not None and owner.is_gone()
 
 
 async def _is_gone(unit: Unit, consumer: str, note: Note) -> bool:
     """Tell whether the writer of a note runs no more, as far as anybody can know."""
-    owner = _owner(note.writer)
+    owner = Owner.read(note.writer)
     if owner is not None and owner.is_gone():
         return True
     if owner is not None and owner.is_running():
@@ -149,15 +149,7 @@ async def _is_gone(unit: Unit, consumer: str, note: Note) -> bool:
     if await unit.now() < note.noted_at + LEFT_SECONDS:
         return False
     for member in await unit.members.running(consumer):
-        known = _owner(member.owner)
+        known = Owner.read(member.owner)
         if known is not None and _written(known) == note.writer:
             return False
     return True
-
-
-def _owner(written: str) -> Owner | None:
-    """Read who it was; None for somebody who does not say."""
-    try:
-        return Owner.from_json(json.loads(written))
-    except (ValueError, TypeError):
-        return None

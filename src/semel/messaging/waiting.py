@@ -15,9 +15,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from semel.message import Coordinates, Message
+
+BEHIND: Final = "BEHIND"
+"""The code of a claim whose message waits for an earlier one of its key."""
 
 
 class Waits(StrEnum):
