@@ -6,20 +6,29 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from semel.codec import FromHeader
 from semel.message import Coordinates, Message
-from semel.messaging.claims import ClaimState
+from semel.messaging.claims import ClaimRequest, ClaimState, Failure, StalePolicy
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.draining import TOGETHER_SECONDS
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
-from semel.messaging.handling import handle_message
-from semel.messaging.outcome import DeadLettered, Handled, ParkedAway, RetryStored, Skipped
+from semel.messaging.handling import attempt, handle_message
+from semel.messaging.leased import handle_leased
+from semel.messaging.outcome import (
+    DeadLettered,
+    Handled,
+    Outcome,
+    ParkedAway,
+    RetryStored,
+    Skipped,
+)
 from semel.messaging.retry import RetryMode, RetryPolicy
 from semel.messaging.retrying import RetryWorker, retry_due
 from semel.messaging.settings import ConsumerSettings, Duplicates
-from semel.messaging.waiting import WaitingFilter
+from semel.messaging.waiting import WaitingFilter, WaitingMessage
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 from tests.messaging.processes import next_process
@@ -84,7 +93,37 @@ class Service:
             return frozenset(await unit.members.notes("c", names))
 
 
+async def _alone(service: Service, message: Message, waiting: WaitingMessage | None) -> Outcome:
+    return await attempt(service.consumer, service.database, message, waiting)
+
+
+async def _leased(service: Service, message: Message, waiting: WaitingMessage | None) -> Outcome:
+    return await handle_leased(service.consumer, service.database, message, "me", waiting=waiting)
+
+
 class Draining(DatabaseContract):
+    @in_world
+    async def test_whatever_its_claim_still_holds_back_stays_in_the_room(
+        self, world: DatabaseWorld
+    ) -> None:
+        service = Service(world.database)
+        names = ["leased", "late", "parked"]
+        await service.fill(*names)
+        async with world.database.begin() as unit:
+            await unit.claims.lease(
+                "c", ClaimRequest("leased"), owner="another", seconds=60, stale=StalePolicy.WAIT
+            )
+            for name, failure in {
+                "late": Failure(ClaimState.FAILED_RETRYABLE, 1, "X", delay_seconds=60),
+                "parked": Failure(ClaimState.PARKED, 1, "X"),
+            }.items():
+                await unit.claims.mark_failed("c", name, failure)
+
+        for handle in (None, partial(_alone, service), partial(_leased, service)):
+            await retry_due(service.consumer, world.database, handle=handle)
+
+            assert (await service.waiting(), service.calls) == (names, [])
+
     @in_world
     async def test_messages_of_different_keys_share_a_transaction(
         self, world: DatabaseWorld
