@@ -252,6 +252,25 @@ def test_a_newer_owner_ends_the_session_that_holds_the_rows(url, database):
     assert left_behind(database) == []
 
 
+@pytest.mark.parametrize("mode", ["staging", "prepared"])
+def test_an_owner_whose_session_a_newer_one_ended_learns_that_it_is_fenced(
+    url, database, monkeypatch, mode
+):
+    zombie, successor = (PostgresSink(url, "entries", mode=mode) for _ in range(2))
+    zombie.fence(SCOPE, 1)
+    of = txn()
+    receipts = stage(zombie, of, [row(1)])
+    successor.fence(SCOPE, 2)
+    # The farewell is still on its way when the session is used.
+    monkeypatch.setattr("semel.postgres.connect._is_alive", lambda connection: True)
+
+    outcome = zombie.prepare(of, receipts)
+
+    assert isinstance(outcome, SinkFatal), outcome
+    assert "fenced" in outcome.reason
+    assert rows_of(database) == []
+
+
 @pytest.fixture
 def fragile() -> Iterator[PostgresServer]:
     with PostgresServer(18) as server:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Final
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from semel.errors import Fenced, Retryable
+from semel.errors import Fenced, Permanent, Retryable
 from semel.pipeline.txn import Scope, SinkTxnId
 from semel.postgres.books import Books, Known, lock_key, run
 from semel.postgres.connect import (
@@ -34,6 +34,7 @@ _GONE: Final = TransactionStatus.UNKNOWN
 
 _POLL_SECONDS: Final = 0.02
 _FENCE_SECONDS: Final = 30.0
+_END_MILLIS: Final = 500
 
 _HOLDERS: Final = """
 SELECT DISTINCT l.pid, a.application_name
@@ -121,14 +122,34 @@ class Database:
                     )
         self._epochs[scope] = epoch
 
+    def check_fence(self, scope: Scope) -> None:
+        """Tell an owner whose session was ended whether a newer owner has ended it.
+
+        Raises:
+            Fenced: there is one.  A database that cannot be asked says nothing.
+        """
+        with (
+            suppress(Retryable, Permanent),
+            translated(f"sink {self.sink}"),
+            # Of the pool's own, more may have been ended.
+            closing(self.address.connect(self.application(scope))) as connection,
+        ):
+            self._check_newest(connection, scope, self.epoch(scope))
+
+    def _check_newest(self, connection: Connection, scope: Scope, mine: int) -> int | None:
+        """Return the newest epoch; raise Fenced if it is newer than *mine*."""
+        table, where = self.books.table("sink_fence"), self.books.where(scope)
+        seen = run(connection, [f"SELECT epoch FROM {table} WHERE {where}"])[0]
+        newest: int | None = seen[0][0] if seen else None
+        if newest is not None and newest > mine:
+            raise Fenced(self._fenced(scope, mine, newest))
+        return newest
+
     def _try_fence(self, connection: Connection, scope: Scope, epoch: int) -> bool:
         table = self.books.table("sink_fence")
-        where = self.books.where(scope)
-        seen = run(connection, [f"SELECT epoch FROM {table} WHERE {where}"])[0]
-        if seen and seen[0][0] > epoch:
-            raise Fenced(self._fenced(scope, epoch, seen[0][0]))
+        newest = self._check_newest(connection, scope, epoch)
         self._end_older(connection, scope, epoch)
-        if seen and seen[0][0] == epoch:
+        if newest == epoch:
             return True  # writing it again would wait for our own held transactions
         names = [scope.slug, self.sink, scope.ledger, scope.app, scope.query]
         try:
@@ -149,9 +170,7 @@ class Database:
             if error.sqlstate != LOCK_NOT_AVAILABLE:
                 raise
             return False
-        seen = run(connection, [f"SELECT epoch FROM {table} WHERE {where}"])[0]
-        if seen[0][0] > epoch:
-            raise Fenced(self._fenced(scope, epoch, seen[0][0]))
+        self._check_newest(connection, scope, epoch)
         return True
 
     def _end_older(self, connection: Connection, scope: Scope, epoch: int) -> None:
@@ -164,7 +183,7 @@ class Database:
         for pid, name in sessions:
             theirs = epoch_of(name, scope)
             if theirs is not None and theirs < epoch:
-                connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+                connection.execute("SELECT pg_terminate_backend(%s, %s)", [pid, _END_MILLIS])
 
     def _fenced(self, scope: Scope, mine: int, newest: int) -> str:
         return (

@@ -19,6 +19,7 @@ from semel.pipeline.sink import (
     SinkFatal,
     SinkOK,
     SinkOutcome,
+    SinkRetryable,
     Stager,
     Tally,
     Token,
@@ -189,6 +190,8 @@ class PostgresSink:
             promise = self._promise(txn, receipts)
             way = self._prepared if promise.mode == "prepared" else self._staging
             outcome = way.prepare(txn, promise, receipts)
+            if isinstance(outcome, SinkRetryable):
+                self._database.check_fence(txn.scope)  # who fences ends our sessions, too
         except (Fenced, NeedsOperator, Permanent) as error:
             return SinkFatal(reason_of(error))
         if isinstance(outcome, SinkOK):
