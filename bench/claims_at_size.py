@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from functools import partial
 
 from bench.harness import Benchmark, Row, Scale, Spread, Table, Target, measure, timed
 from bench.server import Database, postgres
@@ -42,7 +43,7 @@ def run(scale: Scale) -> list[Table]:
 
         names = {f"{rows:,} rows": rows for rows in (small, large)}
         times = measure(
-            {name: (lambda rows=rows: claiming(rows)) for name, rows in names.items()},
+            {name: partial(claiming, rows) for name, rows in names.items()},
             scale.rounds_or(7),
         )
         for place in places.values():

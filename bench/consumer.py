@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, TypeAlias
 
 from sqlalchemy import BigInteger, Text, func, insert, select
 from sqlalchemy.ext.asyncio import async_sessionmaker
@@ -13,6 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from bench.harness import Benchmark, Row, Scale, Table, Target, Times, measure, timed
 from bench.server import postgres
+from bench.team import Team
 from semel.message import Message
 from semel.messaging.batch import consume_many
 from semel.messaging.consumer import Consumer, consumer
@@ -21,18 +23,23 @@ from semel.sqlalchemy.claims import SqlAlchemyProcessedMessageStore
 from semel.sqlalchemy.database import SqlDatabase
 from semel.sqlalchemy.tables import metadata
 
+Handle: TypeAlias = Callable[[list[Message]], Coroutine[Any, Any, None]]
+
 DOCUMENTED = "a session per message"
-BATCH = 100
-LARGE_BATCH = 500
+IN_PROCESSES = "awaiting handlers, four workers, a process each"
+BATCH = 500
+WORKERS = 4
 FAILING_EVERY = 100
 
 ABOUT = """\
 Every message is claimed, makes one business row, and is committed, on PostgreSQL with fsync and
 synchronous commits. The documented pattern opens a session per message, claims, inserts, commits,
-with one worker. The others are `consume_many`, in batches of 100, or of 500 where the handler
-only adds to the session or takes the batch whole: the handlers are unchanged, a savepoint stands
-behind every 20 messages, and the final state is the same. One row has every hundredth message
-fail for good, so that its chunk runs again one by one and a dead letter is written."""
+with one worker. The others are `consume_many`, in batches of 500: the handlers are unchanged, and
+the final state is the same. Four workers share one loop, or have a process each. Where every
+hundredth message fails for good, those that share its savepoint run again, and a dead letter is
+written. One row shows what is left to gain: the same handlers in a plain session, one commit for
+every 500, nothing claimed and no failure contained. Its messages keep one core busy for most of
+the time, which is why four workers on one loop gain little."""
 
 
 class Base(DeclarativeBase):
@@ -48,6 +55,9 @@ class Payment(Base):
     amount: Mapped[int] = mapped_column(BigInteger)
 
 
+PAYMENT = Base.metadata.tables["payment"]
+
+
 @consumer("adds")
 async def adds(message: Message, session: Any) -> None:
     """Write as an ORM user does."""
@@ -58,7 +68,7 @@ async def adds(message: Message, session: Any) -> None:
 async def awaits(message: Message, session: Any) -> None:
     """Write as a Core user does, one awaited statement per message."""
     values = {"message_id": message.id, "amount": message.payload}
-    await session.execute(insert(Payment.__table__).values(values))
+    await session.execute(insert(PAYMENT).values(values))
 
 
 @consumer("fails")
@@ -73,7 +83,7 @@ async def fails(message: Message, session: Any) -> None:
 async def batches(messages: Sequence[Message], session: Any) -> None:
     """Write the whole batch with one call."""
     rows = [{"message_id": message.id, "amount": message.payload} for message in messages]
-    await session.execute(insert(Payment.__table__).inline(), rows)
+    await session.execute(insert(PAYMENT).inline(), rows)
 
 
 class Field:
@@ -98,14 +108,12 @@ class Field:
             for i, n in enumerate(numbers, 1)
         ]
 
-    def seconds_each(
-        self, count: int, handle: Callable[[list[Message]], Awaitable[None]], expected: int
-    ) -> float:
+    def seconds_each(self, count: int, handle: Handle, expected: int) -> float:
         """Time the handling of *count* messages and return the seconds per message."""
         before = self.loop.run_until_complete(self._payments())
         messages = self.messages(count)
         with timed() as watch:
-            self.loop.run_until_complete(handle(messages))  # type: ignore[arg-type]
+            self.loop.run_until_complete(handle(messages))
         found = self.loop.run_until_complete(self._payments()) - before
         if found != expected:
             raise ValueError(f"{found} payments instead of {expected}")
@@ -125,13 +133,11 @@ class Field:
                     await awaits(message, session)
                     await session.commit()
 
-    def many(
-        self, handler: Consumer, size: int, workers: int = 1
-    ) -> Callable[[list[Message]], Awaitable[None]]:
-        """Handle batches of *size* with several workers at once."""
+    def many(self, handler: Consumer, workers: int = 1) -> Handle:
+        """Handle batches with several workers at once."""
 
         async def handle(messages: list[Message]) -> None:
-            waiting = iter([messages[i : i + size] for i in range(0, len(messages), size)])
+            waiting = iter([messages[i : i + BATCH] for i in range(0, len(messages), BATCH)])
 
             async def work() -> None:
                 for batch in waiting:
@@ -141,24 +147,58 @@ class Field:
 
         return handle
 
+    async def unclaimed(self, messages: Sequence[Message]) -> None:
+        """Send the same statements, and promise nothing."""
+        sessions = async_sessionmaker(self.database.engine)
+        for start in range(0, len(messages), BATCH):
+            async with sessions() as session:
+                for message in messages[start : start + BATCH]:
+                    await awaits(message, session)
+                await session.commit()
+
+    def in_processes(self, team: Team[list[Message]], count: int) -> float:
+        """Time *count* messages in processes, and return the seconds per message."""
+        before = self.loop.run_until_complete(self._payments())
+        messages = self.messages(count)
+        seconds = team.seconds(messages[n::WORKERS] for n in range(WORKERS))
+        found = self.loop.run_until_complete(self._payments()) - before
+        if found != count:
+            raise ValueError(f"{found} payments instead of {count}")
+        return seconds / count
+
     def close(self) -> None:
         """Give everything back."""
         self.loop.run_until_complete(self.database.close())
         self.loop.close()
 
 
+def one_of_a_team(pipe: Connection, url: str) -> None:
+    """Handle messages in a process of its own, whenever told to."""
+    field = Field(url)
+    handle = field.many(awaits)
+    field.loop.run_until_complete(handle(field.messages(0)))
+    while (messages := pipe.recv()) is not None:
+        pipe.send("ready")
+        pipe.recv()
+        field.loop.run_until_complete(handle(messages))
+        pipe.send("done")
+    field.close()
+
+
 def run(scale: Scale) -> list[Table]:
     """Measure the ways to handle messages."""
-    few, some, lots = scale.pick(500, 50), scale.pick(3_000, 300), scale.pick(20_000, 1_000)
+    few, some, lots = scale.pick(500, 50), scale.pick(6_000, 600), scale.pick(20_000, 1_000)
     with postgres() as server:
         field = Field(server.url)
-        ways: dict[str, tuple[int, Callable[[list[Message]], Awaitable[None]], float | None]] = {
+        team: Team[list[Message]] = Team(one_of_a_team, (server.url,), WORKERS)
+        ways: dict[str, tuple[int, Handle, float | None]] = {
             DOCUMENTED: (few, field.documented, None),
-            "handlers that add to the session": (lots, field.many(adds, LARGE_BATCH), 12),
-            "handlers that await a statement": (some, field.many(awaits, BATCH), 5),
-            "… with four batch workers": (some, field.many(awaits, BATCH, 4), 9),
-            "… with 1 % failing messages": (some, field.many(fails, BATCH), 4),
-            "handlers that take the batch": (lots, field.many(batches, LARGE_BATCH), 50),
+            "handlers that add to the session": (lots, field.many(adds), 12),
+            "handlers that await a statement": (some, field.many(awaits), 5),
+            "… with 1 % failing messages": (some, field.many(fails), 4),
+            "… with four workers on one loop": (some, field.many(awaits, WORKERS), 9),
+            "… without claims, on one loop": (some, field.unclaimed, None),
+            "handlers that take the batch": (lots, field.many(batches), 50),
         }
 
         def alternative(name: str) -> Callable[[], float]:
@@ -166,9 +206,13 @@ def run(scale: Scale) -> list[Table]:
             lost = count // FAILING_EVERY if "failing" in name else 0
             return lambda: field.seconds_each(count, handle, count - lost)
 
-        times = measure({name: alternative(name) for name in ways}, scale.rounds_or(5))
+        alternatives = {name: alternative(name) for name in ways}
+        alternatives[IN_PROCESSES] = lambda: field.in_processes(team, some)
+        times = measure(alternatives, scale.rounds_or(5))
+        team.close()
         field.close()
-    return [_table(times, {name: wanted for name, (_, _, wanted) in ways.items()})]
+    wanted = {name: wanted for name, (_, _, wanted) in ways.items()}
+    return [_table(times, {**wanted, IN_PROCESSES: 9})]
 
 
 def _table(times: Times, wanted: dict[str, float | None]) -> Table:

@@ -1,7 +1,7 @@
 """Batch speed with per-message meaning: one transaction, the same final state.
 
     claim all, sorted, in one statement
-    handle in chunks, a savepoint each ──▶ a chunk failed? undo it, run it one by one
+    handle in chunks, a savepoint each ──▶ a chunk failed? undo it, find the culprit
     commit                             ──▶ the commit failed? one transaction per message
 
 A chunk that failed calls its handlers again: effects outside the database repeat.
@@ -19,7 +19,7 @@ from semel.messaging.claims import ClaimAnswer, Claimed, ClaimRequest
 from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
 from semel.messaging.database import Database, TransactionEnded, Unit
-from semel.messaging.failing import Held, holds_key, write_failure
+from semel.messaging.failing import Held, write_failure
 from semel.messaging.handling import (
     CONFLICT_CODE,
     Try,
@@ -121,16 +121,14 @@ async def _in_one_call(
 
 async def _claimed(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> list[_Step]:
     """Claim all messages whose keys are not held, in one statement."""
-    keys = sorted({m.key or "" for m in messages if holds_key(consumer, m)})
+    keys: list[str] = []
+    if consumer.settings.holds_waiting_keys:
+        keys = sorted({message.key for message in messages if message.key is not None})
     held = await unit.waiting.hold(consumer.name, keys) if keys else frozenset()
     firsts: dict[str, int] = {}
     for index, message in enumerate(messages):
         firsts.setdefault(message.id, index)
-    asked = [
-        index
-        for index in firsts.values()
-        if not (holds_key(consumer, messages[index]) and (messages[index].key or "") in held)
-    ]
+    asked = [index for index in firsts.values() if not held or messages[index].key not in held]
     requests = [ClaimRequest.of(messages[index]) for index in asked]
     answers = await unit.claims.try_claim_many(consumer.name, requests)
     found = dict(zip(asked, answers, strict=True))
@@ -141,9 +139,9 @@ async def _in_chunks(
     consumer: Consumer, database: Database, unit: Unit, steps: Sequence[_Step]
 ) -> list[Outcome]:
     batch = _Batch(consumer, database, unit)
-    size = len(steps) if consumer.takes_batches else consumer.settings.chunk
-    for start in range(0, len(steps), max(size, 1)):
-        await batch.run(steps[start : start + size])
+    while left := steps[len(batch.outcomes) :]:
+        size = len(left) if consumer.takes_batches else consumer.pace.size(consumer.settings.chunk)
+        await batch.run(left[:size])
     return batch.outcomes
 
 
@@ -158,23 +156,23 @@ class _Batch:
         self.outcomes: list[Outcome] = []
 
     async def run(self, chunk: Sequence[_Step]) -> None:
-        """Handle a chunk at once; where that fails, the culprit alone and the others again."""
-        while chunk:
-            blocked = self.blocked
-            if any(blocked.stands_before(s.message) or blocked.holds(s.message) for s in chunk):
-                return await self._one_by_one(chunk)
-            ran: list[Outcome] = []
-            if await self._at_once(chunk, ran):
-                return None
-            if self.consumer.takes_batches or len(ran) == len(chunk):
-                # All ran, and what they wrote was refused at the end: nobody knows whose.
-                return await self._one_by_one(chunk)
-            before, culprit = chunk[: len(ran)], chunk[len(ran)]
-            if not await self._at_once(before, []):
-                await self._one_by_one(before)
-            await self._one_by_one([culprit])
-            chunk = chunk[len(ran) + 1 :]
-        return None
+        """Handle a chunk at once; where that fails, up to the culprit, which is handled alone."""
+        if self.blocked.anything and any(map(self._is_blocked, chunk)):
+            return await self._one_by_one(chunk)
+        ran: list[Outcome] = []
+        if await self._at_once(chunk, ran):
+            return self.consumer.pace.went_well(len(chunk))
+        self.consumer.pace.failed()
+        if self.consumer.takes_batches or len(ran) == len(chunk):
+            # All ran, and what they wrote was refused at the end: nobody knows whose.
+            return await self._one_by_one(chunk)
+        before, culprit = chunk[: len(ran)], chunk[len(ran)]
+        if not await self._at_once(before, []):
+            await self._one_by_one(before)
+        return await self._one_by_one([culprit])
+
+    def _is_blocked(self, step: _Step) -> bool:
+        return self.blocked.stands_before(step.message) or self.blocked.holds(step.message)
 
     async def _at_once(self, chunk: Sequence[_Step], ran: list[Outcome]) -> bool:
         """Handle a chunk in one savepoint; False, and nothing done, where that fails.
@@ -207,9 +205,11 @@ async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step], ran: list
         ]
         await _batch_handler(consumer, unit, claimed)
     for step in chunk:
+        outcome: Outcome
         match step.answer:
             case Claimed() if consumer.takes_batches:
-                outcome: Outcome = Handled()
+                ran.append(Handled())
+                continue
             case Claimed(attempt=attempt):
                 outcome = await apply(consumer, unit, Try(step.message.tried(attempt)))
             case None:

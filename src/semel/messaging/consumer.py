@@ -21,6 +21,7 @@ from semel.messaging.cancelling import called
 from semel.messaging.claims import StalePolicy
 from semel.messaging.failure import FailureClass, Rule
 from semel.messaging.outbox import MESSAGE_ID_HEADER
+from semel.messaging.pace import Pace
 from semel.messaging.replay_rules import ReplayRules
 from semel.messaging.sequence import GapPolicy
 from semel.messaging.settings import ConsumerSettings, Mode
@@ -62,6 +63,9 @@ class Consumer:
 
     replays: ReplayRules = field(default_factory=ReplayRules)
     """What its policy says about replays; nothing where it was made without one."""
+
+    pace: Pace = field(default_factory=Pace, init=False, repr=False, compare=False)
+    """What its batches have seen of late."""
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 200:

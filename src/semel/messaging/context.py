@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 
 from semel.message import Message
@@ -22,7 +21,7 @@ class Handling:
     ids: frozenset[str]
     """Of everything that is handled."""
 
-    sent: Counter[tuple[str, str]] = field(default_factory=Counter)
+    sent: dict[tuple[str, str], int] = field(default_factory=dict)
     """How many messages it has sent so far, by the id of the cause and by destination."""
 
     def handles(self, message: Message) -> bool:
@@ -31,8 +30,9 @@ class Handling:
 
     def next_ordinal(self, cause: Message, destination: str) -> int:
         """Count a message to *destination*; a handler that runs again counts the same way."""
-        self.sent[cause.id, destination] += 1
-        return self.sent[cause.id, destination] - 1
+        ordinal = self.sent.get((cause.id, destination), 0)
+        self.sent[cause.id, destination] = ordinal + 1
+        return ordinal
 
 
 _HANDLING: ContextVar[Handling | None] = ContextVar("semel_handling", default=None)
@@ -43,12 +43,26 @@ def handling_now() -> Handling | None:
     return _HANDLING.get()
 
 
-@contextmanager
-def handling(consumer: str, message: Message, batch: Sequence[Message] = ()) -> Iterator[Handling]:
+def handling(
+    consumer: str, message: Message, batch: Sequence[Message] = ()
+) -> AbstractContextManager[Handling]:
     """Say that the block handles *message*, and with it the rest of its *batch*."""
-    now = Handling(consumer, message, frozenset(one.id for one in batch or (message,)))
-    token = _HANDLING.set(now)
-    try:
-        yield now
-    finally:
-        _HANDLING.reset(token)
+    return _Now(Handling(consumer, message, frozenset(one.id for one in batch or (message,))))
+
+
+class _Now(AbstractContextManager[Handling]):
+    """The time during which something is handled; no generator, for it stands around each call."""
+
+    __slots__ = ("_handling", "_token")
+
+    def __init__(self, handling: Handling) -> None:
+        self._handling = handling
+        self._token: Token[Handling | None] | None = None
+
+    def __enter__(self) -> Handling:
+        self._token = _HANDLING.set(self._handling)
+        return self._handling
+
+    def __exit__(self, *error: object) -> None:
+        if self._token is not None:
+            _HANDLING.reset(self._token)

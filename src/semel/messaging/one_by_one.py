@@ -55,6 +55,11 @@ class Blocked:
     _where: set[tuple[object, object]] = field(default_factory=set)
     _held: set[str | None] = field(default_factory=set)
 
+    @property
+    def anything(self) -> bool:
+        """Whether there is something to wait for at all."""
+        return self._all or bool(self._where or self._held)
+
     def note(self, message: Message, outcome: Outcome) -> None:
         """Look at what became of a message."""
         if blocks_key(self.consumer, message, outcome):

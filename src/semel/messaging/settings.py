@@ -97,7 +97,10 @@ class ConsumerSettings:
 
     batch: BatchPolicy = BatchPolicy.INDEPENDENT
     chunk: int = 20
-    """Messages per savepoint in a batch: one each would cost more than half of the gain."""
+    """Messages per savepoint in a batch, or more: one each would cost more than half of the gain.
+
+    They become more while nothing fails, and so many again with the next failure.
+    """
 
     held_retry_seconds: float = 1.0
     """When a message comes back that is held elsewhere, or could not be asked for."""

@@ -42,9 +42,14 @@ class Asked:
 
     def new(self) -> dict[str, Any]:
         """Return those of a new row."""
-        asked = self.request
-        more = {"original": original_id(asked.message_id), "source": plain(asked.source)}
+        more = {"original": self.original, "source": plain(self.request.source)}
         return {**self.key_and_hash(), **more}
+
+    @property
+    def original(self) -> str | None:
+        """What is kept beside a hashed id."""
+        asked = self.request.message_id
+        return None if asked == self.id else original_id(asked)
 
     def row(self, found: Row[Any]) -> ClaimRow:
         """Read the row."""

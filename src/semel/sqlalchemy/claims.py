@@ -104,8 +104,9 @@ class SqlAlchemyProcessedMessageStore:
             why = whys.get(id)
             answer = None if why is None else await self._answer(first[id], why)
             answers[id] = answer or await self.try_claim(consumer, first[id].request)
+        new = Claimed()
         return [
-            (Claimed() if me.id in taken else answers[me.id])
+            (new if me.id in taken else answers[me.id])
             if me is first[me.id]
             else await self.try_claim(consumer, me.request)
             for me in asked
@@ -302,17 +303,19 @@ class SqlAlchemyProcessedMessageStore:
     async def _take_many(self, consumer: str, batch: Mapping[str, Asked]) -> set[str]:
         if not batch:
             return set()
-        new = [batch[id].new() for id in sorted(batch)]
+        ids = sorted(batch)
         statement: Executable = sql.TAKE
-        parameters: Any = new
+        parameters: Any
         if self._is_postgres:
             statement = sql.TAKE_MANY
             parameters = {
                 "by": consumer,
-                "ids": [each["id"] for each in new],
-                "originals": [each["original"] for each in new],
-                "digests": [each["digest"] for each in new],
+                "ids": ids,
+                "originals": [batch[id].original for id in ids],
+                "digests": [batch[id].request.payload_hash for id in ids],
             }
+        else:
+            parameters = [batch[id].new() for id in ids]
         what = f"a batch of {len(batch)} messages of consumer {consumer}"
         return set((await self._execute(statement, what, parameters)).scalars())
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import text
@@ -85,16 +86,26 @@ def _before_statement(
 ) -> tuple[str, Any]:
     hold = _HELD.get(connection)
     if hold is not None:
-        verb = ending_in(statement)
-        if verb is not None:
-            refuse(f"send {verb} on")
-        if _SETS.match(statement):
-            raise Misuse(
-                "a handler must not send SET on its session: it would hold for whoever gets the "
-                "connection next. SET LOCAL ends with the transaction"
-            )
+        if not _is_harmless(statement):
+            _refuse_statement(statement)
         hold.has_begun = True
     return statement, parameters
+
+
+@lru_cache(maxsize=1024)
+def _is_harmless(statement: str) -> bool:
+    """Tell whether a statement may be sent; handlers send the same few again and again."""
+    return ending_in(statement) is None and not _SETS.match(statement)
+
+
+def _refuse_statement(statement: str) -> NoReturn:
+    verb = ending_in(statement)
+    if verb is not None:
+        refuse(f"send {verb} on")
+    raise Misuse(
+        "a handler must not send SET on its session: it would hold for whoever gets the "
+        "connection next. SET LOCAL ends with the transaction"
+    )
 
 
 def ending_in(statement: str) -> str | None:
