@@ -15,7 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from bench.harness import Benchmark, Row, Scale, Table, Target, Times, measure, timed
 from bench.server import postgres
 from bench.team import Team
-from semel.message import Message
+from semel.message import Coordinates, Message
 from semel.messaging.batch import consume_many
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError
@@ -104,7 +104,13 @@ class Field:
         """Make messages with new ids."""
         numbers = itertools.islice(self._numbers, count)
         return [
-            Message(f"payment-{n:012}", i, b'{"amount": %d}' % i, f"account-{n % 500}")
+            Message(
+                f"payment-{n:012}",
+                i,
+                b'{"amount": %d}' % i,
+                f"account-{n % 500}",
+                source=Coordinates("payments", n % 8, n // 8),
+            )
             for i, n in enumerate(numbers, 1)
         ]
 

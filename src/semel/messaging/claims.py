@@ -262,7 +262,7 @@ class ClaimRequest:
     message_id: str
     payload_hash: str = ""
     source: str = ""
-    """Where the delivery stood; kept with a new claim, but for those of a batch."""
+    """Where the delivery stood; kept with a new claim."""
 
     @classmethod
     def of(cls, message: Message) -> ClaimRequest:

@@ -42,8 +42,13 @@ class Asked:
 
     def new(self) -> dict[str, Any]:
         """Return those of a new row."""
-        more = {"original": self.original, "source": plain(self.request.source)}
+        more = {"original": self.original, "source": self.source}
         return {**self.key_and_hash(), **more}
+
+    @property
+    def source(self) -> str:
+        """Where the delivery stood, as it is kept."""
+        return plain(self.request.source)
 
     @property
     def original(self) -> str | None:

@@ -224,18 +224,22 @@ def _take_many_at_once() -> Insert:
             bindparam("ids", type_=ARRAY(Text)),
             bindparam("originals", type_=ARRAY(Text)),
             bindparam("digests", type_=ARRAY(Text)),
+            bindparam("sources", type_=ARRAY(Text)),
         )
-        .table_valued("id", "original", "digest")
+        .table_valued("id", "original", "digest", "source")
         .render_derived(name="given")
     )
+    # Once, not once for each row.
+    moment = select(now_us()).scalar_subquery()
     rows = {
         _C.consumer_name: _BY,
         _C.message_id: given.c.id,
         _C.original_id: given.c.original,
         _C.payload_hash: given.c.digest,
+        _C.source: given.c.source,
         _C.state: literal(ClaimState.COMPLETED.value, Text),
-        _C.first_seen_at: now_us(),
-        _C.updated_at: now_us(),
+        _C.first_seen_at: moment,
+        _C.updated_at: moment,
     }
     return (
         insert(processed_message)

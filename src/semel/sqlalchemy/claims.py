@@ -313,6 +313,7 @@ class SqlAlchemyProcessedMessageStore:
                 "ids": ids,
                 "originals": [batch[id].original for id in ids],
                 "digests": [batch[id].request.payload_hash for id in ids],
+                "sources": [batch[id].source for id in ids],
             }
         else:
             parameters = [batch[id].new() for id in ids]

@@ -80,7 +80,6 @@ processed_message: Final = Table(
     time_us("updated_at", "when its state changed last; retention counts from here"),
     short_text("error_code", "of the last failure"),
     time_us("failed_at", "when an attempt failed last", null=True),
-    # Not for claims of batches: it would cost them a twelfth of their speed.
     short_text("source", "topic/partition/offset of the delivery that was claimed first"),
     text_column(
         "result", "what the handler returned, as JSON, where the consumer keeps it", null=True

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from semel.messaging.claims import Claimed, Conflict, Duplicate, Found, Locked
+from semel.messaging.claims import Claimed, ClaimRequest, Conflict, Duplicate, Found, Locked
 from semel.testing.contracts.claims_table import STRANGE_IDS, WITH_A_ROW
 from semel.testing.contracts.claims_world import (
     CONSUMER,
@@ -100,6 +100,18 @@ class BatchRules(DatabaseContract):
         assert first == [Claimed()] * len(requests)
         assert second == [Duplicate()] * len(requests)
         assert (await known(world, STRANGE_IDS[-1])).payload_hash == HASH
+
+    @in_world
+    async def test_a_batch_keeps_where_each_of_its_deliveries_stood(
+        self, world: DatabaseWorld
+    ) -> None:
+        requests = [ClaimRequest(f"m{offset}", HASH, f"payments/0/{offset}") for offset in (3, 1)]
+
+        async with world.database.begin() as unit:
+            await unit.claims.try_claim_many(CONSUMER, requests)
+
+        sources = [(await known(world, request.message_id)).source for request in requests]
+        assert sources == ["payments/0/3", "payments/0/1"]
 
     @in_world
     async def test_a_batch_may_be_large(self, world: DatabaseWorld) -> None:
