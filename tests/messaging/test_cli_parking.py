@@ -8,7 +8,7 @@ from sqlalchemy import update
 from semel.cli.database import this_account
 from semel.messaging.claims import ClaimState
 from semel.messaging.retention import DAY_SECONDS
-from semel.sqlalchemy.tables import audit_entry
+from semel.sqlalchemy.operator_tables import audit_entry
 from tests.messaging.act_world import acts, bury, claim_of, details, park, queue, waiting_of
 from tests.messaging.cli_books import CliBooks
 
