@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -124,6 +124,11 @@ def id_of(message: Outgoing) -> str:
 
 def entry(message_id: str, key: str | None = None, topic: str = "payments") -> OutboxEntry:
     return OutboxEntry(message_id, topic, message_id.encode(), key)
+
+
+def keyed(names: Iterable[str]) -> list[OutboxEntry]:
+    """Return an entry for each id of the form ``key-number``."""
+    return [entry(name, name.partition("-")[0]) for name in names]
 
 
 async def fill(world: DatabaseWorld, *entries: OutboxEntry) -> None:

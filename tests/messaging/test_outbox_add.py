@@ -19,19 +19,9 @@ from tests.messaging.outgoing import DATABASES, Broker, left, opened, relay, run
 ORDER = Message("order-7", {"n": 1}, b'{"n":1}', correlation_id="visit-3")
 
 
-@pytest.fixture(params=DATABASES)
-def database(request):
-    return opened(request.param, request)
-
-
 @pytest.fixture(params=DATABASES[1:])
 def sql(request):
     return opened(request.param, request)
-
-
-@pytest.fixture
-def memory(request):
-    return opened("memory", request)
 
 
 async def entries(world, outbox="outbox"):

@@ -14,36 +14,25 @@ from semel.measures import Measures, Metric
 from semel.messaging.retry import RetryPolicy
 from tests.messaging.outgoing import (
     AT_ONCE,
-    DATABASES,
     Broker,
     Counted,
     by_key,
     entry,
     fill,
     id_of,
+    keyed,
     left,
-    opened,
     relay,
     run,
     until,
 )
 
 
-@pytest.fixture(params=DATABASES)
-def database(request):
-    return opened(request.param, request)
-
-
-@pytest.fixture
-def memory(request):
-    return opened("memory", request)
-
-
 def test_messages_leave_in_order_and_the_outbox_is_empty_afterwards(database):
     async def test(world):
         broker = Broker()
         sent = [f"k{n % 3}-{n}" for n in range(50)]
-        await fill(world, *(entry(name, name.partition("-")[0]) for name in sent))
+        await fill(world, *keyed(sent))
 
         assert await relay(world, broker, batch=7).run_until_empty() == 50
 
@@ -85,7 +74,7 @@ def test_other_outboxes_are_left_alone(memory):
 
 
 @pytest.mark.postgres
-def test_a_message_whose_transaction_commits_late_is_sent(request):
+def test_a_message_whose_transaction_commits_late_is_sent(postgres):
     async def test(world):
         broker = Broker()
         working = relay(world, broker, batch=2, poll_seconds=0.02)
@@ -101,7 +90,7 @@ def test_a_message_whose_transaction_commits_late_is_sent(request):
         assert broker.ids == ["0", "1", "2", "3", "4", "late"]
         assert await left(world) == []
 
-    run(opened("postgres", request), test)
+    run(postgres, test)
 
 
 def test_a_refused_message_is_parked_and_only_its_key_waits(database):
@@ -411,7 +400,7 @@ def test_whatever_fails_when_every_key_keeps_its_order_and_nothing_is_lost(memor
             tasks.create_task(working.run())
             for begin in range(0, 120, 30):
                 batch = names[begin : begin + 30]
-                await fill(world, *(entry(name, name.partition("-")[0]) for name in batch))
+                await fill(world, *keyed(batch))
                 await asyncio.sleep(0.002)
             await until(lambda: set(broker.ids) == set(names))
             working.stop()
