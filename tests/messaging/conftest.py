@@ -1,9 +1,12 @@
-"""How a test of the outbox, the relay or the inbox opens its database."""
+"""How tests open their database: those of the outbox, the relay and the inbox, and of commands."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.messaging.cli_books import CliBooks
 from tests.messaging.outgoing import DATABASES, OpenWorld, opened
 
 
@@ -23,3 +26,11 @@ def memory(request: pytest.FixtureRequest) -> OpenWorld:
 def postgres(request: pytest.FixtureRequest) -> OpenWorld:
     """PostgreSQL; a test that takes it is marked so."""
     return opened("postgres", request)
+
+
+@pytest.fixture
+def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliBooks:
+    """A database in a file, which commands find without being told."""
+    made = CliBooks(tmp_path / "shop.db")
+    monkeypatch.setenv("SEMEL_DATABASE", made.url)
+    return made
