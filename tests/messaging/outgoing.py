@@ -154,6 +154,12 @@ async def patiently(act: Callable[[], Awaitable[None]]) -> None:
                 await asyncio.sleep(0.01)
 
 
+async def pending(world: DatabaseWorld, outbox: str = "outbox") -> Sequence[OutboxEntry]:
+    """Return what the relay of an outbox would send."""
+    async with world.database.begin() as unit:
+        return await unit.outbox.read(outbox, 0, 100)
+
+
 async def left(world: DatabaseWorld) -> list[str]:
     """Return the ids that are still in the outbox, parked ones included."""
     async with world.database.begin() as unit:
