@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 
 import semel
 import semel.sinks
+from semel.sqlalchemy import tables
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "semel"
@@ -86,6 +90,16 @@ def _undocumented_in(node: ast.AST, inside: str) -> Iterator[str]:
 
 def _is_overload(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(ast.unparse(decorator).endswith("overload") for decorator in node.decorator_list)
+
+
+def test_the_metadata_that_alembic_is_given_has_every_table():
+    # In a process of its own: here, somebody else has imported every table.
+    script = "from semel.sqlalchemy.tables import metadata; print(*sorted(metadata.tables))"
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.split()
+
+    assert found == sorted(re.findall(r"^ {4}(\w+) {2,}", tables.__doc__ or "", re.MULTILINE))
 
 
 def test_the_version_is_the_same_everywhere():

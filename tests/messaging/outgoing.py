@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -126,6 +126,11 @@ def entry(message_id: str, key: str | None = None, topic: str = "payments") -> O
     return OutboxEntry(message_id, topic, message_id.encode(), key)
 
 
+def keyed(names: Iterable[str]) -> list[OutboxEntry]:
+    """Return an entry for each id of the form ``key-number``."""
+    return [entry(name, name.partition("-")[0]) for name in names]
+
+
 async def fill(world: DatabaseWorld, *entries: OutboxEntry) -> None:
     async def add() -> None:
         async with world.database.begin() as unit:
@@ -147,6 +152,12 @@ async def patiently(act: Callable[[], Awaitable[None]]) -> None:
                 return await act()
             except (Locked, OperationalError):
                 await asyncio.sleep(0.01)
+
+
+async def pending(world: DatabaseWorld, outbox: str = "outbox") -> Sequence[OutboxEntry]:
+    """Return what the relay of an outbox would send."""
+    async with world.database.begin() as unit:
+        return await unit.outbox.read(outbox, 0, 100)
 
 
 async def left(world: DatabaseWorld) -> list[str]:

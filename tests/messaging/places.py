@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
 import pytest
 
+from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.worlds import memory_world, postgres_world, sqlite_world
 
 
@@ -29,3 +35,24 @@ class InPostgres:
 
     def world(self):
         return postgres_world(self.server)
+
+
+class Scenarios:
+    """Tests whose body is a coroutine, which runs in a world of its own."""
+
+    def world(self) -> AbstractAsyncContextManager[DatabaseWorld]:
+        raise NotImplementedError("say where it runs: InMemory, InSqlite or InPostgres")
+
+    def run(self, scenario: Callable[[DatabaseWorld], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            async with self.world() as world:
+                await scenario(world)
+
+        asyncio.run(whole())
+
+
+class DatabaseScenarios(Scenarios):
+    """Those that need nothing of the world but its database."""
+
+    def run(self, scenario: Callable[[Any], Awaitable[None]]) -> None:
+        super().run(lambda world: scenario(world.database))

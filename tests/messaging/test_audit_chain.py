@@ -12,7 +12,7 @@ from semel.memory.database import MemoryDatabase
 from semel.messaging import audit
 from semel.messaging.audit import Act, Broken, NotedHead, Verified, hash_of, verify
 from semel.messaging.revisions import readable_diff
-from semel.sqlalchemy.tables import audit_entry, audit_head
+from semel.sqlalchemy.operator_tables import audit_entry, audit_head
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.places import InSqlite
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -32,7 +31,7 @@ from semel.messaging.outcome import (
 )
 from semel.messaging.retry import RetryPolicy
 from semel.messaging.settings import BatchPolicy, ConsumerSettings, Duplicates
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import DatabaseScenarios, InMemory, InPostgres, InSqlite
 from tests.messaging.worlds import check_foreign_keys
 
 TWICE = RetryPolicy(max_attempts=2, initial_delay_seconds=0, max_delay_seconds=0, jitter=False)
@@ -81,14 +80,7 @@ def kinds(outcomes: list[Outcome]) -> list[type]:
     return [type(outcome) for outcome in outcomes]
 
 
-class _Attempts:
-    def run(self, scenario: Callable[[Any], Awaitable[None]]) -> None:
-        async def opened() -> None:
-            async with self.world() as world:  # type: ignore[attr-defined]
-                await scenario(world.database)
-
-        asyncio.run(opened())
-
+class _Attempts(DatabaseScenarios):
     @pytest.mark.parametrize("error", [ConnectionError("refused"), TimeoutError(), OSError(5)])
     def test_what_a_handler_lost_that_is_not_the_database_counts_in_a_whole_batch(self, error):
         async def scenario(database: Database) -> None:

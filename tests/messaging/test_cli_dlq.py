@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from semel.messaging.claims import ClaimState
 from semel.messaging.erase import erase
 from tests.messaging.act_world import ANN, acts, bury, claim_of, letters, queue
-from tests.messaging.cli_books import CliBooks
 
 ON = ("--consumer", "billing")
-
-
-@pytest.fixture
-def books(tmp_path, monkeypatch):
-    made = CliBooks(tmp_path / "shop.db")
-    monkeypatch.setenv("SEMEL_DATABASE", made.url)
-    return made
 
 
 async def two_letters(world):

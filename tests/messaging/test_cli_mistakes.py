@@ -13,17 +13,9 @@ from semel.cli import database as cli_database
 from semel.cli.app import app
 from semel.cli.database import Books
 from semel.messaging.audit import Act
-from tests.messaging.cli_books import CliBooks
 
 TOO_LARGE = "99999999999999999999"
 ON = ("--consumer", "billing")
-
-
-@pytest.fixture
-def books(tmp_path, monkeypatch):
-    made = CliBooks(tmp_path / "shop.db")
-    monkeypatch.setenv("SEMEL_DATABASE", made.url)
-    return made
 
 
 @pytest.mark.postgres

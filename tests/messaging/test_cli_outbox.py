@@ -11,14 +11,6 @@ from semel.cli.app import app
 from semel.lease import Owner
 from semel.messaging.outbox import OutboxEntry
 from tests.messaging.act_world import acts
-from tests.messaging.cli_books import CliBooks
-
-
-@pytest.fixture
-def books(tmp_path, monkeypatch):
-    made = CliBooks(tmp_path / "shop.db")
-    monkeypatch.setenv("SEMEL_DATABASE", made.url)
-    return made
 
 
 async def three_messages(world):

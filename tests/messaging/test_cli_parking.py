@@ -8,20 +8,17 @@ from sqlalchemy import update
 from semel.cli.database import this_account
 from semel.messaging.claims import ClaimState
 from semel.messaging.retention import DAY_SECONDS
-from semel.sqlalchemy.tables import audit_entry
+from semel.sqlalchemy.operator_tables import audit_entry
 from tests.messaging.act_world import acts, bury, claim_of, details, park, queue, waiting_of
-from tests.messaging.cli_books import CliBooks
 
 ON = ("--consumer", "billing")
 
 
 @pytest.fixture
-def books(tmp_path, monkeypatch):
-    made = CliBooks(tmp_path / "shop.db")
-    monkeypatch.setenv("SEMEL_DATABASE", made.url)
-    made.fill(lambda world: park(world, "m1", "m2", "m3", key="customer-7"))
-    made.fill(lambda world: park(world, "n1"))
-    return made
+def books(books):
+    books.fill(lambda world: park(world, "m1", "m2", "m3", key="customer-7"))
+    books.fill(lambda world: park(world, "n1"))
+    return books
 
 
 def test_waiting_messages_are_listed_in_order(books):

@@ -7,18 +7,10 @@ import pytest
 from semel.messaging.from_policy import retention_of
 from semel.messaging.retention import DAY_SECONDS, Retention
 from semel.policy import Policy
-from tests.messaging.cli_books import CliBooks
 from tests.unit.policy_texts import CLEAN_CONSUMER, CLEAN_TOPIC, TEMPLATE, merged, text_of
 
 ON = ("--consumer", "c")
 NO_WINDOWS = ("--topic-days", "0", "--replay-days", "0", "--dlq-days", "0", "--parking-days", "0")
-
-
-@pytest.fixture
-def books(tmp_path, monkeypatch):
-    made = CliBooks(tmp_path / "shop.db")
-    monkeypatch.setenv("SEMEL_DATABASE", made.url)
-    return made
 
 
 def policy(topic=None, **keys):

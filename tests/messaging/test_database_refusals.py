@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ from semel.messaging.runner import Runner, RunnerSettings
 from semel.messaging.settings import ConsumerSettings
 from semel.sqlalchemy.database import SqlDatabase
 from semel.sqlalchemy.faults import DatabaseUnavailable
-from tests.messaging.places import InPostgres, InSqlite
+from tests.messaging.places import DatabaseScenarios, InPostgres, InSqlite
 from tests.messaging.worlds import sql_world
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0, member_seconds=0.03, lag_seconds=0.0)
@@ -91,14 +91,7 @@ def refuse(database: Any, error: Callable[[], Exception], times: int) -> None:
     database.begin = fails
 
 
-class _Refusals:
-    def run(self, scenario: Callable[[Any], Awaitable[None]]) -> None:
-        async def opened() -> None:
-            async with self.world() as world:  # type: ignore[attr-defined]
-                await scenario(world.database)
-
-        asyncio.run(opened())
-
+class _Refusals(DatabaseScenarios):
     def test_a_service_outlives_what_its_database_refuses_and_says_so(self, caplog):
         async def scenario(database: Any) -> None:
             seen: list[str] = []

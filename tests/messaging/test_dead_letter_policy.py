@@ -21,17 +21,13 @@ from semel.messaging.selection import Letters, Offsets
 from semel.testing.contracts.deadletters import LETTER
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import ANN, BILLING, letter_of, letters, waiting_of
+from tests.messaging.outgoing import pending
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 from tests.messaging.replay_world import DEAD, P0, Service, counts, message
 
 DLQ = "payments.dlq"
 TOLD = replace(DEAD, dead_letter_topic=DLQ, dead_letter_owner="team-billing")
 REVIEWED = replace(DEAD, review_dead_letters=True)
-
-
-async def outgoing(world):
-    async with world.database.begin() as unit:
-        return await unit.outbox.read("outbox", 0, 100)
 
 
 async def dead_service(world, settings, *ids):
@@ -74,7 +70,7 @@ class DeadLetterTopic(DatabaseContract):
         await dead_service(world, DEAD, "m1")
 
         assert await letters(world) == 1
-        assert await outgoing(world) == []
+        assert await pending(world) == []
 
     @in_world
     async def test_a_message_that_fails_again_is_published_again_under_another_id(self, world):
@@ -84,7 +80,7 @@ class DeadLetterTopic(DatabaseContract):
 
         await service.run(Letters(DeadLetterFilter()))
 
-        first, second = await outgoing(world)
+        first, second = await pending(world)
         assert first.message_id != second.message_id
         assert await letters(world) == 1
 
@@ -96,7 +92,7 @@ class DeadLetterTopic(DatabaseContract):
 
         await handle_unreadable(service.consumer, world.database, unreadable)
 
-        (entry,) = await outgoing(world)
+        (entry,) = await pending(world)
         assert entry.value == b"\xff\x00"
         assert entry.headers["dead-letter-outcome"] == b"deserialization_failure"
 
@@ -108,7 +104,7 @@ class DeadLetterTopic(DatabaseContract):
 
         await InboxWorker(service.consumer, world.database).run_until_empty()
 
-        (entry,) = await outgoing(world)
+        (entry,) = await pending(world)
         assert (entry.topic, entry.headers["dead-letter-message-id"]) == (DLQ, b"m1")
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from semel.codec import FromHeader, Reading, Unread, Unreadable
-from semel.memory.database import MemoryDatabase, MemorySession
+from semel.memory.database import MemorySession
 from semel.message import Coordinates, Message, Record
 from semel.messaging.claims import ClaimState
-from semel.messaging.consumer import Consumer, consumer
+from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
-from semel.messaging.handling import attempt, handle_message, handle_unreadable
+from semel.messaging.handling import attempt, handle_unreadable
 from semel.messaging.lanes import Order
 from semel.messaging.outcome import (
     Conflicted,
@@ -28,69 +27,11 @@ from semel.messaging.outcome import (
     Told,
 )
 from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
-from semel.messaging.retrying import retry_due
-from semel.messaging.sequence import GapPolicy
 from semel.messaging.settings import ConsumerSettings, Duplicates
 from semel.messaging.waiting import WaitingFilter, WaitingMessage, Waits
-from semel.testing.clock import SimulatedClock
+from tests.messaging.handled import Place, message
 
 WAITS = WaitingMessage("billing", "m1", Waits.RETRY, None, None)
-Handle = Callable[[Message, MemorySession], Awaitable[Any]]
-
-
-class Place:
-    """A database, a clock, and a handler that can be told to fail."""
-
-    def __init__(self, settings: ConsumerSettings | None = None, **options: Any) -> None:
-        self.clock = SimulatedClock()
-        self.database = MemoryDatabase(self.clock)
-        self.failures: list[Exception] = []
-        self.calls: list[Message] = []
-
-        @consumer("billing", policy=settings, id_from=FromHeader("message-id"), **options)
-        async def handle(message: Message, session: MemorySession) -> str:
-            self.calls.append(message)
-            if not message.is_duplicate:
-                session.add("payments", message.id)
-            if self.failures:
-                raise self.failures.pop(0)
-            return f"paid {message.id}"
-
-        self.consumer: Consumer = handle
-
-    def deliver(self, message: Message) -> Any:
-        return asyncio.run(handle_message(self.consumer, self.database, message))
-
-    def retry(self) -> list[tuple[str, Any]]:
-        return asyncio.run(retry_due(self.consumer, self.database))
-
-    def state(self, message_id: str) -> ClaimState | None:
-        row = self.ask(lambda unit: unit.claims.look_up("billing", message_id))
-        return None if row is None else row.state
-
-    def ask(self, question: Callable[[Any], Awaitable[Any]]) -> Any:
-        async def whole() -> Any:
-            async with self.database.begin() as unit:
-                return await question(unit)
-
-        return asyncio.run(whole())
-
-    @property
-    def payments(self) -> list[str]:
-        return self.database.rows("payments")
-
-
-def message(number: int = 1, key: str | None = None, **options: Any) -> Message:
-    raw = options.pop("raw", f'{{"n": {number}}}'.encode())
-    return Message(
-        f"m{number}",
-        {"n": number},
-        raw,
-        key,
-        headers={"message-id": f"m{number}".encode()},
-        source=Coordinates("payments", 0, number),
-        **options,
-    )
 
 
 def retrying(**options: Any) -> ConsumerSettings:
@@ -194,14 +135,8 @@ def test_the_same_id_with_another_payload_is_a_conflict_that_keeps_both_hashes()
     assert outcome.found == message(raw=b'{"n": 99}').digest
     assert place.payments == ["m1"]
     assert place.state("m1") is ClaimState.COMPLETED
-    [letter] = place.ask(lambda unit: unit.dead_letters.find(_all(), 10))
+    [letter] = place.ask(lambda unit: unit.dead_letters.find(DeadLetterFilter(), 10))
     assert (letter.outcome, letter.expected_hash) == ("conflict", message().digest)
-
-
-def _all() -> Any:
-    from semel.messaging.deadletters import DeadLetterFilter
-
-    return DeadLetterFilter()
 
 
 def test_a_consumer_that_is_invoked_for_duplicates_gets_a_real_boolean():
@@ -248,7 +183,7 @@ def test_a_record_without_an_id_is_a_dead_letter_with_its_bytes():
     assert unread.why is Unread.NO_ID
     assert isinstance(outcome, DeadLettered)
     assert outcome.told is Told.DESERIALIZATION_FAILURE
-    [letter] = place.ask(lambda unit: unit.dead_letters.find(_all(), 10))
+    [letter] = place.ask(lambda unit: unit.dead_letters.find(DeadLetterFilter(), 10))
     assert (letter.payload, letter.offset) == (b'{"n": 1}', 7)
 
 
@@ -327,77 +262,3 @@ def test_a_parked_message_holds_its_key_until_somebody_lets_it_go():
     assert place.state("m1") is ClaimState.PARKED
     assert place.state("m2") is ClaimState.PARKED
     assert place.payments == []
-
-
-def versioned(gaps: GapPolicy) -> ConsumerSettings:
-    return ConsumerSettings(
-        retry=RetryPolicy(jitter=False, max_attempts=2), versioned=True, gaps=gaps
-    )
-
-
-def test_old_versions_are_skipped_and_the_next_is_applied():
-    place = Place(versioned(GapPolicy.RETRY))
-
-    first = place.deliver(message(1, "case", version=1))
-    old = place.deliver(message(2, "case", version=1))
-    following = place.deliver(message(3, "case", version=2))
-
-    assert isinstance(first, Handled)
-    assert old == Skipped("old version")
-    assert isinstance(following, Handled)
-
-
-def test_a_gap_is_listed_and_closed_when_the_missing_version_came():
-    place = Place(versioned(GapPolicy.RETRY))
-    place.deliver(message(1, "case", version=1))
-
-    early = place.deliver(message(3, "case", version=3))
-    [gap] = place.ask(lambda unit: unit.versions.gaps("billing", 10))
-    place.deliver(message(2, "case", version=2))
-    place.clock.advance(60)
-    late = place.deliver(message(3, "case", version=3))
-
-    assert isinstance(early, RetryLater)
-    assert (gap.expected, gap.found) == (2, 3)
-    assert isinstance(late, Handled)
-    assert place.ask(lambda unit: unit.versions.gaps("billing", 10)) == []
-    assert place.payments == ["m1", "m2", "m3"]
-
-
-def test_an_alert_applies_across_the_gap_and_keeps_it_listed():
-    place = Place(versioned(GapPolicy.ALERT))
-
-    outcome = place.deliver(message(3, "case", version=3))
-
-    assert isinstance(outcome, Handled)
-    [gap] = place.ask(lambda unit: unit.versions.gaps("billing", 10))
-    assert (gap.expected, gap.found) == (1, 3)
-
-
-def test_missing_versions_are_fetched_by_the_consumers_own_function():
-    async def fetch(message: Message, session: MemorySession, gap: Any) -> None:
-        for version in range(gap.expected, gap.found):
-            session.add("payments", f"fetched {version}")
-
-    place = Place(versioned(GapPolicy.FETCH), fetch_missing=fetch)
-
-    outcome = place.deliver(message(3, "case", version=3))
-
-    assert isinstance(outcome, Handled)
-    assert place.payments == ["fetched 1", "fetched 2", "m3"]
-    assert place.ask(lambda unit: unit.versions.gaps("billing", 10)) == []
-
-
-def test_a_gap_may_park_the_key():
-    settings = ConsumerSettings(
-        versioned=True, gaps=GapPolicy.PARK_KEY, order=Order.KEY, holds_keys=True
-    )
-    place = Place(settings)
-
-    outcome = place.deliver(message(3, "case", version=3))
-    following = place.deliver(message(4, "case", version=4))
-    missing = place.deliver(message(1, "case", version=1))
-
-    assert isinstance(outcome, ParkedAway)
-    assert isinstance(following, ParkedAway)
-    assert isinstance(missing, Handled)

@@ -19,22 +19,7 @@ from semel.messaging.inboxes import Inbox, Stored
 from semel.messaging.outcome import Conflicted, Handled, Skipped
 from semel.messaging.settings import ConsumerSettings
 from tests.messaging.incoming import AT_ONCE, SETTINGS, Handling, get, letter, message
-from tests.messaging.outgoing import DATABASES, opened, run, until
-
-
-@pytest.fixture(params=DATABASES)
-def database(request):
-    return opened(request.param, request)
-
-
-@pytest.fixture
-def memory(request):
-    return opened("memory", request)
-
-
-@pytest.fixture
-def postgres(request):
-    return opened("postgres", request)
+from tests.messaging.outgoing import run, until
 
 
 def test_a_message_is_stored_and_handled_in_one_transaction_and_once(database):

@@ -16,19 +16,8 @@ from semel.messaging.inboxes import Inbox
 from semel.messaging.members import Member
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.incoming import SETTINGS, Handling, get, letter, message
-from tests.messaging.outgoing import DATABASES, opened, pass_time, run
+from tests.messaging.outgoing import pass_time, run
 from tests.messaging.processes import gone, next_process
-
-
-@pytest.fixture(params=DATABASES)
-def database(request):
-    return opened(request.param, request)
-
-
-@pytest.fixture
-def memory(request):
-    return opened("memory", request)
-
 
 WINDOWS = [
     CrashPoint.HANDLE_AFTER,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,7 @@ from semel.messaging.retry import GiveUp
 from semel.testing.contracts.messaging_world import DatabaseWorld
 from semel.testing.crash import Crash
 from tests.messaging.leases import leased, message
-from tests.messaging.worlds import memory_world, postgres_world, sqlite_world
+from tests.messaging.places import InMemory, InPostgres, InSqlite, Scenarios
 
 
 class Silent:
@@ -130,18 +129,8 @@ def test_a_renewal_that_fails_once_is_made_up_for():
     asyncio.run(scenario())
 
 
-class LeasesOnADatabase:
+class LeasesOnADatabase(Scenarios):
     """What needs two owners at once, on every database."""
-
-    def world(self) -> AbstractAsyncContextManager[DatabaseWorld]:
-        raise NotImplementedError
-
-    def run(self, scenario: Callable[[DatabaseWorld], Awaitable[None]]) -> None:
-        async def whole() -> None:
-            async with self.world() as world:
-                await scenario(world)
-
-        asyncio.run(whole())
 
     def test_a_handler_whose_lease_was_taken_is_cancelled_and_its_completion_refused(self):
         async def scenario(world: DatabaseWorld) -> None:
@@ -210,25 +199,13 @@ class LeasesOnADatabase:
         self.run(scenario)
 
 
-class TestLeasesInMemory(LeasesOnADatabase):
-    def world(self) -> AbstractAsyncContextManager[DatabaseWorld]:
-        return memory_world()
+class TestLeasesInMemory(InMemory, LeasesOnADatabase):
+    pass
 
 
-class TestLeasesOnSqlite(LeasesOnADatabase):
-    @pytest.fixture(autouse=True)
-    def folder(self, tmp_path):
-        self._folder = tmp_path
-
-    def world(self) -> AbstractAsyncContextManager[DatabaseWorld]:
-        return sqlite_world(self._folder)
+class TestLeasesOnSqlite(InSqlite, LeasesOnADatabase):
+    pass
 
 
-@pytest.mark.postgres
-class TestLeasesOnPostgres(LeasesOnADatabase):
-    @pytest.fixture(autouse=True)
-    def server(self, quick_postgres_server):
-        self._server = quick_postgres_server
-
-    def world(self) -> AbstractAsyncContextManager[DatabaseWorld]:
-        return postgres_world(self._server)
+class TestLeasesOnPostgres(InPostgres, LeasesOnADatabase):
+    pass

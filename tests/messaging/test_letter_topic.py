@@ -20,6 +20,7 @@ from semel.messaging.outcome import Conflicted, DeadLettered
 from semel.messaging.settings import ConsumerSettings
 from semel.testing.contracts.deadletters import LETTER
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
+from tests.messaging.outgoing import pending
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 
 DLQ = "payments.dlq"
@@ -45,11 +46,6 @@ async def handle(world, *messages):
     return [await handle_message(billing, world.database, one) for one in messages]
 
 
-async def outgoing(world):
-    async with world.database.begin() as unit:
-        return await unit.outbox.read("outbox", 0, 100)
-
-
 async def letters(world):
     async with world.database.begin() as unit:
         return await unit.dead_letters.find(DeadLetterFilter(), 100)
@@ -70,7 +66,7 @@ class LetterTopic(DatabaseContract):
         )
 
         assert [type(outcome) for outcome in outcomes[1:]] == [Conflicted, Conflicted]
-        sent = await outgoing(world)
+        sent = await pending(world)
         assert [(entry.key, entry.value) for entry in sent] == [("k1", b"2"), ("k2", b"2")]
         assert len({entry.message_id for entry in sent}) == 2
 
@@ -80,14 +76,14 @@ class LetterTopic(DatabaseContract):
 
         await handle(world, delivered("m1", b"1"), conflict, conflict)
 
-        assert len(await outgoing(world)) == 1
+        assert len(await pending(world)) == 1
         assert len(await letters(world)) == 1
 
     @in_world
     async def test_a_letter_is_kept_where_its_record_has_the_id_of_another_message(self, world):
         conflict = delivered("m1", b"2", offset=1)
         await handle(world, delivered("m1", b"1"), conflict)
-        [record] = await outgoing(world)
+        [record] = await pending(world)
         async with world.database.begin() as unit:
             [letter] = await unit.dead_letters.find(DeadLetterFilter(), 10)
             await unit.dead_letters.remove("billing", letter.message_id)
@@ -99,7 +95,7 @@ class LetterTopic(DatabaseContract):
 
         assert isinstance(outcome, Conflicted)
         assert [one.message_id for one in await letters(world)] == [letter.message_id]
-        assert [entry.topic for entry in await outgoing(world)] == ["refunds"]
+        assert [entry.topic for entry in await pending(world)] == ["refunds"]
         [told] = [r for r in self.caplog.records if r.getMessage().startswith("dead letter kept")]
         assert (told.consumer, told.id) == ("billing", letter.message_id)
 
@@ -112,7 +108,7 @@ class LetterTopic(DatabaseContract):
         await InboxWorker(billing, world.database).run_until_empty()
 
         assert [type(outcomes[0]), type(outcomes[2])] == [DeadLettered, Conflicted]
-        assert [entry.value for entry in await outgoing(world)] == [None, None, None]
+        assert [entry.value for entry in await pending(world)] == [None, None, None]
 
     @in_world
     async def test_an_empty_value_stays_an_empty_value(self, world):
@@ -120,7 +116,7 @@ class LetterTopic(DatabaseContract):
             world, delivered("m1", b"1"), replace(delivered("m1", b"1"), raw=b"", digest="")
         )
 
-        assert [entry.value for entry in await outgoing(world)] == [b""]
+        assert [entry.value for entry in await pending(world)] == [b""]
 
 
 class TestInMemory(InMemory, LetterTopic):

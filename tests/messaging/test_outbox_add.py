@@ -14,29 +14,14 @@ from semel.message import Message
 from semel.messaging.context import handling
 from semel.messaging.outbox import OutboxConflict, outgoing_id, parent_of
 from semel.outboxes import Outbox
-from tests.messaging.outgoing import DATABASES, Broker, left, opened, relay, run, until
+from tests.messaging.outgoing import DATABASES, Broker, left, opened, pending, relay, run, until
 
 ORDER = Message("order-7", {"n": 1}, b'{"n":1}', correlation_id="visit-3")
-
-
-@pytest.fixture(params=DATABASES)
-def database(request):
-    return opened(request.param, request)
 
 
 @pytest.fixture(params=DATABASES[1:])
 def sql(request):
     return opened(request.param, request)
-
-
-@pytest.fixture
-def memory(request):
-    return opened("memory", request)
-
-
-async def entries(world, outbox="outbox"):
-    async with world.database.begin() as unit:
-        return await unit.outbox.read(outbox, 0, 100)
 
 
 def test_a_handler_that_runs_again_writes_the_same_messages(database):
@@ -61,7 +46,7 @@ def test_a_handler_that_runs_again_writes_the_same_messages(database):
             outgoing_id("billing", "order-7", "invoices", 1),
             outgoing_id("billing", "order-7", "emails", 0),
         ]
-        assert [e.message_id for e in await entries(world)] == ids[0]
+        assert [e.message_id for e in await pending(world)] == ids[0]
 
     run(database, test)
 
@@ -73,7 +58,7 @@ def test_two_consumers_of_one_message_send_two_messages(memory):
                 with handling(consumer, ORDER):
                     await Outbox().add(unit.session, "invoices", b"x")
 
-        assert len(await entries(world)) == 2
+        assert len(await pending(world)) == 2
 
     run(memory, test)
 
@@ -87,7 +72,7 @@ def test_correlation_and_causation_are_inherited_and_the_parent_is_known(databas
                 await Outbox().add(unit.session, "invoices", b"", headers={"own": b"\xff"})
             children = await unit.outbox.children(parent_of("billing", "order-7"))
 
-        first, second = await entries(world)
+        first, second = await pending(world)
         assert first.headers == {
             "correlation-id": b"visit-3",
             "causation-id": b"order-7",
@@ -125,8 +110,8 @@ def test_outside_of_handlers_the_id_is_the_callers_or_random(database):
 
         assert given == again == "nightly/2026-11-16"
         assert uuid.UUID(made).version == 4
-        assert [e.message_id for e in await entries(world)] == [given, made]
-        assert [dict(e.headers) for e in await entries(world)] == [{}, {}]
+        assert [e.message_id for e in await pending(world)] == [given, made]
+        assert [dict(e.headers) for e in await pending(world)] == [{}, {}]
 
     run(database, test)
 
@@ -142,7 +127,7 @@ def test_an_id_that_was_given_to_another_message_is_refused(database):
         assert "for topic 'a', key None" in str(refused.value)
         assert "for topic 'b', key 'k'" in str(refused.value)
         assert "secret" not in str(refused.value)
-        assert [(e.topic, e.value) for e in await entries(world)] == [("a", b'{"secret":1}')]
+        assert [(e.topic, e.value) for e in await pending(world)] == [("a", b'{"secret":1}')]
 
     run(database, test)
 
@@ -154,7 +139,7 @@ def test_what_an_earlier_handling_wrote_stays_whatever_the_time_is_now(database)
                 with handling("billing", ORDER):
                     await Outbox().add(unit.session, "invoices", payload)
 
-        assert [e.value for e in await entries(world)] == [b"at nine"]
+        assert [e.value for e in await pending(world)] == [b"at nine"]
 
     run(database, test)
 
@@ -176,7 +161,7 @@ def test_payloads_are_bytes_text_or_json(memory, payload, value):
         async with world.database.begin() as unit:
             await Outbox("letters").add(unit.session, "t", payload)
 
-        [found] = await entries(world, "letters")
+        [found] = await pending(world, "letters")
         assert found.value == value
 
     run(memory, test)

@@ -17,6 +17,7 @@ from semel.messaging.outbox import outgoing_id
 from semel.messaging.outcome import Handled
 from semel.outboxes import Outbox
 from semel.testing.contracts.messaging_world import in_world
+from tests.messaging.outgoing import pending
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 
 BATCH = [Message(f"m{n}", {}, b"{}", correlation_id=f"visit-{n}") for n in (1, 2, 3)]
@@ -29,11 +30,6 @@ async def invoices(messages: list[Message], session: Any) -> None:
         await outbox.add(session, "invoices", {"for": message.id}, cause=message)
         await outbox.add(session, "invoices", {"copy": message.id}, cause=message)
     await outbox.add(session, "invoices", {"sum": len(messages)})
-
-
-async def entries(world):
-    async with world.database.begin() as unit:
-        return await unit.outbox.read("outbox", 0, 100)
 
 
 class Causes:
@@ -53,7 +49,7 @@ class Causes:
     async def test_ids_causation_and_correlation_come_from_the_cause(self, world):
         await consume_many(invoices, world.database, BATCH)
 
-        *caused, summed = await entries(world)
+        *caused, summed = await pending(world)
         expected = [(m.id, n) for m in BATCH for n in (0, 1)]
         assert [e.message_id for e in caused] == [
             outgoing_id("billing", cause, "invoices", n) for cause, n in expected
@@ -81,7 +77,7 @@ class Causes:
 
         assert await consume_many(fails_together, world.database, BATCH) == [Handled()] * 3
 
-        assert [e.message_id for e in await entries(world)] == [
+        assert [e.message_id for e in await pending(world)] == [
             outgoing_id("billing", message.id, "invoices", 0) for message in BATCH
         ]
 
@@ -91,14 +87,14 @@ class Causes:
             with handling("billing", BATCH[0]), pytest.raises(Misuse, match="does not handle 'm2'"):
                 await outbox.add(unit.session, "invoices", b"", cause=BATCH[1])
 
-        assert await entries(world) == []
+        assert await pending(world) == []
 
     @in_world
     async def test_outside_of_handlers_a_cause_gives_its_headers(self, world):
         async with world.database.begin() as unit:
             await outbox.add(unit.session, "invoices", b"", message_id="i1", cause=BATCH[1])
 
-        [found] = await entries(world)
+        [found] = await pending(world)
         assert (found.message_id, found.parent) == ("i1", "")
         assert found.headers == {"correlation-id": b"visit-2", "causation-id": b"m2"}
 

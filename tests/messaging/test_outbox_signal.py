@@ -11,7 +11,7 @@ from semel.errors import Misuse
 from semel.sqlalchemy import signal
 from semel.sqlalchemy.database import SqlDatabase
 from semel.sqlalchemy.signal import OutboxSignal
-from tests.messaging.outgoing import Broker, entry, fill, left, opened, relay, run, until
+from tests.messaging.outgoing import Broker, entry, fill, left, relay, run, until
 
 LISTENERS = (
     "SELECT pid FROM pg_stat_activity WHERE query ILIKE 'listen%' AND pid <> pg_backend_pid()"
@@ -19,7 +19,7 @@ LISTENERS = (
 
 
 @pytest.mark.postgres
-def test_a_signal_wakes_a_relay_that_would_sleep_for_an_hour(request, monkeypatch):
+def test_a_signal_wakes_a_relay_that_would_sleep_for_an_hour(postgres, monkeypatch):
     monkeypatch.setattr(signal, "RECONNECT_SECONDS", 0.01)
 
     async def test(world):
@@ -44,7 +44,7 @@ def test_a_signal_wakes_a_relay_that_would_sleep_for_an_hour(request, monkeypatc
 
         assert await left(world) == []
 
-    run(opened("postgres", request), test)
+    run(postgres, test)
 
 
 async def end_listeners(world):

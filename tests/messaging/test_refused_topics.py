@@ -12,15 +12,14 @@ from semel.errors import Permanent
 from semel.messaging.outbox import Leadership
 from semel.messaging.retry import RetryPolicy
 from tests.messaging.outgoing import (
-    DATABASES,
     Broker,
     Counted,
     by_key,
     entry,
     fill,
     id_of,
+    keyed,
     left,
-    opened,
     relay,
     run,
     until,
@@ -29,16 +28,6 @@ from tests.messaging.outgoing import (
 QUICK = RetryPolicy(
     max_attempts=3, initial_delay_seconds=0.02, max_delay_seconds=0.02, jitter=False
 )
-
-
-@pytest.fixture(params=DATABASES)
-def database(request):
-    return opened(request.param, request)
-
-
-@pytest.fixture
-def memory(request):
-    return opened("memory", request)
 
 
 async def parked(world):
@@ -69,7 +58,7 @@ def test_a_topic_that_is_refused_for_a_while_parks_nothing(database, error):
     async def test(world):
         broker = Denying(error)
         names = [f"k{n % 50}-{n:03}" for n in range(200)]
-        await fill(world, *(entry(name, name.partition("-")[0]) for name in names))
+        await fill(world, *keyed(names))
         working = relay(world, broker, retry=QUICK, poll_seconds=0.005)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(working.run())
@@ -133,7 +122,7 @@ def test_a_refused_topic_with_nothing_left_to_send_is_forgotten(database, behind
     async def test(world):
         broker, counted = Denying(PermissionError("denied")), Counted(world.database)
         names = [f"k{n}-{m}" for m in range(1 + behind) for n in range(6)]
-        await fill(world, *(entry(name, name.partition("-")[0]) for name in names))
+        await fill(world, *keyed(names))
         working = relay(replace(world, database=counted), broker, retry=QUICK, poll_seconds=0.01)
 
         assert await working.run_until_empty() == 0

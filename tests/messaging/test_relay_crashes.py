@@ -11,31 +11,15 @@ from semel.crashpoints import CrashPoint
 from semel.errors import Permanent
 from semel.messaging.relay import LEASE_SECONDS
 from semel.testing.crash import Crash, crash_at, trace
-from tests.messaging.outgoing import (
-    DATABASES,
-    Broker,
-    by_key,
-    entry,
-    fill,
-    left,
-    opened,
-    pass_time,
-    relay,
-    run,
-)
+from tests.messaging.outgoing import Broker, by_key, fill, keyed, left, pass_time, relay, run
 
 WINDOWS = [point for point in CrashPoint if point.step.startswith("relay")]
 NAMES = [f"k{n % 3}-{n}" for n in range(12)]
 BATCH = 3
 
 
-@pytest.fixture(params=DATABASES)
-def database(request):
-    return opened(request.param, request)
-
-
 async def filled(world):
-    await fill(world, *(entry(name, name.partition("-")[0]) for name in NAMES))
+    await fill(world, *keyed(NAMES))
 
 
 def test_a_run_passes_every_window_of_the_relay(database):

@@ -13,28 +13,7 @@ import pytest
 from semel.errors import InDoubt, Retryable
 from semel.lease import Owner
 from semel.messaging.relay import LEASE_SECONDS
-from tests.messaging.outgoing import (
-    DATABASES,
-    Broker,
-    entry,
-    fill,
-    left,
-    opened,
-    pass_time,
-    relay,
-    run,
-    until,
-)
-
-
-@pytest.fixture(params=DATABASES)
-def database(request):
-    return opened(request.param, request)
-
-
-@pytest.fixture
-def memory(request):
-    return opened("memory", request)
+from tests.messaging.outgoing import Broker, entry, fill, left, pass_time, relay, run, until
 
 
 async def lead(world, owner, *, instead_of=""):

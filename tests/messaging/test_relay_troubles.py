@@ -12,27 +12,7 @@ import pytest
 from semel.errors import Misuse, Permanent, Retryable
 from semel.messaging.erase import erase
 from semel.messaging.retry import RetryPolicy
-from tests.messaging.outgoing import (
-    DATABASES,
-    Broker,
-    entry,
-    fill,
-    left,
-    opened,
-    relay,
-    run,
-    until,
-)
-
-
-@pytest.fixture(params=DATABASES)
-def database(request):
-    return opened(request.param, request)
-
-
-@pytest.fixture
-def memory(request):
-    return opened("memory", request)
+from tests.messaging.outgoing import Broker, entry, fill, keyed, left, relay, run, until
 
 
 class Hanging(Broker):
@@ -221,7 +201,7 @@ def test_what_is_erased_while_the_broker_is_away_is_not_sent_when_it_is_back(dat
 
         broker = Away(erase_ann)
         names = ["ann-1", "bob-1", "ann-2", "bob-2", "ann-3", "bob-3"]
-        await fill(world, *(entry(name, name.partition("-")[0]) for name in names))
+        await fill(world, *keyed(names))
 
         assert await relay(world, broker, batch=2).run_until_empty() == 4
 
@@ -255,7 +235,7 @@ def test_what_comes_while_the_broker_is_away_goes_behind_what_was_there(memory):
 
         broker = Away(add)
         names = ["a-1", "b-1", "a-2", "a-3"]
-        await fill(world, *(entry(name, name.partition("-")[0]) for name in names))
+        await fill(world, *keyed(names))
 
         await relay(world, broker, batch=2).run_until_empty()
 

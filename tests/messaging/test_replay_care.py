@@ -1,4 +1,4 @@
-"""Replays: how careful they are, what they are about, and what strange messages do to them."""
+"""Replays: how careful they are, and what stops them."""
 
 from __future__ import annotations
 
@@ -8,46 +8,18 @@ from dataclasses import replace
 import pytest
 
 from semel.errors import Misuse
-from semel.messaging.claims import ClaimState
-from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.failure import Classified, FailureClass
-from semel.messaging.lanes import Order
 from semel.messaging.outcome import Handled, RetryLater
-from semel.messaging.replay import (
-    Replay,
-    ReplayNotAllowed,
-    ReplaySettings,
-    ReplayTaken,
-)
+from semel.messaging.replay import ReplayNotAllowed, ReplaySettings, ReplayTaken
 from semel.messaging.replay_acts import stop_replay
 from semel.messaging.replay_report import report_of
 from semel.messaging.replaying import ReplayInterrupted
 from semel.messaging.replays import ReplayState
-from semel.messaging.selection import (
-    Ids,
-    Letters,
-    Offsets,
-    Times,
-    Waiting,
-    from_json,
-    parked_key,
-    to_json,
-)
-from semel.messaging.settings import Duplicates
-from semel.messaging.waiting import WaitingFilter, Waits
+from semel.messaging.selection import Ids, Letters, Offsets, parked_key
 from semel.testing.contracts.messaging_world import in_world
-from tests.messaging.act_world import acts, claim_of, letters, queue
+from tests.messaging.act_world import acts, letters
 from tests.messaging.places import InMemory
-from tests.messaging.replay_world import (
-    ALL_AT_ONCE,
-    DEAD,
-    P0,
-    PARKS,
-    Service,
-    counts,
-    dead,
-)
-from tests.messaging.worlds import memory_world
+from tests.messaging.replay_world import ALL_AT_ONCE, P0, PARKS, Service, counts, dead
 
 DOWN = Classified(FailureClass.TRANSIENT, "CONNECTION_LOST", "down", "")
 
@@ -163,196 +135,6 @@ class TestCare(InMemory):
         await service.run(Letters(), progress=lambda report: told.append(report.done))
 
         assert told == [1, 2, 3]
-
-
-class TestSelections(InMemory):
-    """Which messages it is about."""
-
-    @in_world
-    async def test_records_are_selected_by_the_brokers_time(self, world):
-        service = await Service(world).open()
-        for message_id in ("m1", "m2", "m3"):
-            service.put(message_id)
-            service.clock.advance(60)
-        began = service.clock.now() - 180
-
-        report = await service.run(Times(P0, began + 60, began + 120))
-
-        assert counts(report) == {"handled": 1}
-        assert await service.paid() == ["m2"]
-
-    @in_world
-    async def test_letters_are_selected_by_their_filter(self, world):
-        service = await dead(world, 3)
-
-        report = await service.run(Letters(DeadLetterFilter(message_id="m1")))
-
-        assert counts(report) == {"handled": 1}
-        assert await service.paid() == ["m1"]
-
-    @in_world
-    async def test_a_letter_that_comes_while_it_runs_is_not_part_of_it(self, world):
-        service = await dead(world, 2)
-        replay = service.replay(Letters(), ReplaySettings(canary=(1,), asks_after_canary=True))
-        await replay.run()
-        await world.age(1)
-        service.refuse("late")
-        await service.deliver("late")
-
-        report = await service.run(None)
-
-        assert counts(report) == {"handled": 2}
-
-    @in_world
-    async def test_waiting_messages_are_selected_by_label_and_code(self, world):
-        service = await Service(world, replace(PARKS, order=Order.NONE, holds_keys=False)).open()
-        service.refuse("m1", "m2")
-        await service.deliver("m1", "m2")
-        service.heal()
-        async with world.database.begin() as unit:
-            await unit.waiting.label("billing", "m2", "data")
-
-        report = await service.run(Waiting(WaitingFilter(label="data", waits=Waits.PARKED)))
-
-        assert counts(report) == {"handled": 1}
-        assert await service.paid() == ["m2"]
-
-    @pytest.mark.parametrize(
-        "selection",
-        [
-            Ids(("a", "b")),
-            Letters(DeadLetterFilter("billing", until=12.5)),
-            Waiting(WaitingFilter("billing", waits=Waits.PARKED, key="k")),
-            Offsets(P0, 3, 9),
-            Times(P0, 1.0, 2.0, 5, 6),
-        ],
-        ids=lambda selection: type(selection).__name__,
-    )
-    def test_a_selection_survives_its_table(self, selection):
-        assert from_json(to_json(selection)) == selection
-
-    @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "moods"}', '{"kind": "ids"}'])
-    def test_something_else_is_no_selection(self, text):
-        with pytest.raises(Misuse, match="no selection"):
-            from_json(text)
-
-    @pytest.mark.parametrize(
-        ("selection", "why"),
-        [
-            (Ids(()), "at least one id"),
-            (Letters(DeadLetterFilter("shipping")), "about consumer shipping"),
-            (Waiting(WaitingFilter("shipping")), "about consumer shipping"),
-            (Offsets(P0, 5, 4), "no offsets from 5 to 4"),
-            (Times(P0, 2.0, 2.0), "begins before it ends"),
-            (None, "select its messages"),
-        ],
-    )
-    def test_what_selects_nothing_is_refused(self, selection, why):
-        async def scenario() -> None:
-            async with memory_world() as world:
-                with pytest.raises(Misuse, match=why):
-                    await (await Service(world).open()).run(selection)
-                assert await acts(world) == []
-
-        asyncio.run(scenario())
-
-    @in_world
-    async def test_a_topic_needs_a_reader(self, world):
-        service = await Service(world).open()
-
-        with pytest.raises(Misuse, match="reader"):
-            await Replay(service.consumer, world.database, Offsets(P0, 0, 1), actor="ann").run()
-
-
-class TestStrangeMessages(InMemory):
-    """What a replay does with messages that are not simply there to be handled."""
-
-    @in_world
-    async def test_duplicates_do_not_invoke_the_handler_even_where_deliveries_do(self, world):
-        service = await Service(world, replace(DEAD, duplicates=Duplicates.INVOKE)).open()
-        service.put("m1")
-        await service.deliver("m1")
-
-        await service.run(Offsets(P0, 0, 0))
-
-        assert await service.paid() == ["m1"]
-
-    @in_world
-    async def test_what_fails_waits_for_the_retry_worker_for_no_broker_brings_it_back(self, world):
-        policy = replace(DEAD.retry, max_attempts=3)
-        service = await Service(world, replace(DEAD, retry=policy)).open()
-        service.put("m1")
-
-        def down(message):
-            raise ConnectionError("down")
-
-        service.broken = down
-        report = await service.run(Offsets(P0, 0, 0))
-
-        assert counts(report) == {"failed": 1}
-        assert await queue(world) == [("m1", "retry")]
-
-    @in_world
-    async def test_a_record_that_can_be_read_at_last_is_handled_under_its_own_id(self, world):
-        service = await Service(world).open()
-        service.put("m1", value=b"not json")
-        service.put("m2")
-        report = await service.run(Offsets(P0, 0, 1), replace(ALL_AT_ONCE, stop_after_failures=9))
-        assert counts(report) == {"failed": 1, "handled": 1}
-
-        service.read_everything()
-        again = await service.run(Letters(), name="twice")
-
-        assert counts(again) == {"handled": 1}
-        assert sorted(await service.paid()) == ["m1", "m2"]
-        assert await letters(world) == 0
-        claim = await claim_of(world, "m1")
-        assert claim is not None
-        assert claim.state is ClaimState.COMPLETED
-        assert ("ann", "dlq.read", "unreadable:payments/0/0") in await acts(world)
-
-    @in_world
-    async def test_the_letter_of_an_unreadable_record_goes_when_its_range_is_replayed(self, world):
-        service = await Service(world).open()
-        service.put("m1", value=b"not json")
-        await service.run(Offsets(P0, 0, 0))
-        service.read_everything()
-
-        report = await service.run(Offsets(P0, 0, 0), name="twice")
-
-        assert counts(report) == {"handled": 1}
-        assert await letters(world) == 0
-
-    @in_world
-    async def test_a_letter_that_still_cannot_be_read_is_refused_and_stays(self, world):
-        service = await Service(world).open()
-        service.put("m1", value=b"not json")
-        await service.run(Offsets(P0, 0, 0))
-
-        report = await service.run(Letters(), name="twice")
-
-        assert counts(report) == {"refused": 1}
-        assert await letters(world) == 1
-
-    @in_world
-    async def test_a_conflict_is_for_a_person(self, world):
-        service = await Service(world).open()
-        await service.deliver("m1")
-        await service.deliver("m1", key="another payload")
-        assert await letters(world) == 1
-
-        report = await service.run(Letters())
-
-        assert counts(report) == {"refused": 1}
-        assert await service.paid() == ["m1"]
-
-    @in_world
-    async def test_what_was_erased_is_refused(self, world):
-        service = await dead(world, 1)
-        async with world.database.begin() as unit:
-            await unit.dead_letters.erase(DeadLetterFilter())
-
-        assert counts(await service.run(Letters())) == {"refused": 1}
 
 
 class TestStopping(InMemory):

@@ -4,100 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from semel.codec import FromHeader
-from semel.crashpoints import MESSAGING_POINTS, CrashPoint
 from semel.measures import LABELS, MEASURES, Measurement, Metric
-from semel.memory.broker import MemoryBroker
-from semel.memory.broker_groups import Patience
-from semel.memory.database import MemoryDatabase, MemorySession
 from semel.message import Message, Partition
 from semel.messaging.completeness import HOLE
-from semel.messaging.consumer import Consumer, consumer
+from semel.messaging.consumer import consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
-from semel.messaging.retry import RetryPolicy
-from semel.messaging.runner import Mode, Runner, RunnerSettings
-from semel.messaging.settings import ConsumerSettings
-from semel.messaging.waiting import WaitingFilter
-from semel.testing.crash import Crash, crash_at
-from tests.messaging.processes import next_process
-
-QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0)
-POLICY = RetryPolicy(initial_delay_seconds=0.01, max_delay_seconds=0.05, jitter=False)
-
-
-class Service:
-    """A broker with one topic, a database, and a handler that can be told to fail."""
-
-    def __init__(self, partitions: int = 1, **settings: Any) -> None:
-        self.broker = MemoryBroker(
-            {"payments": partitions}, patience=Patience(session_seconds=0.15)
-        )
-        self.database = MemoryDatabase()
-        self.waits = True
-        self.fail: Callable[[Message], None] = lambda message: None
-        chosen = ConsumerSettings(**{"retry": POLICY, "held_retry_seconds": 0.01, **settings})
-
-        @consumer("billing", policy=chosen, id_from=FromHeader("message-id"))
-        async def handle(message: Message, session: MemorySession) -> None:
-            session.add("paid", message.id)
-            self.fail(message)
-
-        self.consumer: Consumer = handle
-
-    def send(self, *numbers: int, key: str | None = None, partition: int | None = None) -> None:
-        for number in numbers:
-            self.broker.put(
-                "payments",
-                f'{{"n": {number}, "type": "paid"}}'.encode(),
-                key=None if key is None else key.encode(),
-                headers={"message-id": f"m{number}".encode()},
-                partition=partition,
-            )
-
-    async def runner(self, settings: RunnerSettings = QUICK, only: Any = None) -> Runner:
-        subscription = await self.broker.subscribe("billing", ["payments"])
-        if self.waits:
-            await self.broker.settled("billing")
-        return Runner(only or self.consumer, subscription, self.database, settings)
-
-    async def work(self, settings: RunnerSettings = QUICK) -> None:
-        """Run until there is nothing to do, and leave cleanly."""
-        runner = await self.runner(settings)
-        await runner.run_until_idle()
-        await runner._membership.leave()
-        await runner.subscription.close()
-
-    @property
-    def committed(self) -> dict[str, int]:
-        return {str(p): o for p, o in self.broker.committed("billing").items()}
-
-    @property
-    def paid(self) -> list[str]:
-        return self.database.rows("paid")
-
-    async def ranges(self, partition: int = 0) -> list[tuple[int, int, str]]:
-        async with self.database.begin() as unit:
-            found = await unit.outcomes.ranges("billing", Partition("payments", partition))
-        return [(r.first, r.last, r.outcome) for r in found]
-
+from semel.messaging.runner import Mode
+from tests.messaging.served import QUICK, Service
 
 MODES = [
     QUICK,
     replace(QUICK, concurrency=4),
     replace(QUICK, mode=Mode.BATCHED),
     replace(QUICK, mode=Mode.BATCHED, concurrency=3),
-    replace(QUICK, mode=Mode.LEASED),
 ]
-MODE_NAMES = ["single", "lanes", "batched", "batches", "leased"]
+MODE_NAMES = ["single", "lanes", "batched", "batches"]
 
 
-@pytest.mark.parametrize("settings", MODES[:4], ids=MODE_NAMES[:4])
+@pytest.mark.parametrize("settings", MODES, ids=MODE_NAMES)
 def test_everything_is_handled_once_and_the_next_offset_is_committed(settings):
     async def scenario() -> None:
         service = Service()
@@ -116,7 +46,7 @@ def test_everything_is_handled_once_and_the_next_offset_is_committed(settings):
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("settings", MODES[:4], ids=MODE_NAMES[:4])
+@pytest.mark.parametrize("settings", MODES, ids=MODE_NAMES)
 def test_a_message_that_fails_comes_back_and_nothing_is_lost_or_repeated(settings):
     async def scenario() -> None:
         service = Service()
@@ -138,7 +68,7 @@ def test_a_message_that_fails_comes_back_and_nothing_is_lost_or_repeated(setting
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("settings", MODES[:4], ids=MODE_NAMES[:4])
+@pytest.mark.parametrize("settings", MODES, ids=MODE_NAMES)
 def test_order_per_key_is_kept_through_retries(settings):
     async def scenario() -> None:
         service = Service()
@@ -164,7 +94,7 @@ def test_order_per_key_is_kept_through_retries(settings):
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("settings", MODES[:4], ids=MODE_NAMES[:4])
+@pytest.mark.parametrize("settings", MODES, ids=MODE_NAMES)
 def test_poison_and_broken_records_become_dead_letters_and_the_rest_goes_on(settings):
     async def scenario() -> None:
         service = Service()
@@ -193,27 +123,6 @@ def test_poison_and_broken_records_become_dead_letters_and_the_rest_goes_on(sett
     asyncio.run(scenario())
 
 
-def test_a_rebalance_redelivers_what_was_not_committed_and_it_is_skipped():
-    """A reads and processes without a commit; B gets the partition and reads the same."""
-
-    async def scenario() -> None:
-        service = Service()
-        service.send(*range(3))
-        first = await service.runner()
-        with crash_at(CrashPoint.SETTLE_BEFORE), pytest.raises(Crash):
-            await first.run_until_idle()
-        service.broker.kill(first.subscription)
-        service.broker.rebalance("billing")
-
-        await service.work()
-
-        assert service.paid == ["m0", "m1", "m2"]
-        assert service.committed == {"payments/0": 3}
-        assert (0, 2, "duplicate_skipped") in await service.ranges()
-
-    asyncio.run(scenario())
-
-
 def test_holes_are_told_from_losses():
     async def scenario() -> None:
         service = Service()
@@ -224,83 +133,6 @@ def test_holes_are_told_from_losses():
         await service.work()
 
         assert await service.ranges() == [(0, 0, "success"), (1, 2, HOLE), (3, 3, "success")]
-
-    asyncio.run(scenario())
-
-
-WINDOWS = sorted(
-    p
-    for p in MESSAGING_POINTS
-    if p.step
-    in ("claim", "handle", "message_commit", "failure", "outcomes", "settle", "member_enter")
-)
-
-
-@pytest.mark.parametrize("settings", [QUICK, MODES[2]], ids=["single", "batched"])
-@pytest.mark.parametrize("occurrence", [1, 2])
-@pytest.mark.parametrize("point", WINDOWS)
-def test_a_crash_at_any_window_loses_and_repeats_nothing(point, occurrence, settings):
-    async def scenario() -> None:
-        service = Service()
-        failed: set[str] = set()
-
-        def fail(message: Message) -> None:
-            if message.id == "m1" and message.id not in failed:
-                failed.add(message.id)
-                raise RetryableMessageError("down")
-            if message.id == "m2":
-                raise NonRetryableMessageError("broken")
-
-        service.fail = fail
-        service.send(*range(4))
-        runner = await service.runner(settings)
-        try:
-            with crash_at(point, occurrence=occurrence):
-                await runner.run_until_idle()
-        except Crash:
-            pass
-        service.broker.kill(runner.subscription)
-        service.broker.rebalance("billing")
-
-        await service.work(settings)
-
-        assert sorted(service.paid) == ["m0", "m1", "m3"]
-        assert service.committed == {"payments/0": 4}
-        covered = {o for first, last, _ in await service.ranges() for o in range(first, last + 1)}
-        assert covered == {0, 1, 2, 3}
-
-    asyncio.run(scenario())
-
-
-def test_a_message_that_kills_its_process_is_found_out_alone_and_parked():
-    async def scenario() -> None:
-        service = Service()
-
-        def kill(message: Message) -> None:
-            if message.id == "m7":
-                raise Crash
-
-        service.fail = kill
-        service.send(*range(12))
-        deaths = 0
-        while True:
-            runner = await service.runner(replace(QUICK, concurrency=4))
-            try:
-                await runner.run_until_idle()
-                break
-            except Crash:
-                next_process()
-                deaths += 1
-                assert deaths < 10
-                service.broker.kill(runner.subscription)
-                service.broker.rebalance("billing")
-
-        assert deaths == 4
-        assert sorted(service.paid) == sorted(f"m{n}" for n in range(12) if n != 7)
-        async with service.database.begin() as unit:
-            [parked] = await unit.waiting.find(WaitingFilter(), 10)
-        assert parked.message_id == "m7"
-        assert service.committed == {"payments/0": 12}
 
     asyncio.run(scenario())
 

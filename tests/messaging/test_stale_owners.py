@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,7 @@ from semel.messaging.leased import Lease, handle_leased
 from semel.messaging.outcome import Handled, Nack, ParkedAway, RetryLater, Skipped, settlement
 from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.leases import leased, message
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InMemory, InPostgres, InSqlite, Scenarios
 
 SOON = 10.0
 
@@ -54,16 +52,7 @@ class SlowInspection:
         return self.answer
 
 
-class OwnersOnADatabase:
-    world: Callable[[], Any]
-
-    def run(self, scenario: Callable[[DatabaseWorld], Any]) -> None:
-        async def whole() -> None:
-            async with self.world() as world:
-                await scenario(world)
-
-        asyncio.run(whole())
-
+class OwnersOnADatabase(Scenarios):
     @pytest.mark.parametrize("answer", [True, False, None])
     def test_an_inspection_that_took_too_long_decides_nothing_about_the_next_owners_lease(
         self, answer

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from filled_broker import P0, filled, values
 
 from semel.errors import Misuse, Permanent, Retryable
 from semel.memory.broker import Call, Failing, Failure, MemoryBroker
-from semel.message import Partition
 from semel.messaging.broker import Outgoing
 from semel.testing.contracts.asynchronous import asynchronous
-
-P0 = Partition("t", 0)
-
-
-def filled(*values):
-    broker = MemoryBroker({"t": 1})
-    for value in values:
-        broker.put("t", value.encode(), b"k")
-    return broker
-
-
-def values(records):
-    return [record.value.decode() for record in records]
 
 
 @asynchronous

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import psycopg
 import pyarrow as pa
 import pytest
+from postgres_place import SCOPE, left_behind
 
 from semel.errors import Retryable
 from semel.memory.ledger import MemoryLedger
@@ -14,29 +15,15 @@ from semel.pipeline.driver import Driver
 from semel.pipeline.settle import SinkBlocksStart
 from semel.pipeline.sink import Found, SinkOK
 from semel.pipeline.source import BatchRange
-from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+from semel.pipeline.txn import CycleId, SinkTxnId
 from semel.postgres.connect import pool
 from semel.postgres.sink import PostgresSink
 from semel.testing.services import CutProxy, PostgresServer
 
 pytestmark = pytest.mark.postgres
 
-SCOPE = Scope("ledger-1", "payments", "main")
 MANY = 230
 MODES = ["staging", "prepared"]
-
-
-@pytest.fixture
-def url(postgres_url) -> Iterator[str]:
-    yield postgres_url
-    pool().close_all()
-
-
-@pytest.fixture
-def database(url) -> Iterator[psycopg.Connection]:
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE entries (id bigint)")
-        yield connection
 
 
 def new_sink(url: str, mode: str = "staging", name: str = "postgres") -> PostgresSink:
@@ -58,12 +45,6 @@ def stranded(sink: PostgresSink, first: int, last: int) -> list[SinkTxnId]:
         held(sink, txn)
         sink.close()
     return txns
-
-
-def left_behind(database):
-    tables = database.execute("SELECT tablename FROM pg_tables WHERE tablename ~ '^stg_'")
-    gids = database.execute("SELECT gid FROM pg_prepared_xacts")
-    return [*tables.fetchall(), *gids.fetchall()]
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from semel.messaging.audit import plain
 from semel.messaging.ids import stored_id
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.gone import gone
+from semel.sqlalchemy.operator_tables import approval
 from semel.sqlalchemy.origins import original_names, seconds_or_none, stored_names
-from semel.sqlalchemy.tables import approval
 from semel.sqlalchemy.times import now_us, to_seconds, to_us
 
 _C: Final = approval.c

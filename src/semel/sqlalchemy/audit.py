@@ -14,7 +14,7 @@ from sqlalchemy.sql import Executable
 from semel.messaging.audit import FIRST_HASH, Act, AuditEntry, hash_of, recorded
 from semel.messaging.ids import stored_id
 from semel.sqlalchemy.faults import translated
-from semel.sqlalchemy.tables import audit_entry, audit_head
+from semel.sqlalchemy.operator_tables import audit_entry, audit_head
 from semel.sqlalchemy.times import now_us, to_seconds
 
 ONLY_ROW: Final = 1

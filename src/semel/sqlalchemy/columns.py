@@ -1,10 +1,20 @@
-"""The columns that several tables of the messaging half have."""
+"""The metadata that the tables of the messaging half are in, and the columns that several have."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, Identity, Integer, LargeBinary, Text, text
+from sqlalchemy import BigInteger, Column, Identity, Integer, LargeBinary, MetaData, Text, text
+
+metadata: Final = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+"""What `semel db create` makes; give it to Alembic's ``target_metadata`` beside your own."""
 
 # SQLite numbers rows only in a column of exactly this type.
 NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")

@@ -13,7 +13,7 @@ from sqlalchemy.sql import Executable
 from semel.messaging.audit import plain
 from semel.messaging.replays import OVER, ReplayRun, ReplayState
 from semel.sqlalchemy.faults import translated
-from semel.sqlalchemy.tables import replay_run
+from semel.sqlalchemy.operator_tables import replay_run
 from semel.sqlalchemy.times import now_us, to_seconds, to_us
 
 _C: Final = replay_run.c

@@ -14,6 +14,7 @@ from semel.messaging.audit import plain
 from semel.messaging.ids import stored_id
 from semel.messaging.revisions import Revision, RevisionFilter
 from semel.sqlalchemy.faults import translated
+from semel.sqlalchemy.operator_tables import message_revision
 from semel.sqlalchemy.origins import (
     conflicts_with,
     original_names,
@@ -21,7 +22,6 @@ from semel.sqlalchemy.origins import (
     stored_name,
     stored_names,
 )
-from semel.sqlalchemy.tables import message_revision
 from semel.sqlalchemy.times import now_us, to_seconds
 
 _C: Final = message_revision.c

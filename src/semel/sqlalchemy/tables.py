@@ -21,6 +21,9 @@
 
 Times are microseconds since 1970 on the database's clock.  JSON is text, headers
 are JSON objects of base64.
+
+What people do is in `semel.sqlalchemy.operator_tables`: message_revision, approval,
+replay_run and the two tables of the audit trail.
 """
 
 from __future__ import annotations
@@ -34,11 +37,12 @@ from sqlalchemy import (
     Identity,
     Index,
     Integer,
-    MetaData,
     Table,
     text,
 )
 
+# Imported for its tables: they are in the metadata, too.
+import semel.sqlalchemy.operator_tables  # noqa: F401
 from semel.sqlalchemy.columns import (
     NUMBER,
     counted,
@@ -50,16 +54,7 @@ from semel.sqlalchemy.columns import (
     text_column,
     time_us,
 )
-
-metadata: Final = MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "ck": "ck_%(table_name)s_%(constraint_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
-"""What `semel db create` makes; give it to Alembic's ``target_metadata`` beside your own."""
+from semel.sqlalchemy.columns import metadata as metadata
 
 processed_message: Final = Table(
     "processed_message",
@@ -166,43 +161,6 @@ waiting_key: Final = Table(
     text_column("key", "locked with every claim of one of its messages", key=True),
     time_us("used_at", "when it was written; rows that nobody has locked may be deleted"),
     comment="locks: a key is held while waiting_message has a message of it",
-)
-
-message_revision: Final = Table(
-    "message_revision",
-    metadata,
-    text_column("consumer", "whose message", key=True),
-    text_column("message_id", "which message", key=True),
-    Column("number", Integer, primary_key=True, comment="0 is the original, and never changes"),
-    text_column("key", "of the message", null=True),
-    payload_bytes("the bytes of this revision; NULL once erased"),
-    short_text("payload_hash", "sha256 of the payload"),
-    short_text("actor", "who wrote it"),
-    short_text("reason", "why"),
-    short_text("id_policy", "keep-id or new-id"),
-    text_column("new_id", "the id under which it is handled, for new-id", null=True),
-    time_us("at", "when"),
-    time_us("erased_at", "when its payload was erased", null=True),
-    originals(),
-    comment="what people changed in a message, with what it was before",
-)
-
-approval: Final = Table(
-    "approval",
-    metadata,
-    Column("number", NUMBER, Identity(), primary_key=True, comment="of the request"),
-    text_column("act", "what is asked for"),
-    text_column("consumer", "whose message"),
-    text_column("message_id", "which message"),
-    text_column("asked_by", "the first person"),
-    short_text("reason", "why"),
-    time_us("asked_at", "when"),
-    text_column("decided_by", "the second person; never the first", null=True),
-    time_us("decided_at", "when", null=True),
-    short_text("decision", "approved or refused"),
-    short_text("payload_hash", "of what was to be deleted when it was asked for"),
-    originals(),
-    comment="acts that need a second person",
 )
 
 inbox_message: Final = Table(
@@ -349,55 +307,6 @@ sequence_gap: Final = Table(
     time_us("closed_at", "when it was closed", null=True),
     short_text("how", "arrived, fetched, rebuilt, or a person's reason"),
     comment="versions that did not come",
-)
-
-replay_run: Final = Table(
-    "replay_run",
-    metadata,
-    text_column("name", "of the replay", key=True),
-    text_column("consumer", "who handles the messages again"),
-    text_column("selection", "which messages, as JSON"),
-    text_column("state", "running, stopped, failed, finished or abandoned"),
-    short_text("cursor", "how far it is, as JSON"),
-    counted("done", "messages so far"),
-    counted("failed", "failures so far"),
-    short_text("actor", "who began it"),
-    time_us("began_at", "when"),
-    time_us("updated_at", "when it went on last"),
-    comment="replays; claims are kept while one is neither finished nor abandoned",
-)
-
-audit_entry: Final = Table(
-    "audit_entry",
-    metadata,
-    Column(
-        "number",
-        BigInteger,
-        primary_key=True,
-        autoincrement=False,
-        comment="in the chain, without holes",
-    ),
-    time_us("at", "when"),
-    text_column("actor", "who"),
-    text_column("act", "what"),
-    short_text("consumer", "about whose message"),
-    short_text("message_id", "about which message"),
-    short_text("reason", "why"),
-    short_text("details", "JSON"),
-    text_column("previous_hash", "of the entry before"),
-    text_column("hash", "of this entry"),
-    Index("ix_audit_entry_message", "consumer", "message_id"),
-    comment="what operators did; each entry carries the hash of the one before",
-)
-
-audit_head: Final = Table(
-    "audit_head",
-    metadata,
-    Column("only_row", Integer, primary_key=True, autoincrement=False, comment="1"),
-    counted("number", "of the last entry"),
-    text_column("hash", "of the last entry"),
-    CheckConstraint("only_row = 1", name="only_row"),
-    comment="the end of the audit trail; appending locks it",
 )
 
 semel_messaging: Final = Table(

@@ -1,0 +1,75 @@
+"""A broker, a database in memory, and a consumer between them that a runner serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from semel.codec import FromHeader
+from semel.memory.broker import MemoryBroker
+from semel.memory.broker_groups import Patience
+from semel.memory.database import MemoryDatabase, MemorySession
+from semel.message import Message, Partition
+from semel.messaging.consumer import Consumer, consumer
+from semel.messaging.retry import RetryPolicy
+from semel.messaging.runner import Runner, RunnerSettings
+from semel.messaging.settings import ConsumerSettings
+
+QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0)
+POLICY = RetryPolicy(initial_delay_seconds=0.01, max_delay_seconds=0.05, jitter=False)
+
+
+class Service:
+    """A broker with one topic, a database, and a handler that can be told to fail."""
+
+    def __init__(self, partitions: int = 1, **settings: Any) -> None:
+        self.broker = MemoryBroker(
+            {"payments": partitions}, patience=Patience(session_seconds=0.15)
+        )
+        self.database = MemoryDatabase()
+        self.waits = True
+        self.fail: Callable[[Message], None] = lambda message: None
+        chosen = ConsumerSettings(**{"retry": POLICY, "held_retry_seconds": 0.01, **settings})
+
+        @consumer("billing", policy=chosen, id_from=FromHeader("message-id"))
+        async def handle(message: Message, session: MemorySession) -> None:
+            session.add("paid", message.id)
+            self.fail(message)
+
+        self.consumer: Consumer = handle
+
+    def send(self, *numbers: int, key: str | None = None, partition: int | None = None) -> None:
+        for number in numbers:
+            self.broker.put(
+                "payments",
+                f'{{"n": {number}, "type": "paid"}}'.encode(),
+                key=None if key is None else key.encode(),
+                headers={"message-id": f"m{number}".encode()},
+                partition=partition,
+            )
+
+    async def runner(self, settings: RunnerSettings = QUICK, only: Any = None) -> Runner:
+        subscription = await self.broker.subscribe("billing", ["payments"])
+        if self.waits:
+            await self.broker.settled("billing")
+        return Runner(only or self.consumer, subscription, self.database, settings)
+
+    async def work(self, settings: RunnerSettings = QUICK) -> None:
+        """Run until there is nothing to do, and leave cleanly."""
+        runner = await self.runner(settings)
+        await runner.run_until_idle()
+        await runner._membership.leave()
+        await runner.subscription.close()
+
+    @property
+    def committed(self) -> dict[str, int]:
+        return {str(p): o for p, o in self.broker.committed("billing").items()}
+
+    @property
+    def paid(self) -> list[str]:
+        return self.database.rows("paid")
+
+    async def ranges(self, partition: int = 0) -> list[tuple[int, int, str]]:
+        async with self.database.begin() as unit:
+            found = await unit.outcomes.ranges("billing", Partition("payments", partition))
+        return [(r.first, r.last, r.outcome) for r in found]
