@@ -1,0 +1,306 @@
+"""Consumer engines with one rule broken, or with every defence of one rule taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from semel.memory.claims import MemoryProcessedMessageStore
+from semel.memory.inbox import MemoryInboxStore
+from semel.messaging import (
+    batch,
+    draining,
+    failing,
+    handling,
+    inbox_worker,
+    inboxes,
+    lanes,
+    leased,
+    notes,
+    one_by_one,
+    retrying,
+    runner,
+    suspects,
+)
+from semel.messaging.claims import Claimed, ClaimRequest, HeldElsewhere
+from semel.messaging.inbox_worker import InboxWorker
+from semel.messaging.lanes import Watermark
+from semel.messaging.leased import Lease
+from semel.messaging.outcome import Ack, Conflicted, Handled, RetryStored, Skipped
+from semel.messaging.relay import Relay
+from semel.messaging.replay_rules import ReplayRule, ReplayRules
+from semel.messaging.replaying import Replayer
+from semel.messaging.retry import RetryIn
+from semel.messaging.runner import Runner
+from semel.messaging.sending import Sending, Settled
+from semel.messaging.settings import ConsumerSettings, Duplicates
+from semel.messaging.settling import Settling
+from tests.messaging.jury import Invariant
+
+I = Invariant  # noqa: E741  the table below is read across
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A broken engine, and which invariants may convict it."""
+
+    name: str
+    patch: Callable[[pytest.MonkeyPatch], None]
+    convicted_by: frozenset[Invariant]
+
+
+async def _nothing(*_, **__):
+    """Forget to do it."""
+
+
+def offsets_are_committed_before_the_effect(patch):
+    handle_all = Runner._handle_all
+
+    async def settle_first(self, records):
+        for record in records:
+            await self._settling.deliver(record.at)
+        await self._settling.settle({record.at: Handled() for record in records})
+        patch.setattr(Settling, "deliver", _nothing)
+        return await handle_all(self, records)
+
+    patch.setattr(Runner, "_handle_all", settle_first)
+
+
+def a_failed_message_is_acknowledged(patch):
+    async def forget(*_, **__):
+        return Skipped()
+
+    patch.setattr(handling, "after_failure", forget)
+    patch.setattr(batch, "write_failure", forget)
+
+
+def the_claim_is_committed_before_the_effect(patch):
+    async def in_two(consumer, database, state):
+        async with database.begin() as unit:
+            request = ClaimRequest.of(state.message)
+            answer = await unit.claims.try_claim(consumer.name, request)
+        async with database.begin() as unit:
+            if isinstance(answer, Claimed):
+                return await handling.apply(consumer, unit, state)
+            return await handling.not_claimed(consumer, unit, state, answer)
+
+    patch.setattr(handling, "_in_one_transaction", in_two)
+
+
+def the_dead_letter_is_forgotten(patch):
+    patch.setattr(failing, "keep_letter", _nothing)
+
+
+def the_watermark_passes_what_is_not_settled(patch):
+    def settle(self, offset):
+        self._unsettled.discard(offset)
+        self._next = max(self._next, offset + 1)
+
+    patch.setattr(Watermark, "settle", settle)
+
+
+def the_offset_itself_is_committed_and_not_the_next(patch):
+    patch.setattr(Watermark, "next_offset", property(lambda self: max(self._next - 1, 0)))
+
+
+def a_waiting_message_does_not_hold_its_key(patch):
+    patch.setattr(ConsumerSettings, "holds_waiting_keys", property(lambda self: False))
+
+
+def a_lane_goes_on_behind_a_message_that_comes_back(patch):
+    async def run(waiting, worker, ran):
+        for lane in waiting:
+            for item in lane:
+                if isinstance(nack := await worker(item), Ack):
+                    ran.settled.append(item)
+                else:
+                    ran.stopped.append((item, nack))
+
+    patch.setattr(lanes, "_run", run)
+
+
+def a_batch_goes_on_behind_a_message_that_comes_back(patch):
+    patch.setattr(one_by_one.Blocked, "note", lambda self, message, outcome: None)
+
+
+def a_batch_keeps_the_claims_of_what_it_did_not_try(patch):
+    patch.setattr(MemoryProcessedMessageStore, "give_back", _nothing)
+
+
+def attempts_are_without_end(patch):
+    patch.setattr(failing, "verdict", lambda policy, failure, attempts: RetryIn(0.5))
+
+
+def whoever_is_held_elsewhere_is_taken_for_a_duplicate(patch):
+    refused = handling.refused
+
+    async def guess(consumer, unit, message, answer):
+        if isinstance(answer, HeldElsewhere):
+            return Skipped("duplicate")
+        return await refused(consumer, unit, message, answer)
+
+    for module in (handling, batch, leased):
+        patch.setattr(module, "refused", guess)
+
+
+def a_conflict_is_swallowed(patch):
+    async def swallow(unit, consumer, message, expected):
+        return Conflicted(expected, message.digest)
+
+    for module in (handling, failing, inboxes):
+        patch.setattr(module, "write_conflict", swallow)
+
+
+def a_stored_retry_has_no_payload(patch):
+    async def only_say_so(unit, consumer, message, failure, seconds, claim):
+        written = failing._failure(message, failing.ClaimState.FAILED_RETRYABLE, failure, seconds)
+        await failing._mark(unit, consumer, message, written, claim)
+        return RetryStored(failure, message.attempt)
+
+    patch.setattr(failing, "_retry", only_say_so)
+
+
+def what_was_handled_stays_in_the_room(patch):
+    for module in (handling, failing, leased, retrying, suspects):
+        patch.setattr(module, "leave_the_room", _nothing)
+    patch.setattr(draining, "ends_waiting", lambda answer: False)
+
+
+def what_comes_back_is_not_brought_back(patch):
+    patch.setattr(Settling, "_bring_back", lambda self, *_: None)
+
+
+def outcomes_are_forgotten(patch):
+    patch.setattr(Settling, "_keep_outcomes", _nothing)
+
+
+def outcomes_are_kept_after_the_commit(patch):
+    keep, commit = Settling._keep_outcomes, Settling._commit
+
+    async def both(self):
+        await commit(self)
+        await keep(self)
+
+    patch.setattr(Settling, "_commit", both)
+    patch.setattr(Settling, "_keep_outcomes", _nothing)
+
+
+def a_death_is_not_counted(patch):
+    async def first(unit, consumer, message_id):
+        return 1
+
+    patch.setattr(suspects, "note_try", first)
+    patch.setattr(inbox_worker, "note_try", first)
+
+
+def the_note_of_a_try_is_not_taken_back(patch):
+    for module in (suspects, draining, inbox_worker, notes):
+        patch.setattr(module, "outlived", _nothing)
+
+
+def nobody_is_careful_after_a_death(patch):
+    async def never(self, at):
+        return False
+
+    patch.setattr(runner.Membership, "is_careful", never)
+
+
+def an_owner_that_lost_its_lease_completes(patch):
+    async def complete(self, unit, result):
+        await unit.claims.mark_completed(self.consumer, self.message_id)
+
+    patch.setattr(Lease, "_complete", complete)
+
+
+def a_replay_ignores_the_policy(patch):
+    patch.setattr(ReplayRules, "refusal", property(lambda self: None))
+    patch.setattr(ReplayRules, "of", lambda self, *topics: ReplayRule())
+
+
+def a_replay_handles_what_was_handled(patch):
+    """The claim is asked neither before nor by the engine, which invokes a duplicate."""
+
+    def invoking(consumer):
+        return consumer.with_settings(replace(consumer.settings, duplicates=Duplicates.INVOKE))
+
+    async def look(self, item):
+        return None
+
+    patch.setattr(Replayer, "look", look)
+    patch.setattr("semel.messaging.replaying.replaying", invoking)
+
+
+def the_relay_deletes_before_it_publishes(patch):
+    publish = Relay._publish
+
+    async def delete_first(self, leadership, entries):
+        await self._write_down(leadership, Settled(list(entries)))
+        return await publish(self, leadership, entries)
+
+    patch.setattr(Relay, "_publish", delete_first)
+
+
+def the_relay_deletes_what_was_not_delivered(patch):
+    settle = Sending.settle
+
+    def all_delivered(self, entries, answers, now):
+        settle(self, entries, answers, now)
+        return Settled(list(entries))
+
+    patch.setattr(Sending, "settle", all_delivered)
+
+
+def the_relay_lets_a_key_overtake(patch):
+    patch.setattr(Sending, "_waits", lambda self, lane: False)
+
+
+def the_inbox_does_not_mark_what_it_handled(patch):
+    patch.setattr(MemoryInboxStore, "done", _nothing)
+
+
+def the_inbox_keeps_the_effect_of_a_failure(patch):
+    async def without_savepoint(self, unit, stored):
+        try:
+            await inboxes.handle(unit, self.consumer, inboxes.message_of(self.consumer, stored))
+        except Exception as error:  # noqa: BLE001  as the engine does
+            await self._fail(unit, stored, error)
+
+    patch.setattr(InboxWorker, "_try", without_savepoint)
+
+
+MUTANTS = [
+    Mutant(patch.__name__, patch, frozenset(convicted_by))
+    for patch, *convicted_by in [
+        (offsets_are_committed_before_the_effect, I.DURABLE),
+        (a_failed_message_is_acknowledged, I.DURABLE),
+        (the_claim_is_committed_before_the_effect, I.EFFECT_ONCE),
+        (the_dead_letter_is_forgotten, I.FINAL),
+        (the_watermark_passes_what_is_not_settled, I.DURABLE),
+        (the_offset_itself_is_committed_and_not_the_next, I.COMPLETE),
+        (a_waiting_message_does_not_hold_its_key, I.ORDER),
+        (a_lane_goes_on_behind_a_message_that_comes_back, I.ORDER),
+        (a_batch_goes_on_behind_a_message_that_comes_back, I.ORDER),
+        (a_batch_keeps_the_claims_of_what_it_did_not_try, I.EFFECT_ONCE),
+        (attempts_are_without_end, I.BOUNDED),
+        (whoever_is_held_elsewhere_is_taken_for_a_duplicate, I.DURABLE),
+        (a_conflict_is_swallowed, I.FINAL),
+        (a_stored_retry_has_no_payload, I.DURABLE),
+        (what_was_handled_stays_in_the_room, I.EFFECT_ONCE),
+        (what_comes_back_is_not_brought_back, I.EFFECT_ONCE),
+        (outcomes_are_forgotten, I.COMPLETE),
+        (outcomes_are_kept_after_the_commit, I.COMPLETE),
+        (a_death_is_not_counted, I.BOUNDED),
+        (the_note_of_a_try_is_not_taken_back, I.NOTHING_LEFT),
+        (nobody_is_careful_after_a_death, I.BOUNDED),
+        (an_owner_that_lost_its_lease_completes, I.EFFECT_ONCE),
+        (a_replay_ignores_the_policy, I.EFFECT_ONCE),
+        (a_replay_handles_what_was_handled, I.EFFECT_ONCE),
+        (the_relay_deletes_before_it_publishes, I.PUBLISHED),
+        (the_relay_deletes_what_was_not_delivered, I.PUBLISHED),
+        (the_relay_lets_a_key_overtake, I.PUBLISHED),
+        (the_inbox_does_not_mark_what_it_handled, I.BOUNDED),
+        (the_inbox_keeps_the_effect_of_a_failure, I.EFFECT_ONCE),
+    ]
+]
