@@ -50,6 +50,7 @@ from semel.messaging.outcome import (
     Skipped,
     Told,
 )
+from semel.messaging.outside_inbox import OutsideInbox
 from semel.messaging.parking import release
 from semel.messaging.replay_rules import ReplayRules
 from semel.messaging.replay_sources import UNREADABLE_ID, Item, letter_message
@@ -169,7 +170,11 @@ class Replayer:
     async def _in_one_transaction(
         self, message: Message, waiting: WaitingMessage | None
     ) -> Outcome:
-        return await attempt(self.consumer, self.database, message, waiting)
+        if waiting is not None:
+            return await attempt(self.consumer, self.database, message, waiting)
+        outside = OutsideInbox(self.database, self.consumer.name, message.id)
+        outcome = await attempt(self.consumer, outside, message, None)
+        return outside.stored_instead or outcome
 
     async def _try(self, message: Message, waiting: WaitingMessage | None) -> Outcome:
         return await self._ask(message.id, lambda: self._handle(message, waiting))
