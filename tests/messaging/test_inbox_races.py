@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from semel.errors import Misuse, Retryable
+from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.inbox_worker import InboxWorker
 from semel.messaging.inboxes import Inbox
 from semel.messaging.outcome import Skipped
@@ -67,6 +68,31 @@ class Slow:
             if self.meanwhile is not None:
                 self.began, self.meanwhile = asyncio.create_task(self.meanwhile()), None
                 await asyncio.wait({self.began}, timeout=PATIENCE_SECONDS)
+
+
+class RefusesOneCommit:
+    """A database that refuses a commit, as a deferred constraint does, before somebody acts."""
+
+    def __init__(self, database, somebody):
+        self.database = database
+        self.classification = database.classification
+        self.somebody = somebody
+        self.refuses = False
+
+    def refuse(self):
+        self.refuses = True
+
+    @asynccontextmanager
+    async def begin(self):
+        try:
+            async with self.database.begin() as unit:
+                yield unit
+                if self.refuses:
+                    raise NonRetryableMessageError("no such account")
+        finally:
+            if self.refuses:
+                self.refuses = False
+                await self.somebody()
 
 
 def once(act):
@@ -136,10 +162,11 @@ async def at_every_moment(world, settings, how, broken):
                 await delivered(inbox, how)
 
         watched = Watched(world.database, number, happens)
-        await replay_of(service, watched).run()
+        report = await replay_of(service, watched).run()
         await work(service)
 
         assert (number, await service.paid()) == (number, ["m1"])
+        assert broken is not None or set(counts(report)) <= {"handled", "duplicate"}
         assert await letters(world) == 0
         moments += watched.left < 0
         await forget(service)
@@ -215,6 +242,19 @@ class Races:
         assert await service.paid() == []
         await work(service)
         assert await service.paid() == ["m1"]
+
+    @in_world
+    async def test_what_another_worker_handled_meanwhile_does_not_become_a_dead_letter(self, world):
+        service = await opened(world)
+        await Inbox(service.consumer, world.database).store(message("m1"))
+        other = InboxWorker(service.consumer, world.database)
+        refusing = RefusesOneCommit(world.database, other.work_once)
+        service.broken = once(refusing.refuse)
+
+        await InboxWorker(service.consumer, refusing).work_once()
+
+        assert await service.paid() == ["m1"]
+        assert await letters(world) == 0
 
 
 class TestInMemory(InMemory, Races):

@@ -331,6 +331,8 @@ class Replayer:
     async def _stored(self, stored: InboxMessage) -> Replayed:
         """Handle a message that the inbox's workers gave up."""
         message_id, act = stored.message_id, self._act("inbox.retry", stored.message_id)
+        if stored.processed_at is not None:
+            return Replayed(message_id, Turn.DUPLICATE)
         if stored.due_at is not None:
             return Replayed(message_id, Turn.LEFT, "an inbox worker tries it")
         if stored.erased_at is not None:
