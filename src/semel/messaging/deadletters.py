@@ -47,8 +47,6 @@ class DeadLetter:
     """For a conflict: the hash of the payload that came first."""
 
     erased_at: float | None = None
-    replays: int = 0
-    """How often it was sent back to its consumer; the loop guard counts it."""
 
     @property
     def source(self) -> Coordinates | None:
@@ -104,10 +102,6 @@ class DeadLetters(Protocol):
 
     async def remove(self, consumer: str, message_id: str) -> bool:
         """Take a dead letter away: it was replayed, skipped, parked or deleted."""
-        ...
-
-    async def count_replay(self, consumer: str, message_id: str) -> int:
-        """Note that it is sent back once more; return how often that was done."""
         ...
 
     async def erase(self, which: DeadLetterFilter) -> int:
