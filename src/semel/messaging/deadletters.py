@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from semel.codec import unreadable_id
 from semel.message import Coordinates
 
 
@@ -54,6 +55,11 @@ class DeadLetter:
         if self.partition is None or self.offset is None:
             return None
         return Coordinates(self.topic, self.partition, self.offset)
+
+    @property
+    def was_no_message(self) -> bool:
+        """Tell whether its record could not be read, and is filed under its coordinates."""
+        return self.source is not None and self.message_id == unreadable_id(self.source)
 
 
 @dataclass(frozen=True, slots=True)
