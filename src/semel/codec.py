@@ -137,6 +137,10 @@ LARGEST_VERSION: Final = 2**63 - 1
 Place: TypeAlias = FromHeader | FromPayload | FromCoordinates | FromKey
 
 
+UNREADABLE: Final = "unreadable:"
+"""What the made-up ids of records begin with that are no messages."""
+
+
 class Unread(StrEnum):
     """Why a record is no message."""
 
@@ -157,7 +161,12 @@ class Unreadable:
     @property
     def id(self) -> str:
         """What the dead letter is filed under: the coordinates, as there is no id."""
-        return f"unreadable:{self.record.at}"
+        return unreadable_id(self.record.at)
+
+
+def unreadable_id(at: Coordinates) -> str:
+    """Return the id that a record gets here which is no message."""
+    return f"{UNREADABLE}{at}"
 
 
 @dataclass(frozen=True, slots=True)

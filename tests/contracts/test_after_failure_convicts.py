@@ -59,15 +59,6 @@ class BringsBackTheErased(MemoryDeadLetters):
         self._put(replace(found, payload=letter.payload, headers=letter.headers))
 
 
-class ForgetsReplays(MemoryDeadLetters):
-    """Counts from the start after every failure."""
-
-    async def put(self, letter):
-        await super().put(letter)
-        found = await self.get(letter.consumer, letter.message_id)
-        self._put(replace(found, replays=0))
-
-
 class PagesByTimeAlone(MemoryDeadLetters):
     """Leaves out letters that failed at the same time as the last one of a page."""
 
@@ -247,7 +238,6 @@ LETTERS_CONVICTED_BY = {
     ForgetsTheBeginning: "test_a_later_failure_says_anew_why_and_keeps_the_beginning",
     MixesConsumers: "test_each_consumer_has_letters_of_its_own",
     BringsBackTheErased: "test_a_new_failure_does_not_bring_back_what_was_erased",
-    ForgetsReplays: "test_replays_are_counted_and_a_new_failure_does_not_forget_them",
     PagesByTimeAlone: "test_pages_go_on_where_the_last_one_ended",
     ErasesByDeleting: "test_erasing_leaves_hashes_and_reasons",
 }

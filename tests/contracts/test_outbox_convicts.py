@@ -225,6 +225,13 @@ class TriesWhatIsErased(MemoryInboxStore):
         return erased
 
 
+class KeepsWhatIsWithdrawn(MemoryInboxStore):
+    """Lets workers handle what somebody else has handled."""
+
+    async def withdraw(self, consumer, message_id):
+        await self.failed(consumer, message_id, "withdrawn", None)
+
+
 CONVICTED_BY = {
     DeletesRanges: "test_exactly_the_named_entries_are_deleted",
     ForgetsTheEpoch: "test_a_leader_that_was_replaced_deletes_parks_and_counts_nothing",
@@ -249,6 +256,7 @@ CONVICTED_BY = {
     FailsWhatIsDone: "test_a_failure_never_overwrites_what_is_processed",
     DeletesWhatIsNotDone: "test_only_messages_that_were_processed_long_ago_are_deleted",
     TriesWhatIsErased: "test_an_erased_message_has_no_payload_and_is_not_tried",
+    KeepsWhatIsWithdrawn: "test_what_is_withdrawn_was_never_there",
 }
 
 

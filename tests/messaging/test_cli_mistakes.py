@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -13,9 +14,50 @@ from semel.cli import database as cli_database
 from semel.cli.app import app
 from semel.cli.database import Books
 from semel.messaging.audit import Act
+from semel.testing.contracts.deadletters import LETTER
 
 TOO_LARGE = "99999999999999999999"
 ON = ("--consumer", "billing")
+
+
+NO_TEXT = "caf\udce9"
+"""How Python reads an argument that is no UTF-8."""
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("dlq", "list", "--consumer", NO_TEXT), "--consumer"),
+        (("dlq", "list", "--topic", NO_TEXT), "--topic"),
+        (("dlq", "list", "--error-code", NO_TEXT), "--error-code"),
+        (("parking", "list", "--label", NO_TEXT), "--label"),
+        (("parking", "skip", "m-1", *ON, "--reason", NO_TEXT, "--yes"), "--reason"),
+        (("parking", "skip", "m-1", *ON, "--reason", "x", "--actor", NO_TEXT), "--actor"),
+        (("replay", "status", NO_TEXT), "NAME"),
+        (("outbox", "status", "--outbox", NO_TEXT), "--outbox"),
+        (("gaps", "list", "--consumer", NO_TEXT), "--consumer"),
+        (("retention", "--consumer", NO_TEXT, "--yes"), "--consumer"),
+        (("audit", "completeness", "--consumer", NO_TEXT), "--consumer"),
+    ],
+)
+def test_an_argument_that_is_no_text_is_a_mistake(books, command, option):
+    error = books.ask(*command, code=2)["error"]
+
+    assert error.startswith(f"{option}: ")
+    assert "no UTF-8" in error
+
+
+def test_ids_and_keys_may_be_any_bytes_as_those_of_messages(books):
+    letter = replace(LETTER, message_id=NO_TEXT, key=NO_TEXT)
+
+    async def bury(world):
+        async with world.database.begin() as unit:
+            await unit.dead_letters.put(letter)
+
+    books.fill(bury)
+
+    assert books.ask("dlq", "list", "--key", NO_TEXT)["total"] == 1
+    assert books.act("dlq", "skip", NO_TEXT, *ON)["messages"][0]["done"]
 
 
 @pytest.mark.postgres

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from semel.errors import Misuse
 from semel.messaging.from_policy import retention_of
 from semel.messaging.retention import DAY_SECONDS, Retention
-from semel.policy import Policy
+from semel.policy import Policy, review
 from tests.unit.policy_texts import CLEAN_CONSUMER, CLEAN_TOPIC, TEMPLATE, merged, text_of
 
 ON = ("--consumer", "c")
@@ -85,6 +86,26 @@ def test_what_the_policy_leaves_out_follows_from_its_windows(topic, keys, days):
     found = retention_of(Policy.parse(policy(topic, **keys)), "c")
 
     assert found.ttl_seconds == days * DAY_SECONDS
+
+
+@pytest.mark.parametrize("retention", ["5d", None])
+@pytest.mark.parametrize("days", [9, 10, 13, 14, 39, 40])
+@pytest.mark.parametrize(
+    "keys", [{}, {"dlq": {"enabled": False, "keep": "20d"}}, {"parking": {"keep": "20d"}}]
+)
+def test_the_lint_refuses_a_time_to_live_where_the_command_does(retention, days, keys):
+    text = policy({"retention": retention}, claims={"ttl": f"{days}d"}, **keys)
+    said = Policy.parse(text)
+
+    (topic,) = said.topics_of("c")
+    found = review(said, "c", topic).findings
+    refused = "claims-ttl-too-short" in [finding.code for finding in found]
+
+    if refused:
+        with pytest.raises(Misuse, match="forgets duplicates"):
+            retention_of(said, "c")
+    else:
+        assert retention_of(said, "c").ttl_seconds == days * DAY_SECONDS
 
 
 def test_the_longest_of_several_topics_decides():

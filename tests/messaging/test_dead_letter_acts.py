@@ -18,10 +18,12 @@ from semel.messaging.outbox import OutboxEntry
 from semel.messaging.parking import KeepId, NewId, fix, release, skip
 from semel.messaging.revival import (
     MOST_RETRIES,
+    inspect_dead_letter,
     park_dead_letter,
     retry_dead_letter,
     skip_dead_letter,
 )
+from semel.messaging.selection import Letters
 from semel.messaging.waiting import Waits
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import (
@@ -39,6 +41,7 @@ from tests.messaging.act_world import (
     waiting_of,
 )
 from tests.messaging.places import InMemory, InSqlite
+from tests.messaging.replay_world import dead
 
 BOB = {"actor": "bob", "reason": "agreed"}
 
@@ -93,10 +96,15 @@ class DeadLetterActs(DatabaseContract):
 
     @in_world
     async def test_replays_count_for_the_loop_guard_too(self, world):
-        await bury(world, replays=5)
+        service = await dead(world, 1)
+        service.refuse("m0")
+        for number in range(5):
+            await service.run(Letters(), name=f"replay {number}")
 
-        with pytest.raises(NotPossible):
-            await retry_dead_letter(world.database, BILLING, "m1", **ANN)
+        found = await inspect_dead_letter(world.database, BILLING, "m0", actor="ann")
+        assert found.sent_back == 5
+        with pytest.raises(NotPossible, match="sent back 5 times"):
+            await retry_dead_letter(world.database, BILLING, "m0", **ANN)
 
     @in_world
     async def test_a_letter_whose_id_was_handled_is_not_sent_back_under_it(self, world):

@@ -13,7 +13,9 @@ from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.replays import OVER, ReplayRun, ReplayState
 from semel.messaging.retention import DAY_SECONDS
+from semel.messaging.waiting import WaitingMessage, Waits
 from semel.testing.contracts.claims_world import beside
+from semel.testing.contracts.deadletters import LETTER
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import BILLING
 from tests.messaging.places import InPostgres
@@ -38,6 +40,20 @@ class TestTheRecipe(InPostgres, DatabaseContract):
         async with world.database.begin() as unit:
             found = [await unit.inbox.get(BILLING, name) for name in ("old", "old-2", "new")]
         assert [message is not None for message in found] == [False, True, True]
+
+    @in_world
+    async def test_it_keeps_the_claims_of_messages_that_can_be_sent_back(self, world):
+        await fill(world, "old")
+        async with world.database.begin() as unit:
+            letter = replace(LETTER, consumer=BILLING, message_id="old COMPLETED")
+            await unit.dead_letters.put(letter)
+            waiting = WaitingMessage(BILLING, "old FAILED_TERMINAL", Waits.RETRY, None, b"{}")
+            await unit.waiting.put(waiting)
+        await world.age(99 * DAY_SECONDS)
+
+        await run_jobs(world)
+
+        assert await claims(world) == {f"old {state}" for state in STATES}
 
     @pytest.mark.parametrize("state", sorted({*ReplayState} - OVER))
     def test_it_deletes_nothing_while_somebody_can_go_on_with_a_replay(self, state):

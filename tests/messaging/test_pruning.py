@@ -7,6 +7,7 @@ import pytest
 from semel.errors import Misuse
 from semel.memory.broker import MemoryBroker
 from semel.message import Partition
+from semel.messaging.acts import NotPossible
 from semel.messaging.approvals import Asked, Decision
 from semel.messaging.audit_completeness import audit_completeness
 from semel.messaging.claims import ClaimState, Failure
@@ -22,10 +23,14 @@ from semel.messaging.retention import (
     prune,
     shortest_ttl,
 )
+from semel.messaging.retrying import retry_due
+from semel.messaging.revival import retry_dead_letter, skip_dead_letter
 from semel.messaging.sequence import Gap
+from semel.messaging.settings import ConsumerSettings, Duplicates
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import BILLING, park, queue
 from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.replay_world import POLICY, Service
 
 WEEK = 7 * DAY_SECONDS
 SETTINGS = Retention(batch=2)
@@ -74,6 +79,27 @@ class Pruning(DatabaseContract):
         assert await queue(world) == [("m1", "parked"), ("m2", "behind")]
         async with world.database.begin() as unit:
             assert await unit.claims.look_up("shipping", "m1") is not None
+
+    @in_world
+    async def test_a_claim_stays_for_as_long_as_anybody_can_send_its_message_back(self, world):
+        settings = ConsumerSettings(retry=POLICY, duplicates=Duplicates.INVOKE)
+        service = await Service(world, settings).open()
+        await service.deliver("m1")
+        service.refuse("m1")
+        await service.deliver("m1")
+        service.heal()
+        await world.age(9 * WEEK)
+
+        pruned = await prune(world.database, BILLING, SETTINGS)
+
+        with pytest.raises(NotPossible, match="was handled already"):
+            await retry_dead_letter(world.database, BILLING, "m1", actor="ann")
+        await retry_due(service.consumer, world.database)
+        assert pruned.claims == 0
+        assert await service.paid() == ["m1"]
+        await skip_dead_letter(world.database, BILLING, "m1", actor="ann", reason="sent by hand")
+        await world.age(9 * WEEK)
+        assert (await prune(world.database, BILLING, SETTINGS)).claims == 1
 
     @in_world
     async def test_nothing_is_deleted_while_somebody_can_go_on_with_a_replay(self, world):

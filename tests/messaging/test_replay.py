@@ -197,6 +197,21 @@ class Replays:
         assert await service.paid() == []
 
     @in_world
+    async def test_a_message_whose_own_id_looks_made_up_is_never_lost(self, world):
+        service = await Service(world).open()
+        # The last one is what the record itself would be filed under, had it been no message.
+        strange = ["unreadable:orders", "unreadable:a/1/2", "unreadable:payments/0/1"]
+        service.refuse(*strange)
+        await service.deliver(*strange)
+        service.heal()
+
+        report = await service.run(Letters())
+
+        assert counts(report) == {"handled": 1, "refused": 2}
+        assert await service.paid() == strange[:1]
+        assert await letters(world) == 2
+
+    @in_world
     async def test_a_leased_consumer_is_replayed_under_leases(self, world):
         service = await Service(world).open()
         broken = [True]

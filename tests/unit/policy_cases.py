@@ -103,8 +103,27 @@ CASES = [
     (
         "retention-unknown",
         NOTE,
-        ({"claims": {"ttl": "7d"}}, {"retention": None}),
+        ({"claims": {"ttl": "14d"}}, {"retention": None}),
         ({}, {"retention": None}),
+    ),
+    (
+        "claims-ttl-too-short",
+        REFUSED,
+        ({"claims": {"ttl": "13d"}}, {"retention": None}),
+        ({"claims": {"ttl": "14d"}}, {"retention": None}),
+    ),
+    (
+        "claims-ttl-too-short",
+        REFUSED,
+        ({"claims": {"ttl": "6d"}, "dlq": {"keep": "3d"}}, {"retention": None}),
+        ({"claims": {"ttl": "2d"}}, {"retention": "1d"}),
+    ),
+    (
+        # Records that cannot be read are dead letters, whatever dlq.enabled says.
+        "claims-ttl-too-short",
+        REFUSED,
+        ({"claims": {"ttl": "59d"}, "dlq": {"enabled": False, "keep": "30d"}}, {}),
+        ({"claims": {"ttl": "60d"}, "dlq": {"enabled": False, "keep": "30d"}}, {}),
     ),
     (
         "side-effect-unprotected",
@@ -274,6 +293,18 @@ CASES = [
         WARN,
         ({"versioned": True, "gaps": "park-key", "dlq": {"owner": None}}, {}),
         ({"versioned": True, "gaps": "alert", "dlq": {"owner": None}}, {}),
+    ),
+    (
+        "parked-without-review",
+        WARN,
+        ({"dlq": {"manualReviewRequired": True}, "onExhausted": "park"}, {}),
+        ({"dlq": {"manualReviewRequired": True}, "onExhausted": "dlq"}, {}),
+    ),
+    (
+        "parked-without-review",
+        WARN,
+        ({"dlq": {"manualReviewRequired": True, "enabled": False}}, {}),
+        ({"onExhausted": "park"}, {}),
     ),
     ("no-lag-alert", WARN, ({"lagSlo": None}, {}), ({}, {})),
     ("no-runbook", WARN, ({"critical": True, "runbook": None}, {}), ({"runbook": None}, {})),

@@ -13,7 +13,7 @@ from semel.messaging.retry import GiveUp
 from semel.messaging.retry import RetryMode as MessagingRetryMode
 from semel.messaging.sequence import GapPolicy
 from semel.policy import ConsumerPolicy, Policy, TopicPolicy
-from semel.policy.effective import OVERLAPS, SAFETY, UNKNOWN_TTL, Effective, strictest
+from semel.policy.effective import OVERLAPS, SAFETY, USUAL_RETENTION, Effective, strictest
 from semel.policy.problems import PolicyNameUnknown, path_words
 from semel.policy.sections import Replay
 from semel.policy.vocabulary import (
@@ -247,11 +247,12 @@ def test_claims_are_kept_for_twice_the_longest_window(consumer, topic, ttl):
     assert effective(consumer, topic).claims_ttl == ttl * DAY
 
 
-def test_claims_are_kept_for_two_weeks_where_no_window_is_known():
-    found = effective({}, {"retention": None})
+@pytest.mark.parametrize("consumer", [{}, {"dlq": {"keep": "1d"}}])
+def test_a_retention_that_is_not_stated_is_taken_for_the_brokers_usual_week(consumer):
+    found = effective(consumer, {"retention": None})
 
-    assert found.windows == ()
-    assert found.claims_ttl == UNKNOWN_TTL == 14 * DAY
+    assert max(window.length for window in found.windows) == USUAL_RETENTION
+    assert found.claims_ttl == SAFETY * USUAL_RETENTION == 14 * DAY
 
 
 def test_a_consumer_reads_all_topics_unless_it_names_them():

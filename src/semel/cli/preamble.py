@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from itertools import chain
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, get_args, get_type_hints
 
 from semel.cli.answer import Answer, answering
 from semel.cli.options import (
@@ -34,8 +34,14 @@ from semel.cli.options import (
 from semel.cli.target import Target, find_target
 from semel.errors import Misuse
 from semel.lease import Takeover
+from semel.messaging.ids import is_plain_text
 
 _KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
+
+# Ids and keys come from messages, and the names of files from elsewhere: any bytes will do.
+_ANY_BYTES: Final = frozenset(
+    {"message", "messages", "key", "new_id", "payload", "database", "ledger"}
+)
 
 
 @contextmanager
@@ -105,8 +111,10 @@ def begins_with(
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**given: Any) -> None:
+            every = dict(given)
             taken = {option.name: given.pop(option.name) for option in shared}
             with preamble(name, **_of(taken, begun)) as made:
+                _need_text(both, every)
                 made[0].can_rehearse = "dry_run" in given
                 more = [
                     make(**_of(taken, options))
@@ -122,6 +130,22 @@ def begins_with(
         return run
 
     return decorate
+
+
+def _need_text(options: list[inspect.Parameter], given: dict[str, Any]) -> None:
+    """See that what is to be looked for or written is text.
+
+    Raises:
+        Misuse: the shell gave bytes that are none.
+    """
+    for option in options:
+        value = given[option.name]
+        if option.name in _ANY_BYTES or not isinstance(value, str) or is_plain_text(value):
+            continue
+        info = get_args(option.annotation)[1]
+        # Beside a type, Typer keeps an option's first name for its default.
+        named = info.default if isinstance(info.default, str) else info.metavar
+        raise Misuse(f"{named}: {value!r} is no UTF-8 text; look at the shell's encoding")
 
 
 def _of(given: dict[str, Any], options: list[inspect.Parameter]) -> dict[str, Any]:

@@ -56,14 +56,6 @@ class MemoryDeadLetters:
         """Take a dead letter away; False where there is none."""
         return self._letters.remove((consumer, message_id))
 
-    async def count_replay(self, consumer: str, message_id: str) -> int:
-        """Note that it is sent back once more; return how often, 0 where there is none."""
-        letter = self._letters.get((consumer, message_id))
-        if letter is None:
-            return 0
-        self._put(replace(letter, replays=letter.replays + 1))
-        return letter.replays + 1
-
     async def erase(self, which: DeadLetterFilter) -> int:
         """Remove payload and headers of matching letters; hashes and reasons stay."""
         found = [letter for letter in self._matching(which) if letter.erased_at is None]

@@ -29,6 +29,10 @@ class MemoryInboxStore:
         self._put(replace(message, place=place, received_at=now, due_at=now))
         return True
 
+    async def withdraw(self, consumer: str, message_id: str) -> None:
+        """Remove a message that *this* transaction stored, as if it had never come."""
+        self._messages.remove((consumer, message_id))
+
     async def take_due(self, consumer: str, limit: int) -> Sequence[InboxMessage]:
         """Lock and return unprocessed messages that are due, in order of arrival."""
         now = self._tables.clock.now()

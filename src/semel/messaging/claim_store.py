@@ -142,5 +142,9 @@ class ProcessedMessageStore(Protocol):
         ...
 
     async def delete_expired(self, consumer: str, older_than_seconds: float, limit: int) -> int:
-        """Delete at most *limit* terminal claims that were last changed so long ago."""
+        """Delete at most *limit* terminal claims that were last changed so long ago.
+
+        The claim of a message that waits or is a dead letter stays: whoever sends it back must
+        find whether it was handled.
+        """
         ...

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from semel.codec import unreadable_id
 from semel.message import Coordinates
 
 
@@ -47,8 +48,6 @@ class DeadLetter:
     """For a conflict: the hash of the payload that came first."""
 
     erased_at: float | None = None
-    replays: int = 0
-    """How often it was sent back to its consumer; the loop guard counts it."""
 
     @property
     def source(self) -> Coordinates | None:
@@ -56,6 +55,11 @@ class DeadLetter:
         if self.partition is None or self.offset is None:
             return None
         return Coordinates(self.topic, self.partition, self.offset)
+
+    @property
+    def was_no_message(self) -> bool:
+        """Tell whether its record could not be read, and is filed under its coordinates."""
+        return self.source is not None and self.message_id == unreadable_id(self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +108,6 @@ class DeadLetters(Protocol):
 
     async def remove(self, consumer: str, message_id: str) -> bool:
         """Take a dead letter away: it was replayed, skipped, parked or deleted."""
-        ...
-
-    async def count_replay(self, consumer: str, message_id: str) -> int:
-        """Note that it is sent back once more; return how often that was done."""
         ...
 
     async def erase(self, which: DeadLetterFilter) -> int:

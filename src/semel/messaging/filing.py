@@ -3,7 +3,7 @@
     conflict:<16 of the payload's hash>:<the id it came with>    the id has another payload
     unreadable:<topic>/<partition>/<offset>                      there was no id to be read
 
-No message has such an id, so none is ever handled under it.
+Nothing is ever handled under such an id.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from semel.codec import UNREADABLE
 from semel.message import digest_of
 from semel.messaging.ids import LONGEST_ID_BYTES, stored_id
 
@@ -19,7 +20,9 @@ HASH_DIGITS: Final = 16
 CAME_AS_AT: Final = len(CONFLICT) + HASH_DIGITS + 1
 """Where in the id of a conflict the id begins that it came with."""
 
-_MADE_UP: Final = re.compile(r"conflict:[0-9a-f]{16}:.*|unreadable:.+/\d+/\d+", re.DOTALL)
+_MADE_UP: Final = re.compile(
+    rf"{CONFLICT}[0-9a-f]{{{HASH_DIGITS}}}:.*|{UNREADABLE}.+/\d+/\d+", re.DOTALL
+)
 
 
 def is_made_up(message_id: str) -> bool:

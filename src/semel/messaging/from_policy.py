@@ -17,14 +17,14 @@ from semel.codec import Place
 from semel.errors import Misuse
 from semel.messaging.claims import StalePolicy
 from semel.messaging.lanes import Order
-from semel.messaging.retention import WEEK_SECONDS, Retention
+from semel.messaging.retention import Retention
 from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
 from semel.messaging.runner import Mode, RunnerSettings
 from semel.messaging.sequence import GapPolicy
 from semel.messaging.settings import BatchPolicy, ConsumerSettings, Duplicates
 from semel.policy import Effective, Finding, Policy, Severity, review
 from semel.policy import vocabulary as words
-from semel.policy.effective import SAFETY
+from semel.policy.effective import SAFETY, USUAL_RETENTION
 from semel.policy.sections import LeaseTerms
 
 ORDERS: Final[Mapping[words.Ordering, Order]] = {
@@ -84,8 +84,9 @@ def retention_of(policy: Policy, consumer: str) -> Retention:
     """
     holding = [policy.effective(consumer, topic) for topic in policy.topics_of(consumer) or (None,)]
     own = policy.consumer(consumer)
+    usual = USUAL_RETENTION.total_seconds()
     windows = {
-        "topic_retention_seconds": [_seconds(e.topic.retention, WEEK_SECONDS) for e in holding],
+        "topic_retention_seconds": [_seconds(e.topic.retention, usual) for e in holding],
         "replay_window_seconds": [
             0.0 if e.replay is words.ReplayAllowed.NO else _seconds(e.replay_window)
             for e in holding

@@ -84,6 +84,13 @@ class InboxStore(Protocol):
         """
         ...
 
+    async def withdraw(self, consumer: str, message_id: str) -> None:
+        """Remove a message that *this* transaction stored, as if it had never come.
+
+        Whoever waits to store the same id stores it when the transaction has ended.
+        """
+        ...
+
     async def take_due(self, consumer: str, limit: int) -> Sequence[InboxMessage]:
         """Lock and return unprocessed messages that are due, in order of arrival.
 

@@ -191,8 +191,11 @@ class InboxWorker:
     ) -> None:
         name, why = self.consumer.name, f"{failure.code}: {failure.reason}"
         attempts = await unit.inbox.failed(name, stored.message_id, why, None)
-        # Nobody can erase it any more before the commit; somebody may have done so before.
+        # Nobody can change it any more before the commit; somebody may have erased it before,
+        # or handled it after the attempt's own transaction was taken back.
         stored = await unit.inbox.get(name, stored.message_id) or stored
+        if stored.processed_at is not None:
+            return
         now = await unit.now()
         letter = _letter(self.consumer, stored, failure, told, attempts, now)
         await keep_letter(unit, self.consumer.settings, letter)

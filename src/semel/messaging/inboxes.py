@@ -34,6 +34,7 @@ from semel.messaging.failing import write_conflict
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.inbox_acts import send_back
 from semel.messaging.outcome import Conflicted, Handled, Refused, Skipped
+from semel.messaging.settings import Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,17 @@ class Inbox:
         """Name the consumer.
 
         Raises:
-            Misuse: it takes batches, or checks versions: an inbox does neither.
+            Misuse: it takes batches or leases, or checks versions: an inbox does none of it.
         """
         if consumer.takes_batches or consumer.settings.versioned:
             raise Misuse(
                 f"consumer {consumer.name}: an inbox handles messages one by one, "
                 f"and does not check versions"
+            )
+        if consumer.mode is Mode.LEASED:
+            raise Misuse(
+                f"consumer {consumer.name}: an inbox handles each message in one transaction, "
+                f"and has no leases to give"
             )
         self.consumer = consumer
         self.database = database
@@ -118,15 +124,18 @@ class Inbox:
             return True
 
     async def _known(self, unit: Unit, message: Message) -> NotNew | None:
-        """Store a message; say what is known of its id where it is not new."""
+        """Store a message; say what is known of its id where it is not new.
+
+        Its claim is looked at behind that: a replay that is handling the message has its place
+        in the inbox, so that storing it waits until the claim can be seen.
+        """
         name = self.consumer.name
-        claim = await unit.claims.look_up(name, message.id)
-        if claim is not None and await unit.inbox.get(name, message.id) is None:
-            answer = await self._claimed(unit, message, claim)
-            if answer is not None:
-                return answer
         if await unit.inbox.store(InboxMessage.of(name, message)):
-            return None
+            claim = await unit.claims.look_up(name, message.id)
+            answer = None if claim is None else await self._claimed(unit, message, claim)
+            if answer is not None:
+                await unit.inbox.withdraw(name, message.id)
+            return answer
         known = await unit.inbox.get(name, message.id)
         if known is None:
             # Retention deleted it between two statements.

@@ -19,9 +19,6 @@ from semel.messaging.selection import Ids, Letters, Offsets, Selection, Times, W
 
 PAGE: Final = 200
 
-UNREADABLE_ID: Final = "unreadable:"
-"""What the made-up ids of records begin with that could not be read."""
-
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -161,6 +158,6 @@ def letter_message(consumer: Consumer, letter: DeadLetter) -> Message | Unreadab
         letter.timestamp,
     )
     found = consumer.reading.read(record)
-    if isinstance(found, Unreadable) or letter.message_id.startswith(UNREADABLE_ID):
+    if isinstance(found, Unreadable) or letter.was_no_message:
         return found
     return replace(found, id=letter.message_id, key=letter.key, source=letter.source)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeAlias, assert_never
 
-from semel.codec import Undecodable, Unreadable
+from semel.codec import Undecodable, Unreadable, unreadable_id
 from semel.errors import Retryable
 from semel.lease import Owner
 from semel.message import Message
@@ -50,9 +50,10 @@ from semel.messaging.outcome import (
     Skipped,
     Told,
 )
+from semel.messaging.outside_inbox import OutsideInbox
 from semel.messaging.parking import release
 from semel.messaging.replay_rules import ReplayRules
-from semel.messaging.replay_sources import UNREADABLE_ID, Item, letter_message
+from semel.messaging.replay_sources import Item, letter_message
 from semel.messaging.retention import DAY_SECONDS
 from semel.messaging.retry import RetryMode
 from semel.messaging.retrying import message_of
@@ -169,7 +170,11 @@ class Replayer:
     async def _in_one_transaction(
         self, message: Message, waiting: WaitingMessage | None
     ) -> Outcome:
-        return await attempt(self.consumer, self.database, message, waiting)
+        if waiting is not None:
+            return await attempt(self.consumer, self.database, message, waiting)
+        outside = OutsideInbox(self.database, self.consumer.name, message.id)
+        outcome = await attempt(self.consumer, outside, message, None)
+        return outside.stored_instead or outcome
 
     async def _try(self, message: Message, waiting: WaitingMessage | None) -> Outcome:
         return await self._ask(message.id, lambda: self._handle(message, waiting))
@@ -279,7 +284,7 @@ class Replayer:
         found = letter_message(self.consumer, letter)
         if isinstance(found, Unreadable):
             return Replayed(message_id, Turn.REFUSED, f"it cannot be read: {found.reason}")
-        if message_id.startswith(UNREADABLE_ID):
+        if found.id != message_id:
             return replace(await self._read_at_last(letter, found), message_id=message_id)
         await retry_dead_letter(
             self.database,
@@ -299,9 +304,9 @@ class Replayer:
         """Handle a record of the broker that our own tables have nothing of."""
         letter = None
         if message.source is not None:
-            unreadable_id = f"{UNREADABLE_ID}{message.source}"
+            filed_as = unreadable_id(message.source)
             async with self.database.begin() as unit:
-                letter = await unit.dead_letters.get(self.consumer.name, unreadable_id)
+                letter = await unit.dead_letters.get(self.consumer.name, filed_as)
         if letter is not None:
             return await self._read_at_last(letter, message)
         return _replayed(message.id, await self._try(message, None))
@@ -315,17 +320,19 @@ class Replayer:
             await self._close(letter.message_id, message.id)
         return done
 
-    async def _close(self, unreadable_id: str, message_id: str) -> None:
+    async def _close(self, filed_as: str, message_id: str) -> None:
         """Take the letter of an unreadable record away: its message has an id now."""
         name = self.consumer.name
         async with self.database.begin() as unit:
-            if await unit.dead_letters.remove(name, unreadable_id):
-                await complete_without_effect(unit, name, unreadable_id, REPLACED)
-                await unit.audit.append(self._act("dlq.read", unreadable_id, read_as=message_id))
+            if await unit.dead_letters.remove(name, filed_as):
+                await complete_without_effect(unit, name, filed_as, REPLACED)
+                await unit.audit.append(self._act("dlq.read", filed_as, read_as=message_id))
 
     async def _stored(self, stored: InboxMessage) -> Replayed:
         """Handle a message that the inbox's workers gave up."""
         message_id, act = stored.message_id, self._act("inbox.retry", stored.message_id)
+        if stored.processed_at is not None:
+            return Replayed(message_id, Turn.DUPLICATE)
         if stored.due_at is not None:
             return Replayed(message_id, Turn.LEFT, "an inbox worker tries it")
         if stored.erased_at is not None:

@@ -21,9 +21,7 @@ LEFT_LETTERS: Final = SENT_BACK | {"dlq.park"}
 async def times_sent_back(unit: Unit, consumer: str, message_id: str) -> int:
     """Count how often a message was sent back, by replays and by hand together."""
     entries = await unit.audit.about(consumer, message_id)
-    letter = await unit.dead_letters.get(consumer, message_id)
-    counted = letter.replays if letter is not None else 0
-    return counted + sum(entry.act.act in SENT_BACK for entry in entries)
+    return sum(entry.act.act in SENT_BACK for entry in entries)
 
 
 async def need_not_too_often(unit: Unit, consumer: str, message_id: str, at_most: int) -> int:

@@ -104,8 +104,8 @@ def strictest(overlap: Overlap, *said: Any) -> Any:
 # read for twice its retention.  S4-12 has the same factor.
 SAFETY: Final = 2
 
-UNKNOWN_TTL: Final = timedelta(days=14)
-"""How long claims are kept where no window is known: twice the broker's usual week."""
+USUAL_RETENTION: Final = timedelta(days=7)
+"""What is taken for a topic's retention that is not stated: a broker's usual week."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,7 @@ class Effective:
     @property
     def needed_ttl(self) -> timedelta:
         """How long a claim must be kept to recognise whatever can come again."""
-        lengths = [window.length for window in self.windows]
-        return SAFETY * max(lengths) if lengths else UNKNOWN_TTL
+        return SAFETY * max(window.length for window in self.windows)
 
     @property
     def replay_refusal(self) -> str | None:
@@ -217,7 +216,7 @@ def settle(policy: Policy, consumer: str, topic: str | None) -> Effective:
         parking_owner=own.parking.owner or own.dlq.owner,
         side_effects=effects,
         windows=(),
-        claims_ttl=UNKNOWN_TTL,
+        claims_ttl=timedelta(),
         decided_by=_decided(said, consumer, own, topic, shared),
     )
     made = replace(made, windows=_windows(made))
@@ -301,15 +300,12 @@ def _holds_keys(own: ConsumerPolicy, ordering: Ordering) -> bool:
 
 def _windows(made: Effective) -> tuple[Window, ...]:
     own, name = made.consumer, made.consumer_name
-    found = []
-    if made.topic_name is not None and made.topic.retention is not None:
-        path = topic_path(made.topic_name, "retention")
-        found.append(Window(f"the retention of {made.topic_name}", made.topic.retention, path))
+    found = [_retention(made)]
     if made.replay_window is not None and made.replay is not ReplayAllowed.NO:
         by = made.decided_by.get("replay_window")
         if by is not None:
             found.append(Window("the replay window", made.replay_window, by))
-    if own.dlq.enabled and own.dlq.keep is not None:
+    if own.dlq.keep is not None:
         found.append(
             Window("the age of dead letters", own.dlq.keep, consumer_path(name, "dlq.keep"))
         )
@@ -317,3 +313,15 @@ def _windows(made: Effective) -> tuple[Window, ...]:
         path = consumer_path(name, "parking.keep")
         found.append(Window("the age of parked messages", own.parking.keep, path))
     return tuple(found)
+
+
+def _retention(made: Effective) -> Window:
+    topic, length = made.topic_name, made.topic.retention
+    if topic is None:
+        path = consumer_path(made.consumer_name, "topics")
+        return Window("the usual retention of a topic", USUAL_RETENTION, path)
+    path = topic_path(topic, "retention")
+    if length is None:
+        what = f"the usual retention of a topic, as that of {topic} is not stated,"
+        return Window(what, USUAL_RETENTION, path)
+    return Window(f"the retention of {topic}", length, path)

@@ -304,7 +304,7 @@ QUESTIONS: Final = (
         "Is the DLQ owned?",
         "dlq.owner",
         _owned,
-        ("dlq-without-owner", "dlq-topic-is-read", "unreadable-unheard"),
+        ("dlq-without-owner", "dlq-topic-is-read", "unreadable-unheard", "parked-without-review"),
     ),
     Question(
         "Is replay safe?",

@@ -50,7 +50,7 @@ def _replay_unsafe(case: Case) -> Iterator[Nouns]:
 def _ttl_too_short(case: Case) -> Iterator[Nouns]:
     e = case.effective
     claims = STRATEGIES[case.own.idempotency.strategy].claims
-    if not claims or not e.windows or e.claims_ttl >= e.needed_ttl:
+    if not claims or e.claims_ttl >= e.needed_ttl:
         return
     longest = max(e.windows, key=lambda window: window.length)
     yield {
@@ -141,8 +141,10 @@ EFFECT_RULES: Final = (
         "retention-unknown",
         Severity.NOTE,
         "claims.ttl",
-        once(lambda case: not case.effective.windows and case.own.claims.ttl is not None),
-        "the retention of {topic} is not stated, so claims.ttl cannot be compared with it",
+        once(
+            lambda case: case.effective.topic.retention is None and case.own.claims.ttl is not None
+        ),
+        "the retention of {topic} is not stated, so claims.ttl is compared with the usual week",
         "state the topic's retention",
     ),
     Rule(

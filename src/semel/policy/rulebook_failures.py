@@ -256,6 +256,20 @@ FAILURE_RULES: Final = (
         "name a team in parking.owner",
     ),
     Rule(
+        "parked-without-review",
+        Severity.WARN,
+        "dlq.manualReviewRequired",
+        once(
+            lambda case: (
+                case.own.dlq.manual_review_required
+                and case.effective.on_exhausted is OnExhausted.PARK
+            )
+        ),
+        "a review is required of dead letters, and {consumer} parks what it cannot handle: that "
+        "is released or replayed without anybody having looked at it",
+        "set onExhausted: dlq, or take dlq.manualReviewRequired out",
+    ),
+    Rule(
         "no-lag-alert",
         Severity.WARN,
         "lagSlo",

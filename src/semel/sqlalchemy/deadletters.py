@@ -82,16 +82,6 @@ class SqlDeadLetters:
         gone = await self._run(delete(dead_letter).where(_me(consumer, message_id)))
         return bool(gone.rowcount)
 
-    async def count_replay(self, consumer: str, message_id: str) -> int:
-        """Note that it is sent back once more; return how often, 0 where there is none."""
-        counted = (
-            update(dead_letter)
-            .where(_me(consumer, message_id))
-            .values(replays=_C.replays + 1)
-            .returning(_C.replays)
-        )
-        return int((await self._run(counted)).scalar() or 0)
-
     async def erase(self, which: DeadLetterFilter) -> int:
         """Remove payload and headers of matching letters; hashes and reasons stay."""
         erased = (
@@ -145,7 +135,6 @@ def _values(letter: DeadLetter) -> dict[str, Any]:
         "needs_review": int(letter.needs_review),
         "expected_hash": letter.expected_hash,
         "erased_at": None if letter.erased_at is None else to_us(letter.erased_at),
-        "replays": letter.replays,
     }
 
 
@@ -164,5 +153,4 @@ def _letter(row: Row[Any]) -> DeadLetter:
         needs_review=bool(row.needs_review),
         expected_hash=row.expected_hash,
         erased_at=seconds_or_none(row.erased_at),
-        replays=row.replays,
     )

@@ -44,6 +44,8 @@ STORE: Final = (
     .returning(_M.place)
 )
 
+WITHDRAW: Final = delete(inbox_message).where(*_ME)
+
 GET: Final = select(inbox_message).where(*_ME)
 
 _KEY_WAITS: Final = (
@@ -136,6 +138,10 @@ class SqlInboxStore:
     async def store(self, message: InboxMessage) -> bool:
         """Write a message that is due at once; False where its id is there already."""
         return (await self._run(STORE, _row(message))).first() is not None
+
+    async def withdraw(self, consumer: str, message_id: str) -> None:
+        """Remove a message that *this* transaction stored, as if it had never come."""
+        await self._run(WITHDRAW, _me(consumer, message_id))
 
     async def take_due(self, consumer: str, limit: int) -> Sequence[InboxMessage]:
         """Lock and return unprocessed messages that are due, in order of arrival."""

@@ -117,7 +117,6 @@ dead_letter: Final = Table(
     counted("needs_review", "1: a person must have looked at it before it is handled again"),
     short_text("expected_hash", "for a conflict: the payload that came first"),
     time_us("erased_at", "when its payload was erased", null=True),
-    counted("replays", "how often it was sent back; the loop guard counts it"),
     originals(),
     Index("ix_dead_letter_age", "consumer", "first_failed_at", "message_id"),
     comment="messages that could not be handled: owned, and replayable",

@@ -19,6 +19,7 @@ from semel.messaging.claims import (
     Terminal,
     found_of,
 )
+from semel.messaging.waiting import WaitingMessage, Waits
 from semel.testing.contracts.claims_table import TAKEN, WITH_A_ROW
 from semel.testing.contracts.claims_world import (
     CONSUMER,
@@ -35,6 +36,7 @@ from semel.testing.contracts.claims_world import (
     look_up,
     rolled_back,
 )
+from semel.testing.contracts.deadletters import LETTER
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 
 
@@ -334,6 +336,25 @@ class RetentionRules(DatabaseContract):
 
         assert (first, second) == (4, 2)
         assert left == [4, 5]
+
+    @in_world
+    async def test_retention_keeps_the_claims_of_messages_that_can_be_sent_back(
+        self, world: DatabaseWorld
+    ) -> None:
+        async with world.database.begin() as unit:
+            for name in ("buried", "waiting", "over"):
+                await unit.claims.mark_completed(CONSUMER, name)
+            letter = replace(LETTER, consumer=CONSUMER, message_id="buried")
+            await unit.dead_letters.put(letter)
+            await unit.dead_letters.put(replace(letter, consumer="shipping", message_id="over"))
+            await unit.waiting.put(
+                WaitingMessage(CONSUMER, "waiting", Waits.RETRY, key=None, payload=b"")
+            )
+        await world.age(WEEK_SECONDS)
+
+        async with world.database.begin() as unit:
+            assert await unit.claims.delete_expired(CONSUMER, 1, 100) == 1
+        assert await look_up(world, "over") is None
 
     @in_world
     async def test_retention_leaves_other_consumers_alone(self, world: DatabaseWorld) -> None:

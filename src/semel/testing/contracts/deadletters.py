@@ -200,22 +200,6 @@ class DeadLettersContract(DatabaseContract):
         assert await count(world, DeadLetterFilter()) == 2
 
     @in_world
-    async def test_replays_are_counted_and_a_new_failure_does_not_forget_them(
-        self, world: DatabaseWorld
-    ) -> None:
-        await put(world, LETTER)
-
-        async with world.database.begin() as unit:
-            assert await unit.dead_letters.count_replay("billing", "m1") == 1
-            assert await unit.dead_letters.count_replay("billing", "m1") == 2
-            assert await unit.dead_letters.count_replay("billing", "nobody") == 0
-        await put(world, replace(LETTER, attempts=6))
-
-        found = await get(world, "m1")
-        assert found is not None
-        assert (found.replays, found.attempts) == (2, 6)
-
-    @in_world
     async def test_erasing_leaves_hashes_and_reasons(self, world: DatabaseWorld) -> None:
         await put(world, LETTER, replace(LETTER, message_id="m2", key="customer-8"))
 

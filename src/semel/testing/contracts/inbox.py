@@ -82,6 +82,18 @@ class InboxContract(DatabaseContract):
             assert await unit.inbox.get("stock", "1") is None
 
     @in_world
+    async def test_what_is_withdrawn_was_never_there(self, world: DatabaseWorld) -> None:
+        await store(world.database, message("2"), message("1", consumer="audit"))
+        async with world.database.begin() as unit:
+            await unit.inbox.store(message("1"))
+            await unit.inbox.withdraw("stock", "1")
+            assert await unit.inbox.get("stock", "1") is None
+
+        assert await due(world.database) == ["2"]
+        assert await due(world.database, consumer="audit") == ["1"]
+        assert await store(world.database, message("1")) == [True]
+
+    @in_world
     async def test_ids_and_keys_of_any_text_stay_apart_and_come_back(
         self, world: DatabaseWorld
     ) -> None:
