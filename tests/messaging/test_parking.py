@@ -224,6 +224,27 @@ class ParkingActs(DatabaseContract):
         assert await acts(world) == [("ann", "park.skip", "m1")]
 
     @in_world
+    async def test_nothing_is_decided_about_a_message_that_an_owner_is_handling(self, world):
+        await park(world, "m1")
+        asked = await ask_to_delete(world.database, BILLING, "m1", **ANN)
+        await release(world.database, BILLING, "m1", **ANN)
+        async with world.database.begin() as unit:
+            held = await unit.claims.lease(BILLING, ClaimRequest("m1"), owner="a", seconds=60)
+
+        for decide in (
+            lambda: skip(world.database, BILLING, "m1", **ANN),
+            lambda: fix(world.database, BILLING, "m1", NEW, ids=KeepId(), **ANN),
+            lambda: fix(world.database, BILLING, "m1", NEW, ids=NewId("m2"), **ANN),
+            lambda: approve_delete(world.database, asked.number, **BOB),
+        ):
+            with pytest.raises(NotPossible, match="an owner is handling it"):
+                await decide()
+
+        assert await queue(world) == [("m1", "retry")]
+        async with world.database.begin() as unit:
+            assert await unit.claims.mark_completed(BILLING, "m1", held.fence)
+
+    @in_world
     async def test_skipping_needs_a_reason_and_a_name(self, world):
         await park(world, "m1")
 
