@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.memory.database import MemoryDatabase
 from semel.message import Message
-from semel.messaging.cancelling import called, end
+from semel.messaging.cancelling import called, end, owned
 from semel.messaging.claims import ClaimState
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import RetryableMessageError
@@ -65,19 +66,40 @@ async def a_cancelled_library() -> None:
     await task
 
 
+async def itself() -> None:
+    itself_and_goes_on()
+    await asyncio.Event().wait()
+
+
+def itself_and_goes_on() -> None:
+    me = asyncio.current_task()
+    assert me is not None
+    me.cancel()
+
+
+async def itself_and_returns() -> None:
+    itself_and_goes_on()
+
+
+CANCELLATIONS = [a_cancelled_library, itself, itself_and_returns]
+
+
 class CancelledHandlers:
     """A handler out of which a cancellation comes that nobody asked for."""
 
     world: Callable[[], Any]
 
+    @pytest.mark.parametrize("cancelled", CANCELLATIONS, ids=lambda one: one.__name__)
     @pytest.mark.parametrize("mode", Mode)
-    def test_a_cancellation_out_of_a_handler_is_its_failure_and_the_runner_goes_on(self, mode):
+    def test_a_cancellation_out_of_a_handler_is_its_failure_and_the_runner_goes_on(
+        self, mode, cancelled
+    ):
         calls: list[str] = []
 
         async def handle(message: Message, session: Any) -> None:
             calls.append(message.id)
             if message.id == "m1":
-                await a_cancelled_library()
+                await cancelled()
 
         async def scenario() -> None:
             async with self.world() as world:
@@ -131,6 +153,47 @@ def test_a_cancellation_of_the_caller_is_not_a_failure_of_the_handler():
         assert running.cancelled()
         with pytest.raises(RetryableMessageError):
             await called(a_cancelled_library())
+
+    asyncio.run(scenario())
+
+
+def test_a_cancellation_that_a_handler_has_taken_care_of_is_none():
+    async def handle() -> str:
+        with suppress(asyncio.CancelledError):
+            await itself()
+        return "done"
+
+    async def scenario() -> None:
+        work = owned(called(handle()))
+
+        assert await work == "done"
+        assert work.cancelling() == 0
+
+    asyncio.run(scenario())
+
+
+def test_work_that_is_cancelled_together_with_its_owner_has_not_failed():
+    """As `asyncio.run` does at its end."""
+
+    async def scenario() -> None:
+        began: asyncio.Future[asyncio.Task[Any]] = asyncio.get_running_loop().create_future()
+
+        async def own() -> None:
+            work = owned(called(asyncio.Event().wait()))
+            await asyncio.sleep(0)
+            began.set_result(work)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.wait({work}, timeout=SOON)
+
+        owner = asyncio.create_task(own())
+        work = await began
+        owner.cancel()
+        work.cancel()
+        await asyncio.wait({owner, work}, timeout=SOON)
+
+        assert work.cancelled()
 
     asyncio.run(scenario())
 

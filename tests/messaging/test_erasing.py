@@ -8,19 +8,20 @@ from dataclasses import replace
 
 import pytest
 
+from semel.codec import RawCodec
 from semel.errors import Retryable
 from semel.message import Coordinates, Message
 from semel.messaging.claims import ClaimState
 from semel.messaging.consumer import consumer
 from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.erase import Erased, erase
-from semel.messaging.failure import NonRetryableMessageError
+from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handling import handle_message
 from semel.messaging.inbox_worker import InboxWorker
 from semel.messaging.inboxes import Inbox
 from semel.messaging.leased import handle_leased
 from semel.messaging.outbox import parent_of
-from semel.messaging.outcome import DeadLettered, Refused
+from semel.messaging.outcome import DeadLettered, Handled, Refused
 from semel.messaging.parking import KeepId, NewId, fix
 from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
 from semel.messaging.retrying import retry_due
@@ -150,6 +151,25 @@ class Erasing:
         assert (claim.state, claim.result) == (ClaimState.COMPLETED, None)
         assert begun == ["fails"]
         assert isinstance(outcome, DeadLettered)
+        assert await payloads(world) == []
+
+    @in_world
+    async def test_a_retry_under_a_lease_is_completed_after_the_erasing(self, world):
+        @consumer(BILLING, policy=ConsumerSettings(retry=TWICE), codec=RawCodec())
+        async def handle(message, lease):
+            if message.attempt == 1:
+                raise RetryableMessageError("down")
+            await erased(world, message_id=message.id)
+
+        async def leased(message, waiting):
+            return await handle_leased(handle, world.database, message, "w1", waiting=waiting)
+
+        await handle_leased(handle, world.database, message(), "w1")
+        ((_, outcome),) = await retry_due(handle, world.database, handle=leased)
+
+        assert isinstance(outcome, Handled)
+        assert (await claim_of(world, "m1")).state is ClaimState.COMPLETED
+        assert await waiting_of(world, "m1") is None
         assert await payloads(world) == []
 
     @in_world

@@ -6,10 +6,12 @@ import json
 
 import pytest
 
+from semel.codec import FromPayload
 from semel.errors import Misuse
 from semel.message import digest_of
 from semel.messaging.acts import NoSuchMessage, NotPossible
 from semel.messaging.claims import ClaimRequest, ClaimState, Duplicate, Terminal
+from semel.messaging.consumer import consumer
 from semel.messaging.deletion import SamePerson, approve_delete, ask_to_delete, refuse_delete
 from semel.messaging.parking import (
     KeepId,
@@ -21,6 +23,8 @@ from semel.messaging.parking import (
     release_key,
     skip,
 )
+from semel.messaging.retrying import retry_due
+from semel.messaging.settings import ConsumerSettings
 from semel.messaging.waiting import WaitingFilter, Waits
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import (
@@ -108,6 +112,23 @@ class ParkingActs(DatabaseContract):
         assert first.reason == "revision 1 of m1"
         assert isinstance(again, Duplicate)
         assert (await details(world))["new_id"] == "m1-b"
+
+    @in_world
+    async def test_a_message_that_waits_for_its_time_is_handled_then_under_its_new_id(self, world):
+        await park(world, "m1", "m2", key="k")
+        await release(world.database, BILLING, "m1", **ANN)
+        handled = []
+
+        @consumer(BILLING, policy=ConsumerSettings(holds_keys=True), id_from=FromPayload("id"))
+        async def handle(message, session):
+            handled.append((message.id, message.payload, message.attempt))
+
+        await fix(world.database, BILLING, "m1", NEW, ids=NewId("m1-b"), **ANN)
+        await retry_due(handle, world.database)
+
+        assert handled == [("m1-b", json.loads(NEW), 1)]
+        assert (await claim_of(world, "m1-b")).state is ClaimState.COMPLETED
+        assert await queue(world) == [("m2", "behind")]
 
     @in_world
     async def test_neither_payload_gets_into_the_audit_trail(self, world):
@@ -201,6 +222,27 @@ class ParkingActs(DatabaseContract):
         row = await claim_of(world, "m1")
         assert (row.state, row.error_code) == (ClaimState.COMPLETED, "SKIPPED")
         assert await acts(world) == [("ann", "park.skip", "m1")]
+
+    @in_world
+    async def test_nothing_is_decided_about_a_message_that_an_owner_is_handling(self, world):
+        await park(world, "m1")
+        asked = await ask_to_delete(world.database, BILLING, "m1", **ANN)
+        await release(world.database, BILLING, "m1", **ANN)
+        async with world.database.begin() as unit:
+            held = await unit.claims.lease(BILLING, ClaimRequest("m1"), owner="a", seconds=60)
+
+        for decide in (
+            lambda: skip(world.database, BILLING, "m1", **ANN),
+            lambda: fix(world.database, BILLING, "m1", NEW, ids=KeepId(), **ANN),
+            lambda: fix(world.database, BILLING, "m1", NEW, ids=NewId("m2"), **ANN),
+            lambda: approve_delete(world.database, asked.number, **BOB),
+        ):
+            with pytest.raises(NotPossible, match="an owner is handling it"):
+                await decide()
+
+        assert await queue(world) == [("m1", "retry")]
+        async with world.database.begin() as unit:
+            assert await unit.claims.mark_completed(BILLING, "m1", held.fence)
 
     @in_world
     async def test_skipping_needs_a_reason_and_a_name(self, world):

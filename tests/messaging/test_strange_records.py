@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +18,14 @@ from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.handling import handle_message
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.inboxes import message_of
-from semel.messaging.outcome import Conflicted, Handled, ParkedAway, RetryStored, Skipped
+from semel.messaging.outcome import (
+    Conflicted,
+    DeadLettered,
+    Handled,
+    ParkedAway,
+    RetryStored,
+    Skipped,
+)
 from semel.messaging.replay_sources import letter_message
 from semel.messaging.retry import RetryMode, RetryPolicy
 from semel.messaging.retrying import RetryWorker, retry_due
@@ -122,6 +131,27 @@ class StrangeRecords(DatabaseContract):
         await retry_due(service.consumer, world.database)
 
         assert [got.key for got in service.got] == [message.key]
+
+    @in_world
+    async def test_a_time_that_no_clock_shows_keeps_no_message_from_its_end(
+        self, world: DatabaseWorld
+    ) -> None:
+        """A producer gave nanoseconds for milliseconds, say."""
+        service = Service(raw_reading())
+        once = Service(raw_reading(), ConsumerSettings(retry=RetryPolicy(max_attempts=1)))
+        for number, strange in enumerate((1.7e15, -1.7e15, 1e300, math.inf, -math.inf, math.nan)):
+            service.failures = once.failures = 1
+            waits, dies = (
+                replace(record(b"x", b"%s%d" % (name, number)), timestamp=strange)
+                for name in (b"waits", b"dies")
+            )
+
+            stored = await handle_message(service.consumer, world.database, service.read(waits))
+            buried = await handle_message(once.consumer, world.database, once.read(dies))
+            ((_, handled),) = await retry_due(service.consumer, world.database)
+
+            assert (type(stored), type(buried)) == (RetryStored, DeadLettered)
+            assert isinstance(handled, Handled)
 
     @in_world
     async def test_a_strange_key_does_not_end_the_runner(self, world: DatabaseWorld) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse, Permanent
-from semel.messaging.claims import ClaimState, Failure
+from semel.messaging.claims import ClaimState, Failure, is_leased
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.revisions import Revision
@@ -138,3 +138,17 @@ async def need_not_handled(unit: Unit, consumer: str, message_id: str) -> None:
             "a message with this id was handled already, and its claim never opens again; give "
             "it a new id, or skip it",
         )
+
+
+async def need_nobody_at_it(unit: Unit, consumer: str, message_id: str) -> None:
+    """See that no owner handles a message now, whose place in the waiting room is locked.
+
+    Its effect may have happened already, whatever a person decides about it.
+
+    Raises:
+        NotPossible: an owner holds it under a lease that lasts.
+    """
+    row = await unit.claims.look_up(consumer, message_id)
+    if row is not None and is_leased(row, await unit.now()):
+        why = f"an owner is handling it ({row.owner}); look again when its lease has ended"
+        raise NotPossible(consumer, message_id, why)

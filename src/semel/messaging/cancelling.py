@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Coroutine
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 from semel.messaging.failure import RetryableMessageError
 
@@ -13,20 +14,55 @@ Result = TypeVar("Result")
 Work = asyncio.Task[Any]
 
 
+_OWNERS: Final[WeakKeyDictionary[Work, Work]] = WeakKeyDictionary()
+_ENDED: Final[WeakSet[Work]] = WeakSet()
+
+
+def owned(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    """Begin work of the current task's, which cancels it by `end` and in no other way.
+
+    So that a handler that cancels the task it runs in can be told from somebody who ends it.
+    """
+    task = asyncio.create_task(work)
+    owner = asyncio.current_task()
+    if owner is not None:
+        _OWNERS[task] = owner
+    return task
+
+
 async def called(call: Awaitable[Result]) -> Result:
     """Await code of a consumer's; a cancellation that nobody asked for is its failure.
 
     Raises:
-        RetryableMessageError: what it waited for was cancelled, and not this task.
+        RetryableMessageError: what it waited for was cancelled, or it cancelled its own task.
     """
+    task = asyncio.current_task()
     try:
-        return await call
+        result = await call
+        if task is not None and task.cancelling() and not _is_ending(task):
+            # One that it asked for and did not wait for comes here, and not to the commit.
+            await asyncio.sleep(0)
+            _forgive(task)
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if task is None or _is_ending(task):
             raise
+        _forgive(task)
         why = "what the handler waited for was cancelled"
         raise RetryableMessageError(why, "HANDLER_CANCELLED") from error
+    return result
+
+
+def _is_ending(task: Work) -> bool:
+    """Tell whether a task was cancelled by anybody else than the code that runs in it."""
+    if not task.cancelling():
+        return False
+    owner = _OWNERS.get(task)
+    return owner is None or task in _ENDED or owner.done() or owner.cancelling() > 0
+
+
+def _forgive(task: Work) -> None:
+    while task.cancelling():
+        task.uncancel()
 
 
 async def end(tasks: Collection[Work], seconds: float | None = None) -> bool:
@@ -37,6 +73,7 @@ async def end(tasks: Collection[Work], seconds: float | None = None) -> bool:
     """
     running = {task for task in tasks if not task.done()}
     for task in running:
+        _ENDED.add(task)
         task.cancel()
     until = None if seconds is None else monotonic() + seconds
     cancelled: asyncio.CancelledError | None = None

@@ -255,6 +255,11 @@ def refusal(row: ClaimRow, payload_hash: str, now: float) -> NotOurs | None:
             return None
 
 
+def is_leased(row: ClaimRow, now: float) -> bool:
+    """Tell whether an owner holds the message under a lease that lasts."""
+    return found_of(row, "", now) is Found.LEASE_LIVE
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
     """Which message is to be claimed."""

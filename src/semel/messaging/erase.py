@@ -18,7 +18,7 @@ from typing import Final
 from semel.errors import Misuse, Retryable
 from semel.messaging.acts import ERASED, need_actor, need_reason, overrule
 from semel.messaging.audit import Act
-from semel.messaging.claims import ClaimState, Failure
+from semel.messaging.claims import ClaimState, Failure, is_leased
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.ids import hash_of_key
@@ -168,7 +168,9 @@ async def _erase_waiting(unit: Unit, which: WaitingFilter, progress: Callable[[i
 
 async def _close(unit: Unit, consumer: str, message_id: str, attempts: int) -> None:
     row = await unit.claims.look_up(consumer, message_id)
-    if row is None or row.error_code != ERASED:
+    # Whoever handles it under a lease ends it, with its effect or without its payload.
+    is_held = row is not None and is_leased(row, await unit.now())
+    if not is_held and (row is None or row.error_code != ERASED):
         await overrule(unit, consumer, message_id, Failure(ClaimState.PARKED, attempts, ERASED))
     if row is None or row.erased_at is None:
         await unit.claims.erase(consumer, message_id)

@@ -13,10 +13,14 @@ from semel.codec import Unread, Unreadable
 from semel.message import Message, digest_of, text_of
 from semel.messaging.acts import ERASED
 from semel.messaging.claims import (
+    Claimed,
+    ClaimRequest,
     ClaimState,
     Conflict,
     Duplicate,
     Failure,
+    HeldElsewhere,
+    NotClaimable,
     Parked,
     Terminal,
     refusal,
@@ -28,7 +32,7 @@ from semel.messaging.deadletters import DeadLetter
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.filing import conflict_id
 from semel.messaging.letter_topic import keep_letter
-from semel.messaging.notes import forget_note, this_process
+from semel.messaging.notes import LEFT_SECONDS, forget_note, this_process
 from semel.messaging.outcome import (
     Conflicted,
     DeadLettered,
@@ -223,6 +227,22 @@ async def park_poison(
 ) -> Outcome | None:
     """Park a message that takes its process with it."""
     return await _park(unit, consumer, message, failure, claim or Held())
+
+
+async def fence_to_park(unit: Unit, consumer: Consumer, request: ClaimRequest) -> int | None:
+    """Take a message as its next owner would, to park it in this transaction; return the fence.
+
+    None where nobody can take it: it is over, parked already, or not due.
+
+    Raises:
+        NotClaimable: another owner holds it, whatever it was when somebody looked at it.
+    """
+    answer = await unit.claims.lease(
+        consumer.name, request, owner=this_process(), seconds=LEFT_SECONDS
+    )
+    if isinstance(answer, HeldElsewhere):
+        raise NotClaimable(consumer.name, request.message_id, answer)
+    return answer.fence if isinstance(answer, Claimed) else None
 
 
 async def leave_the_room(unit: Unit, consumer: str, message_id: str) -> None:

@@ -20,7 +20,7 @@ from typing import Generic, TypeAlias, TypeVar
 from semel.codec import FromKey, Unreadable
 from semel.errors import Misuse
 from semel.message import Message, Partition, Record
-from semel.messaging.cancelling import end
+from semel.messaging.cancelling import end, owned
 from semel.messaging.outcome import Ack, Nack, Settlement
 
 Item = TypeVar("Item")
@@ -167,9 +167,7 @@ async def run_lanes(
         raise Misuse(f"a concurrency of {concurrency} runs nothing")
     ran: Ran[Item] = Ran()
     waiting = iter(lanes)
-    runners = [
-        asyncio.create_task(_run(waiting, worker, ran)) for _ in range(min(concurrency, len(lanes)))
-    ]
+    runners = [owned(_run(waiting, worker, ran)) for _ in range(min(concurrency, len(lanes)))]
     if not runners:
         return ran
     try:

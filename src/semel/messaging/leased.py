@@ -30,7 +30,7 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import InDoubt, Retryable, SemelError
 from semel.message import Message
-from semel.messaging.cancelling import end
+from semel.messaging.cancelling import end, owned
 from semel.messaging.claims import (
     Claimed,
     ClaimLost,
@@ -222,7 +222,7 @@ async def _under_lease(
     """Run the handler and complete with the renewal beside both; a lost lease ends the handler."""
     settings = consumer.settings
     with handling(consumer.name, state.message):
-        work = asyncio.create_task(consumer.invoke(state.message, lease))
+        work = owned(consumer.invoke(state.message, lease))
     renewal = asyncio.create_task(_renew(lease, settings.lease_seconds, asked_at, clock))
     try:
         await asyncio.wait({work, renewal}, return_when=asyncio.FIRST_COMPLETED)

@@ -14,12 +14,12 @@ from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, NeedsOperator, Retryable, SemelError
 from semel.message import Coordinates, Message, Record, raw_of, value_of
-from semel.messaging.acts import ERASED, overrule
-from semel.messaging.claims import ClaimState, Failure
+from semel.messaging.acts import ERASED
+from semel.messaging.claims import ClaimRequest, ClaimState, Failure, NotClaimable
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, TransactionEnded
 from semel.messaging.draining import drain
-from semel.messaging.failing import leave_the_room
+from semel.messaging.failing import fence_to_park, leave_the_room
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handling import attempt, classify
 from semel.messaging.notes import forget_note, note_tries, outliving
@@ -174,7 +174,12 @@ async def _set_aside(
             return Skipped()
         code = why.code if now.erased_at is None else ERASED
         failure = Failure(ClaimState.PARKED, now.attempts, code)
-        if not await overrule(unit, consumer.name, now.message_id, failure):
+        try:
+            fence = await fence_to_park(unit, consumer, ClaimRequest(now.message_id))
+        except NotClaimable:
+            return RetryLater(consumer.settings.held_retry_seconds, why)
+        await unit.claims.reopen(consumer.name, now.message_id)
+        if not await unit.claims.mark_failed(consumer.name, now.message_id, failure, fence):
             await leave_the_room(unit, consumer.name, now.message_id)
             return Skipped()
         parked = replace(now, waits=Waits.PARKED, reason=why.reason, exception=why.exception)

@@ -23,7 +23,7 @@ from semel.measures import MEASURES, Metric
 from semel.message import Coordinates, Message, Partition, Record
 from semel.messaging.batch import NOT_ATTEMPTED, consume_many
 from semel.messaging.broker import Subscription
-from semel.messaging.cancelling import end
+from semel.messaging.cancelling import end, owned
 from semel.messaging.careful import Membership
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
@@ -97,7 +97,7 @@ class Runner:
         Raises:
             NeedsOperator: the broker no longer has what was not handled yet; nothing is skipped.
         """
-        retrying = asyncio.create_task(self._retries.run())
+        retrying = owned(self._retries.run())
         try:
             try:
                 while not self._stopping.is_set():
@@ -211,7 +211,7 @@ class Runner:
             await self._settling.measure_lag()
 
     async def _work(self, records: Sequence[Record]) -> None:
-        work = asyncio.create_task(self._handle_all(records))
+        work = owned(self._handle_all(records))
         stop = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)

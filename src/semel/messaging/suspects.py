@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -23,11 +23,20 @@ from semel.codec import Unread, Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.measures import MEASURES, Metric
 from semel.message import Message, Record
-from semel.messaging.claims import TERMINAL, ClaimRow, ClaimState, Duplicate, HeldElsewhere, refusal
+from semel.messaging.claims import (
+    TERMINAL,
+    ClaimRequest,
+    ClaimRow,
+    ClaimState,
+    Duplicate,
+    HeldElsewhere,
+    refusal,
+)
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, Unit
 from semel.messaging.failing import (
     Held,
+    fence_to_park,
     leave_the_room,
     park_poison,
     write_failure,
@@ -158,7 +167,7 @@ async def _begin(consumer: Consumer, database: Database, suspect: _Suspect) -> _
             raise _IsSuspected
         aside: Outcome | None = None
         if runs is _Runs.ASIDE or tries > suspect.deaths:
-            aside = await _put_aside(unit, consumer, suspect, runs, row)
+            aside = await _put_aside(unit, consumer, suspect, runs)
         if runs is _Runs.OVER or aside is not None:
             await forget_note(unit, name, message.id)
     reach(CrashPoint.CAREFUL_ATTEMPT_AFTER, name)
@@ -217,9 +226,7 @@ async def _runs(unit: Unit, consumer: Consumer, suspect: _Suspect, row: ClaimRow
 _OVER: Final = TERMINAL | {ClaimState.PARKED}
 
 
-async def _put_aside(
-    unit: Unit, consumer: Consumer, suspect: _Suspect, runs: _Runs, row: ClaimRow | None
-) -> Outcome:
+async def _put_aside(unit: Unit, consumer: Consumer, suspect: _Suspect, runs: _Runs) -> Outcome:
     if runs is _Runs.ASIDE:
         if suspect.waiting is not None:
             await leave_the_room(unit, consumer.name, suspect.message.id)
@@ -227,15 +234,15 @@ async def _put_aside(
     limit = consumer.settings.poison_attempts
     reason = f"the process died {limit} times while it handled this message alone"
     failure = Classified(FailureClass.POISON, CRASHED, reason, "")
-    # A lease that had ended may have been taken over since: then this changes nothing.
-    fence = row.fence if row is not None and row.state is ClaimState.IN_PROGRESS else None
-    held = Held(fence=fence, from_waiting=suspect.waiting is not None)
+    held = Held(from_waiting=suspect.waiting is not None)
     message = suspect.message.tried(limit)
     if runs is _Runs.AGAIN:
         # Its effect is durable, so there is nothing to park; what it sends may be lost.
         found = await write_failure(unit, consumer, message.repeated(), failure, claim=held)
     else:
-        found = await park_poison(unit, consumer, message, failure, held)
+        # It may have been leased since it was looked at.
+        fence = await fence_to_park(unit, consumer, ClaimRequest.of(message))
+        found = await park_poison(unit, consumer, message, failure, replace(held, fence=fence))
     return Skipped() if found is None else found
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 from sqlalchemy import select, text
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.exc import InterfaceError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransaction
 
+from semel.errors import Misuse
 from semel.messaging.changes import RowChange
 from semel.messaging.database import TransactionEnded
 from semel.messaging.failure import Classification
@@ -156,7 +157,7 @@ class SqlDatabase:
             finally:
                 connection.let_go()
                 await session.release()
-            await _committed(transaction.commit())
+            await _committed(transaction, connection)
         except BaseException:
             # Also where the commit was refused: the pool does not reset a connection whose
             # transaction SQLAlchemy believes to be over, and SQLite's would stay open.
@@ -176,18 +177,28 @@ class SqlDatabase:
             await self.engine.dispose()
 
 
-async def _rolled_back(connection: AsyncConnection) -> None:
-    try:
+async def _rolled_back(connection: UnitConnection) -> None:
+    """Roll back; a connection that may still be in its transaction is given up with it.
+
+    A driver refuses to end a transaction while a statement runs that a handler left behind, and
+    SQLAlchemy believes that it is over: the next one to get the connection would be in it.
+    """
+    with suppress(SQLAlchemyError, OSError):
         await connection.rollback()
-    except (SQLAlchemyError, OSError):
-        # The connection is gone, and with it the transaction.
-        return
+    if not connection.closed and connection.is_in_transaction is not False:
+        await connection.invalidate()
 
 
-async def _committed(commit: Any) -> None:
+async def _committed(transaction: AsyncTransaction, connection: UnitConnection) -> None:
     try:
-        await commit
+        await transaction.commit()
     except (SQLAlchemyError, OSError) as error:
+        if isinstance(error, InterfaceError) and connection.is_in_transaction:
+            # The driver's own refusal, and not the database's: nothing was sent.
+            raise Misuse(
+                "a handler ended while a statement of its session still ran, which cannot be "
+                "committed: nothing of it was kept. Await whatever was started before returning"
+            ) from error
         if code_of(error) == "CONNECTION_LOST":
             raise CommitInDoubt(
                 "the commit was sent and the connection ended before the answer; "

@@ -147,6 +147,13 @@ class UnitConnection(AsyncConnection):
         hold = self._hold
         return hold is not None and hold.has_ended
 
+    @property
+    def is_in_transaction(self) -> bool | None:
+        """What the driver says; None where it does not, or the connection is gone."""
+        if self.invalidated or self.closed:
+            return None
+        return _is_in_transaction(self._inside.connection.driver_connection)
+
     def _refuse_while_held(self, what: str) -> None:
         if self._hold is not None:
             refuse(what)
@@ -190,7 +197,7 @@ class UnitConnection(AsyncConnection):
         hold = self._hold
         if hold is None or not hold.has_begun or self.invalidated or self.closed:
             return
-        if hold.has_ended or _is_idle(self._inside.connection.driver_connection):
+        if hold.has_ended or self.is_in_transaction is False:
             hold.has_ended = True
             raise TransactionEnded
 
@@ -211,11 +218,11 @@ class UnitConnection(AsyncConnection):
             raise TransactionEnded
 
 
-def _is_idle(driver: Any) -> bool:
-    """Tell whether a living connection has no transaction; False where the driver is silent."""
+def _is_in_transaction(driver: Any) -> bool | None:
     if hasattr(driver, "is_in_transaction"):  # asyncpg
-        return not driver.is_closed() and not driver.is_in_transaction()
+        return None if driver.is_closed() else bool(driver.is_in_transaction())
     if hasattr(driver, "in_transaction"):  # aiosqlite
-        return not driver.in_transaction
+        return bool(driver.in_transaction)
     status = getattr(getattr(driver, "info", None), "transaction_status", None)  # psycopg
-    return getattr(status, "name", "") == "IDLE"
+    name = getattr(status, "name", "UNKNOWN")
+    return None if name == "UNKNOWN" else name != "IDLE"

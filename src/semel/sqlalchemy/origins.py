@@ -19,7 +19,7 @@ from semel.messaging.ids import stored_id
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.waiting import WaitingMessage
 from semel.sqlalchemy.encoding import headers_from_text, headers_to_text
-from semel.sqlalchemy.times import to_seconds, to_us
+from semel.sqlalchemy.times import to_seconds, told_us
 
 
 def origin_values(carried: DeadLetter | WaitingMessage | InboxMessage) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def origin_values(carried: DeadLetter | WaitingMessage | InboxMessage) -> dict[s
         "topic": plain(carried.topic),
         "partition": carried.partition,
         "offset": carried.offset,
-        "timestamp": to_us(carried.timestamp),
+        "timestamp": told_us(carried.timestamp),
         "payload_hash": carried.payload_hash,
         "message_type": plain(carried.message_type),
         "schema_version": plain(carried.schema_version),

@@ -6,6 +6,7 @@ jump, and nothing changes.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 from sqlalchemy import BigInteger
@@ -13,6 +14,10 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 MICROSECONDS: Final = 1_000_000
+
+# Of the years 1 to 9999: what can be shown as a date, too.
+FIRST_SECOND: Final = -62_135_596_800.0
+LAST_SECOND: Final = 253_402_300_799.0
 
 
 class now_us(FunctionElement[int]):
@@ -39,6 +44,16 @@ def _sqlite(element: now_us, compiler: Any, **options: Any) -> str:
 def to_us(seconds: float) -> int:
     """Turn seconds into what the tables keep."""
     return round(seconds * MICROSECONDS)
+
+
+def told_us(seconds: float) -> int:
+    """Turn a time that somebody else gave into what the tables keep; no number is too large.
+
+    A producer that counts nanoseconds for milliseconds is far beyond every BIGINT.
+    """
+    if math.isnan(seconds):
+        return 0
+    return to_us(min(max(seconds, FIRST_SECOND), LAST_SECOND))
 
 
 def to_seconds(us: int | None) -> float:
