@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, product
 from typing import Any, Final
 
-from semel.codec import FromHeader, FromKey, Reading
+from semel.codec import UNREADABLE, FromHeader, FromKey, Reading
 from semel.crashpoints import CrashPoint
 from semel.errors import Retryable
 from semel.lease import Owner
@@ -33,7 +33,6 @@ from semel.messaging.leased import handle_leased
 from semel.messaging.parking import skip
 from semel.messaging.relay import LEASE_SECONDS, Relay
 from semel.messaging.replay import Replay, ReplayNotAllowed, ReplaySettings
-from semel.messaging.replay_sources import UNREADABLE_ID
 from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
 from semel.messaging.retrying import retry_due
 from semel.messaging.runner import Mode, Runner, RunnerSettings
@@ -267,7 +266,7 @@ class World:
             async with self.database.begin() as unit:
                 for record in self.broker.records(TOPIC)[:offset]:
                     name = record.headers.get("message-id", b"").decode()
-                    name = name or f"{UNREADABLE_ID}{record.at}"
+                    name = name or f"{UNREADABLE}{record.at}"
                     row = await unit.claims.look_up(NAME, name)
                     if row is None:
                         self.convict(Invariant.DURABLE, f"{name} is passed without a trace")
