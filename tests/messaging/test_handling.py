@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from semel.codec import FromHeader, Reading, Unread, Unreadable
-from semel.memory.database import MemoryDatabase, MemorySession
+from semel.memory.database import MemorySession
 from semel.message import Coordinates, Message, Record
 from semel.messaging.claims import ClaimState
-from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
-from semel.messaging.handling import attempt, handle_message, handle_unreadable
+from semel.messaging.handling import attempt, handle_unreadable
 from semel.messaging.lanes import Order
 from semel.messaging.outcome import (
     Conflicted,
@@ -27,75 +25,13 @@ from semel.messaging.outcome import (
     Skipped,
     Told,
 )
-from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
-from semel.messaging.retrying import retry_due
+from semel.messaging.retry import RetryMode, RetryPolicy
 from semel.messaging.sequence import GapPolicy
 from semel.messaging.settings import ConsumerSettings, Duplicates
 from semel.messaging.waiting import WaitingFilter, WaitingMessage, Waits
-from semel.testing.clock import SimulatedClock
+from tests.messaging.single import Place, held, message, retrying
 
 WAITS = WaitingMessage("billing", "m1", Waits.RETRY, None, None)
-Handle = Callable[[Message, MemorySession], Awaitable[Any]]
-
-
-class Place:
-    """A database, a clock, and a handler that can be told to fail."""
-
-    def __init__(self, settings: ConsumerSettings | None = None, **options: Any) -> None:
-        self.clock = SimulatedClock()
-        self.database = MemoryDatabase(self.clock)
-        self.failures: list[Exception] = []
-        self.calls: list[Message] = []
-
-        @consumer("billing", policy=settings, id_from=FromHeader("message-id"), **options)
-        async def handle(message: Message, session: MemorySession) -> str:
-            self.calls.append(message)
-            if not message.is_duplicate:
-                session.add("payments", message.id)
-            if self.failures:
-                raise self.failures.pop(0)
-            return f"paid {message.id}"
-
-        self.consumer: Consumer = handle
-
-    def deliver(self, message: Message) -> Any:
-        return asyncio.run(handle_message(self.consumer, self.database, message))
-
-    def retry(self) -> list[tuple[str, Any]]:
-        return asyncio.run(retry_due(self.consumer, self.database))
-
-    def state(self, message_id: str) -> ClaimState | None:
-        row = self.ask(lambda unit: unit.claims.look_up("billing", message_id))
-        return None if row is None else row.state
-
-    def ask(self, question: Callable[[Any], Awaitable[Any]]) -> Any:
-        async def whole() -> Any:
-            async with self.database.begin() as unit:
-                return await question(unit)
-
-        return asyncio.run(whole())
-
-    @property
-    def payments(self) -> list[str]:
-        return self.database.rows("payments")
-
-
-def message(number: int = 1, key: str | None = None, **options: Any) -> Message:
-    raw = options.pop("raw", f'{{"n": {number}}}'.encode())
-    return Message(
-        f"m{number}",
-        {"n": number},
-        raw,
-        key,
-        headers={"message-id": f"m{number}".encode()},
-        source=Coordinates("payments", 0, number),
-        **options,
-    )
-
-
-def retrying(**options: Any) -> ConsumerSettings:
-    policy = RetryPolicy(jitter=False, max_attempts=options.pop("attempts", 3), **options)
-    return ConsumerSettings(retry=policy)
 
 
 def test_a_message_is_handled_once_and_its_second_delivery_is_a_duplicate():
@@ -286,16 +222,6 @@ def test_a_worker_with_the_old_payload_leaves_a_message_that_was_fixed_alone():
     assert isinstance(old, RetryLater)
     assert done == [("m1", Handled("paid m1"))]
     assert place.calls[-1].payload == {"n": 7}
-
-
-def held() -> ConsumerSettings:
-    return ConsumerSettings(
-        retry=RetryPolicy(jitter=False, mode=RetryMode.RETRY_TABLE, max_attempts=2),
-        order=Order.KEY,
-        holds_keys=True,
-        on_exhausted=GiveUp.PARK,
-        on_hopeless=GiveUp.PARK,
-    )
 
 
 def test_messages_behind_a_waiting_one_of_their_key_are_handled_after_it_in_order():
