@@ -1,4 +1,4 @@
-"""A consumer in memory, whose handler can be told to fail, and its messages."""
+"""A database in memory, a clock, and one consumer whose handler fails as a test tells it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from semel.message import Coordinates, Message
 from semel.messaging.claims import ClaimState
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.handling import handle_message
+from semel.messaging.lanes import Order
+from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
 from semel.messaging.retrying import retry_due
 from semel.messaging.settings import ConsumerSettings
 from semel.testing.clock import SimulatedClock
@@ -69,4 +71,19 @@ def message(number: int = 1, key: str | None = None, **options: Any) -> Message:
         headers={"message-id": f"m{number}".encode()},
         source=Coordinates("payments", 0, number),
         **options,
+    )
+
+
+def retrying(**options: Any) -> ConsumerSettings:
+    policy = RetryPolicy(jitter=False, max_attempts=options.pop("attempts", 3), **options)
+    return ConsumerSettings(retry=policy)
+
+
+def held() -> ConsumerSettings:
+    return ConsumerSettings(
+        retry=RetryPolicy(jitter=False, mode=RetryMode.RETRY_TABLE, max_attempts=2),
+        order=Order.KEY,
+        holds_keys=True,
+        on_exhausted=GiveUp.PARK,
+        on_hopeless=GiveUp.PARK,
     )

@@ -14,7 +14,6 @@ from semel.messaging.claims import ClaimState
 from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handling import attempt, handle_unreadable
-from semel.messaging.lanes import Order
 from semel.messaging.outcome import (
     Conflicted,
     DeadLettered,
@@ -26,17 +25,12 @@ from semel.messaging.outcome import (
     Skipped,
     Told,
 )
-from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
+from semel.messaging.retry import RetryMode, RetryPolicy
 from semel.messaging.settings import ConsumerSettings, Duplicates
 from semel.messaging.waiting import WaitingFilter, WaitingMessage, Waits
-from tests.messaging.handled import Place, message
+from tests.messaging.handled import Place, held, message, retrying
 
 WAITS = WaitingMessage("billing", "m1", Waits.RETRY, None, None)
-
-
-def retrying(**options: Any) -> ConsumerSettings:
-    policy = RetryPolicy(jitter=False, max_attempts=options.pop("attempts", 3), **options)
-    return ConsumerSettings(retry=policy)
 
 
 def test_a_message_is_handled_once_and_its_second_delivery_is_a_duplicate():
@@ -221,16 +215,6 @@ def test_a_worker_with_the_old_payload_leaves_a_message_that_was_fixed_alone():
     assert isinstance(old, RetryLater)
     assert done == [("m1", Handled("paid m1"))]
     assert place.calls[-1].payload == {"n": 7}
-
-
-def held() -> ConsumerSettings:
-    return ConsumerSettings(
-        retry=RetryPolicy(jitter=False, mode=RetryMode.RETRY_TABLE, max_attempts=2),
-        order=Order.KEY,
-        holds_keys=True,
-        on_exhausted=GiveUp.PARK,
-        on_hopeless=GiveUp.PARK,
-    )
 
 
 def test_messages_behind_a_waiting_one_of_their_key_are_handled_after_it_in_order():
