@@ -17,7 +17,7 @@ from typing import Final
 
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse, Permanent
-from semel.messaging.claims import ClaimState, Failure
+from semel.messaging.claims import ClaimState, Failure, HeldElsewhere, refusal
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.revisions import Revision
@@ -138,3 +138,20 @@ async def need_not_handled(unit: Unit, consumer: str, message_id: str) -> None:
             "a message with this id was handled already, and its claim never opens again; give "
             "it a new id, or skip it",
         )
+
+
+async def need_nobody_at_it(unit: Unit, consumer: str, message_id: str) -> None:
+    """See that no handler is at a waiting message, whose row this transaction has locked.
+
+    Under a lease it has an effect, or none, whatever is written here meanwhile.
+
+    Raises:
+        NotPossible: its lease lasts.
+    """
+    row = await unit.claims.look_up(consumer, message_id)
+    if row is None:
+        return
+    match refusal(row, "", await unit.now()):
+        case HeldElsewhere(owner, seconds):
+            why = f"{owner} handles it now, under a lease of {seconds:.0f} s more; wait for its end"
+            raise NotPossible(consumer, message_id, why)

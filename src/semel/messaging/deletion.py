@@ -18,6 +18,7 @@ from semel.messaging.acts import (
     NotPossible,
     acting,
     need_actor,
+    need_nobody_at_it,
     need_reason,
     overrule,
 )
@@ -105,7 +106,7 @@ async def approve_delete(
         SamePerson: *actor* asked for it.
         SameAccount: it was asked for from the account that this is done from.
         NoSuchMessage: it left meanwhile: it was handled, skipped, or sent back.
-        NotPossible: its payload was changed since it was asked for.
+        NotPossible: its payload was changed since it was asked for, or somebody handles it now.
         Misuse: there is no such request, or it was decided already.
     """
     async with acting(database) as unit:
@@ -122,6 +123,7 @@ async def approve_delete(
             _need_the_same(request, await unit.waiting.get(consumer, message_id))
             if not await unit.waiting.remove(consumer, message_id):
                 raise NoSuchMessage(consumer, message_id, WAITING)
+            await need_nobody_at_it(unit, consumer, message_id)
             # Somebody may have fixed it between the two statements.
             revisions = await unit.revisions.of(consumer, message_id)
             _need_the_same(request, revisions[-1] if revisions else None)

@@ -28,6 +28,7 @@ from semel.messaging.acts import (
     complete_without_effect,
     keep_payload,
     need_actor,
+    need_nobody_at_it,
     need_not_handled,
     need_reason,
 )
@@ -149,7 +150,8 @@ async def fix(
 
     Raises:
         NoSuchMessage: it does not wait.
-        NotPossible: it was erased, or its id was handled and is to be kept.
+        NotPossible: it was erased, somebody handles it now, or its id was handled and is to be
+            kept.
         Misuse: nothing would change, or the new id is taken.
     """
     reason = need_reason(reason, "fixing a message")
@@ -160,6 +162,7 @@ async def fix(
         new_id = await _new_id(unit, before, ids, payload)
         if not await unit.waiting.revise(consumer, message_id, payload, new_hash, new_id):
             raise NoSuchMessage(consumer, message_id, WAITING)
+        await need_nobody_at_it(unit, consumer, message_id)
         revision = await _add_revision(
             unit, before, payload, ids, actor=need_actor(actor), reason=reason
         )
@@ -240,6 +243,7 @@ async def skip(
 
     Raises:
         NoSuchMessage: it does not wait.
+        NotPossible: somebody handles it now.
         Misuse: no reason is given.
     """
     reason = need_reason(reason, "skipping a message")
@@ -247,6 +251,7 @@ async def skip(
         message = await need_waiting(unit, consumer, message_id)
         if not await unit.waiting.remove(consumer, message_id):
             raise NoSuchMessage(consumer, message_id, WAITING)
+        await need_nobody_at_it(unit, consumer, message_id)
         await keep_payload(unit, message)
         await complete_without_effect(unit, consumer, message_id, SKIPPED)
         details = {"hash": message.payload_hash}
@@ -342,8 +347,11 @@ async def _rename(unit: Unit, before: WaitingMessage, revision: Revision, new_id
     """Close the old id's claim, and say at the new id where it comes from."""
     consumer = before.consumer
     await complete_without_effect(unit, consumer, before.message_id, REPLACED)
-    parked = Failure(ClaimState.PARKED, 0, before.error_code, payload_hash=revision.payload_hash)
-    await unit.claims.mark_failed(consumer, new_id, parked)
+    # Somebody may have released it, or parked it, since it was read.
+    now = await need_waiting(unit, consumer, new_id)
+    state = ClaimState.FAILED_RETRYABLE if now.waits is Waits.RETRY else ClaimState.PARKED
+    waits = Failure(state, 0, before.error_code, payload_hash=revision.payload_hash)
+    await unit.claims.mark_failed(consumer, new_id, waits)
     came_from = f"revision {revision.number} of {before.message_id}"
     await unit.revisions.add(
         Revision(
