@@ -188,9 +188,10 @@ class Erasing:
             async with world.database.begin() as unit:
                 row = await unit.inbox.get(BILLING, name)
                 assert await unit.inbox.pending(BILLING) == 0
-            assert (row.payload, row.due_at) == (None, None)
+            # It is over by the erasing: a dead letter beside it would be a second end.
+            assert (row.payload, row.due_at, row.error) == (None, None, "ERASED")
+            assert await letter_of(world, name) is None
         assert await payloads(world) == []
-        assert (await letter_of(world, "NonRetryableMessageError")).erased_at is not None
 
     @in_world
     async def test_children_conflicts_and_results_go_with_their_message(self, world):
@@ -292,6 +293,20 @@ class Erasing:
         for number in range(5):
             claim = await claim_of(world, f"m{number}")
             assert (claim.state, claim.error_code) == (ClaimState.PARKED, "ERASED")
+
+    @in_world
+    async def test_what_was_handled_before_the_retry_worker_came_is_not_left_for_a_person(
+        self, world
+    ):
+        await park(world, "m1", key="alice", payload=SECRET)
+        async with world.database.begin() as unit:
+            await unit.claims.mark_completed(BILLING, "m1")
+
+        erased = await erase(world.database, key="alice", **ANN)
+
+        assert erased.waiting == 1
+        assert await waiting_of(world, "m1") is None
+        assert (await claim_of(world, "m1")).state is ClaimState.COMPLETED
 
     @in_world
     async def test_what_cannot_be_locked_is_tried_again_and_then_said(self, world):

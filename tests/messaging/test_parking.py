@@ -237,7 +237,7 @@ class ParkingActs(DatabaseContract):
             lambda: fix(world.database, BILLING, "m1", NEW, ids=NewId("m2"), **ANN),
             lambda: approve_delete(world.database, asked.number, **BOB),
         ):
-            with pytest.raises(NotPossible, match="an owner is handling it"):
+            with pytest.raises(NotPossible, match="handles it now"):
                 await decide()
 
         assert await queue(world) == [("m1", "retry")]

@@ -150,5 +150,5 @@ async def need_nobody_at_it(unit: Unit, consumer: str, message_id: str) -> None:
     """
     row = await unit.claims.look_up(consumer, message_id)
     if row is not None and is_leased(row, await unit.now()):
-        why = f"an owner is handling it ({row.owner}); look again when its lease has ended"
+        why = f"{row.owner} handles it now; look again when its lease has ended"
         raise NotPossible(consumer, message_id, why)

@@ -170,7 +170,10 @@ async def _close(unit: Unit, consumer: str, message_id: str, attempts: int) -> N
     row = await unit.claims.look_up(consumer, message_id)
     # Whoever handles it under a lease ends it, with its effect or without its payload.
     is_held = row is not None and is_leased(row, await unit.now())
-    if not is_held and (row is None or row.error_code != ERASED):
+    if row is not None and row.state is ClaimState.COMPLETED:
+        # A delivery was quicker than the retry worker: nobody has to decide anything.
+        await unit.waiting.remove(consumer, message_id)
+    elif not is_held and (row is None or row.error_code != ERASED):
         await overrule(unit, consumer, message_id, Failure(ClaimState.PARKED, attempts, ERASED))
     if row is None or row.erased_at is None:
         await unit.claims.erase(consumer, message_id)

@@ -23,7 +23,6 @@ from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Retryable, reason_of
 from semel.lease import Owner
 from semel.message import Partition
-from semel.messaging.acts import ERASED
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter
@@ -195,7 +194,7 @@ class InboxWorker:
         # Nobody can change it any more before the commit; somebody may have erased it before,
         # or handled it after the attempt's own transaction was taken back.
         stored = await unit.inbox.get(name, stored.message_id) or stored
-        if stored.processed_at is not None and stored.error != ERASED:
+        if stored.processed_at is not None:
             return
         now = await unit.now()
         letter = _letter(self.consumer, stored, failure, told, attempts, now)

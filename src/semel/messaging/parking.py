@@ -346,9 +346,9 @@ async def _rename(unit: Unit, before: WaitingMessage, revision: Revision, new_id
     """Close the old id's claim, and say at the new id where it comes from."""
     consumer = before.consumer
     await complete_without_effect(unit, consumer, before.message_id, REPLACED)
-    # What waits for its time goes on to do so; a claim that says parked would keep it for ever.
-    is_retry = before.waits is Waits.RETRY
-    state = ClaimState.FAILED_RETRYABLE if is_retry else ClaimState.PARKED
+    # Somebody may have released it, or parked it, since it was read.
+    now = await need_waiting(unit, consumer, new_id)
+    state = ClaimState.FAILED_RETRYABLE if now.waits is Waits.RETRY else ClaimState.PARKED
     waits = Failure(state, 0, before.error_code, payload_hash=revision.payload_hash)
     await unit.claims.mark_failed(consumer, new_id, waits)
     came_from = f"revision {revision.number} of {before.message_id}"
