@@ -6,6 +6,7 @@ handled yet, which loses them; its ``rollback()`` would undo its neighbours.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, AsyncSessionTransaction
@@ -53,6 +54,34 @@ class GuardedSession(Session):
     def reset(self) -> None:
         """Refuse."""
         refuse("reset")
+
+    def expunge_all(self) -> None:
+        """Forget all objects, unless some wait for the next flush."""
+        self._refuse_if("expunge_all()", self.new or self.deleted or self.dirty)
+        super().expunge_all()
+
+    def expire_all(self) -> None:
+        """Read all objects again, unless some wait for the next flush."""
+        self._refuse_if("expire_all()", self.new or self.deleted or self.dirty)
+        super().expire_all()
+
+    def expunge(self, instance: object) -> None:
+        """Forget an object, unless it has changed; a new one is its maker's to forget."""
+        self._refuse_if("expunge()", instance in self.dirty or instance in self.deleted)
+        super().expunge(instance)
+
+    def expire(self, instance: object, attribute_names: Iterable[str] | None = None) -> None:
+        """Read an object again, unless it has changed."""
+        self._refuse_if("expire()", instance in self.dirty)
+        super().expire(instance, attribute_names)
+
+    def _refuse_if(self, what: str, changed: object) -> None:
+        """See that no changes are thrown away: they may be those of other messages."""
+        if self.guarded and changed:
+            raise Misuse(
+                f"{what} of a handler's session would throw away changes that were not sent yet, "
+                f"and may be those of other messages: flush before"
+            )
 
 
 class HandlerSession(AsyncSession):
