@@ -71,6 +71,7 @@ BETWEEN_BINDINGS = {
 }
 OTHER_EXCEPTIONS = {
     ("spark", "ledgers"): "ExactlyOnce takes a ledger's URL",
+    ("__main__", "cli"): "python -m semel is the command",
     ("demo", "testing"): "the demo starts the services that the tests start",
 }
 CLIENTS = {

@@ -114,3 +114,11 @@ def test_the_changelog_has_this_version():
     ]
 
     assert any(heading.startswith(f"## {semel.__version__}") for heading in headings)
+
+
+def test_the_command_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "semel", "--version"], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.startswith("semel ")

@@ -34,7 +34,9 @@ def test_held_keys_are_listed_with_their_queue(books):
     (key,) = books.ask("parking", "keys", *ON)["keys"]
 
     assert (key["key"], key["head"]["message_id"], key["behind"]) == ("customer-7", "m1", 2)
-    assert "1 keys of billing are held" in books.read("parking", "keys", *ON)
+    assert "1 held key of billing" in books.read("parking", "keys", *ON)
+    books.fill(lambda world: park(world, "o1", key="customer-8"))
+    assert "there are more" in books.read("parking", "keys", *ON, "--limit", 1)
 
 
 def test_a_message_is_shown_with_all_that_is_known(books):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -10,6 +10,7 @@ from semel import __version__
 from semel.cli.commands import (
     adopt,
     audit,
+    claims,
     completeness,
     cycle,
     db,
@@ -31,6 +32,9 @@ from semel.cli.commands import (
 from semel.cli.exits import MEANS
 from semel.cli.root import Root
 
+PIPELINES: Final = "Pipelines"
+CONSUMERS: Final = "Consumers"
+
 
 def _epilog() -> str:
     codes = [f"- {code.value}: {words}" for code, words in MEANS.items()]
@@ -47,7 +51,7 @@ def _epilog() -> str:
 app = typer.Typer(
     name="semel",
     cls=Root,
-    help="What a pipeline's ledger and sinks hold, what is stuck and why, and the safe way out.",
+    help="What pipelines and consumers hold, what is stuck and why, and the safe way out.",
     epilog=_epilog(),
     no_args_is_help=True,
     add_completion=False,
@@ -55,27 +59,28 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-app.command()(look.status)
-app.command()(doctor.doctor)
-app.command()(recover.recover)
-app.command()(verify.verify)
-app.command()(look.history)
-app.command()(lint.lint)
-app.command()(adopt.adopt)
-app.command()(explain.explain)
-app.command()(erase.erase)
-app.command()(retention.retention)
-app.add_typer(cycle.app, name="cycle")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(policy.app, name="policy")
-app.add_typer(db.app, name="db")
-app.add_typer(dlq.app, name="dlq")
-app.add_typer(parking.app, name="parking")
-app.add_typer(replay.app, name="replay")
-app.add_typer(explain.gaps_app, name="gaps")
-app.add_typer(outbox.app, name="outbox")
+app.command(rich_help_panel=PIPELINES)(look.status)
+app.command(rich_help_panel=PIPELINES)(doctor.doctor)
+app.command(rich_help_panel=PIPELINES)(recover.recover)
+app.command(rich_help_panel=PIPELINES)(verify.verify)
+app.command(rich_help_panel=PIPELINES)(look.history)
+app.command(rich_help_panel=PIPELINES)(lint.lint)
+app.command(rich_help_panel=PIPELINES)(adopt.adopt)
+app.command(rich_help_panel=CONSUMERS)(explain.explain)
+app.command(rich_help_panel=CONSUMERS)(erase.erase)
+app.command(rich_help_panel=CONSUMERS)(retention.retention)
+app.add_typer(cycle.app, name="cycle", rich_help_panel=PIPELINES)
+app.add_typer(ledger.app, name="ledger", rich_help_panel=PIPELINES)
+app.add_typer(policy.app, name="policy", rich_help_panel=CONSUMERS)
+app.add_typer(db.app, name="db", rich_help_panel=CONSUMERS)
+app.add_typer(claims.app, name="claims", rich_help_panel=CONSUMERS)
+app.add_typer(dlq.app, name="dlq", rich_help_panel=CONSUMERS)
+app.add_typer(parking.app, name="parking", rich_help_panel=CONSUMERS)
+app.add_typer(replay.app, name="replay", rich_help_panel=CONSUMERS)
+app.add_typer(explain.gaps_app, name="gaps", rich_help_panel=CONSUMERS)
+app.add_typer(outbox.app, name="outbox", rich_help_panel=CONSUMERS)
 audit.app.command("completeness")(completeness.completeness)
-app.add_typer(audit.app, name="audit")
+app.add_typer(audit.app, name="audit", rich_help_panel=CONSUMERS)
 
 
 def _version(asked: bool) -> None:

@@ -22,6 +22,7 @@ from semel.cli.reports.audit import (
     EraseReport,
     RetentionReport,
 )
+from semel.cli.reports.claims import ClaimList
 from semel.cli.reports.completeness import CompletenessReport
 from semel.cli.reports.db import TablesChange, TablesCheck
 from semel.cli.reports.deadletters import LetterList, LetterReport
@@ -88,6 +89,7 @@ REPORTS: Final[Mapping[str, type]] = {
     "replay dry-run": DryRunReport,
     "replay list": ReplayList,
     "explain": ExplainReport,
+    "claims list": ClaimList,
     "gaps list": GapList,
     "gaps close": GapsClosed,
     "audit completeness": CompletenessReport,

@@ -38,6 +38,12 @@ def counted(number: int, singular: str, plural: str | None = None) -> str:
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
+def some_of(shown: int, total: int, singular: str, place: str) -> str:
+    """Say how many of what there are, and how many are shown: ``50 of 3,000 rows in …``."""
+    first = f"{shown:,} of " if total > shown else ""
+    return f"{first}{counted(total, singular)} in {place}"
+
+
 def pairs(values: Mapping[str, object]) -> str:
     """Put names and values on one line."""
     shown = (f"{k} {v:,}" if isinstance(v, int) else f"{k} {v}" for k, v in values.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -211,6 +212,20 @@ class MemoryProcessedMessageStore:
     async def look_up(self, consumer: str, message_id: str) -> ClaimRow | None:
         """Read a claim."""
         return self._get(consumer, message_id)
+
+    async def in_progress(
+        self, consumer: str, limit: int, *, expired: bool = False
+    ) -> Sequence[ClaimRow]:
+        """List the claims under a lease, the one that ends first before the others."""
+        until = self._now if expired else math.inf
+        leased = (
+            row
+            for row in self._claims.rows()
+            if row.consumer == consumer
+            and row.state is ClaimState.IN_PROGRESS
+            and row.lease_until <= until
+        )
+        return sorted(leased, key=lambda row: (row.lease_until, row.message_id))[:limit]
 
     async def consumers_of(self, message_id: str) -> Sequence[str]:
         """Name the consumers that have a claim on a message, in order."""

@@ -137,6 +137,15 @@ class ProcessedMessageStore(Protocol):
         """Read a claim without locking it."""
         ...
 
+    async def in_progress(
+        self, consumer: str, limit: int, *, expired: bool = False
+    ) -> Sequence[ClaimRow]:
+        """List the claims under a lease, the one that ends first before the others.
+
+        With *expired*: only those whose lease has run out.
+        """
+        ...
+
     async def consumers_of(self, message_id: str) -> Sequence[str]:
         """Name the consumers that have a claim on a message, in order."""
         ...

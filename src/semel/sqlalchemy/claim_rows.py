@@ -58,25 +58,7 @@ class Asked:
 
     def row(self, found: Row[Any]) -> ClaimRow:
         """Read the row."""
-        return ClaimRow(
-            self.consumer,
-            self.request.message_id,
-            ClaimState(found.state),
-            found.attempts,
-            found.owner,
-            found.fence,
-            to_seconds(found.lease_until),
-            to_seconds(found.due_at),
-            found.payload_hash,
-            to_seconds(found.first_seen_at),
-            to_seconds(found.updated_at),
-            found.error_code,
-            found.result,
-            found.source,
-            seconds_or_none(found.failed_at),
-            seconds_or_none(found.erased_at),
-            found.result_key,
-        )
+        return row_of(self.consumer, self.request.message_id, found)
 
     def changes_all_the_time(self) -> DatabaseConflict:
         """Say that others were faster, every time."""
@@ -87,6 +69,29 @@ class Asked:
 
     def __str__(self) -> str:
         return f"consumer {self.consumer}: message {self.request.message_id!r}"
+
+
+def row_of(consumer: str, message_id: str, found: Row[Any]) -> ClaimRow:
+    """Read a row of the message with this id."""
+    return ClaimRow(
+        consumer,
+        message_id,
+        ClaimState(found.state),
+        found.attempts,
+        found.owner,
+        found.fence,
+        to_seconds(found.lease_until),
+        to_seconds(found.due_at),
+        found.payload_hash,
+        to_seconds(found.first_seen_at),
+        to_seconds(found.updated_at),
+        found.error_code,
+        found.result,
+        found.source,
+        seconds_or_none(found.failed_at),
+        seconds_or_none(found.erased_at),
+        found.result_key,
+    )
 
 
 def written(failure: Failure) -> dict[str, Any]:

@@ -262,5 +262,13 @@ WHY_MANY_SQLITE: Final[Select[Any]] = select(processed_message, now_us().label("
     _C.consumer_name == _BY, _C.message_id.in_(bindparam("ids", expanding=True))
 )
 
+IN_PROGRESS: Final = (
+    select(processed_message)
+    .where(_C.consumer_name == _BY, _C.state == ClaimState.IN_PROGRESS.value)
+    .order_by(_C.lease_until, _C.message_id)
+    .limit(bindparam("at_most", type_=Integer))
+)
+EXPIRED: Final = IN_PROGRESS.where(_C.lease_until <= now_us())
+
 CONSUMERS: Final = select(_C.consumer_name).order_by(_C.consumer_name)
 """Who has a claim, of any message: for explanations."""

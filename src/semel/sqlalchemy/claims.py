@@ -29,7 +29,7 @@ from semel.messaging.claims import (
 )
 from semel.messaging.ids import stored_id
 from semel.sqlalchemy import claim_statements as sql
-from semel.sqlalchemy.claim_rows import MOST_TURNS, Asked, written
+from semel.sqlalchemy.claim_rows import MOST_TURNS, Asked, row_of, written
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.origins import stored_name
 from semel.sqlalchemy.tables import processed_message
@@ -254,6 +254,15 @@ class SqlAlchemyProcessedMessageStore:
         """Remove the results that were kept with this key, and note that; say how many."""
         of_key = {"of_key": stored_id(key)}
         return (await self._execute(sql.FORGET_RESULTS, "results of a key", of_key)).rowcount
+
+    async def in_progress(
+        self, consumer: str, limit: int, *, expired: bool = False
+    ) -> Sequence[ClaimRow]:
+        """List the claims under a lease, the one that ends first before the others."""
+        statement = sql.EXPIRED if expired else sql.IN_PROGRESS
+        what = f"the claims of consumer {consumer}"
+        found = await self._execute(statement, what, {"by": consumer, "at_most": limit})
+        return [row_of(consumer, row.original_id or row.message_id, row) for row in found]
 
     async def consumers_of(self, message_id: str) -> Sequence[str]:
         """Name the consumers that have a claim on a message, in order."""

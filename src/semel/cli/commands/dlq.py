@@ -28,7 +28,7 @@ from semel.cli.preamble import begins_with
 from semel.cli.reports.deadletters import LetterList, LetterReport, letter_list, letter_report
 from semel.cli.reports.messages import ActReport, PayloadReport, one_by_one
 from semel.cli.reports.parking import RequestAnswer, request_report
-from semel.cli.words import at, counted, pairs
+from semel.cli.words import at, counted, pairs, some_of
 from semel.messaging.database import Database
 from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.deletion import ask_to_delete_dead_letter
@@ -236,8 +236,7 @@ def show_letters(console: Console, report: LetterList) -> None:
         )
     console.print(rows)
     shown = len(report.letters)
-    of = f" of {report.total:,}" if report.total > shown else ""
-    console.print(f"{shown:,}{of} dead letters in {report.database}", markup=False)
+    console.print(some_of(shown, report.total, "dead letter", report.database), markup=False)
 
 
 def show_letter(console: Console, report: LetterReport) -> None:

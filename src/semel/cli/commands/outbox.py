@@ -20,7 +20,7 @@ from semel.cli.reports.outbox import (
     outbox_status,
     parked_list,
 )
-from semel.cli.words import at, counted, lasting
+from semel.cli.words import at, counted, lasting, some_of
 from semel.errors import Misuse
 from semel.messaging.database import Database
 from semel.messaging.outbox_acts import drop as drop_message
@@ -182,8 +182,7 @@ def show_parked(console: Console, report: ParkedList) -> None:
         )
     console.print(rows)
     shown = len(report.messages)
-    of = f" of {report.total:,}" if report.total > shown else ""
-    console.print(f"{shown:,}{of} parked messages in {report.outbox}", markup=False)
+    console.print(some_of(shown, report.total, "parked message", report.outbox), markup=False)
 
 
 def show_acts(console: Console, report: OutboxActs) -> None:

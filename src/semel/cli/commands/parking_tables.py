@@ -16,7 +16,7 @@ from semel.cli.reports.parking import (
     WaitingList,
     WaitingReport,
 )
-from semel.cli.words import at, pairs
+from semel.cli.words import at, counted, pairs, some_of
 
 
 def show_waiting_list(console: Console, report: WaitingList) -> None:
@@ -38,8 +38,7 @@ def show_waiting_list(console: Console, report: WaitingList) -> None:
         )
     console.print(rows)
     shown = len(report.messages)
-    of = f" of {report.total:,}" if report.total > shown else ""
-    console.print(f"{shown:,}{of} waiting messages in {report.database}", markup=False)
+    console.print(some_of(shown, report.total, "waiting message", report.database), markup=False)
 
 
 def show_keys(console: Console, report: KeyList) -> None:
@@ -55,7 +54,9 @@ def show_keys(console: Console, report: KeyList) -> None:
             escape(key.head.reason),
         )
     console.print(rows)
-    console.print(f"{len(report.keys):,} keys of {report.consumer} are held", markup=False)
+    found = counted(len(report.keys), "held key")
+    more = "; there are more, see --limit" if report.has_more else ""
+    console.print(f"{found} of {report.consumer}{more}", markup=False)
 
 
 def show_waiting(console: Console, report: WaitingReport) -> None:

@@ -74,6 +74,8 @@ class KeyList:
     database: str
     consumer: str
     keys: list[KeyLine]
+    has_more: bool
+    """More are held than were asked for."""
 
     @property
     def needs_attention(self) -> bool:
@@ -207,9 +209,9 @@ async def waiting_list(
 async def key_list(database: Database, name: str, consumer: str, limit: int) -> KeyList:
     """List the keys that are held, the longest held first."""
     async with database.begin() as unit:
-        keys = await unit.waiting.held_keys(consumer, limit)
+        keys = await unit.waiting.held_keys(consumer, limit + 1)
     lines = [KeyLine(key.key, waiting_line(key.head), key.behind, key.since) for key in keys]
-    return KeyList(name, consumer, lines)
+    return KeyList(name, consumer, lines[:limit], len(lines) > limit)
 
 
 async def request_list(

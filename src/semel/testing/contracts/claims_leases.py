@@ -56,6 +56,29 @@ class LeaseRules(DatabaseContract):
         assert isinstance(await lease(world, "m"), Duplicate)
 
     @in_world
+    async def test_claims_in_progress_are_listed_by_the_end_of_their_leases(
+        self, world: DatabaseWorld
+    ) -> None:
+        long = "m" * 1000
+        await lease(world, "late", seconds=LEASE_SECONDS * 3)
+        await lease(world, long, seconds=LEASE_SECONDS)
+        await _completed(world, "done", await _fence(world, "done"))
+        await claim(world, "new")
+        await world.age(LEASE_SECONDS * 2)
+
+        async with world.database.begin() as unit:
+            every = await unit.claims.in_progress(CONSUMER, 10)
+            first = await unit.claims.in_progress(CONSUMER, 1)
+            expired = await unit.claims.in_progress(CONSUMER, 10, expired=True)
+            of_others = await unit.claims.in_progress("another", 10)
+
+        assert [row.message_id for row in every] == [long, "late"]
+        assert [row.owner for row in every] == [OWNER, OWNER]
+        assert first == every[:1]
+        assert [row.message_id for row in expired] == [long]
+        assert of_others == []
+
+    @in_world
     async def test_a_lease_that_is_renewed_lasts_from_then_on(self, world: DatabaseWorld) -> None:
         fence = await _fence(world, "m")
         await world.age(LEASE_SECONDS - 10)

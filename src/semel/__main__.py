@@ -1,0 +1,8 @@
+"""``python -m semel``: the command `semel` where it is not on the path."""
+
+from __future__ import annotations
+
+from semel.cli import main
+
+if __name__ == "__main__":
+    main()
