@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -31,7 +32,7 @@ from semel.messaging.inbox import InboxMessage
 from semel.messaging.inboxes import Inbox, handle, message_of
 from semel.messaging.letter_topic import keep_letter
 from semel.messaging.members import Member
-from semel.messaging.notes import is_gone, note_try, outlived, outliving
+from semel.messaging.notes import is_gone, note_try, noting_as, outlived, outliving
 from semel.messaging.outcome import Told
 from semel.messaging.retry import RetryIn, verdict
 from semel.messaging.turns import TURNS
@@ -66,6 +67,7 @@ class InboxWorker:
         self.database = database
         self._batch = batch
         self._poll_seconds = poll_seconds
+        self._name = uuid.uuid4().hex
         self._row = _Row(consumer.name, database, batch, clock)
         self._bell = asyncio.Event()
         self._is_stopped = False
@@ -113,7 +115,8 @@ class InboxWorker:
         await self._row.keep()
         if self._row.suspects:
             async with TURNS.alone():
-                return await self._work_alone()
+                with noting_as(self._name):
+                    return await self._work_alone()
         async with TURNS.beside_others():
             return await self._work(self._batch)
 
