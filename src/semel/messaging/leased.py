@@ -219,7 +219,11 @@ def _most_attempts(consumer: Consumer) -> int:
 async def _under_lease(
     consumer: Consumer, state: Try, lease: Lease, asked_at: float, clock: Clock
 ) -> Outcome:
-    """Run the handler and complete with the renewal beside both; a lost lease ends the handler."""
+    """Run the handler and complete with the renewal beside both; a lost lease ends the handler.
+
+    One that goes on all the same may run beside the message's next owner: what it does in
+    `Lease.completing` is refused, and whatever else it does happens at least once.
+    """
     settings = consumer.settings
     with handling(consumer.name, state.message):
         work = owned(consumer.invoke(state.message, lease))
@@ -236,7 +240,12 @@ async def _under_lease(
             await _complete(consumer, lease, kept, renewal)
         return Handled(result)
     finally:
-        await end([work, renewal])
+        # As long again as its lease; then its partition goes on without it.
+        if not await end([work, renewal], settings.lease_seconds):
+            log.error(
+                "a handler that lost its lease ignores its cancellation and is left behind",
+                extra={"consumer": consumer.name, "id": lease.message_id},
+            )
 
 
 async def _complete(
