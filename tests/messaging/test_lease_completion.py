@@ -261,3 +261,29 @@ def test_a_handler_that_lost_its_lease_and_ignores_that_does_not_hold_its_partit
         assert isinstance(late[1], ClaimLost)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [Locked("the row"), InDoubt("no answer")])
+def test_a_handler_that_swallows_the_refusal_of_its_effect_has_failed(error):
+    async def scenario() -> None:
+        database, tries = MemoryDatabase(), []
+
+        async def work(message: Message, lease: Lease) -> None:
+            tries.append(message.attempt)
+            with suppress(Retryable, InDoubt):
+                async with lease.completing() as session:
+                    session.add("exports", message.id)
+                    if message.attempt == 1:
+                        raise error
+
+        policy = RetryPolicy(initial_delay_seconds=0.0, max_delay_seconds=0.0)
+        export = leased(work, retry=policy)
+        first = await handle_leased(export, database, message(), "a")
+        second = await handle_leased(export, database, message(), "a")
+
+        assert isinstance(first, RetryLater)
+        assert isinstance(second, Handled)
+        assert tries == [1, 2]
+        assert database.rows("exports") == ["m1"]
+
+    asyncio.run(scenario())
