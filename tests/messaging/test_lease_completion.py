@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from semel.errors import InDoubt, Permanent, Retryable
 from semel.memory.claims import MemoryProcessedMessageStore
 from semel.memory.database import MemoryDatabase
 from semel.message import Message
-from semel.messaging.claims import ClaimRequest, ClaimState, Locked
+from semel.messaging.claims import ClaimLost, ClaimRequest, ClaimState, Locked
 from semel.messaging.leased import Lease, handle_leased
 from semel.messaging.outcome import Handled, RetryLater
 from semel.messaging.retry import RetryPolicy
@@ -224,5 +224,66 @@ def test_a_cancellation_reaches_its_caller_while_a_handler_that_lost_its_lease_c
 
         assert waits, "the handler still runs"
         assert running.cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_a_handler_that_lost_its_lease_and_ignores_that_does_not_hold_its_partition():
+    async def scenario() -> None:
+        database, ends = MemoryDatabase(), asyncio.Event()
+        late: list[BaseException | None] = []
+
+        async def work(message: Message, lease: Lease) -> None:
+            if message.attempt > 1:
+                return
+            async with database.begin() as unit:
+                await unit.claims.renew("exports", "m1", lease.fence, -1.0)
+                await unit.claims.lease("exports", ClaimRequest.of(message), owner="b", seconds=0)
+            while not ends.is_set():
+                with suppress(asyncio.CancelledError):
+                    await ends.wait()
+            try:
+                async with lease.completing():
+                    late.append(None)
+            except ClaimLost as error:
+                late.append(error)
+
+        export = leased(work, lease_seconds=SHORT)
+        lost = await asyncio.wait_for(handle_leased(export, database, message(), "a"), SOON)
+        again = await handle_leased(export, database, message(), "a")
+        ends.set()
+        async with asyncio.timeout(SOON):
+            while len(late) < 2:
+                await asyncio.sleep(0.01)
+
+        assert isinstance(lost, RetryLater)
+        assert isinstance(again, Handled)
+        assert isinstance(late[1], ClaimLost)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [Locked("the row"), InDoubt("no answer")])
+def test_a_handler_that_swallows_the_refusal_of_its_effect_has_failed(error):
+    async def scenario() -> None:
+        database, tries = MemoryDatabase(), []
+
+        async def work(message: Message, lease: Lease) -> None:
+            tries.append(message.attempt)
+            with suppress(Retryable, InDoubt):
+                async with lease.completing() as session:
+                    session.add("exports", message.id)
+                    if message.attempt == 1:
+                        raise error
+
+        policy = RetryPolicy(initial_delay_seconds=0.0, max_delay_seconds=0.0)
+        export = leased(work, retry=policy)
+        first = await handle_leased(export, database, message(), "a")
+        second = await handle_leased(export, database, message(), "a")
+
+        assert isinstance(first, RetryLater)
+        assert isinstance(second, Handled)
+        assert tries == [1, 2]
+        assert database.rows("exports") == ["m1"]
 
     asyncio.run(scenario())

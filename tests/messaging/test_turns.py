@@ -146,6 +146,27 @@ def test_a_suspect_within_a_suspect_is_refused_and_holds_nobody_back():
     running(scenario)
 
 
+def test_a_suspect_in_a_task_of_a_suspect_is_refused_and_later_on_is_not():
+    async def scenario() -> None:
+        room, over = Room(), asyncio.Event()
+
+        async def later() -> None:
+            await over.wait()
+            await room.suspect("later")
+
+        async with room.turns.alone():
+            within = asyncio.create_task(room.suspect("within"))
+            left = asyncio.create_task(later())
+            with pytest.raises(Misuse):
+                await within
+        over.set()
+        await left
+
+        assert room.log == ["later"]
+
+    running(scenario)
+
+
 def test_work_and_suspects_that_need_each_other_get_through_after_a_while():
     async def scenario() -> None:
         room, done, tried = Room(patience_seconds=0.05), asyncio.Event(), asyncio.Event()

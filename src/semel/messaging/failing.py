@@ -32,6 +32,7 @@ from semel.messaging.deadletters import DeadLetter
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.filing import conflict_id
 from semel.messaging.letter_topic import keep_letter
+from semel.messaging.letters import Failed, letter_of
 from semel.messaging.notes import LEFT_SECONDS, forget_note, this_process
 from semel.messaging.outcome import (
     Conflicted,
@@ -321,31 +322,8 @@ async def _letter(
 ) -> DeadLetter:
     claim = await unit.claims.look_up(consumer.name, message.id)
     now = claim.updated_at if claim else await unit.now()
-    source = message.source
-    letter = DeadLetter(
-        consumer=consumer.name,
-        message_id=message.id,
-        topic=source.topic if source else "",
-        partition=source.partition if source else None,
-        offset=source.offset if source else None,
-        key=message.key,
-        payload=message.raw,
-        reason=failure.reason,
-        exception=failure.exception,
-        error_code=failure.code,
-        attempts=message.attempt,
-        first_failed_at=claim.first_seen_at if claim else now,
-        last_failed_at=now,
-        headers=message.headers,
-        schema_version=message.schema_version,
-        correlation_id=message.correlation_id,
-        message_type=message.type,
-        timestamp=message.timestamp,
-        payload_hash=message.digest,
-        owner=consumer.settings.dead_letter_owner,
-        outcome=told.value,
-        needs_review=consumer.settings.review_dead_letters,
-    )
+    first = claim.first_seen_at if claim else now
+    letter = letter_of(consumer, message, Failed(failure, told, first, now))
     # What comes as a conflict came later than whatever was erased.
     if claim is None or claim.erased_at is None or told is Told.CONFLICT:
         return letter

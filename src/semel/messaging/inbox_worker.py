@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from semel.clock import SYSTEM_CLOCK, Clock
@@ -25,13 +27,14 @@ from semel.lease import Owner
 from semel.message import Partition
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, Unit
-from semel.messaging.deadletters import DeadLetter
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.inboxes import Inbox, handle, message_of
+from semel.messaging.kept import unread
 from semel.messaging.letter_topic import keep_letter
+from semel.messaging.letters import Failed, letter_of
 from semel.messaging.members import Member
-from semel.messaging.notes import is_gone, note_try, outlived, outliving
+from semel.messaging.notes import is_gone, note_try, noting_as, outlived, outliving
 from semel.messaging.outcome import Told
 from semel.messaging.retry import RetryIn, verdict
 from semel.messaging.turns import TURNS
@@ -66,6 +69,7 @@ class InboxWorker:
         self.database = database
         self._batch = batch
         self._poll_seconds = poll_seconds
+        self._name = uuid.uuid4().hex
         self._row = _Row(consumer.name, database, batch, clock)
         self._bell = asyncio.Event()
         self._is_stopped = False
@@ -113,7 +117,8 @@ class InboxWorker:
         await self._row.keep()
         if self._row.suspects:
             async with TURNS.alone():
-                return await self._work_alone()
+                with noting_as(self._name):
+                    return await self._work_alone()
         async with TURNS.beside_others():
             return await self._work(self._batch)
 
@@ -197,7 +202,9 @@ class InboxWorker:
         if stored.processed_at is not None:
             return
         now = await unit.now()
-        letter = _letter(self.consumer, stored, failure, told, attempts, now)
+        message = unread(stored).tried(attempts)
+        letter = letter_of(self.consumer, message, Failed(failure, told, now, now))
+        letter = replace(letter, payload=stored.payload, erased_at=stored.erased_at)
         await keep_letter(unit, self.consumer.settings, letter)
         nouns = {"consumer": name, "id": stored.message_id, "reason": why}
         log.error("message is a dead letter", extra=nouns)
@@ -265,39 +272,3 @@ def _told(error: Exception) -> Told:
     if isinstance(error, SchemaIncompatible):
         return Told.SCHEMA_INCOMPATIBLE
     return Told.DESERIALIZATION_FAILURE if isinstance(error, Undecodable) else Told.DLQ
-
-
-def _letter(
-    consumer: Consumer,
-    stored: InboxMessage,
-    failure: Classified,
-    told: Told,
-    attempts: int,
-    now: float,
-) -> DeadLetter:
-    source = stored.source
-    return DeadLetter(
-        consumer=consumer.name,
-        message_id=stored.message_id,
-        topic=source.topic if source else "",
-        partition=source.partition if source else None,
-        offset=source.offset if source else None,
-        key=stored.key,
-        payload=stored.payload,
-        reason=failure.reason,
-        exception=failure.exception,
-        error_code=failure.code,
-        attempts=attempts,
-        first_failed_at=now,
-        last_failed_at=now,
-        headers=stored.headers,
-        schema_version=stored.schema_version,
-        correlation_id=stored.correlation_id,
-        message_type=stored.message_type,
-        timestamp=stored.timestamp,
-        payload_hash=stored.payload_hash,
-        erased_at=stored.erased_at,
-        owner=consumer.settings.dead_letter_owner,
-        outcome=told.value,
-        needs_review=consumer.settings.review_dead_letters,
-    )

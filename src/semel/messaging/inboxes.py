@@ -10,7 +10,7 @@ answer: by then the message is durable here, or its effect is.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from semel.crashpoints import CrashPoint, reach
@@ -33,6 +33,7 @@ from semel.messaging.database import Database, Unit
 from semel.messaging.failing import write_conflict
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.inbox_acts import send_back
+from semel.messaging.kept import unread
 from semel.messaging.outcome import Conflicted, Handled, Refused, Skipped
 from semel.messaging.settings import Mode
 
@@ -184,18 +185,7 @@ def message_of(consumer: Consumer, stored: InboxMessage) -> Message:
     Raises:
         Undecodable: its payload cannot be read; it is a dead letter.
     """
-    raw = stored.payload or b""
-    return Message(
-        stored.message_id,
-        consumer.reading.payload_of(value_of(raw, stored.payload_hash), stored.headers),
-        raw,
-        stored.key,
-        stored.message_type,
-        stored.headers,
-        stored.source,
-        stored.timestamp,
-        schema_version=stored.schema_version,
-        correlation_id=stored.correlation_id,
-        attempt=stored.attempts + 1,
-        digest=stored.payload_hash,
-    )
+    found = unread(stored)
+    value = value_of(found.raw, stored.payload_hash)
+    payload = consumer.reading.payload_of(value, stored.headers)
+    return replace(found, payload=payload, attempt=stored.attempts + 1)

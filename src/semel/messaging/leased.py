@@ -28,7 +28,7 @@ from typing import Any
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import InDoubt, Retryable, SemelError
+from semel.errors import Fenced, InDoubt, Retryable, SemelError
 from semel.message import Message
 from semel.messaging.cancelling import end, owned
 from semel.messaging.claims import (
@@ -73,18 +73,27 @@ class Lease:
     """What it is in the waiting room, which it leaves when it is completed."""
 
     key: str | None = None
+    refused: SemelError | None = None
+    """Why the last `completing` kept nothing, or may have kept nothing."""
 
     @asynccontextmanager
     async def completing(self) -> AsyncIterator[Any]:
         """Open a transaction whose commit completes the message, with whatever is written in it.
 
+        A handler that returns although this was refused has failed all the same.
+
         Raises:
             ClaimLost: another owner has taken the message; nothing was written.
         """
-        async with self.database.begin() as unit:
-            yield unit.session
-            reach(CrashPoint.LEASED_COMPLETE_BEFORE, self.consumer)
-            await self._complete(unit, None)
+        self.refused = None
+        try:
+            async with self.database.begin() as unit:
+                yield unit.session
+                reach(CrashPoint.LEASED_COMPLETE_BEFORE, self.consumer)
+                await self._complete(unit, None)
+        except (Retryable, InDoubt, Fenced) as error:
+            self.refused = error
+            raise
         self.completed = True
         reach(CrashPoint.LEASED_COMPLETE_AFTER, self.consumer)
 
@@ -219,7 +228,11 @@ def _most_attempts(consumer: Consumer) -> int:
 async def _under_lease(
     consumer: Consumer, state: Try, lease: Lease, asked_at: float, clock: Clock
 ) -> Outcome:
-    """Run the handler and complete with the renewal beside both; a lost lease ends the handler."""
+    """Run the handler and complete with the renewal beside both; a lost lease ends the handler.
+
+    One that goes on all the same may run beside the message's next owner: what it does in
+    `Lease.completing` is refused, and whatever else it does happens at least once.
+    """
     settings = consumer.settings
     with handling(consumer.name, state.message):
         work = owned(consumer.invoke(state.message, lease))
@@ -231,12 +244,20 @@ async def _under_lease(
         result = work.result()
         reach(CrashPoint.HANDLE_AFTER, consumer.name)
         if not lease.completed:
+            if lease.refused is not None:
+                # Completed now, the message would be without what was to be written with it.
+                raise lease.refused
             kept = json.dumps(result, default=str) if settings.keeps_results else None
             state.ended = True
             await _complete(consumer, lease, kept, renewal)
         return Handled(result)
     finally:
-        await end([work, renewal])
+        # As long again as its lease; then its partition goes on without it.
+        if not await end([work, renewal], settings.lease_seconds):
+            log.error(
+                "a handler that lost its lease ignores its cancellation and is left behind",
+                extra={"consumer": consumer.name, "id": lease.message_id},
+            )
 
 
 async def _complete(

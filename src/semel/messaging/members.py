@@ -39,7 +39,7 @@ class Note:
 
     tries: int
     writer: str
-    """Who tried it last: `semel.lease.Owner` as JSON, of the process and no instance of it."""
+    """Who tried it last: `semel.lease.Owner` as JSON, its instance that of the worker, if known."""
 
     noted_at: float = 0.0
 

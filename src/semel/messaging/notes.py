@@ -1,4 +1,4 @@
-"""Notes of tries: who wrote one, and whether that process can still outlive what it noted.
+"""Notes of tries: which worker wrote one, and whether its process can still outlive that.
 
     written ─▶ the writer runs: says nothing ─▶ taken back, or inherited when it is old
        └─▶ the writer is gone: not outlived, the message is a suspect
@@ -12,8 +12,9 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
 from typing import Final
@@ -32,15 +33,36 @@ runs has left it behind."""
 
 @cache
 def this_process() -> str:
-    """Return who writes the notes of this process, all of its workers'."""
+    """Return who writes the notes of this process, where no worker of it is named."""
     return _written(Owner.here())
 
 
 os.register_at_fork(after_in_child=this_process.cache_clear)
 
 
-def _written(owner: Owner) -> str:
-    return json.dumps(replace(owner, instance="").to_json(), sort_keys=True)
+def _written(owner: Owner, worker: str = "") -> str:
+    return json.dumps(replace(owner, instance=worker).to_json(), sort_keys=True)
+
+
+_WORKER: Final[ContextVar[str]] = ContextVar("semel_worker", default="")
+
+
+@contextmanager
+def noting_as(worker: str) -> Iterator[None]:
+    """Write the notes of the block as those of one worker of this process.
+
+    A process may have several, and one that came too late would take back what another noted.
+    """
+    token = _WORKER.set(worker)
+    try:
+        yield
+    finally:
+        _WORKER.reset(token)
+
+
+def _me() -> str:
+    worker, process = _WORKER.get(), this_process()
+    return _written(Owner.from_json(json.loads(process)), worker) if worker else process
 
 
 async def note_try(unit: Unit, consumer: str, message_id: str) -> int:
@@ -48,12 +70,12 @@ async def note_try(unit: Unit, consumer: str, message_id: str) -> int:
 
     More than one makes it a suspect: so many less one were not outlived.
     """
-    me = this_process()
+    me = _me()
     before = (await unit.members.note(consumer, [message_id], me)).get(message_id)
     if before is None:
         return 1
     if before.writer == me:
-        # This process has outlived it, and only could not say so.
+        # This worker has outlived it, and only could not say so.
         return before.tries
     if await _is_gone(unit, consumer, before):
         return await unit.members.suspect(consumer, message_id, me)
@@ -66,7 +88,7 @@ async def note_tries(unit: Unit, consumer: str, message_ids: Collection[str]) ->
 
     What was noted before stays as it is: a suspect is to be tried alone.
     """
-    me = this_process()
+    me = _me()
     before = await unit.members.note(consumer, message_ids, me)
     suspects = set()
     for message_id, note in before.items():
@@ -85,12 +107,12 @@ async def _inherit(unit: Unit, consumer: str, message_id: str, note: Note) -> No
     """
     if await unit.now() >= note.noted_at + LEFT_SECONDS:
         await unit.members.acquit_many(consumer, [message_id], note.writer)
-        await unit.members.note(consumer, [message_id], this_process())
+        await unit.members.note(consumer, [message_id], _me())
 
 
 async def outlived(unit: Unit, consumer: str, message_ids: Collection[str]) -> None:
-    """Take back what this process noted; what others did is theirs."""
-    await unit.members.acquit_many(consumer, message_ids, this_process())
+    """Take back what this worker noted; what others did is theirs."""
+    await unit.members.acquit_many(consumer, message_ids, _me())
 
 
 @asynccontextmanager
@@ -129,7 +151,7 @@ async def forget_note(unit: Unit, consumer: str, message_id: str) -> None:
     note = (await unit.members.notes(consumer, [message_id])).get(message_id)
     if note is None:
         return
-    if note.writer == this_process() or await _is_gone(unit, consumer, note):
+    if note.writer == _me() or await _is_gone(unit, consumer, note):
         await unit.members.acquit_many(consumer, [message_id], note.writer)
 
 
@@ -150,6 +172,6 @@ async def _is_gone(unit: Unit, consumer: str, note: Note) -> bool:
         return False
     for member in await unit.members.running(consumer):
         known = Owner.read(member.owner)
-        if known is not None and _written(known) == note.writer:
+        if known is not None and owner is not None and _written(known) == _written(owner):
             return False
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +23,7 @@ from semel.messaging.draining import drain
 from semel.messaging.failing import fence_to_park, leave_the_room
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handling import attempt, classify
-from semel.messaging.notes import forget_note, note_tries, outliving
+from semel.messaging.notes import forget_note, note_tries, noting_as, outliving
 from semel.messaging.outcome import Nack, Outcome, ParkedAway, RetryLater, Skipped, settlement
 from semel.messaging.refusals import is_refusal
 from semel.messaging.suspects import handle_waiting
@@ -202,6 +203,7 @@ class RetryWorker:
         self.database = database
         self._handle = handle
         self._poll_seconds = poll_seconds
+        self._name = uuid.uuid4().hex
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -214,12 +216,13 @@ class RetryWorker:
         while not self._stopping.is_set():
             began = SYSTEM_CLOCK.monotonic()
             try:
-                done = await retry_due(
-                    self.consumer,
-                    self.database,
-                    handle=self._handle,
-                    stopping=self._stopping.is_set,
-                )
+                with noting_as(self._name):
+                    done = await retry_due(
+                        self.consumer,
+                        self.database,
+                        handle=self._handle,
+                        stopping=self._stopping.is_set,
+                    )
                 if any(not isinstance(settlement(outcome), Nack) for _, outcome in done):
                     continue
                 # What another worker is at stays due until that one is done with it.

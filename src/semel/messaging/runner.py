@@ -30,6 +30,7 @@ from semel.messaging.database import Database
 from semel.messaging.handling import handle_message, handle_unreadable
 from semel.messaging.lanes import lanes, run_lanes
 from semel.messaging.leased import handle_leased
+from semel.messaging.notes import noting_as
 from semel.messaging.outcome import Ack, Nack, Outcome, Settlement, settlement
 from semel.messaging.refusals import is_refusal
 from semel.messaging.retrying import RetryWorker
@@ -281,9 +282,10 @@ class Runner:
             if at.place in blocked:
                 outcomes[at] = NOT_ATTEMPTED
             elif await self._membership.is_careful(at):
-                outcomes[at] = await handle_record(
-                    self.consumer, self.database, record, self._suspect
-                )
+                with noting_as(self._owner.instance):
+                    outcomes[at] = await handle_record(
+                        self.consumer, self.database, record, self._suspect
+                    )
                 if isinstance(settlement(outcomes[at]), Nack):
                     blocked.add(at.place)
                 else:

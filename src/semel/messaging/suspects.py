@@ -43,6 +43,7 @@ from semel.messaging.failing import (
     write_unreadable,
 )
 from semel.messaging.failure import Classified, FailureClass
+from semel.messaging.kept import unread
 from semel.messaging.notes import forget_note, note_try, outlived, outliving, take_back
 from semel.messaging.outcome import Outcome, Refused, Skipped
 from semel.messaging.settings import Duplicates
@@ -104,7 +105,7 @@ async def handle_waiting(
     earlier try was not outlived is it handled alone, and only such tries count.  What another
     owner holds under a living lease is neither tried nor parked.
     """
-    message = _unread(waiting)
+    message = unread(waiting)
     limit = consumer.settings.poison_attempts
     with suppress(_IsSuspected):
         async with TURNS.beside_others():
@@ -244,23 +245,6 @@ async def _put_aside(unit: Unit, consumer: Consumer, suspect: _Suspect, runs: _R
         fence = await fence_to_park(unit, consumer, ClaimRequest.of(message))
         found = await park_poison(unit, consumer, message, failure, replace(held, fence=fence))
     return Skipped() if found is None else found
-
-
-def _unread(waiting: WaitingMessage) -> Message:
-    """Return a waiting message as it stands there: to read it may be what kills."""
-    return Message(
-        waiting.message_id,
-        None,
-        waiting.payload or b"",
-        waiting.key,
-        waiting.message_type,
-        waiting.headers,
-        waiting.source,
-        waiting.timestamp,
-        schema_version=waiting.schema_version,
-        correlation_id=waiting.correlation_id,
-        digest=waiting.payload_hash,
-    )
 
 
 def _tell_poison(consumer: Consumer, id: str, topic: str, kind: str = "") -> None:

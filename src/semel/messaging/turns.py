@@ -12,12 +12,17 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from contextvars import ContextVar
+from typing import Final
 
 from semel.errors import Misuse
 
 PATIENCE_SECONDS: Final = 30.0
 """How long work waits for a suspect, and a suspect for work: one may need the other to end."""
+
+
+_TRYING: Final[ContextVar[object | None]] = ContextVar("semel_trying", default=None)
+"""The try within which this code runs; the tasks that it begins have it, too."""
 
 
 class Turns:
@@ -41,8 +46,8 @@ class Turns:
         self._suspects = 0
         """How many wait for being alone, or are."""
 
-        self._tried: asyncio.Task[Any] | None = None
-        """Who tries a suspect now."""
+        self._tried: object | None = None
+        """The try of a suspect that is made now."""
 
         self._lets_pass = False
         """Work that was held back too long runs beside this suspect."""
@@ -74,11 +79,13 @@ class Turns:
         running beside the suspect, and not waited for again.
 
         Raises:
-            Misuse: whoever tries a suspect tries another one meanwhile, and would wait for itself.
+            Misuse: whoever tries a suspect, or a task that it began, tries another one meanwhile,
+                and would wait for itself.
         """
-        me, is_tried = asyncio.current_task(), False
-        if me is not None and me is self._tried:
+        if _TRYING.get() is self._tried is not None:
             raise Misuse("a suspect is tried alone: not within the try of another one")
+        me, is_tried = object(), False
+        _TRYING.set(me)
         with self._lock:
             self._suspects += 1
         try:
@@ -88,6 +95,7 @@ class Turns:
                     self._stuck |= self._running
             yield
         finally:
+            _TRYING.set(None)
             with self._lock:
                 self._suspects -= 1
                 if is_tried:
@@ -100,7 +108,7 @@ class Turns:
         self._running.add(work)
         return True
 
-    def _try(self, by: asyncio.Task[Any] | None) -> bool:
+    def _try(self, by: object) -> bool:
         if self._tried is not None:
             return False
         self._tried = by
