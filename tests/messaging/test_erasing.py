@@ -23,6 +23,7 @@ from semel.messaging.leased import handle_leased
 from semel.messaging.outbox import parent_of
 from semel.messaging.outcome import DeadLettered, Handled, Refused
 from semel.messaging.parking import KeepId, NewId, fix
+from semel.messaging.retention import DAY_SECONDS, Retention, prune
 from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
 from semel.messaging.retrying import retry_due
 from semel.messaging.revival import park_dead_letter
@@ -307,6 +308,18 @@ class Erasing:
         assert erased.waiting == 1
         assert await waiting_of(world, "m1") is None
         assert (await claim_of(world, "m1")).state is ClaimState.COMPLETED
+
+    @in_world
+    async def test_what_a_message_sent_is_found_however_long_it_could_not_leave(self, world):
+        handle = invoicing()
+        await handle_message(handle, world.database, message())
+        await Inbox(handle, world.database).store_and_handle(message("m2"))
+        await world.age(90 * DAY_SECONDS)
+        await prune(world.database, BILLING, Retention())
+
+        erased = [await erase(world.database, message_id=name, **ANN) for name in ("m1", "m2")]
+
+        assert [done.outbox for done in erased] == [1, 1]
 
     @in_world
     async def test_what_cannot_be_locked_is_tried_again_and_then_said(self, world):

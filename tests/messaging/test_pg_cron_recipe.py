@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.inbox import InboxMessage
+from semel.messaging.outbox import OutboxEntry, parent_of
 from semel.messaging.replays import OVER, ReplayRun, ReplayState
 from semel.messaging.retention import DAY_SECONDS
 from semel.messaging.waiting import WaitingMessage, Waits
@@ -54,6 +55,21 @@ class TestTheRecipe(InPostgres, DatabaseContract):
         await run_jobs(world)
 
         assert await claims(world) == {f"old {state}" for state in STATES}
+
+    @in_world
+    async def test_it_keeps_what_the_outbox_still_has_messages_of(self, world):
+        await fill(world, "old")
+        async with world.database.begin() as unit:
+            for parent in ("old COMPLETED", "old"):
+                sent = OutboxEntry(f"of {parent}", "out", b"", parent=parent_of(BILLING, parent))
+                await unit.outbox.add([sent])
+        await world.age(99 * DAY_SECONDS)
+
+        await run_jobs(world)
+
+        assert "old COMPLETED" in await claims(world)
+        async with world.database.begin() as unit:
+            assert await unit.inbox.get(BILLING, "old") is not None
 
     @pytest.mark.parametrize("state", sorted({*ReplayState} - OVER))
     def test_it_deletes_nothing_while_somebody_can_go_on_with_a_replay(self, state):

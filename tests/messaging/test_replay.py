@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -23,7 +24,7 @@ from semel.messaging.selection import (
     Offsets,
     parked_key,
 )
-from semel.messaging.settings import Mode
+from semel.messaging.settings import ConsumerSettings, Mode
 from semel.testing.contracts.messaging_world import in_world
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.act_world import acts, letter_of, letters, queue
@@ -32,11 +33,16 @@ from tests.messaging.replay_world import (
     DEAD,
     P0,
     PARKS,
+    POLICY,
     Service,
     counts,
     message,
     pay,
 )
+
+
+def be_down(message):
+    raise ConnectionError("down")
 
 
 class Replays:
@@ -210,6 +216,22 @@ class Replays:
         assert counts(report) == {"handled": 1, "refused": 2}
         assert await service.paid() == strange[:1]
         assert await letters(world) == 2
+
+    @in_world
+    async def test_what_a_delivery_buries_no_longer_waits_for_another_attempt(self, world):
+        twice = replace(POLICY, max_attempts=2, initial_delay_seconds=0.0, max_delay_seconds=0.0)
+        service = await Service(world, ConsumerSettings(retry=twice)).open()
+        service.put("m1")
+        service.broken = be_down
+        await service.run(Offsets(P0, 0, 0))
+        waited = await queue(world)
+
+        service.refuse("m1")
+        await service.deliver("m1")
+
+        assert waited == [("m1", "retry")]
+        assert await queue(world) == []
+        assert await letters(world) == 1
 
     @in_world
     async def test_a_leased_consumer_is_replayed_under_leases(self, world):

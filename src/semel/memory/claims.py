@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import Misuse
-from semel.memory.gone import can_be_sent_back
+from semel.memory.gone import is_over
 from semel.memory.tables import Table
 from semel.messaging.claims import (
     CLOSED,
@@ -238,8 +238,9 @@ class MemoryProcessedMessageStore:
             row
             for row in self._claims.rows()
             if row.consumer == consumer and row.state in TERMINAL and row.updated_at <= long_ago
-            # Whoever sends it back asks the claim whether it was handled.
-            if not can_be_sent_back(self._tables, consumer, row.message_id)
+            # Whoever sends it back asks the claim whether it was handled, and `erase` asks it
+            # whose outgoing messages are meant.
+            if is_over(self._tables, consumer, row.message_id)
         ]
         chosen = sorted(old, key=lambda row: row.updated_at)[:limit]
         for row in chosen:

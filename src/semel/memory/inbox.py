@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from semel.errors import Misuse
+from semel.memory.gone import is_over
 from semel.memory.tables import MemoryTables, Table
 from semel.messaging.acts import ERASED
 from semel.messaging.deadletters import DeadLetter
@@ -109,6 +110,7 @@ class MemoryInboxStore:
             message
             for message in self._of(consumer)
             if message.processed_at is not None and message.processed_at <= before
+            if is_over(self._tables, consumer, message.message_id)
         ]
         for message in old[:limit]:
             self._messages.remove((consumer, message.message_id))

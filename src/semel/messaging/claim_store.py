@@ -154,6 +154,7 @@ class ProcessedMessageStore(Protocol):
         """Delete at most *limit* terminal claims that were last changed so long ago.
 
         The claim of a message that waits or is a dead letter stays: whoever sends it back must
-        find whether it was handled.
+        find whether it was handled.  So does that of one whose outgoing messages are still here:
+        `semel.messaging.erase` finds them by it.
         """
         ...

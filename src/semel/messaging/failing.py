@@ -267,6 +267,9 @@ async def _bury(
     )
     if claim.from_waiting:
         await leave_the_room(unit, consumer.name, message.id)
+    else:
+        # A replay may have put it there, for another attempt.
+        await unit.waiting.remove(consumer.name, message.id)
     return DeadLettered(failure, told)
 
 

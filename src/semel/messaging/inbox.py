@@ -140,7 +140,10 @@ class InboxStore(Protocol):
         ...
 
     async def delete_processed(self, consumer: str, older_than_seconds: float, limit: int) -> int:
-        """Delete at most *limit* messages that were processed so long ago."""
+        """Delete at most *limit* messages that were processed so long ago.
+
+        Those stay whose outgoing messages are still here: `semel.messaging.erase` finds them so.
+        """
         ...
 
     async def erase(

@@ -34,7 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from semel.messaging.claims import CLOSED, ClaimState
-from semel.sqlalchemy.gone import cannot_be_sent_back
+from semel.sqlalchemy.gone import is_over
 from semel.sqlalchemy.tables import processed_message
 from semel.sqlalchemy.times import now_us
 
@@ -204,8 +204,9 @@ _OLD: Final = (
         _C.consumer_name == _BY,
         _C.state == bindparam("over", type_=Text),
         _C.updated_at <= _LONG_AGO,
-        # Whoever sends it back asks the claim whether it was handled.
-        cannot_be_sent_back(_BY, _C.message_id),
+        # Whoever sends it back asks the claim whether it was handled, and `erase` asks it whose
+        # outgoing messages are meant.
+        is_over(_BY, _C.message_id),
     )
     .order_by(_C.updated_at)
     .limit(bindparam("at_most", type_=Integer))

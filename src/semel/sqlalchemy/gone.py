@@ -1,25 +1,35 @@
-"""Which messages are gone: from the claims, and from everywhere they wait."""
+"""Which messages are over, and which are gone from everywhere."""
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Table, and_, exists
+from sqlalchemy import ColumnElement, Table, Text, and_, exists, literal
 
-from semel.sqlalchemy.tables import dead_letter, inbox_message, processed_message, waiting_message
+from semel.sqlalchemy.tables import (
+    dead_letter,
+    inbox_message,
+    outbox_message,
+    processed_message,
+    waiting_message,
+)
 
 
 def gone(consumer: str, message_id: ColumnElement[str]) -> ColumnElement[bool]:
     """Say that a consumer has no message with the id that a column has."""
     claim = processed_message.c
     claimed = exists().where(claim.consumer_name == consumer, claim.message_id == message_id)
-    stored = _in(inbox_message, consumer, message_id)
-    return and_(~claimed, ~stored, cannot_be_sent_back(consumer, message_id))
+    places = (waiting_message, dead_letter, inbox_message)
+    return and_(~claimed, *(~_in(one, consumer, message_id) for one in places))
 
 
-def cannot_be_sent_back(
+def is_over(
     consumer: str | ColumnElement[str], message_id: ColumnElement[str]
 ) -> ColumnElement[bool]:
-    """Say that a message neither waits nor is a dead letter."""
-    return and_(*(~_in(one, consumer, message_id) for one in (waiting_message, dead_letter)))
+    """Say that a message neither waits nor is a dead letter, and that all it sent has left."""
+    # As `semel.messaging.outbox.parent_of` names it.
+    parent = literal(consumer, Text) if isinstance(consumer, str) else consumer
+    sent = exists().where(outbox_message.c.parent == parent + "/" + message_id)
+    kept = (_in(one, consumer, message_id) for one in (waiting_message, dead_letter))
+    return and_(~sent, *(~one for one in kept))
 
 
 def _in(

@@ -28,6 +28,7 @@ from semel.messaging.audit import plain
 from semel.messaging.ids import stored_id
 from semel.messaging.inbox import InboxMessage
 from semel.sqlalchemy.faults import translated
+from semel.sqlalchemy.gone import is_over
 from semel.sqlalchemy.origins import origin_of, origin_values, seconds_or_none
 from semel.sqlalchemy.tables import dead_letter, inbox_message
 from semel.sqlalchemy.times import now_us, to_seconds, to_us
@@ -104,7 +105,11 @@ PENDING: Final = select(func.count()).where(_OF, _M.processed_at.is_(None), _M.d
 DELETE_PROCESSED: Final = delete(inbox_message).where(
     _M.place.in_(
         select(_M.place)
-        .where(_OF, _M.processed_at <= now_us() - bindparam("us"))
+        .where(
+            _OF,
+            _M.processed_at <= now_us() - bindparam("us"),
+            is_over(_M.consumer, _M.message_id),
+        )
         .limit(bindparam("most"))
     )
 )
