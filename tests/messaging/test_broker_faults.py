@@ -80,10 +80,11 @@ def test_fetches_that_fail_lose_nothing():
     assert asyncio.run(handled(Failure(Call.FETCH, times=3, after=1))) == ALL
 
 
-@pytest.mark.parametrize("after", range(3))
-def test_a_commit_that_is_fenced_for_partitions_that_stay_loses_nothing(after):
+@pytest.mark.parametrize("times", [0, 1])
+@pytest.mark.parametrize("after", range(4))
+def test_a_commit_that_is_fenced_for_partitions_that_stay_loses_nothing(after, times):
     """As with a rebalance that takes some partitions only: what stays goes on where it was."""
     fenced = Failure(Call.COMMIT, error=Fenced("a partition went"), after=after)
-    unanswered = Failure(Call.LOOK_UP, error=Retryable("no answer"), after=3)
+    unanswered = Failure(Call.LOOK_UP, error=Retryable("no answer"), times=times, after=3)
 
     assert asyncio.run(handled(fenced, unanswered)) == ALL

@@ -11,7 +11,7 @@ import pytest
 
 from semel.codec import FromHeader
 from semel.crashpoints import CrashPoint
-from semel.memory.broker import MemoryBroker
+from semel.memory.broker import Call, Failure, MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.memory.database import MemoryDatabase, MemorySession
 from semel.message import Message, Partition
@@ -94,6 +94,20 @@ def test_only_what_the_dead_can_have_had_is_handled_alone():
         await runner.run_until_idle()
         assert service.members != []
         service.send(2, 3)
+        await runner.run_until_idle()
+
+        assert service.alone == ["m0", "m1"]
+        assert [member.name for member in service.members] == [runner._owner.instance]
+
+    asyncio.run(scenario())
+
+
+def test_no_more_is_handled_alone_than_the_dead_had_in_flight():
+    async def scenario() -> None:
+        service = Service()
+        await service.somebody_died(in_flight=2)
+        service.send(*range(5))
+        runner = await service.runner(replace(QUICK, max_records=1))
         await runner.run_until_idle()
 
         assert service.alone == ["m0", "m1"]
@@ -220,6 +234,62 @@ def test_a_clean_rebalance_makes_nobody_careful():
 
         assert service.alone == []
         assert len(service.database.rows("paid")) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_clean_stop_removes_the_row_where_the_broker_revokes_nothing_then():
+    """As with a client that leaves its group without a word to its listeners."""
+
+    async def scenario() -> None:
+        service = Service()
+        service.send(0)
+        runner = await service.runner()
+        runner.subscription._listeners.clear()  # type: ignore[attr-defined]
+        running = asyncio.create_task(runner.run())
+        while service.broker.lag("billing", "payments"):
+            await asyncio.sleep(0.01)
+        assert service.members != []
+        runner.stop()
+        await asyncio.wait_for(running, 5)
+
+        assert service.members == []
+
+    asyncio.run(scenario())
+
+
+def test_a_partition_is_off_the_row_before_it_goes():
+    async def scenario() -> None:
+        service = Service()
+        service.send(0)
+        runner = await service.runner()
+        await runner.run_until_idle()
+        assert [member.partitions for member in service.members] == [{PLACE}]
+
+        await runner._revoked([PLACE])
+
+        assert service.members == []
+
+    asyncio.run(scenario())
+
+
+def test_a_partition_that_comes_back_begins_with_what_the_broker_has_committed():
+    """Below what was settled, where the last commit before it went had failed."""
+
+    async def scenario() -> None:
+        service = Service()
+        service.send(0, 1)
+        service.broker.fail(Failure(Call.COMMIT))
+        runner = await service.runner()
+        await runner.run_until_idle()
+        assert service.broker.lag("billing", "payments") == 2
+
+        service.broker.rebalance("billing")
+        await service.broker.settled("billing")
+        await runner.run_until_idle()
+
+        assert service.broker.lag("billing", "payments") == 0
+        assert service.database.rows("paid") == ["m0", "m1"]
 
     asyncio.run(scenario())
 

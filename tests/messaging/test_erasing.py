@@ -245,6 +245,18 @@ class Erasing:
         assert await claim_of(world, "m1-b") is not None
 
     @in_world
+    async def test_a_conflict_that_comes_after_the_erasure_is_kept(self, world):
+        handle = invoicing()
+        await handle_message(handle, world.database, message())
+        await erase(world.database, message_id="m1", **ANN)
+
+        await handle_message(handle, world.database, message(raw=b"other"))
+
+        async with world.database.begin() as unit:
+            [letter] = await unit.dead_letters.find(DeadLetterFilter(conflicts_with="m1"), 9)
+        assert (letter.payload, letter.erased_at) == (b"other", None)
+
+    @in_world
     async def test_what_a_topic_of_dead_letters_is_to_get_goes_too(self, world):
         settings = replace(ONCE, dead_letter_topic="payments.dlq")
         buried = failing(settings, NonRetryableMessageError)
