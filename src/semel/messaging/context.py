@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from semel.errors import Misuse
 from semel.message import Message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Handling:
     """One call of a handler."""
 
@@ -24,6 +25,9 @@ class Handling:
 
     sent: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How many messages it has sent so far, by the id of the cause and by destination."""
+
+    is_over: bool = False
+    """The handler has ended; a task that it began may go on."""
 
     def handles(self, message: Message) -> bool:
         """Tell whether this call handles *message*."""
@@ -43,6 +47,22 @@ def handling_now() -> Handling | None:
     return _HANDLING.get()
 
 
+def refuse_if_late(opened_in: Handling | None) -> None:
+    """See that no handler that has ended writes in a transaction, *opened_in* this call of one.
+
+    What its task wrote would be its neighbours', and would happen again with its next attempt.
+
+    Raises:
+        Misuse: it has ended.
+    """
+    now = _HANDLING.get()
+    if now is not None and now.is_over and now is not opened_in:
+        raise Misuse(
+            f"a task of the handler of message {now.message.id!r} wrote after the handler had "
+            f"ended: nothing of it is kept. Await whatever is begun, best in a TaskGroup"
+        )
+
+
 @contextmanager
 def handling(consumer: str, message: Message, batch: Sequence[Message] = ()) -> Iterator[Handling]:
     """Say that the block handles *message*, and with it the rest of its *batch*."""
@@ -51,4 +71,5 @@ def handling(consumer: str, message: Message, batch: Sequence[Message] = ()) -> 
     try:
         yield now
     finally:
+        now.is_over = True
         _HANDLING.reset(token)

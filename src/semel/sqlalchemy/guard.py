@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import PoolProxiedConnection
 
 from semel.errors import Misuse
+from semel.messaging.context import Handling, handling_now, refuse_if_late
 from semel.messaging.database import TransactionEnded
 from semel.sqlalchemy.listening import listen_once
 from semel.sqlalchemy.session import refuse
@@ -57,6 +58,9 @@ class _Hold:
     has_ended: bool = False
     """Somebody ended it, past every guard."""
 
+    opened_in: Handling | None = None
+    """The call of a handler that opened it; None for the consumer's own."""
+
     number: int | None = None
     """PostgreSQL's own number of it; asked for when somebody gets the driver's connection."""
 
@@ -85,6 +89,7 @@ def _before_statement(
 ) -> tuple[str, Any]:
     hold = _HELD.get(connection)
     if hold is not None:
+        refuse_if_late(hold.opened_in)
         verb = ending_in(statement)
         if verb is not None:
             refuse(f"send {verb} on")
@@ -113,7 +118,7 @@ class UnitConnection(AsyncConnection):
 
     def hold(self) -> None:
         """Refuse from now on whatever would end the transaction."""
-        _HELD[self._inside] = _Hold()
+        _HELD[self._inside] = _Hold(opened_in=handling_now())
 
     def let_go(self) -> None:
         """Let the transaction be ended: for the one who began it."""
