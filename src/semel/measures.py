@@ -1,19 +1,23 @@
 """What is counted, by the names and labels that dashboards and alerts know.
 
 A measurement is made where the thing happens and handed to whoever
-subscribed: an exporter, or a test.  Without a subscriber it costs a check.
+subscribed: an exporter, or a test.  Without a subscriber it costs a check, and
+one that fails is logged and never disturbs the work.
 No label carries an id: ids are in logs, and a metric with an id in it has no
 end of series.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from semel.errors import Misuse
+
+log = logging.getLogger("semel")
 
 
 class Metric(StrEnum):
@@ -91,7 +95,10 @@ class Measures:
             raise Misuse(f"metric {metric} has the labels {', '.join(names)}")
         measured = Measurement(metric, dict(zip(names, labels, strict=True)), value)
         for subscriber in self._subscribers:
-            subscriber(measured)
+            try:
+                subscriber(measured)
+            except Exception:  # a broken exporter must not stop a service
+                log.exception("measurement subscriber failed", extra={"metric": metric.value})
 
 
 MEASURES: Final = Measures()

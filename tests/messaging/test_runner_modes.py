@@ -12,6 +12,7 @@ import pytest
 
 from semel.codec import FromHeader
 from semel.errors import Misuse
+from semel.measures import MEASURES, Measurement
 from semel.memory.broker import MemoryBroker
 from semel.memory.database import MemoryDatabase
 from semel.message import Message
@@ -167,3 +168,29 @@ def test_a_runner_of_another_mode_than_its_consumers_is_refused(of_consumer, of_
             Runner(known, subscription, MemoryDatabase(), RunnerSettings(mode=of_runner))
 
     asyncio.run(scenario())
+
+
+def test_a_broken_exporter_does_not_stop_a_service(caplog):
+    broker, handled = MemoryBroker({"exports": 1}), list[str]()
+
+    @consumer("exports", id_from=FromHeader("message-id"))
+    async def handle(message: Message, session: Any) -> None:
+        handled.append(message.id)
+
+    def export(measured: Measurement) -> None:
+        raise OSError("no such collector")
+
+    async def scenario() -> None:
+        runner = Runner(handle, await subscribed(broker, 1, 2), MemoryDatabase(), QUICK)
+        await runner.run_until_idle()
+        await runner.subscription.close()
+
+    unsubscribe = MEASURES.subscribe(export)
+    try:
+        asyncio.run(scenario())
+    finally:
+        unsubscribe()
+
+    assert handled == ["m1", "m2"]
+    assert broker.lag("exports", "exports") == 0
+    assert "measurement subscriber failed" in caplog.messages

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from semel.errors import Misuse
 from semel.memory.tables import MemoryTables
+from semel.messaging.context import handling_now, refuse_if_late
 
 
 class MemorySession:
@@ -18,13 +19,15 @@ class MemorySession:
 
     def __init__(self, tables: MemoryTables) -> None:
         self._tables = tables
+        self._opened_in = handling_now()
 
     def add(self, table: str, row: Any) -> None:
         """Append a row."""
         self.put(table, self._tables.next_number(f"user:{table}"), row)
 
     def put(self, table: str, key: Any, row: Any) -> None:
-        """Write a row under a key."""
+        """Write a row under a key, unless the handler has ended."""
+        refuse_if_late(self._opened_in)
         self._tables.table(f"user:{table}").put(key, deepcopy(row))
 
     def get(self, table: str, key: Any) -> Any:

@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 
+from semel.errors import Misuse
 from semel.message import Message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Handling:
     """One call of a handler."""
 
@@ -23,6 +24,9 @@ class Handling:
 
     sent: dict[tuple[str, str], int] = field(default_factory=dict)
     """How many messages it has sent so far, by the id of the cause and by destination."""
+
+    is_over: bool = False
+    """The handler has ended; a task that it began may go on."""
 
     def handles(self, message: Message) -> bool:
         """Tell whether this call handles *message*."""
@@ -41,6 +45,22 @@ _HANDLING: ContextVar[Handling | None] = ContextVar("semel_handling", default=No
 def handling_now() -> Handling | None:
     """Return the call of a handler that this code runs in; None outside of handlers."""
     return _HANDLING.get()
+
+
+def refuse_if_late(opened_in: Handling | None) -> None:
+    """See that no handler that has ended writes in a transaction, *opened_in* this call of one.
+
+    What its task wrote would be its neighbours', and would happen again with its next attempt.
+
+    Raises:
+        Misuse: it has ended.
+    """
+    now = _HANDLING.get()
+    if now is not None and now.is_over and now is not opened_in:
+        raise Misuse(
+            f"a task of the handler of message {now.message.id!r} wrote after the handler had "
+            f"ended: nothing of it is kept. Await whatever is begun, best in a TaskGroup"
+        )
 
 
 def handling(
@@ -64,5 +84,6 @@ class _Now(AbstractContextManager[Handling]):
         return self._handling
 
     def __exit__(self, *error: object) -> None:
+        self._handling.is_over = True
         if self._token is not None:
             _HANDLING.reset(self._token)

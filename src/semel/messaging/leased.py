@@ -234,8 +234,7 @@ async def _under_lease(
     `Lease.completing` is refused, and whatever else it does happens at least once.
     """
     settings = consumer.settings
-    with handling(consumer.name, state.message):
-        work = owned(consumer.invoke(state.message, lease))
+    work = owned(_invoked(consumer, state.message, lease))
     renewal = asyncio.create_task(_renew(lease, settings.lease_seconds, asked_at, clock))
     try:
         await asyncio.wait({work, renewal}, return_when=asyncio.FIRST_COMPLETED)
@@ -258,6 +257,11 @@ async def _under_lease(
                 "a handler that lost its lease ignores its cancellation and is left behind",
                 extra={"consumer": consumer.name, "id": lease.message_id},
             )
+
+
+async def _invoked(consumer: Consumer, message: Message, lease: Lease) -> Any:
+    with handling(consumer.name, message):
+        return await consumer.invoke(message, lease)
 
 
 async def _complete(

@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import PoolProxiedConnection
 
 from semel.errors import Misuse
+from semel.messaging.context import Handling, handling_now, refuse_if_late
 from semel.messaging.database import TransactionEnded
 from semel.sqlalchemy.listening import listen_once
 from semel.sqlalchemy.session import refuse
@@ -58,6 +59,9 @@ class _Hold:
     has_ended: bool = False
     """Somebody ended it, past every guard."""
 
+    opened_in: Handling | None = None
+    """The call of a handler that opened it; None for the consumer's own."""
+
     number: int | None = None
     """PostgreSQL's own number of it; asked for when somebody gets the driver's connection."""
 
@@ -86,6 +90,7 @@ def _before_statement(
 ) -> tuple[str, Any]:
     hold = _HELD.get(connection)
     if hold is not None:
+        refuse_if_late(hold.opened_in)
         if not _is_harmless(statement):
             _refuse_statement(statement)
         hold.has_begun = True
@@ -124,7 +129,7 @@ class UnitConnection(AsyncConnection):
 
     def hold(self) -> None:
         """Refuse from now on whatever would end the transaction."""
-        _HELD[self._inside] = _Hold()
+        _HELD[self._inside] = _Hold(opened_in=handling_now())
 
     def let_go(self) -> None:
         """Let the transaction be ended: for the one who began it."""

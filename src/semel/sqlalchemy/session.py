@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, AsyncSessionTr
 from sqlalchemy.orm import Session
 
 from semel.errors import Misuse
+from semel.messaging.context import Handling, handling_now, refuse_if_late
 
 
 def refuse(what: str) -> NoReturn:
@@ -32,6 +33,12 @@ class GuardedSession(Session):
     """The synchronous inside of a `HandlerSession`."""
 
     guarded = False
+    opened_in: Handling | None = None
+
+    def add(self, instance: object, *, _warn: bool = True) -> None:
+        """Add an object, unless the handler has ended."""
+        refuse_if_late(self.opened_in)
+        super().add(instance, _warn=_warn)
 
     def commit(self) -> None:
         """Refuse."""
@@ -99,6 +106,7 @@ class HandlerSession(AsyncSession):
             **options,
         )
         self._inside.guarded = True
+        self._inside.opened_in = handling_now()
 
     @property
     def _inside(self) -> GuardedSession:
