@@ -22,7 +22,7 @@ from semel.messaging.lanes import Order
 from semel.messaging.leased import Lease
 from semel.messaging.retry import RetryMode, RetryPolicy
 from semel.messaging.runner import Mode, Runner, RunnerSettings
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.settings import BatchPolicy, ConsumerSettings
 from semel.messaging.waiting import WaitingFilter
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0)
@@ -165,5 +165,33 @@ def test_a_runner_of_another_mode_than_its_consumers_is_refused(of_consumer, of_
         subscription = await subscribed(MemoryBroker({"exports": 1}))
         with pytest.raises(Misuse, match=f"one of mode {of_consumer}, its runner of mode"):
             Runner(known, subscription, MemoryDatabase(), RunnerSettings(mode=of_runner))
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_that_stops_handles_nothing_behind_the_message_that_comes_back():
+    """In the order of the partition, whatever their keys."""
+
+    async def scenario() -> None:
+        seen: list[tuple[str, int]] = []
+        once = RetryPolicy(initial_delay_seconds=0.0, max_delay_seconds=0.0, jitter=False)
+        settings = ConsumerSettings(retry=once, batch=BatchPolicy.STOP, chunk=1)
+
+        @consumer("exports", policy=settings, id_from=FromHeader("message-id"))
+        async def handle(message: Message) -> None:
+            seen.append((message.id, message.attempt))
+            if message.id == "m1" and message.attempt == 1:
+                raise RetryableMessageError("down")
+
+        broker = MemoryBroker({"exports": 1})
+        for number, key in enumerate([b"a", b"b", b"a"]):
+            headers = {"message-id": f"m{number}".encode()}
+            broker.put("exports", b"{}", key=key, headers=headers)
+        batched = replace(QUICK, mode=Mode.BATCHED)
+        runner = Runner(handle, await subscribed(broker), MemoryDatabase(), batched)
+        await runner.run_until_idle()
+
+        firsts = list(dict.fromkeys(seen))
+        assert firsts == [("m0", 1), ("m1", 1), ("m1", 2), ("m2", 1)]
 
     asyncio.run(scenario())
