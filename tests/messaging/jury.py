@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from semel.message import Partition
+from semel.codec import Unread, Unreadable
+from semel.message import Coordinates, Partition
+from semel.message import Record as Brokered
 from semel.messaging.audit_completeness import Extent, audit_completeness
 from semel.messaging.claims import ClaimState
 from semel.messaging.deadletters import DeadLetterFilter
@@ -83,6 +85,11 @@ PLAN: Final = [
 EFFECTS: Final = {"a": ["o1", LAST], "b": [FAILS_ONCE, "o3"], "c": ["o6"]}
 
 
+def unread_id(at: Coordinates) -> str:
+    """Return the id of a record that is no message."""
+    return Unreadable(Brokered(at, b""), Unread.UNDECODABLE, "").id
+
+
 async def judge(world: World) -> None:
     """Compare what is there with the plan."""
     async with world.database.begin() as unit:
@@ -90,7 +97,8 @@ async def judge(world: World) -> None:
         rows = {id: await unit.claims.look_up(NAME, id) for id in ids}
         letters = await unit.dead_letters.find(DeadLetterFilter(NAME), 100)
         waiting = await unit.waiting.find(WaitingFilter(NAME), 100)
-        notes = await unit.members.notes(NAME, ids)
+        unread = [unread_id(Coordinates(TOPIC, 0, n)) for n in range(len(PLAN))]
+        notes = await unit.members.notes(NAME, [*ids, *unread])
         pending = await unit.outbox.read("outbox", 0, 100)
     judge_effects(world)
     _judge_states(world, rows, letters)

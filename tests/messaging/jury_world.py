@@ -33,7 +33,6 @@ from semel.messaging.leased import handle_leased
 from semel.messaging.parking import skip
 from semel.messaging.relay import LEASE_SECONDS, Relay
 from semel.messaging.replay import Replay, ReplayNotAllowed, ReplaySettings
-from semel.messaging.replay_sources import UNREADABLE_ID
 from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
 from semel.messaging.retrying import retry_due
 from semel.messaging.runner import Mode, Runner, RunnerSettings
@@ -55,6 +54,7 @@ from tests.messaging.jury import (
     Invariant,
     Violation,
     judge,
+    unread_id,
 )
 from tests.messaging.processes import next_process
 
@@ -267,7 +267,7 @@ class World:
             async with self.database.begin() as unit:
                 for record in self.broker.records(TOPIC)[:offset]:
                     name = record.headers.get("message-id", b"").decode()
-                    name = name or f"{UNREADABLE_ID}{record.at}"
+                    name = name or unread_id(record.at)
                     row = await unit.claims.look_up(NAME, name)
                     if row is None:
                         self.convict(Invariant.DURABLE, f"{name} is passed without a trace")

@@ -233,6 +233,24 @@ def test_nothing_is_handled_beside_a_suspect_that_somebody_else_tries_here():
     asyncio.run(scenario())
 
 
+def test_a_suspect_is_not_read_beside_what_runs_here():
+    async def scenario() -> None:
+        service = Service()
+        await service.somebody_died()
+        service.send(0)
+        runner = await service.runner()
+        async with TURNS.beside_others():
+            running = asyncio.create_task(runner.run_until_idle())
+            await asyncio.sleep(0.05)
+            meanwhile = [*service.suspects, *service.alone]
+        await asyncio.wait_for(running, 5)
+
+        assert meanwhile == []
+        assert service.alone == ["m0"]
+
+    asyncio.run(scenario())
+
+
 def test_a_row_lasts_as_long_as_its_process_works():
     async def scenario() -> None:
         service, clock = Service(), SimulatedClock()
