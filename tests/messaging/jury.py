@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from semel.message import Partition
+from semel.codec import unreadable_id
+from semel.message import Coordinates, Partition
 from semel.messaging.audit_completeness import Extent, audit_completeness
 from semel.messaging.claims import ClaimState
 from semel.messaging.deadletters import DeadLetterFilter
@@ -90,7 +91,8 @@ async def judge(world: World) -> None:
         rows = {id: await unit.claims.look_up(NAME, id) for id in ids}
         letters = await unit.dead_letters.find(DeadLetterFilter(NAME), 100)
         waiting = await unit.waiting.find(WaitingFilter(NAME), 100)
-        notes = await unit.members.notes(NAME, ids)
+        unread = [unreadable_id(Coordinates(TOPIC, 0, n)) for n in range(len(PLAN))]
+        notes = await unit.members.notes(NAME, [*ids, *unread])
         pending = await unit.outbox.read("outbox", 0, 100)
     judge_effects(world)
     _judge_states(world, rows, letters)

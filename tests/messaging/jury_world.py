@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, product
 from typing import Any, Final
 
-from semel.codec import UNREADABLE, FromHeader, FromKey, Reading
+from semel.codec import FromHeader, FromKey, Reading, unreadable_id
 from semel.crashpoints import CrashPoint
 from semel.errors import Retryable
 from semel.lease import Owner
@@ -266,7 +266,7 @@ class World:
             async with self.database.begin() as unit:
                 for record in self.broker.records(TOPIC)[:offset]:
                     name = record.headers.get("message-id", b"").decode()
-                    name = name or f"{UNREADABLE}{record.at}"
+                    name = name or unreadable_id(record.at)
                     row = await unit.claims.look_up(NAME, name)
                     if row is None:
                         self.convict(Invariant.DURABLE, f"{name} is passed without a trace")

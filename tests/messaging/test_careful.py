@@ -23,6 +23,7 @@ from semel.messaging.retry import RetryMode, RetryPolicy
 from semel.messaging.retrying import retry_due
 from semel.messaging.runner import Runner, RunnerSettings
 from semel.messaging.settings import ConsumerSettings
+from semel.messaging.turns import TURNS
 from semel.testing.clock import SimulatedClock
 from semel.testing.crash import Crash, crash_at
 
@@ -211,6 +212,58 @@ def test_a_retry_that_was_handled_leaves_no_suspicion_even_if_the_process_dies_b
         assert service.alone == ["m0"]
         assert await service.state("m0") is ClaimState.COMPLETED
         assert service.suspects == []
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_handled_beside_a_suspect_that_somebody_else_tries_here():
+    async def scenario() -> None:
+        service = Service()
+        service.send(0)
+        runner = await service.runner()
+        async with TURNS.alone():
+            running = asyncio.create_task(runner.run_until_idle())
+            await asyncio.sleep(0.05)
+            meanwhile = service.database.rows("paid")
+        await asyncio.wait_for(running, 5)
+
+        assert meanwhile == []
+        assert service.database.rows("paid") == ["m0"]
+
+    asyncio.run(scenario())
+
+
+def test_a_suspect_is_not_read_beside_what_runs_here():
+    async def scenario() -> None:
+        service = Service()
+        await service.somebody_died()
+        service.send(0)
+        runner = await service.runner()
+        async with TURNS.beside_others():
+            running = asyncio.create_task(runner.run_until_idle())
+            await asyncio.sleep(0.05)
+            meanwhile = [*service.suspects, *service.alone]
+        await asyncio.wait_for(running, 5)
+
+        assert meanwhile == []
+        assert service.alone == ["m0"]
+
+    asyncio.run(scenario())
+
+
+def test_a_row_lasts_as_long_as_its_process_works():
+    async def scenario() -> None:
+        service, clock = Service(), SimulatedClock()
+        service.database = MemoryDatabase(clock)
+        subscription = await service.broker.subscribe("billing", ["payments"])
+        await service.broker.settled("billing")
+        runner = Runner(service.consumer, subscription, service.database, QUICK, clock=clock)
+
+        for _ in range(4):
+            await runner.run_until_idle()
+            [member] = service.members
+            assert member.expires_at > clock.now() + QUICK.member_seconds / 2
+            clock.advance(QUICK.member_seconds / 2)
 
     asyncio.run(scenario())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from semel.messaging.handling import handle_message
 from semel.messaging.outcome import DeadLettered, Handled
 from semel.messaging.retry import RetryMode, RetryPolicy
 from semel.messaging.retrying import RetryWorker
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.settings import BatchPolicy, ConsumerSettings
 from semel.sqlalchemy.database import SqlDatabase
 from semel.sqlalchemy.guard import ending_in
 from tests.messaging.places import InPostgres, InSqlite
@@ -276,14 +277,16 @@ def _with_foreign_keys(driver: Any, record: Any) -> None:
 
 
 class TestSqlite(Ends, InSqlite):
-    def test_a_commit_over_the_drivers_own_connection_is_noticed(self):
+    @pytest.mark.parametrize("batch", [BatchPolicy.INDEPENDENT, BatchPolicy.FAIL_BATCH])
+    def test_a_commit_over_the_drivers_own_connection_is_noticed(self, batch):
         async def by_driver(session):
             raw = await (await session.connection()).get_raw_connection()
             await raw.driver_connection.execute("COMMIT")
 
         async def test(database):
+            handle = ending(by_driver).with_settings(replace(ONCE, batch=batch))
             with pytest.raises(TransactionEnded):
-                await consume_many(ending(by_driver), database, MESSAGES)
+                await consume_many(handle, database, MESSAGES)
 
         self.run(test)
 

@@ -14,6 +14,7 @@ from semel.messaging.claims import (
     ClaimLost,
     ClaimRequest,
     ClaimState,
+    Failure,
     StalePolicy,
 )
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
@@ -94,6 +95,23 @@ def test_a_message_that_takes_every_owner_with_it_is_parked_in_the_end():
         assert await place.state() is ClaimState.PARKED
         assert place.calls == []
         assert await place.deliver(message()) == Refused("parked")
+
+    asyncio.run(scenario())
+
+
+def test_a_message_that_only_failed_often_is_no_killer():
+    """More often than now allowed: its policy became stricter meanwhile."""
+
+    async def scenario() -> None:
+        place = Place(poison_attempts=2)
+        async with place.database.begin() as unit:
+            failure = Failure(ClaimState.FAILED_RETRYABLE, 9, "DOWN")
+            assert await unit.claims.mark_failed("exports", "m1", failure)
+
+        outcome = await place.deliver(message())
+
+        assert isinstance(outcome, Handled)
+        assert place.calls == [10]
 
     asyncio.run(scenario())
 

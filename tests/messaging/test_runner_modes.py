@@ -23,7 +23,7 @@ from semel.messaging.lanes import Order
 from semel.messaging.leased import Lease
 from semel.messaging.retry import RetryMode, RetryPolicy
 from semel.messaging.runner import Mode, Runner, RunnerSettings
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.settings import BatchPolicy, ConsumerSettings
 from semel.messaging.waiting import WaitingFilter
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0)
@@ -194,3 +194,31 @@ def test_a_broken_exporter_does_not_stop_a_service(caplog):
     assert handled == ["m1", "m2"]
     assert broker.lag("exports", "exports") == 0
     assert "measurement subscriber failed" in caplog.messages
+
+
+def test_a_batch_that_stops_handles_nothing_behind_the_message_that_comes_back():
+    """In the order of the partition, whatever their keys."""
+
+    async def scenario() -> None:
+        seen: list[tuple[str, int]] = []
+        once = RetryPolicy(initial_delay_seconds=0.0, max_delay_seconds=0.0, jitter=False)
+        settings = ConsumerSettings(retry=once, batch=BatchPolicy.STOP, chunk=1)
+
+        @consumer("exports", policy=settings, id_from=FromHeader("message-id"))
+        async def handle(message: Message) -> None:
+            seen.append((message.id, message.attempt))
+            if message.id == "m1" and message.attempt == 1:
+                raise RetryableMessageError("down")
+
+        broker = MemoryBroker({"exports": 1})
+        for number, key in enumerate([b"a", b"b", b"a"]):
+            headers = {"message-id": f"m{number}".encode()}
+            broker.put("exports", b"{}", key=key, headers=headers)
+        batched = replace(QUICK, mode=Mode.BATCHED)
+        runner = Runner(handle, await subscribed(broker), MemoryDatabase(), batched)
+        await runner.run_until_idle()
+
+        firsts = list(dict.fromkeys(seen))
+        assert firsts == [("m0", 1), ("m1", 1), ("m1", 2), ("m2", 1)]
+
+    asyncio.run(scenario())

@@ -210,3 +210,26 @@ def test_loops_of_several_threads_share_the_turns():
     suspected = {met for met in room.met if any(name[0] == "s" for name in met)}
     assert len(room.log) == 3 * 20 * 4
     assert all(len(met) == 1 for met in suspected)
+
+
+def test_the_next_suspect_holds_work_back_again_that_the_one_before_let_pass():
+    async def scenario() -> None:
+        turns = Turns(patience_seconds=0.3)
+        began = asyncio.Event()
+
+        async def work() -> None:
+            async with turns.beside_others():
+                began.set()
+
+        async with turns.alone():
+            await work()
+        began.clear()
+        async with turns.alone():
+            waits = asyncio.create_task(work())
+            await soon()
+            is_held_back = not began.is_set()
+        await waits
+
+        assert is_held_back
+
+    running(scenario)

@@ -147,7 +147,7 @@ class _Drain:
         except Exception as error:
             failure = classify(self.consumer, self.database, error)
             is_over = isinstance(error, TransactionEnded) or failure.code == CONFLICT_CODE
-            if is_over or not state.began or says_nothing(error, state):
+            if is_over or says_nothing(error, state):
                 raise
             held = Held(by_this_transaction=isinstance(answer, Claimed), from_waiting=True)
             written = await write_failure(
