@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Table, Text, and_, exists, literal
+from typing import Final
+
+from sqlalchemy import ColumnElement, Table, Text, and_, exists, literal_column
 
 from semel.sqlalchemy.tables import (
     dead_letter,
@@ -11,6 +13,8 @@ from semel.sqlalchemy.tables import (
     processed_message,
     waiting_message,
 )
+
+_SLASH: Final = literal_column("'/'", Text)
 
 
 def gone(consumer: str, message_id: ColumnElement[str]) -> ColumnElement[bool]:
@@ -21,13 +25,10 @@ def gone(consumer: str, message_id: ColumnElement[str]) -> ColumnElement[bool]:
     return and_(~claimed, *(~_in(one, consumer, message_id) for one in places))
 
 
-def is_over(
-    consumer: str | ColumnElement[str], message_id: ColumnElement[str]
-) -> ColumnElement[bool]:
+def is_over(consumer: ColumnElement[str], message_id: ColumnElement[str]) -> ColumnElement[bool]:
     """Say that a message neither waits nor is a dead letter, and that all it sent has left."""
     # As `semel.messaging.outbox.parent_of` names it.
-    parent = literal(consumer, Text) if isinstance(consumer, str) else consumer
-    sent = exists().where(outbox_message.c.parent == parent + "/" + message_id)
+    sent = exists().where(outbox_message.c.parent == consumer + _SLASH + message_id)
     kept = (_in(one, consumer, message_id) for one in (waiting_message, dead_letter))
     return and_(~sent, *(~one for one in kept))
 
