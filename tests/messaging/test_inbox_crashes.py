@@ -197,3 +197,42 @@ def test_after_a_clean_stop_nobody_is_careful(memory, caplog):
     run(memory, test)
 
     assert "unclean stop" not in caplog.text
+
+
+class Overtaken:
+    """A database in which another worker handles a message behind its note."""
+
+    def __init__(self, inside, message_id):
+        self._inside = inside
+        self._message_id = message_id
+        self.is_noted = False
+        self.classification = inside.classification
+
+    @asynccontextmanager
+    async def begin(self):
+        if self.is_noted:
+            self.is_noted = False
+            async with self._inside.begin() as unit:
+                await unit.inbox.done("stock", self._message_id)
+        async with self._inside.begin() as unit:
+            yield unit
+            self.is_noted = bool(await unit.members.notes("stock", [self._message_id]))
+
+
+def test_only_what_is_noted_is_handled_alone(memory):
+    async def test(world):
+        handling = Handling()
+        for name in ("1", "2"):
+            await Inbox(handling.consumer, world.database).store(message(name))
+        member = Member("stock", "dead", gone(), frozenset({PLACE}), 1)
+        async with world.database.begin() as unit:
+            await unit.members.enter(member, 60.0)
+        worker = InboxWorker(handling.consumer, Overtaken(world.database, "1"))
+
+        await worker.work_once()
+
+        assert handling.seen == [], "the other one was never noted"
+        await worker.run_until_empty()
+        assert handling.seen == ["2"]
+
+    run(memory, test)

@@ -92,7 +92,8 @@ def test_a_message_that_takes_every_owner_with_it_is_parked_in_the_end():
 
         assert isinstance(outcome, ParkedAway)
         assert "owner 2" in outcome.why
-        assert await place.state() is ClaimState.PARKED
+        row = await place.row()
+        assert (row.state, row.attempts) == (ClaimState.PARKED, 3)
         assert place.calls == []
         assert await place.deliver(message()) == Refused("parked")
 
