@@ -21,7 +21,6 @@ from semel.messaging.context import handling
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failing import Held, write_failure
 from semel.messaging.handling import (
-    CONFLICT_CODE,
     Try,
     apply,
     behind,
@@ -277,7 +276,7 @@ def _raise_if_over(consumer: Consumer, database: Database, error: Exception) -> 
     """
     if isinstance(error, TransactionEnded):
         raise error
-    if classify(consumer, database, error).code == CONFLICT_CODE:
+    if classify(consumer, database, error).is_conflict:
         raise error
 
 

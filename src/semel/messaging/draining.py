@@ -27,7 +27,6 @@ from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failing import Held, holds_key, write_failure
 from semel.messaging.handling import (
-    CONFLICT_CODE,
     Try,
     apply,
     classify,
@@ -146,7 +145,7 @@ class _Drain:
                     outcome = await not_claimed(self.consumer, unit, state, answer)
         except Exception as error:
             failure = classify(self.consumer, self.database, error)
-            is_over = isinstance(error, TransactionEnded) or failure.code == CONFLICT_CODE
+            is_over = isinstance(error, TransactionEnded) or failure.is_conflict
             if is_over or not state.began or says_nothing(error, state):
                 raise
             held = Held(by_this_transaction=isinstance(answer, Claimed), from_waiting=True)

@@ -64,8 +64,6 @@ from semel.messaging.waiting import BEHIND, WaitingMessage, Waits
 
 log = logging.getLogger("semel.messaging")
 
-CONFLICT_CODE = "DATABASE_CONFLICT"
-
 
 @dataclass(slots=True)
 class Try:
@@ -104,7 +102,7 @@ async def attempt(
             return outcome
         except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
             failure = classify(consumer, database, error)
-            if failure.code == CONFLICT_CODE and left:
+            if failure.is_conflict and left:
                 continue
             if says_nothing(error, state):
                 return comes_back(consumer, message, failure)
@@ -114,7 +112,7 @@ async def attempt(
 
 def classify(consumer: Consumer, database: Database, error: BaseException) -> Classified:
     """Say what *error* is: by the consumer's own rules, then by the database's, then by all."""
-    return database.classification.extended(consumer.rules, consumer.codes).classify(error)
+    return consumer.classification(database.classification).classify(error)
 
 
 def says_nothing(error: BaseException, state: Try) -> bool:
