@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from semel.crashpoints import CrashPoint, reach
 from semel.message import Message
+from semel.messaging.alerts import alert
 from semel.messaging.claims import ClaimAnswer, Claimed, ClaimRequest
 from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
@@ -94,6 +95,7 @@ async def _together(
         reach(CrashPoint.CLAIM_AFTER, consumer.name)
         outcomes = await _in_chunks(consumer, database, unit, steps)
         reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
+    alert(outcomes)
     reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
     return outcomes
 

@@ -18,6 +18,7 @@ from typing import Final
 from semel.clock import SYSTEM_CLOCK
 from semel.crashpoints import CrashPoint, reach
 from semel.message import Message
+from semel.messaging.alerts import alert
 from semel.messaging.claims import (
     ClaimAnswer,
     Claimed,
@@ -87,6 +88,7 @@ async def _handle_together(
             extra={"consumer": consumer.name, "why": why},
         )
         return {}
+    alert(drained.outcomes.values())
     reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
     return drained.outcomes
 

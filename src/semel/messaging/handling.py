@@ -19,6 +19,7 @@ from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt
 from semel.message import Message
+from semel.messaging.alerts import alert
 from semel.messaging.cancelling import called
 from semel.messaging.claims import (
     ClaimAnswer,
@@ -142,6 +143,7 @@ async def _in_one_transaction(consumer: Consumer, database: Database, state: Try
         outcome = await claim_and_handle(consumer, unit, state)
         state.ended = True
         reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
+    alert([outcome])
     return outcome
 
 
@@ -312,7 +314,9 @@ async def apply(consumer: Consumer, unit: Unit, state: Try) -> Outcome:
             outcome, how = await _across(consumer, unit, state, gap)
     await unit.versions.advance(consumer.name, message.key, message.version)
     if how:
-        await unit.versions.close_gaps(consumer.name, message.key, message.version, how)
+        # Whoever makes an aggregate anew has filled the gaps that were crossed before, too.
+        after = None if how == "rebuilt" else current
+        await unit.versions.close_gaps(consumer.name, message.key, message.version, how, after)
     return outcome
 
 
@@ -321,7 +325,7 @@ async def _across(consumer: Consumer, unit: Unit, state: Try, gap: Gap) -> tuple
     match consumer.settings.gaps:
         case GapPolicy.ALERT:
             await unit.versions.open_gap(gap)
-            return await call(consumer, unit, state), ""
+            return replace(await call(consumer, unit, state), gap=gap), ""
         case GapPolicy.FETCH if consumer.fetch_missing is not None:
             state.began = True
             await called(consumer.fetch_missing(state.message, unit.session, gap))

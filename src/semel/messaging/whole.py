@@ -16,6 +16,7 @@ from typing import TypeAlias
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, reason_of
 from semel.message import Message
+from semel.messaging.alerts import alert
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failing import holds_key, write_failure
@@ -164,5 +165,6 @@ async def _in_order(
                 raise _Failed(index, state, outcome)
             outcomes.append(outcome)
         reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
+    alert(outcomes)
     reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
     return outcomes
