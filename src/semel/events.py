@@ -121,9 +121,30 @@ class QueryRestarted(Event):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class GapCrossed(Event):
+    """A message was applied across versions that did not come; its consumer's policy is ``alert``.
+
+    Its scope is the consumer's name.
+    """
+
+    consumer: str
+    key: str
+    expected: int
+    """The first version that is missing."""
+
+    found: int
+    """The version that came instead."""
+
+    @property
+    def sentence(self) -> str:
+        """The log line's words, with the versions."""
+        return f"gap crossed, version {self.expected} was next and {self.found} came"
+
+
 Subscriber = Callable[[Event], None]
 
-_WARNINGS = (StepFailed, SinkRetried, CommitSlow, QueryRestarted)
+_WARNINGS = (StepFailed, SinkRetried, CommitSlow, QueryRestarted, GapCrossed)
 
 
 class Events:

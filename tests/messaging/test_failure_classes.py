@@ -102,10 +102,18 @@ def test_the_words_of_an_exception_mean_nothing(words):
     assert words in found.reason
 
 
-def test_a_code_that_nobody_knows_is_poison():
-    found = CLASSIFICATION.classify(RetryableMessageError("x", "SOMETHING_NEW"))
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RetryableMessageError("x", "SOMETHING_NEW"), FailureClass.TRANSIENT),
+        (NonRetryableMessageError("x", "SOMETHING_NEW"), FailureClass.POISON),
+        (KeyError("x"), FailureClass.POISON),
+    ],
+)
+def test_a_code_that_nobody_knows_is_poison_unless_its_exception_says_otherwise(error, kind):
+    found = CLASSIFICATION.extended({KeyError: "SOMETHING_NEW"}).classify(error)
 
-    assert (found.code, found.failure_class) == ("SOMETHING_NEW", FailureClass.POISON)
+    assert (found.code, found.failure_class) == ("SOMETHING_NEW", kind)
 
 
 class PaymentError(Exception):

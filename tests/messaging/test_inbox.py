@@ -181,16 +181,17 @@ def test_after_the_last_attempt_the_message_stays_and_is_a_dead_letter(database)
     run(database, test)
 
 
-def test_a_hopeless_message_is_tried_once(memory):
+@pytest.mark.parametrize("code", ["REJECTED", "TIMEOUT", "OF_ITS_OWN"])
+def test_a_hopeless_message_is_tried_once(memory, code):
     async def test(world):
         ours = Handling()
-        ours.failures = {"1": [NonRetryableMessageError("unknown sku")]}
+        ours.failures = {"1": [NonRetryableMessageError("unknown sku", code)]}
         await Inbox(ours.consumer, world.database).store(message("1"))
 
         await InboxWorker(ours.consumer, world.database).run_until_empty()
 
         assert ours.seen == ["1"]
-        assert (await letter(world, "1")).error_code == "REJECTED"
+        assert (await letter(world, "1")).error_code == code
 
     run(memory, test)
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from semel.errors import Permanent, Retryable
-from semel.messaging.failure import CLASSIFICATION
+from semel.messaging.failure import (
+    CLASSIFICATION,
+    NonRetryableMessageError,
+    RetryableMessageError,
+)
 from semel.messaging.outbox import OutboxEntry, lane_of
 from semel.messaging.retry import RetryPolicy
 from semel.messaging.sending import Sending
@@ -198,3 +202,20 @@ def test_a_sweep_that_did_not_come_to_the_end_forgets_no_topic():
     ours.begin_sweep(frozenset(), 1.0)
 
     assert ours.next_due == 1.0
+
+
+def test_a_publisher_says_by_class_what_is_hopeless_unless_the_policy_lists_the_code():
+    policy = RetryPolicy(retryable=frozenset({"BUSY"}), jitter=False)
+    ours = Sending(policy, CLASSIFICATION)
+    ours.begin_sweep(frozenset(), 0.0)
+    answers = [
+        RetryableMessageError("later", "OF_ITS_OWN"),
+        NonRetryableMessageError("never", "TIMEOUT"),
+        NonRetryableMessageError("never", "BUSY"),
+        None,
+    ]
+
+    settled = ours.settle([entry(1), entry(2), entry(3), entry(4)], answers, 0.0)
+
+    assert places(settled.failed) == [1, 3]
+    assert [parking.entry.place for parking in settled.parked] == [2]

@@ -38,12 +38,17 @@ class MemoryVersions:
         else:
             self._gaps.put(where, replace(known, found=gap.found))
 
-    async def close_gaps(self, consumer: str, key: str, up_to: int, how: str) -> int:
-        """Close the key's gaps whose missing versions are all at or below *up_to*."""
+    async def close_gaps(
+        self, consumer: str, key: str, up_to: int, how: str, after: int | None = None
+    ) -> int:
+        """Close the key's gaps that end at or below *up_to*, and behind *after*."""
         closing = [
             (where, gap)
             for where, gap in self._gaps.items()
-            if where[:2] == (consumer, key) and gap.closed_at is None and gap.found - 1 <= up_to
+            if where[:2] == (consumer, key)
+            and gap.closed_at is None
+            and gap.found - 1 <= up_to
+            and (after is None or gap.found - 1 > after)
         ]
         for where, gap in closing:
             self._gaps.put(where, replace(gap, closed_at=self._clock.now(), how=how))

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from semel.crashpoints import CrashPoint, reach
 from semel.message import Message
+from semel.messaging.alerts import alert
 from semel.messaging.claims import ClaimAnswer, Claimed, ClaimRequest
 from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failing import Held, write_failure
 from semel.messaging.handling import (
-    CONFLICT_CODE,
     Try,
     apply,
     behind,
@@ -95,6 +95,7 @@ async def _together(
         reach(CrashPoint.CLAIM_AFTER, consumer.name)
         outcomes = await _in_chunks(consumer, database, unit, steps)
         reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
+    alert(outcomes)
     reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
     return outcomes
 
@@ -277,7 +278,7 @@ def _raise_if_over(consumer: Consumer, database: Database, error: Exception) -> 
     """
     if isinstance(error, TransactionEnded):
         raise error
-    if classify(consumer, database, error).code == CONFLICT_CODE:
+    if classify(consumer, database, error).is_conflict:
         raise error
 
 

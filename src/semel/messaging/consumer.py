@@ -19,10 +19,11 @@ from semel.errors import Misuse
 from semel.message import Message
 from semel.messaging.cancelling import called
 from semel.messaging.claims import StalePolicy
-from semel.messaging.failure import FailureClass, Rule
+from semel.messaging.failure import Classification, FailureClass, Rule
 from semel.messaging.outbox import MESSAGE_ID_HEADER
 from semel.messaging.pace import Pace
 from semel.messaging.replay_rules import ReplayRules
+from semel.messaging.retry import listed_codes
 from semel.messaging.sequence import GapPolicy
 from semel.messaging.settings import ConsumerSettings, Mode
 from semel.policy import Policy
@@ -106,6 +107,14 @@ class Consumer:
         if getattr(self, "_takes_session", False):
             return await called(self.handler(message, session))
         return await called(self.handler(message))
+
+    def classification(self, known: Classification) -> Classification:
+        """Return what failures are: by its own rules and codes, its policy, then all that is known.
+
+        A code that its policy lists is named with that, whatever an exception says of itself.
+        """
+        listed = listed_codes(self.settings.retry, known.codes)
+        return known.extended(self.rules, {**listed, **self.codes})
 
     def with_settings(self, settings: ConsumerSettings) -> Consumer:
         """Return the same consumer with another behaviour."""

@@ -18,6 +18,7 @@ from typing import Final
 from semel.clock import SYSTEM_CLOCK
 from semel.crashpoints import CrashPoint, reach
 from semel.message import Message
+from semel.messaging.alerts import alert
 from semel.messaging.claims import (
     ClaimAnswer,
     Claimed,
@@ -27,7 +28,6 @@ from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failing import Held, holds_key, write_failure
 from semel.messaging.handling import (
-    CONFLICT_CODE,
     Try,
     apply,
     classify,
@@ -88,6 +88,7 @@ async def _handle_together(
             extra={"consumer": consumer.name, "why": why},
         )
         return {}
+    alert(drained.outcomes.values())
     reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
     return drained.outcomes
 
@@ -146,7 +147,7 @@ class _Drain:
                     outcome = await not_claimed(self.consumer, unit, state, answer)
         except Exception as error:
             failure = classify(self.consumer, self.database, error)
-            is_over = isinstance(error, TransactionEnded) or failure.code == CONFLICT_CODE
+            is_over = isinstance(error, TransactionEnded) or failure.is_conflict
             if is_over or says_nothing(error, state):
                 raise
             held = Held(by_this_transaction=isinstance(answer, Claimed), from_waiting=True)

@@ -4,7 +4,13 @@
     NonRetryableMessageError    it will fail every time
 
 Handlers raise these, or anything at all: `Classification` maps exception types
-and codes to the seven classes, and a consumer extends it.
+and codes to the seven classes, and a consumer extends it.  Whether a failure is
+worth another attempt is the word of, in this order:
+
+    the policy's lists     retryable, nonRetryable
+    the consumer           codes=, and the known codes that its rules= give
+    the exception's class  one of the two above
+    the code               by its class
 """
 
 from __future__ import annotations
@@ -85,8 +91,14 @@ UNKNOWN_CODE: Final = "HANDLER_FAILED"
 """The code of an exception that no rule knows."""
 
 
+CONFLICT_CODE: Final = "DATABASE_CONFLICT"
+
+
 class RetryableMessageError(Retryable):
-    """Raised by a handler: this attempt failed, a later one may succeed."""
+    """Raised by a handler: this attempt failed, a later one may succeed.
+
+    It is retried whatever its *code*, unless the policy or the consumer names that code.
+    """
 
     def __init__(self, reason: str = "", code: str = "DEPENDENCY_UNAVAILABLE") -> None:
         super().__init__(reason, code)
@@ -98,7 +110,10 @@ class RetryableMessageError(Retryable):
 
 
 class NonRetryableMessageError(Permanent):
-    """Raised by a handler: no attempt will succeed; the message goes to the dead letters."""
+    """Raised by a handler: no attempt will succeed; the message goes to the dead letters.
+
+    It does so whatever its *code*, unless the policy or the consumer names that code.
+    """
 
     def __init__(self, reason: str = "", code: str = "REJECTED") -> None:
         super().__init__(reason, code)
@@ -123,6 +138,10 @@ class SequenceGap(RetryableMessageError):
         return (SequenceGap, (self.key, self.expected, self.found))
 
 
+SAYS: Final[Mapping[type, bool]] = {RetryableMessageError: True, NonRetryableMessageError: False}
+"""Whether an exception is worth another attempt, by its own word."""
+
+
 @dataclass(frozen=True, slots=True)
 class Classified:
     """A failure, as the policy and the records see it."""
@@ -132,6 +151,14 @@ class Classified:
     reason: str
     exception: str
     """The exception's class, with its module."""
+
+    retryable: bool | None = None
+    """Whether it is worth another attempt, the policy's lists aside; None: as its class says."""
+
+    @property
+    def is_conflict(self) -> bool:
+        """The whole transaction is run again at once: a deadlock, a serialization failure."""
+        return self.code == CONFLICT_CODE and self.retryable is not False
 
 
 Rule: TypeAlias = str | Callable[[BaseException], str | None]
@@ -150,6 +177,11 @@ class Classification:
 
     rules: Mapping[type[BaseException], Rule]
     codes: Mapping[str, FailureClass]
+    added_rules: frozenset[type[BaseException]] = frozenset()
+    """The types whose rules are not everybody's."""
+
+    added_codes: frozenset[str] = frozenset()
+    """The codes that were named beside everybody's: an exception's class says nothing of them."""
 
     def extended(
         self,
@@ -157,25 +189,45 @@ class Classification:
         codes: Mapping[str, FailureClass] | None = None,
     ) -> Classification:
         """Return a copy in which the given rules and codes come first."""
-        return Classification({**self.rules, **(rules or {})}, {**self.codes, **(codes or {})})
+        rules, codes = rules or {}, codes or {}
+        return Classification(
+            {**self.rules, **rules},
+            {**self.codes, **codes},
+            self.added_rules | rules.keys(),
+            self.added_codes | codes.keys(),
+        )
 
     def classify(self, error: BaseException) -> Classified:
         """Say what *error* is; what nobody knows is poison, and poison is tried a few times."""
-        code = self._code(error)
+        rule, code = self._code(error)
+        failure_class, retryable = self._class(error, rule, code)
         kind = type(error)
-        return Classified(
-            self.codes.get(code, FailureClass.POISON),
-            code,
-            reason_of(error),
-            f"{kind.__module__}.{kind.__qualname__}",
-        )
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        return Classified(failure_class, code, reason_of(error), name, retryable)
 
-    def _code(self, error: BaseException) -> str:
+    def _code(self, error: BaseException) -> tuple[type[BaseException] | None, str]:
+        """Return the type whose rule gives a code, and the code."""
         for kind in type(error).__mro__:
             found = _found(self.rules.get(kind), error)
             if found is not None:
-                return found
-        return UNKNOWN_CODE
+                return kind, found
+        return None, UNKNOWN_CODE
+
+    def _class(
+        self, error: BaseException, rule: type[BaseException] | None, code: str
+    ) -> tuple[FailureClass, bool | None]:
+        """Return the class of a failure, and whether somebody says that it is worth a retry."""
+        known = self.codes.get(code)
+        # The unknown code is what a rule gives that failed: nobody's word.
+        by_rule = rule in self.added_rules and code != UNKNOWN_CODE
+        if known is not None and (by_rule or code in self.added_codes):
+            return known, known in RETRYABLE_CLASSES
+        says = next((SAYS[kind] for kind in type(error).__mro__ if kind in SAYS), None)
+        if says is None:
+            return known or FailureClass.POISON, None
+        if known is None or (known in RETRYABLE_CLASSES) is not says:
+            return FailureClass.TRANSIENT if says else FailureClass.POISON, says
+        return known, says
 
     def is_of_database(self, error: BaseException) -> bool:
         """Tell whether *error* is of a kind that only a database's binding adds: its driver's."""

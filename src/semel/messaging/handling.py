@@ -19,6 +19,7 @@ from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt
 from semel.message import Message
+from semel.messaging.alerts import alert
 from semel.messaging.cancelling import called
 from semel.messaging.claims import (
     ClaimAnswer,
@@ -64,8 +65,6 @@ from semel.messaging.waiting import BEHIND, WaitingMessage, Waits
 
 log = logging.getLogger("semel.messaging")
 
-CONFLICT_CODE = "DATABASE_CONFLICT"
-
 
 @dataclass(slots=True)
 class Try:
@@ -104,7 +103,7 @@ async def attempt(
             return outcome
         except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
             failure = classify(consumer, database, error)
-            if failure.code == CONFLICT_CODE and left:
+            if failure.is_conflict and left:
                 continue
             if says_nothing(error, state):
                 return comes_back(consumer, message, failure)
@@ -114,7 +113,7 @@ async def attempt(
 
 def classify(consumer: Consumer, database: Database, error: BaseException) -> Classified:
     """Say what *error* is: by the consumer's own rules, then by the database's, then by all."""
-    return database.classification.extended(consumer.rules, consumer.codes).classify(error)
+    return consumer.classification(database.classification).classify(error)
 
 
 def says_nothing(error: BaseException, state: Try) -> bool:
@@ -144,6 +143,7 @@ async def _in_one_transaction(consumer: Consumer, database: Database, state: Try
         outcome = await claim_and_handle(consumer, unit, state)
         state.ended = True
         reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
+    alert([outcome])
     return outcome
 
 
@@ -314,7 +314,9 @@ async def apply(consumer: Consumer, unit: Unit, state: Try) -> Outcome:
             outcome, how = await _across(consumer, unit, state, gap)
     await unit.versions.advance(consumer.name, message.key, message.version)
     if how:
-        await unit.versions.close_gaps(consumer.name, message.key, message.version, how)
+        # Whoever makes an aggregate anew has filled the gaps that were crossed before, too.
+        after = None if how == "rebuilt" else current
+        await unit.versions.close_gaps(consumer.name, message.key, message.version, how, after)
     return outcome
 
 
@@ -323,7 +325,7 @@ async def _across(consumer: Consumer, unit: Unit, state: Try, gap: Gap) -> tuple
     match consumer.settings.gaps:
         case GapPolicy.ALERT:
             await unit.versions.open_gap(gap)
-            return await call(consumer, unit, state), ""
+            return replace(await call(consumer, unit, state), gap=gap), ""
         case GapPolicy.FETCH if consumer.fetch_missing is not None:
             state.began = True
             await called(consumer.fetch_missing(state.message, unit.session, gap))

@@ -16,7 +16,7 @@ from semel.messaging.audit import Act
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
 from semel.messaging.failure import Classified
-from semel.messaging.handling import CONFLICT_CODE, Try, classify, comes_back, says_nothing
+from semel.messaging.handling import Try, classify, comes_back, says_nothing
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.inbox_acts import send_back
 from semel.messaging.inboxes import handle, message_of
@@ -55,7 +55,7 @@ async def try_given_up(
         if isinstance(error, NotPossible) and not state.began:
             raise
         failure = classify(consumer, database, error)
-        if says_nothing(error, state) or failure.code == CONFLICT_CODE:
+        if says_nothing(error, state) or failure.is_conflict:
             if state.ended:
                 raise
             return comes_back(consumer, message, failure)

@@ -28,6 +28,7 @@ from semel.message import Partition
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, Unit
 from semel.messaging.failure import Classified, FailureClass
+from semel.messaging.handling import classify
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.inboxes import Inbox, handle, message_of
 from semel.messaging.kept import unread
@@ -180,8 +181,7 @@ class InboxWorker:
     async def _fail(self, unit: Unit, stored: InboxMessage, error: Exception) -> None:
         """Write a failed attempt, and a dead letter where it was the last."""
         consumer = self.consumer
-        rules = self.database.classification.extended(consumer.rules, consumer.codes)
-        failure = rules.classify(error)
+        failure = classify(consumer, self.database, error)
         fate = verdict(consumer.settings.retry, failure, stored.attempts + 1)
         if not isinstance(fate, RetryIn):
             await self._bury(unit, stored, failure, _told(error))

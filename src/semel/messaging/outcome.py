@@ -7,11 +7,12 @@ next ack.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias, assert_never
 
 from semel.messaging.failure import Classified
+from semel.messaging.sequence import Gap
 
 
 class Told(StrEnum):
@@ -33,6 +34,8 @@ class Handled:
     """The effect is durable."""
 
     result: Any = None
+    gap: Gap | None = field(default=None, repr=False)
+    """The missing versions that it was applied across, as `GapPolicy.ALERT` says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -39,10 +39,10 @@ class RetryPolicy:
     max_delay_seconds: float = 60.0
     jitter: bool = True
     retryable: frozenset[str] = frozenset()
-    """Codes that are retried, whatever their class."""
+    """Codes that are retried, whatever their class and the exception's."""
 
     non_retryable: frozenset[str] = frozenset()
-    """Codes that are not, whatever their class."""
+    """Codes that are not, whatever their class and the exception's."""
 
     mode: RetryMode = RetryMode.BLOCKING
     max_poison_attempts: int | None = None
@@ -85,7 +85,7 @@ Verdict: TypeAlias = RetryIn | Exhausted | Hopeless
 
 
 def is_retryable(policy: RetryPolicy, failure: Classified) -> bool:
-    """Tell whether *failure* is worth another attempt.
+    """Tell whether *failure* is worth another attempt: by the lists, by who said so, by class.
 
     An exception that nobody knows is tried again, too: it is more often a bug that a release
     mends, or a dependency that said something new, than a poison message; the number of
@@ -95,7 +95,18 @@ def is_retryable(policy: RetryPolicy, failure: Classified) -> bool:
         return False
     if failure.code in policy.retryable:
         return True
+    if failure.retryable is not None:
+        return failure.retryable
     return failure.code == UNKNOWN_CODE or failure.failure_class in RETRYABLE_CLASSES
+
+
+def listed_codes(
+    policy: RetryPolicy, known: Mapping[str, FailureClass]
+) -> Mapping[str, FailureClass]:
+    """Return the codes that the policy lists; those that nobody knows are of a class to match."""
+    listed = dict.fromkeys(policy.retryable, FailureClass.TRANSIENT)
+    listed |= dict.fromkeys(policy.non_retryable, FailureClass.POISON)
+    return {code: known.get(code, to_match) for code, to_match in listed.items()}
 
 
 def attempts_for(policy: RetryPolicy, failure: Classified) -> int:

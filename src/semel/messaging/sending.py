@@ -27,6 +27,7 @@ from semel.messaging.retry import (
     Verdict,
     backoff,
     is_retryable,
+    listed_codes,
     verdict,
 )
 
@@ -70,7 +71,8 @@ class Sending:
 
     def __init__(self, retry: RetryPolicy, classification: Classification) -> None:
         self._retry = retry
-        self._classification = classification
+        listed = listed_codes(retry, classification.codes)
+        self._classification = classification.extended(codes=listed)
         self._held: dict[Lane, float] = {}
         """Until when a lane waits, on the clock of whoever calls."""
 

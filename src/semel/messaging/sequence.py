@@ -32,7 +32,7 @@ class GapPolicy(StrEnum):
     """The key waits for a person, with its later messages behind it."""
 
     ALERT = "alert"
-    """The message is applied across the gap, which stays listed until somebody closes it."""
+    """The message is applied across the gap: it is told of, and listed until somebody closes it."""
 
 
 FIRST_VERSION: Final = 1
@@ -89,8 +89,14 @@ class Versions(Protocol):
         """List a gap; one that is listed already keeps its time."""
         ...
 
-    async def close_gaps(self, consumer: str, key: str, up_to: int, how: str) -> int:
-        """Close the key's gaps whose missing versions are all at or below *up_to*."""
+    async def close_gaps(
+        self, consumer: str, key: str, up_to: int, how: str, after: int | None = None
+    ) -> int:
+        """Close the key's gaps whose missing versions are all at or below *up_to*.
+
+        Of those, with *after*, only the ones of which the last is behind it: a gap that ends at
+        or before the version that was applied last was crossed, and nothing has filled it.
+        """
         ...
 
     async def gaps(self, consumer: str | None, limit: int) -> Sequence[Gap]:

@@ -16,12 +16,12 @@ from typing import TypeAlias
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, reason_of
 from semel.message import Message
+from semel.messaging.alerts import alert
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failing import holds_key, write_failure
 from semel.messaging.failure import Classified
 from semel.messaging.handling import (
-    CONFLICT_CODE,
     Try,
     after_failure,
     claim_and_handle,
@@ -112,7 +112,7 @@ async def _kept_whole(
             return await _in_order(consumer, database, messages, runs_again=left > 0)
         except Exception as error:
             cause = error.__cause__ if isinstance(error, _Failed) else error
-            is_conflict = cause and classify(consumer, database, cause).code == CONFLICT_CODE
+            is_conflict = cause and classify(consumer, database, cause).is_conflict
             if not (left and is_conflict):
                 raise
     raise AssertionError("the last try returns or raises")
@@ -158,12 +158,13 @@ async def _in_order(
                 if not _stands_behind(consumer, messages[:index], message):
                     raise failed from error
                 failure = classify(consumer, database, error)
-                if runs_again and failure.code == CONFLICT_CODE:
+                if runs_again and failure.is_conflict:
                     raise failed from error
                 outcome = await _given_up(consumer, unit, failed, failure, error)
             if isinstance(settlement(outcome), Nack):
                 raise _Failed(index, state, outcome)
             outcomes.append(outcome)
         reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
+    alert(outcomes)
     reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
     return outcomes

@@ -81,10 +81,12 @@ class Retry:
         bool | None, Key("Whether waits are shortened at random.", default="as `backoff` says")
     ] = None
     retryable: Annotated[
-        tuple[str, ...], Key("Codes that are retried, whatever their class.", _CODES)
+        tuple[str, ...],
+        Key("Codes that are retried, whatever their class and exception.", _CODES),
     ] = ()
     non_retryable: Annotated[
-        tuple[str, ...], Key("Codes that are not retried, whatever their class.", _CODES)
+        tuple[str, ...],
+        Key("Codes that are not retried, whatever their class and exception.", _CODES),
     ] = ()
     mode: Annotated[RetryMode, Key("Where a message waits for its next attempt.")] = (
         RetryMode.BLOCKING

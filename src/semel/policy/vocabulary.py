@@ -182,7 +182,7 @@ class OnGap(StrEnum):
     """The key waits for a person, with its later messages behind it."""
 
     ALERT = "alert"
-    """The message is applied across the gap, which stays listed."""
+    """The message is applied across the gap, which is told of, and stays listed."""
 
 
 class Intent(StrEnum):

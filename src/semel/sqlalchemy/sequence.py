@@ -75,14 +75,18 @@ class SqlVersions:
             )
         )
 
-    async def close_gaps(self, consumer: str, key: str, up_to: int, how: str) -> int:
-        """Close the key's gaps whose missing versions are all at or below *up_to*."""
+    async def close_gaps(
+        self, consumer: str, key: str, up_to: int, how: str, after: int | None = None
+    ) -> int:
+        """Close the key's gaps that end at or below *up_to*, and behind *after*."""
         closing = update(sequence_gap).where(
             _G.consumer == consumer,
             _G.key == stored_id(key),
             _G.closed_at.is_(None),
             _G.found - 1 <= up_to,
         )
+        if after is not None:
+            closing = closing.where(_G.found - 1 > after)
         return (await self._run(closing.values(closed_at=now_us(), how=how))).rowcount
 
     async def gaps(self, consumer: str | None, limit: int) -> Sequence[Gap]:

@@ -139,6 +139,19 @@ class VersionsContract(DatabaseContract):
         assert await _gaps(world) == [("other", 3)]
 
     @in_world
+    async def test_a_gap_that_was_crossed_is_not_closed_by_what_comes_later(
+        self, world: DatabaseWorld
+    ) -> None:
+        await _notice(world, "k", 1, 3)
+        await _notice(world, "k", 4, 6)
+        closed = []
+        for after in (3, 5, 4, 2, 1):
+            async with world.database.begin() as unit:
+                closed.append(await unit.versions.close_gaps(CONSUMER, "k", 5, "arrived", after))
+
+        assert closed == [1, 0, 0, 0, 1]
+
+    @in_world
     async def test_only_gaps_that_are_closed_since_long_are_deleted(
         self, world: DatabaseWorld
     ) -> None:
