@@ -3,17 +3,20 @@
 A measurement is made where the thing happens and handed to whoever
 subscribed: an exporter, or a test.  Without a subscriber it costs a check.
 No label carries an id: ids are in logs, and a metric with an id in it has no
-end of series.
+end of series.  A subscriber that fails is logged and never disturbs the work.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from semel.errors import Misuse
+
+log = logging.getLogger("semel")
 
 
 class Metric(StrEnum):
@@ -78,6 +81,11 @@ class Measures:
 
         return unsubscribe
 
+    @property
+    def are_heard(self) -> bool:
+        """Whether anybody subscribed: what is costly to find out can be left out otherwise."""
+        return bool(self._subscribers)
+
     def count(self, metric: Metric, *labels: str, value: float = 1.0) -> None:
         """Hand one reading on; *labels* in the order of `LABELS`.
 
@@ -91,7 +99,10 @@ class Measures:
             raise Misuse(f"metric {metric} has the labels {', '.join(names)}")
         measured = Measurement(metric, dict(zip(names, labels, strict=True)), value)
         for subscriber in self._subscribers:
-            subscriber(measured)
+            try:
+                subscriber(measured)
+            except Exception:  # a broken exporter must not stop a consumer
+                log.exception("measurement subscriber failed", extra={"metric": metric.value})
 
 
 MEASURES: Final = Measures()
