@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from docs.generate import TABLES, regenerated
+from semel.measures import Metric
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -209,6 +210,18 @@ def test_links_within_the_repository_lead_somewhere(page):
             broken.append(found["target"])
 
     assert broken == []
+
+
+def test_what_to_watch_names_every_runbook_and_every_metric_of_consumers():
+    text = (ROOT / "docs/operate/index.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    runbooks = {
+        f"](runbooks/{page.name})" for page in (ROOT / "docs/operate/runbooks").glob("*.md")
+    }
+    # A failed attempt that is not the last one is nothing to wake a person for.
+    metrics = {f"`{metric}`" for metric in Metric} - {"`consumer.retries.total`"}
+    missing = {name for name in runbooks | metrics if not any(name in row for row in rows)}
+    assert missing == set()
 
 
 def test_every_page_can_be_reached_from_the_index():

@@ -82,6 +82,11 @@ class Measures:
 
         return unsubscribe
 
+    @property
+    def are_heard(self) -> bool:
+        """Whether anybody subscribed: what is costly to find out can be left out otherwise."""
+        return bool(self._subscribers)
+
     def count(self, metric: Metric, *labels: str, value: float = 1.0) -> None:
         """Hand one reading on; *labels* in the order of `LABELS`.
 

@@ -126,10 +126,8 @@ async def _not_sent_again(
         await forget_tries(unit, consumer, message)
     if claim.from_waiting:
         await leave_the_room(unit, consumer.name, message.id)
-    await keep_letter(
-        unit, consumer.settings, await _letter(unit, consumer, message, failure, Told.DLQ)
-    )
-    return DeadLettered(failure)
+    letter = await _letter(unit, consumer, message, failure, Told.DLQ)
+    return DeadLettered(failure, is_new=await _keep(unit, consumer, letter))
 
 
 async def _count(unit: Unit, consumer: Consumer, message: Message) -> int:
@@ -286,10 +284,8 @@ async def write_conflict(
     letter = await _letter(unit, consumer, message, failure, Told.CONFLICT)
     # The id's own dead letter, if it has one, is about the first payload.
     its_own = conflict_id(message.id, message.digest)
-    await keep_letter(
-        unit, consumer.settings, replace(letter, message_id=its_own, expected_hash=expected)
-    )
-    return Conflicted(expected, message.digest)
+    letter = replace(letter, message_id=its_own, expected_hash=expected)
+    return Conflicted(expected, message.digest, await _keep(unit, consumer, letter))
 
 
 async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -> DeadLettered:
@@ -314,10 +310,15 @@ async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -
     )
     written = _failure(message, ClaimState.FAILED_TERMINAL, failure)
     await unit.claims.mark_failed(consumer.name, message.id, written)
-    await keep_letter(
-        unit, consumer.settings, await _letter(unit, consumer, message, failure, told)
-    )
-    return DeadLettered(failure, told)
+    letter = await _letter(unit, consumer, message, failure, told)
+    return DeadLettered(failure, told, await _keep(unit, consumer, letter))
+
+
+async def _keep(unit: Unit, consumer: Consumer, letter: DeadLetter) -> bool:
+    """Keep a letter that no claim guards; False where it was there before."""
+    known = await unit.dead_letters.get(consumer.name, letter.message_id)
+    await keep_letter(unit, consumer.settings, letter)
+    return known is None
 
 
 async def _letter(

@@ -51,6 +51,7 @@ from semel.messaging.failing import (
 )
 from semel.messaging.failure import Classified, NonRetryableMessageError, SequenceGap
 from semel.messaging.outcome import (
+    NO_LONGER_WAITING,
     Handled,
     Outcome,
     ParkedAway,
@@ -197,7 +198,7 @@ async def out_of_the_room(consumer: Consumer, unit: Unit, message: Message) -> O
     if waiting is None:
         left = await unit.waiting.get(consumer.name, message.id)
         if left is None:
-            return Skipped("no longer waiting")
+            return Skipped(NO_LONGER_WAITING)
         if left.waits is Waits.PARKED:
             return Refused("parked")
         return RetryLater(consumer.settings.held_retry_seconds)

@@ -16,7 +16,7 @@ import logging
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from semel.clock import SYSTEM_CLOCK, Clock
@@ -36,8 +36,9 @@ from semel.messaging.letter_topic import keep_letter
 from semel.messaging.letters import Failed, letter_of
 from semel.messaging.members import Member
 from semel.messaging.notes import is_gone, note_try, noting_as, outlived, outliving
-from semel.messaging.outcome import Told
+from semel.messaging.outcome import DeadLettered, Handled, Outcome, RetryStored, Told
 from semel.messaging.retry import RetryIn, verdict
+from semel.messaging.telling import tell
 from semel.messaging.turns import TURNS
 
 log = logging.getLogger("semel.messaging")
@@ -128,16 +129,17 @@ class InboxWorker:
         consumer, limit = self.consumer, self.consumer.settings.poison_attempts
         async with self.database.begin() as unit:
             taken = await unit.inbox.take_due(consumer.name, 1)
-            tries = 0
+            tries, buried = 0, None
             for stored in taken:
                 tries = await note_try(unit, consumer.name, stored.message_id)
                 if tries > limit:
                     why = f"the process died {limit} times while it handled this message alone"
-                    await self._bury(
-                        unit, stored, Classified(FailureClass.POISON, "CRASHED", why, ""), Told.DLQ
-                    )
+                    failure = Classified(FailureClass.POISON, "CRASHED", why, "")
+                    buried = await self._bury(unit, stored, failure, Told.DLQ)
                     await outlived(unit, consumer.name, [stored.message_id])
         reach(CrashPoint.CAREFUL_ATTEMPT_AFTER, consumer.name)
+        if buried is not None:
+            tell(taken[0], buried, consumer.name)
         if 0 < tries <= limit:
             only = taken[0].message_id
             async with outliving(consumer.name, self.database, [only]):
@@ -148,12 +150,13 @@ class InboxWorker:
     async def _work(self, limit: int, only: str | None = None) -> int:
         """Handle what is due; with *only*, nothing but this message, which was outlived then."""
         taken: Sequence[InboxMessage] = ()
+        ended: list[_Ended] = []
         try:
             async with self.database.begin() as unit:
                 taken = await unit.inbox.take_due(self.consumer.name, limit)
                 for stored in taken:
                     if only in (None, stored.message_id):
-                        await self._try(unit, stored)
+                        ended.append(await self._try(unit, stored))
                 if only is not None:
                     await outlived(unit, self.consumer.name, [only])
                 reach(CrashPoint.MESSAGE_COMMIT_BEFORE, self.consumer.name)
@@ -166,41 +169,56 @@ class InboxWorker:
             if len(taken) > 1:
                 return sum([await self._work(1) for _ in taken])
             async with self.database.begin() as unit:
-                await self._fail(unit, taken[0], error)
+                outcome = await self._fail(unit, taken[0], error)
+            ended = [_Ended(taken[0], outcome, sum(one.seconds for one in ended))]
         reach(CrashPoint.MESSAGE_COMMIT_AFTER, self.consumer.name)
+        for one in ended:
+            if one.outcome is not None:
+                tell(one.stored, one.outcome, self.consumer.name, one.seconds)
         return len(taken)
 
-    async def _try(self, unit: Unit, stored: InboxMessage) -> None:
+    async def _try(self, unit: Unit, stored: InboxMessage) -> _Ended:
+        began = SYSTEM_CLOCK.monotonic()
+        outcome: Outcome | None
         try:
             message = message_of(self.consumer, stored)
             async with unit.savepoint():
-                await handle(unit, self.consumer, message)
+                outcome = Handled(await handle(unit, self.consumer, message))
         except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
-            await self._fail(unit, stored, error)
+            outcome = await self._fail(unit, stored, error)
+        return _Ended(stored, outcome, SYSTEM_CLOCK.monotonic() - began)
 
-    async def _fail(self, unit: Unit, stored: InboxMessage, error: Exception) -> None:
-        """Write a failed attempt, and a dead letter where it was the last."""
+    async def _fail(self, unit: Unit, stored: InboxMessage, error: Exception) -> Outcome | None:
+        """Write a failed attempt, and a dead letter where it was the last.
+
+        None, and nothing written, where others have handled the message meanwhile.
+        """
         consumer = self.consumer
         failure = classify(consumer, self.database, error)
+        if isinstance(error, Undecodable):
+            # As a delivery that cannot be read is filed.
+            failure = replace(
+                failure, failure_class=FailureClass.SCHEMA, code="DESERIALIZATION_FAILED"
+            )
         fate = verdict(consumer.settings.retry, failure, stored.attempts + 1)
         if not isinstance(fate, RetryIn):
-            await self._bury(unit, stored, failure, _told(error))
-            return
+            return await self._bury(unit, stored, failure, _told(error, failure))
         why = f"{failure.code}: {failure.reason}"
-        await unit.inbox.failed(consumer.name, stored.message_id, why, fate.seconds)
+        attempts = await unit.inbox.failed(consumer.name, stored.message_id, why, fate.seconds)
         nouns = {"consumer": consumer.name, "id": stored.message_id, "reason": why}
         log.warning("message failed", extra=nouns)
+        return RetryStored(failure, attempts)
 
     async def _bury(
         self, unit: Unit, stored: InboxMessage, failure: Classified, told: Told
-    ) -> None:
+    ) -> Outcome | None:
         name, why = self.consumer.name, f"{failure.code}: {failure.reason}"
         attempts = await unit.inbox.failed(name, stored.message_id, why, None)
         # Nobody can change it any more before the commit; somebody may have erased it before,
         # or handled it after the attempt's own transaction was taken back.
         stored = await unit.inbox.get(name, stored.message_id) or stored
         if stored.processed_at is not None:
-            return
+            return None
         now = await unit.now()
         message = unread(stored).tried(attempts)
         letter = letter_of(self.consumer, message, Failed(failure, told, now, now))
@@ -208,10 +226,20 @@ class InboxWorker:
         await keep_letter(unit, self.consumer.settings, letter)
         nouns = {"consumer": name, "id": stored.message_id, "reason": why}
         log.error("message is a dead letter", extra=nouns)
+        return DeadLettered(failure, told)
 
     async def _rest(self) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._bell.wait(), self._poll_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """One attempt of a transaction, to be told when that is kept."""
+
+    stored: InboxMessage
+    outcome: Outcome | None
+    seconds: float
 
 
 class _Row:
@@ -268,7 +296,8 @@ class _Row:
                 await unit.members.leave(self._consumer, member.name)
 
 
-def _told(error: Exception) -> Told:
-    if isinstance(error, SchemaIncompatible):
-        return Told.SCHEMA_INCOMPATIBLE
-    return Told.DESERIALIZATION_FAILURE if isinstance(error, Undecodable) else Told.DLQ
+def _told(error: Exception, failure: Classified) -> Told:
+    if isinstance(error, Undecodable) and not isinstance(error, SchemaIncompatible):
+        return Told.DESERIALIZATION_FAILURE
+    is_of_schema = failure.failure_class is FailureClass.SCHEMA
+    return Told.SCHEMA_INCOMPATIBLE if is_of_schema else Told.DLQ

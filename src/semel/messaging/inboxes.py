@@ -13,6 +13,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from semel.clock import SYSTEM_CLOCK
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse, Retryable
 from semel.message import Message, value_of
@@ -36,6 +37,7 @@ from semel.messaging.inbox_acts import send_back
 from semel.messaging.kept import unread
 from semel.messaging.outcome import Conflicted, Handled, Refused, Skipped
 from semel.messaging.settings import Mode
+from semel.messaging.telling import tell, tell_received
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,12 @@ class Inbox:
             known = await self._known(unit, message)
             reach(CrashPoint.MESSAGE_COMMIT_BEFORE, self.consumer.name)
         reach(CrashPoint.MESSAGE_COMMIT_AFTER, self.consumer.name)
-        return known or Stored()
+        tell_received(message, self.consumer.name)
+        if known is None:
+            # Its worker tells what becomes of it.
+            return Stored()
+        tell(message, known, self.consumer.name)
+        return known
 
     async def store_and_handle(self, message: Message) -> Handled | NotNew:
         """Store and handle a message in one transaction.
@@ -96,6 +103,7 @@ class Inbox:
             Retryable: nothing happened; do not acknowledge.
             InDoubt: nobody knows; do not acknowledge, the next delivery finds out.
         """
+        began = SYSTEM_CLOCK.monotonic()
         async with self.database.begin() as unit:
             answer: Handled | NotNew | None = await self._known(unit, message)
             reach(CrashPoint.CLAIM_AFTER, self.consumer.name)
@@ -103,6 +111,8 @@ class Inbox:
                 answer = Handled(await handle(unit, self.consumer, message))
             reach(CrashPoint.MESSAGE_COMMIT_BEFORE, self.consumer.name)
         reach(CrashPoint.MESSAGE_COMMIT_AFTER, self.consumer.name)
+        tell_received(message, self.consumer.name)
+        tell(message, answer, self.consumer.name, SYSTEM_CLOCK.monotonic() - began)
         return answer
 
     async def try_again(self, message_id: str, *, actor: str, reason: str = "") -> bool:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias, assert_never
+from typing import Any, Final, TypeAlias, assert_never
 
 from semel.messaging.failure import Classified
 from semel.messaging.sequence import Gap
+
+NO_LONGER_WAITING: Final = "no longer waiting"
+"""Why a message out of the waiting room was left alone: another worker has had it."""
 
 
 class Told(StrEnum):
@@ -70,6 +73,8 @@ class DeadLettered:
 
     failure: Classified
     told: Told = Told.DLQ
+    is_new: bool = field(default=True, compare=False)
+    """It was none before: a repetition only finds the letter that is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,8 @@ class Conflicted:
 
     expected: str
     found: str
+    is_new: bool = field(default=True, compare=False)
+    """Its dead letter was not there before."""
 
 
 Outcome: TypeAlias = (

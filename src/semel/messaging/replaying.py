@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeAlias, assert_never
 
+from semel.clock import SYSTEM_CLOCK
 from semel.codec import Undecodable, Unreadable, unreadable_id
 from semel.errors import Retryable
 from semel.lease import Owner
@@ -60,6 +61,7 @@ from semel.messaging.retrying import message_of
 from semel.messaging.review import need_not_too_often, need_review
 from semel.messaging.revival import retry_dead_letter
 from semel.messaging.settings import Duplicates, Mode
+from semel.messaging.telling import tell
 from semel.messaging.waiting import WaitingMessage, Waits
 
 Handle: TypeAlias = Callable[[Message, WaitingMessage | None], Awaitable[Outcome]]
@@ -177,9 +179,14 @@ class Replayer:
         return outside.stored_instead or outcome
 
     async def _try(self, message: Message, waiting: WaitingMessage | None) -> Outcome:
-        return await self._ask(message.id, lambda: self._handle(message, waiting))
+        return await self._ask(message.id, message, lambda: self._handle(message, waiting))
 
-    async def _ask(self, message_id: str, handle: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    async def _ask(
+        self,
+        message_id: str,
+        what: Message | InboxMessage,
+        handle: Callable[[], Awaitable[Outcome]],
+    ) -> Outcome:
         """Handle a message; where it could not even be asked for, ask again.
 
         Raises:
@@ -187,8 +194,10 @@ class Replayer:
         """
         why = ""
         for _ in range(TRIES):
+            began = SYSTEM_CLOCK.monotonic()
             outcome = await handle()
             if not isinstance(outcome, RetryLater) or outcome.failure is None or outcome.attempts:
+                tell(what, outcome, self.consumer.name, SYSTEM_CLOCK.monotonic() - began)
                 return outcome
             why = outcome.failure.reason
             await asyncio.sleep(outcome.seconds)
@@ -246,6 +255,7 @@ class Replayer:
             return Replayed(message_id, Turn.REFUSED, str(error))
         if isinstance(item.arrival, Unreadable):
             outcome = await handle_unreadable(self.consumer, self.database, item.arrival)
+            tell(item.arrival, outcome, self.consumer.name)
             return _replayed(message_id, outcome)
         return Replayed(message_id, Turn.MISSING, "nobody has its payload any more")
 
@@ -341,6 +351,7 @@ class Replayer:
         try:
             outcome = await self._ask(
                 message_id,
+                stored,
                 lambda: try_given_up(self.consumer, self.database, stored, act, most),
             )
         except Undecodable as error:

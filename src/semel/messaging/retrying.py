@@ -24,9 +24,18 @@ from semel.messaging.failing import fence_to_park, leave_the_room
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handling import attempt, classify
 from semel.messaging.notes import forget_note, note_tries, noting_as, outliving
-from semel.messaging.outcome import Nack, Outcome, ParkedAway, RetryLater, Skipped, settlement
+from semel.messaging.outcome import (
+    NO_LONGER_WAITING,
+    Nack,
+    Outcome,
+    ParkedAway,
+    RetryLater,
+    Skipped,
+    settlement,
+)
 from semel.messaging.refusals import is_refusal
 from semel.messaging.suspects import handle_waiting
+from semel.messaging.telling import tell
 from semel.messaging.turns import TURNS
 from semel.messaging.waiting import WaitingMessage, Waits
 
@@ -68,11 +77,13 @@ async def retry_due(
     limit: int = TAKEN_AT_ONCE,
     handle: Handle | None = None,
     stopping: Callable[[], bool] = lambda: False,
+    group: str = "",
 ) -> list[tuple[str, Outcome]]:
     """Handle what is due, as if in one transaction each; returns the ids with their outcomes.
 
     *handle* is how the consumer's runner handles messages, where that is not in one transaction.
-    No transaction begins once it is *stopping*: what is left is left as it was.
+    No transaction begins once it is *stopping*: what is left is left as it was.  Metrics know
+    the consumer by its *group*, or by its name where it has none.
 
     Two workers may do this at once: a message that another one has locked is left alone, and
     one that another one has handled is a duplicate.  A process that dies leaves a note of what
@@ -90,10 +101,13 @@ async def retry_due(
         reach(CrashPoint.RETRY_TAKE_AFTER, name)
         if is_many:
             fresh = [waiting for waiting in due if waiting.message_id not in suspects]
-            done = await _together(consumer, database, fresh, stopping)
+            done = await _together(consumer, database, fresh, stopping, group or name)
     for waiting in due:
         if waiting.message_id not in done and not stopping():
-            done[waiting.message_id] = await _one(consumer, database, waiting, handle)
+            began = SYSTEM_CLOCK.monotonic()
+            outcome = await _one(consumer, database, waiting, handle)
+            tell(waiting, outcome, group or name, SYSTEM_CLOCK.monotonic() - began)
+            done[waiting.message_id] = outcome
     names = [waiting.message_id for waiting in due]
     return [(name, done[name]) for name in names if name in done]
 
@@ -103,14 +117,21 @@ async def _together(
     database: Database,
     due: Sequence[WaitingMessage],
     stopping: Callable[[], bool],
+    group: str,
 ) -> dict[str, Outcome]:
     """Handle what can be in few transactions; whatever is left out is handled alone."""
     done: dict[str, Outcome] = {}
-    noted = {waiting.message_id for waiting in due}
+    by_id = {waiting.message_id: waiting for waiting in due}
+    noted = set(by_id)
+    began = SYSTEM_CLOCK.monotonic()
     async with outliving(consumer.name, database, noted):
         async for found in drain(consumer, database, _readable(consumer, due), stopping):
             done.update(found)
             noted.difference_update(found)
+            each = (SYSTEM_CLOCK.monotonic() - began) / len(found)
+            for message_id, outcome in found.items():
+                tell(by_id[message_id], outcome, group, each)
+            began = SYSTEM_CLOCK.monotonic()
     return done
 
 
@@ -172,7 +193,7 @@ async def _set_aside(
     async with database.begin() as unit:
         now = await unit.waiting.get(consumer.name, waiting.message_id)
         if now is None:
-            return Skipped()
+            return Skipped(NO_LONGER_WAITING)
         code = why.code if now.erased_at is None else ERASED
         failure = Failure(ClaimState.PARKED, now.attempts, code)
         try:
@@ -198,10 +219,12 @@ class RetryWorker:
         database: Database,
         poll_seconds: float = POLL_SECONDS,
         handle: Handle | None = None,
+        group: str = "",
     ) -> None:
         self.consumer = consumer
         self.database = database
         self._handle = handle
+        self._group = group
         self._poll_seconds = poll_seconds
         self._name = uuid.uuid4().hex
         self._stopping = asyncio.Event()
@@ -222,6 +245,7 @@ class RetryWorker:
                         self.database,
                         handle=self._handle,
                         stopping=self._stopping.is_set,
+                        group=self._group,
                     )
                 if any(not isinstance(settlement(outcome), Nack) for _, outcome in done):
                     continue

@@ -19,7 +19,6 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.codec import Unreadable
 from semel.errors import Fenced, InDoubt, Misuse, Retryable
 from semel.lease import Owner
-from semel.measures import MEASURES, Metric
 from semel.message import Coordinates, Message, Partition, Record
 from semel.messaging.batch import NOT_ATTEMPTED, consume_many
 from semel.messaging.broker import Subscription
@@ -28,6 +27,7 @@ from semel.messaging.careful import Membership
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
 from semel.messaging.handling import handle_message, handle_unreadable
+from semel.messaging.lagging import LagWatch
 from semel.messaging.lanes import lanes, run_lanes
 from semel.messaging.leased import handle_leased
 from semel.messaging.notes import noting_as
@@ -39,7 +39,7 @@ from semel.messaging.settings import Mode as Mode
 from semel.messaging.settings import RunnerSettings as RunnerSettings
 from semel.messaging.settling import Settling
 from semel.messaging.suspects import handle_record
-from semel.messaging.telling import tell
+from semel.messaging.telling import tell, tell_received
 from semel.messaging.turns import TURNS
 from semel.messaging.waiting import WaitingMessage
 
@@ -78,7 +78,8 @@ class Runner:
             self.settings.member_seconds,
         )
         handle = self._leased if self.settings.mode is Mode.LEASED else None
-        self._retries = RetryWorker(consumer, database, handle=handle)
+        self._retries = RetryWorker(consumer, database, handle=handle, group=subscription.group)
+        self._lag = LagWatch(consumer.name, self._settling.measure_lag, self.settings.lag_seconds)
         self._stopping = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -87,7 +88,6 @@ class Runner:
         self._left_behind = False
         self._stop_by = 0.0
         self._next_renewal = 0.0
-        self._next_lag = 0.0
 
     async def run(self) -> None:
         """Work until `stop`; then finish, commit, settle, and leave the group.
@@ -101,11 +101,12 @@ class Runner:
         retrying = owned(self._retries.run())
         try:
             try:
-                while not self._stopping.is_set():
-                    if retrying.done():
-                        # Nothing that waits would be handled any more, and nobody would notice.
-                        retrying.result()
-                    await self._pass()
+                async with self._lag.beside():
+                    while not self._stopping.is_set():
+                        if retrying.done():
+                            # Nothing that waits would be handled any more, unnoticed.
+                            retrying.result()
+                        await self._pass()
             finally:
                 await self._end(retrying)
             if not self._left_behind:
@@ -145,10 +146,11 @@ class Runner:
 
     async def run_until_idle(self) -> None:
         """Work until a fetch finds nothing and nothing waits to come back: for tests and jobs."""
-        while True:
-            due_in = self._settling.resume_due()
-            if not await self._pass() and due_in is None:
-                return
+        async with self._lag.beside():
+            while True:
+                due_in = self._settling.resume_due()
+                if not await self._pass() and due_in is None:
+                    return
 
     async def _pass(self) -> bool:
         """Fetch once and handle what came; False where nothing did."""
@@ -163,6 +165,7 @@ class Runner:
             self._idle.clear()
             self._settling.keep_only(self.subscription.assignment)
             await self._membership.work_on(self.subscription.assignment)
+            self._lag.assigned(self.subscription.assignment)
             await self._from_time_to_time()
             if not records:
                 return False
@@ -207,9 +210,6 @@ class Runner:
         if now >= self._next_renewal:
             self._next_renewal = now + self.settings.member_seconds / 3
             await self._membership.renew()
-        if now >= self._next_lag:
-            self._next_lag = now + self.settings.lag_seconds
-            await self._settling.measure_lag()
 
     async def _work(self, records: Sequence[Record]) -> None:
         work = owned(self._handle_all(records))
@@ -267,8 +267,7 @@ class Runner:
         return outcomes
 
     def _received(self, arrival: Arrival) -> Arrival:
-        kind = arrival.type if isinstance(arrival, Message) else ""
-        MEASURES.count(Metric.RECEIVED, _at(arrival).topic, self.subscription.group, kind)
+        tell_received(arrival, self.subscription.group)
         return arrival
 
     async def _carefully(
@@ -284,7 +283,7 @@ class Runner:
             elif await self._membership.is_careful(at):
                 with noting_as(self._owner.instance):
                     outcomes[at] = await handle_record(
-                        self.consumer, self.database, record, self._suspect
+                        self.consumer, self.database, record, self._suspect, self._put_aside
                     )
                 if isinstance(settlement(outcomes[at]), Nack):
                     blocked.add(at.place)
@@ -296,6 +295,9 @@ class Runner:
 
     async def _suspect(self, arrival: Arrival) -> Outcome:
         return await self._one(self._received(arrival))
+
+    def _put_aside(self, arrival: Arrival, outcome: Outcome) -> None:
+        tell(self._received(arrival), outcome, self.subscription.group)
 
     async def _in_lanes(
         self, arrivals: Sequence[Arrival], outcomes: dict[Coordinates, Outcome]

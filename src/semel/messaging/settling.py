@@ -163,10 +163,14 @@ class Settling:
         return min(self._resume_at.values()) - now if self._resume_at else None
 
     async def measure_lag(self) -> None:
-        """Say how far each partition is behind its end."""
-        for partition, place in list(self._places.items()):
-            lag = await self._subscription.end(partition) - place.committed
-            group = self._subscription.group
-            MEASURES.count(
-                Metric.LAG, partition.topic, group, str(partition.number), value=float(lag)
-            )
+        """Say how far each assigned partition is behind its end, whether anything came or not.
+
+        May be called while others settle: it changes nothing.
+        """
+        group = self._subscription.group
+        for partition in sorted(self._subscription.assignment):
+            end = await self._subscription.end(partition)
+            place = self._places.get(partition)
+            done = place.committed if place else await self._subscription.committed(partition)
+            labels = (partition.topic, group, str(partition.number))
+            MEASURES.count(Metric.LAG, *labels, value=float(max(end - done, 0)))

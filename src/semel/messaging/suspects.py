@@ -61,11 +61,13 @@ async def handle_record(
     database: Database,
     record: Record,
     handle: Callable[[Message | Unreadable], Awaitable[Outcome]],
+    put_aside: Callable[[Message | Unreadable, Outcome], None] = lambda arrival, outcome: None,
 ) -> Outcome:
     """Read and handle a record that may kill the process; put it aside if it did so too often.
 
     A message is parked.  What kills while it is read is no message yet: its bytes become a
-    dead letter, as those of any record that cannot be read.
+    dead letter, as those of any record that cannot be read.  *put_aside* hears of what was
+    durably put aside, and not handled.
     """
     limit = consumer.settings.poison_attempts
     reason = f"the process died {limit} times while it read this record alone"
@@ -77,7 +79,10 @@ async def handle_record(
                 buried = await write_unreadable(unit, consumer, unread)
                 await outlived(unit, consumer.name, [unread.id])
         if buried is not None:
-            _tell_poison(consumer, unread.id, record.at.topic)
+            # The letter only says that it cannot be read.
+            MEASURES.count(Metric.POISON, record.at.topic, "")
+            _log_poison(consumer, unread.id)
+            put_aside(unread, buried)
             return buried
         try:
             arrival = consumer.reading.read(record)
@@ -90,6 +95,8 @@ async def handle_record(
         if isinstance(arrival, Unreadable):
             await take_back(consumer.name, database, [unread.id])
             return await handle(arrival)
+        if begun.aside is not None:
+            put_aside(arrival, begun.aside)
         return await _carry_out(consumer, database, begun, lambda: handle(arrival))
 
 
@@ -184,8 +191,7 @@ async def _carry_out(
     """Make the try that is written, and take it back if the process outlives it."""
     message = begun.message
     if begun.aside is not None:
-        topic = message.source.topic if message.source else ""
-        _tell_poison(consumer, message.id, topic, message.type)
+        _log_poison(consumer, message.id)
         return begun.aside
     noted = [message.id] if begun.is_noted else []
     async with outliving(consumer.name, database, noted):
@@ -247,6 +253,5 @@ async def _put_aside(unit: Unit, consumer: Consumer, suspect: _Suspect, runs: _R
     return Skipped() if found is None else found
 
 
-def _tell_poison(consumer: Consumer, id: str, topic: str, kind: str = "") -> None:
-    MEASURES.count(Metric.POISON, topic, kind)
+def _log_poison(consumer: Consumer, id: str) -> None:
     log.error("poison message put aside", extra={"consumer": consumer.name, "id": id})

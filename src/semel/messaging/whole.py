@@ -60,7 +60,9 @@ async def all_or_nothing(
             outcomes[left[failed.index]] = outcome
             if not isinstance(settlement(outcome), Nack):
                 continue
-            found = [outcome] * len(left)
+            # The attempt was this one's; the others come back with it.
+            found = [_comes_along(outcome)] * len(left)
+            found[failed.index] = outcome
         except TransactionEnded:
             raise
         except (InDoubt, Fenced) as error:
@@ -73,6 +75,10 @@ async def all_or_nothing(
             found = await consume_each(consumer, database, rest)
         outcomes.update(zip(left, found, strict=True))
         return [outcomes[i] for i in range(len(messages))]
+
+
+def _comes_along(outcome: Outcome) -> Outcome:
+    return RetryLater(outcome.seconds) if isinstance(outcome, RetryLater) else outcome
 
 
 class _Failed(Exception):

@@ -149,7 +149,9 @@ class Poison:
 class LagSlo:
     """How far behind the consumer may be."""
 
-    max_lag_seconds: Annotated[float, Key("The lag that raises an alert.", Seconds())]
+    max_lag_seconds: Annotated[
+        float, Key("How many seconds behind raise an alert; the metric counts records.", Seconds())
+    ]
 
 
 @dataclass(frozen=True, slots=True)
