@@ -20,7 +20,7 @@ from typing import Final
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.codec import SchemaIncompatible, Undecodable
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Fenced, InDoubt, Retryable, reason_of
+from semel.errors import Fenced, InDoubt, Retryable
 from semel.lease import Owner
 from semel.message import Partition
 from semel.messaging.consumer import Consumer
@@ -33,6 +33,7 @@ from semel.messaging.letter_topic import keep_letter
 from semel.messaging.members import Member
 from semel.messaging.notes import is_gone, note_try, outlived, outliving
 from semel.messaging.outcome import Told
+from semel.messaging.reasons import ERASED_REASON, reason_of
 from semel.messaging.retry import RetryIn, verdict
 from semel.messaging.turns import TURNS
 
@@ -284,7 +285,7 @@ def _letter(
         offset=source.offset if source else None,
         key=stored.key,
         payload=stored.payload,
-        reason=failure.reason,
+        reason=failure.reason if stored.erased_at is None else ERASED_REASON,
         exception=failure.exception,
         error_code=failure.code,
         attempts=attempts,
