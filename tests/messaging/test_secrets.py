@@ -26,9 +26,9 @@ from semel.messaging.leased import handle_leased
 from semel.messaging.replay import Replay
 from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
 from semel.messaging.retrying import retry_due
-from semel.messaging.runner import Runner, RunnerSettings
+from semel.messaging.runner import Mode, Runner, RunnerSettings
 from semel.messaging.selection import Letters
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.settings import BatchPolicy, ConsumerSettings
 from semel.outboxes import Outbox
 from semel.sqlalchemy.tables import metadata
 from semel.testing.contracts.messaging_world import in_world
@@ -225,14 +225,21 @@ class Secrets:
             broker.put("t", PAYLOAD, headers={"message-id": str(number).encode()})
         subscription = await broker.subscribe("g", ["t"])
         await broker.settled("g")
-        runner = Runner(
-            adding("runs", ONCE), subscription, world.database, RunnerSettings(wait_seconds=0.01)
-        )
+        whole = replace(ONCE, batch=BatchPolicy.FAIL_BATCH)
+        settings = RunnerSettings(mode=Mode.BATCHED, wait_seconds=0.01)
+
+        @consumer("runs", policy=whole, id_from=FromHeader("message-id"), batches=True)
+        async def handle(batch: list[Message], session: Any) -> None:
+            for one in batch:
+                await session.execute(ADD, {"mail": one.payload["mail"]})
+
+        runner = Runner(handle, subscription, world.database, settings)
         await runner.run_until_idle()
         await broker.close()
 
         ours = [record for record in self.caplog.records if record.name.startswith("semel")]
         assert len((await reasons(world))["dead_letter"]) == 3
+        assert "batch is split" in {record.getMessage() for record in ours}
         assert SECRET not in said_in(ours)
 
 
