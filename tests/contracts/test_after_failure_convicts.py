@@ -78,6 +78,27 @@ class ErasesByDeleting(MemoryDeadLetters):
         return len(found)
 
 
+class KeepsWhatALateFailureSays(MemoryDeadLetters):
+    """Writes the reason of a failure that comes after the erasing."""
+
+    async def put(self, letter):
+        await super().put(letter)
+        found = await self.get(letter.consumer, letter.message_id)
+        self._put(replace(found, reason=letter.reason))
+
+
+class KeepsTheReason(MemoryDeadLetters):
+    """Erases the payload, and leaves what an exception quoted of it."""
+
+    async def erase(self, which):
+        before = await self.find(which, 1000)
+        count = await super().erase(which)
+        for letter in before:
+            now = await self.get(letter.consumer, letter.message_id)
+            self._put(replace(now, reason=letter.reason))
+        return count
+
+
 class LetsTheQueuePass(MemoryWaitingRoom):
     """Does not look who stands before."""
 
@@ -150,6 +171,18 @@ class RetriesTheErased(MemoryWaitingRoom):
         for waiting in before:
             now = await self.get(waiting.consumer, waiting.message_id)
             self._put(replace(now, waits=waiting.waits))
+        return count
+
+
+class SaysWhyTheErasedWaited(MemoryWaitingRoom):
+    """Erases the payload, and leaves what an exception quoted of it."""
+
+    async def erase(self, which):
+        before = await self.find(which, 1000)
+        count = await super().erase(which)
+        for waiting in before:
+            now = await self.get(waiting.consumer, waiting.message_id)
+            self._put(replace(now, reason=waiting.reason))
         return count
 
 
@@ -239,7 +272,9 @@ LETTERS_CONVICTED_BY = {
     MixesConsumers: "test_each_consumer_has_letters_of_its_own",
     BringsBackTheErased: "test_a_new_failure_does_not_bring_back_what_was_erased",
     PagesByTimeAlone: "test_pages_go_on_where_the_last_one_ended",
-    ErasesByDeleting: "test_erasing_leaves_hashes_and_reasons",
+    ErasesByDeleting: "test_erasing_takes_the_reason_and_leaves_hashes_and_codes",
+    KeepsTheReason: "test_erasing_takes_the_reason_and_leaves_hashes_and_codes",
+    KeepsWhatALateFailureSays: "test_a_new_failure_does_not_bring_back_what_was_erased",
 }
 ROOMS_CONVICTED_BY = {
     LetsTheQueuePass: "test_nothing_passes_a_parked_message_of_its_key",
@@ -250,6 +285,7 @@ ROOMS_CONVICTED_BY = {
     TakesTheWholeKey: "test_messages_of_a_key_leave_in_the_order_they_came",
     RevisesAtTheEnd: "test_a_revision_keeps_the_place_in_the_queue",
     RetriesTheErased: "test_what_was_erased_is_never_due_again",
+    SaysWhyTheErasedWaited: "test_erasing_takes_the_reason_and_leaves_hashes_and_codes",
 }
 TRAILS_CONVICTED_BY = {
     DoesNotChain: "test_each_entry_carries_the_hash_of_the_one_before",

@@ -121,6 +121,13 @@ class SendsWhatIsErased(MemoryOutboxStore):
         return erased
 
 
+class KeepsTheBrokersWords(MemoryOutboxStore):
+    """Lets what the broker said stand, whoever was erased meanwhile."""
+
+    async def park(self, leadership, place, reason):
+        self._change(leadership.outbox, place, parked_reason=reason)
+
+
 class WaitsForWhatIsErased(MemoryOutboxStore):
     """Holds a key behind a message that nobody will ever send."""
 
@@ -225,6 +232,28 @@ class TriesWhatIsErased(MemoryInboxStore):
         return erased
 
 
+class KeepsTheError(MemoryInboxStore):
+    """Leaves what an exception quoted of the payload."""
+
+    async def erase(self, *, message_id=None, key=None):
+        before = self._messages.rows()
+        erased = await super().erase(message_id=message_id, key=key)
+        for message in before:
+            now = await self.get(message.consumer, message.message_id)
+            self._put(replace(now, error=message.error))
+        return erased
+
+
+class KeepsALateError(MemoryInboxStore):
+    """Writes the words of an attempt that fails after the erasing."""
+
+    async def failed(self, consumer, message_id, error, delay_seconds):
+        attempts = await super().failed(consumer, message_id, error, delay_seconds)
+        found = await self.get(consumer, message_id)
+        self._put(replace(found, error=error))
+        return attempts
+
+
 class KeepsWhatIsWithdrawn(MemoryInboxStore):
     """Lets workers handle what somebody else has handled."""
 
@@ -245,6 +274,7 @@ CONVICTED_BY = {
     LosesAnotherMessage: "test_another_message_under_an_id_that_is_there_is_refused",
     MixesOutboxes: "test_outboxes_never_see_one_another",
     SendsWhatIsErased: "test_an_erased_entry_is_parked_and_never_sent",
+    KeepsTheBrokersWords: "test_what_the_broker_says_of_an_erased_entry_is_not_kept",
     WaitsForWhatIsErased: "test_nothing_waits_behind_an_erased_entry",
     GivesPlacesAgain: "test_what_was_deleted_may_be_written_again_at_a_place_of_its_own",
     DropsWhatWaits: "test_operators_touch_only_what_is_parked_in_the_outbox_they_name",
@@ -256,6 +286,8 @@ CONVICTED_BY = {
     FailsWhatIsDone: "test_a_failure_never_overwrites_what_is_processed",
     DeletesWhatIsNotDone: "test_only_messages_that_were_processed_long_ago_are_deleted",
     TriesWhatIsErased: "test_an_erased_message_has_no_payload_and_is_not_tried",
+    KeepsTheError: "test_an_erased_message_without_a_dead_letter_is_closed",
+    KeepsALateError: "test_an_erased_message_without_a_dead_letter_is_closed",
     KeepsWhatIsWithdrawn: "test_what_is_withdrawn_was_never_there",
 }
 

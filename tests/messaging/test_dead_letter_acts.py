@@ -16,6 +16,7 @@ from semel.messaging.erase import Erased, erase
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.outbox import OutboxEntry
 from semel.messaging.parking import KeepId, NewId, fix, release, skip
+from semel.messaging.reasons import ERASED_REASON
 from semel.messaging.revival import (
     MOST_RETRIES,
     inspect_dead_letter,
@@ -203,14 +204,15 @@ class Erasing(DatabaseContract):
         assert again.total == 0
 
     @in_world
-    async def test_hashes_and_the_audit_trail_stay(self, world):
+    async def test_hashes_codes_and_the_audit_trail_stay(self, world):
         await fill(world, key="customer-7")
         before = await letter_of(world, "dead-customer-7")
 
         await erase(world.database, key="customer-7", **ANN)
 
         after = await letter_of(world, "dead-customer-7")
-        assert after == replace(before, payload=None, headers={}, erased_at=after.erased_at)
+        gone = replace(before, payload=None, headers={}, reason=ERASED_REASON)
+        assert after == replace(gone, erased_at=after.erased_at)
         found = await details(world)
         assert found["dead_letters"] == 1
         assert found["key_hash"] == digest_of(b"customer-7")

@@ -27,7 +27,7 @@ from semel.messaging.selection import (
 from semel.messaging.settings import ConsumerSettings, Mode
 from semel.testing.contracts.messaging_world import in_world
 from semel.testing.crash import Crash, crash_at
-from tests.messaging.act_world import acts, letter_of, letters, queue
+from tests.messaging.act_world import acts, details, letter_of, letters, queue
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 from tests.messaging.replay_world import (
     DEAD,
@@ -93,6 +93,8 @@ class Replays:
         assert counts(report) == {"failed": 1}
         assert await letters(world) == 2
         assert await service.paid() == []
+        # The trail is never erased: of a failure it has the code, not an exception's words.
+        assert (await details(world))["why"] == "message 'm1' failed: REJECTED"
 
     @in_world
     async def test_a_parked_key_is_released_and_handled_in_its_order(self, world):

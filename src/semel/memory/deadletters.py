@@ -8,6 +8,7 @@ from dataclasses import replace
 from semel.memory.tables import MemoryTables, Table
 from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
 from semel.messaging.filing import is_conflict_with
+from semel.messaging.reasons import ERASED_REASON
 
 
 class MemoryDeadLetters:
@@ -26,7 +27,8 @@ class MemoryDeadLetters:
         self._put(
             replace(
                 first,
-                reason=letter.reason,
+                # Why it failed again may quote what was erased.
+                reason=letter.reason if first.erased_at is None else ERASED_REASON,
                 exception=letter.exception,
                 error_code=letter.error_code,
                 attempts=letter.attempts,
@@ -57,11 +59,12 @@ class MemoryDeadLetters:
         return self._letters.remove((consumer, message_id))
 
     async def erase(self, which: DeadLetterFilter) -> int:
-        """Remove payload and headers of matching letters; hashes and reasons stay."""
+        """Remove payload, headers and reason of matching letters; hashes and error codes stay."""
         found = [letter for letter in self._matching(which) if letter.erased_at is None]
         now = self._tables.clock.now()
         for letter in found:
-            self._put(replace(letter, payload=None, headers={}, erased_at=now))
+            gone = replace(letter, payload=None, headers={}, reason=ERASED_REASON)
+            self._put(replace(gone, erased_at=now))
         return len(found)
 
     def _put(self, letter: DeadLetter) -> None:

@@ -69,7 +69,8 @@ class MemoryInboxStore:
         ends = delay_seconds is None or message.erased_at is not None
         due = None if ends else self._tables.clock.now() + (delay_seconds or 0.0)
         attempts = message.attempts + 1
-        self._put(replace(message, error=error, due_at=due, attempts=attempts))
+        said = error if message.erased_at is None else message.error
+        self._put(replace(message, error=said, due_at=due, attempts=attempts))
         return attempts
 
     async def try_again(self, consumer: str, message_id: str) -> bool:
@@ -138,9 +139,9 @@ class MemoryInboxStore:
         for message in meant:
             gone = replace(message, payload=None, headers={}, result=None, erased_at=now)
             if message.processed_at is None:
-                gone = replace(gone, due_at=None)
+                gone = replace(gone, due_at=None, error=ERASED)
                 if (message.consumer, message.message_id) not in self._letters:
-                    gone = replace(gone, processed_at=now, error=ERASED)
+                    gone = replace(gone, processed_at=now)
             self._put(gone)
         return len(meant)
 

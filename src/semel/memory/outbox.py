@@ -10,7 +10,6 @@ from semel.errors import Misuse
 from semel.memory.session import MemorySession
 from semel.memory.tables import MemoryTables, Table
 from semel.messaging.outbox import (
-    ERASED_REASON,
     Leader,
     Leadership,
     LeadershipLost,
@@ -18,6 +17,7 @@ from semel.messaging.outbox import (
     OutboxNumbers,
     refuse_another,
 )
+from semel.messaging.reasons import ERASED_REASON
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,11 @@ class MemoryOutboxStore:
     async def park(self, leadership: Leadership, place: int, reason: str) -> None:
         """Set an entry aside that the broker will never take, and count the failure."""
         self._check(leadership)
-        self._change(leadership.outbox, place, parked_reason=reason)
+        entry = self._entries.get(place)
+        # What the broker says of an entry that was erased since it was read may quote its value.
+        is_erased = entry is not None and entry.erased_at is not None
+        said = ERASED_REASON if is_erased else reason
+        self._change(leadership.outbox, place, parked_reason=said)
 
     async def unpark(self, outbox: str, message_id: str) -> bool:
         """Send a parked entry again, as if for the first time; an operator's act."""
@@ -131,7 +135,7 @@ class MemoryOutboxStore:
     async def erase(
         self, *, message_id: str | None = None, key: str | None = None, parent: str | None = None
     ) -> int:
-        """Remove value and headers of matching entries, and park those that were not."""
+        """Remove value, headers and the broker's words of matching entries, and park them all."""
         if message_id is None and key is None and parent is None:
             raise Misuse("say whose entries of the outbox are erased: an id, a key or a parent")
         meant = [
@@ -144,8 +148,7 @@ class MemoryOutboxStore:
         ]
         for entry in meant:
             erased = entry._replace(value=None, headers={}, erased_at=self._tables.clock.now())
-            reason = entry.parked_reason or ERASED_REASON
-            self._entries.put(entry.place, erased._replace(parked_reason=reason))
+            self._entries.put(entry.place, erased._replace(parked_reason=ERASED_REASON))
         return len(meant)
 
     def _meet(self, there: OutboxEntry | None, new: OutboxEntry) -> None:

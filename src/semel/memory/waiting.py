@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from semel.memory.tables import MemoryTables, Table
 from semel.messaging.filing import is_conflict_with
+from semel.messaging.reasons import ERASED_REASON
 from semel.messaging.waiting import HeldKey, WaitingFilter, WaitingMessage, Waits
 
 
@@ -41,7 +42,8 @@ class MemoryWaitingRoom:
                 waits=waiting.waits if before.erased_at is None else Waits.PARKED,
                 due_at=due_at,
                 attempts=waiting.attempts,
-                reason=waiting.reason,
+                # Why it failed again may quote what was erased.
+                reason=waiting.reason if before.erased_at is None else ERASED_REASON,
                 error_code=waiting.error_code,
                 exception=waiting.exception,
                 first_failed_at=before.first_failed_at or failed_at,
@@ -129,12 +131,12 @@ class MemoryWaitingRoom:
         return True
 
     async def erase(self, which: WaitingFilter) -> int:
-        """Remove payload and headers of matching messages; hashes and reasons stay."""
+        """Remove payload, headers and reason of matching messages; hashes and error codes stay."""
         now = self._tables.clock.now()
         found = [w for w in self._in_order() if _matches(w, which) and w.erased_at is None]
         for waiting in found:
-            gone = replace(waiting, payload=None, headers={}, erased_at=now)
-            self._put(replace(gone, waits=Waits.PARKED))
+            gone = replace(waiting, payload=None, headers={}, reason=ERASED_REASON)
+            self._put(replace(gone, waits=Waits.PARKED, erased_at=now))
         return len(found)
 
     async def forget_keys(self, consumer: str, older_than_seconds: float, limit: int) -> int:

@@ -111,5 +111,5 @@ class DeadLetters(Protocol):
         ...
 
     async def erase(self, which: DeadLetterFilter) -> int:
-        """Remove payload and headers of matching letters; hashes and reasons stay."""
+        """Remove payload, headers and reason of matching letters; hashes and error codes stay."""
         ...

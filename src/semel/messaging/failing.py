@@ -44,6 +44,7 @@ from semel.messaging.outcome import (
     RetryStored,
     Told,
 )
+from semel.messaging.reasons import ERASED_REASON
 from semel.messaging.retry import Exhausted, GiveUp, Hopeless, RetryIn, verdict
 from semel.messaging.sequence import Gap, GapPolicy
 from semel.messaging.waiting import WaitingMessage, Waits
@@ -204,7 +205,7 @@ async def _retry(
         return RetryStored(failure, message.attempt)
     parked = Failure(ClaimState.PARKED, message.attempt, ERASED)
     await unit.claims.mark_failed(consumer.name, message.id, parked)
-    return ParkedAway("its payload was erased", failure)
+    return ParkedAway(ERASED_REASON, failure)
 
 
 async def _park(
@@ -331,7 +332,8 @@ async def _letter(
     # What comes as a conflict came later than whatever was erased.
     if claim is None or claim.erased_at is None or told is Told.CONFLICT:
         return letter
-    return replace(letter, payload=None, headers={}, erased_at=claim.erased_at)
+    gone = replace(letter, payload=None, headers={}, reason=ERASED_REASON)
+    return replace(gone, erased_at=claim.erased_at)
 
 
 async def _waiting(
@@ -349,4 +351,5 @@ async def _waiting(
     if claim is None or claim.erased_at is None:
         return waiting
     # Nothing can be handled whose payload is gone.
-    return replace(waiting, waits=Waits.PARKED, payload=None, headers={}, erased_at=claim.erased_at)
+    gone = replace(waiting, waits=Waits.PARKED, payload=None, headers={}, reason=ERASED_REASON)
+    return replace(gone, erased_at=claim.erased_at)

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-from semel.errors import Fenced, Misuse, Permanent, Retryable, SemelError, reason_of
+from semel.errors import Fenced, Misuse, Permanent, Retryable, SemelError
+from semel.messaging.reasons import place_of, reason_of
 
 log = logging.getLogger("semel.messaging")
 
@@ -243,9 +244,15 @@ def _found(rule: Rule | None, error: BaseException) -> str | None:
             return None
         # Of an enumeration of texts the text, and not the name of its member.
         code = str.__str__(found) if isinstance(found, str) else str(found)
-    except Exception:
-        # What a rule does must not keep a failure from being counted.
-        log.exception("a rule failed", extra={"exception": type(error).__qualname__})
+    except Exception as second:  # noqa: BLE001  it must not keep a failure from being counted
+        log.error(  # noqa: TRY400  a traceback shows the parameters of statements
+            "a rule failed",
+            extra={
+                "exception": type(error).__qualname__,
+                "reason": reason_of(second),
+                "at": place_of(second),
+            },
+        )
         return UNKNOWN_CODE
     return "".join(filter(str.isprintable, code))[:LONGEST_CODE] or UNKNOWN_CODE
 

@@ -109,7 +109,8 @@ class InboxStore(Protocol):
     ) -> int:
         """Write a failed attempt and when it is due again (None: never); return the attempts.
 
-        A processed message stays as it is, and an erased one is never due again.
+        A processed message stays as it is.  An erased one is never due again, and of the
+        error nothing is written.
         """
         ...
 
@@ -155,8 +156,8 @@ class InboxStore(Protocol):
     ) -> int:
         """Remove payload, headers and result of matching messages; what waited is not tried.
 
-        What was not processed and has no dead letter is closed, with the error ``ERASED``:
-        nothing is left of it that a person could act on.
+        What was not processed has the error ``ERASED`` instead of an exception's words.  Where
+        it has no dead letter it is closed: nothing is left of it that a person could act on.
 
         Waits for transactions that hold one of them.
 

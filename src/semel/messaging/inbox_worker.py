@@ -22,7 +22,7 @@ from typing import Final
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.codec import SchemaIncompatible, Undecodable
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Fenced, InDoubt, Retryable, reason_of
+from semel.errors import Fenced, InDoubt, Retryable
 from semel.lease import Owner
 from semel.message import Partition
 from semel.messaging.consumer import Consumer
@@ -37,6 +37,7 @@ from semel.messaging.letters import Failed, letter_of
 from semel.messaging.members import Member
 from semel.messaging.notes import is_gone, note_try, noting_as, outlived, outliving
 from semel.messaging.outcome import DeadLettered, Handled, Outcome, RetryStored, Told
+from semel.messaging.reasons import ERASED_REASON, reason_of
 from semel.messaging.retry import RetryIn, verdict
 from semel.messaging.telling import tell
 from semel.messaging.turns import TURNS
@@ -223,6 +224,8 @@ class InboxWorker:
         message = unread(stored).tried(attempts)
         letter = letter_of(self.consumer, message, Failed(failure, told, now, now))
         letter = replace(letter, payload=stored.payload, erased_at=stored.erased_at)
+        if stored.erased_at is not None:
+            letter = replace(letter, reason=ERASED_REASON)
         await keep_letter(unit, self.consumer.settings, letter)
         nouns = {"consumer": name, "id": stored.message_id, "reason": why}
         log.error("message is a dead letter", extra=nouns)

@@ -14,10 +14,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from semel.clock import Clock
-from semel.errors import InDoubt, Retryable, reason_of
+from semel.errors import InDoubt, Retryable
 from semel.lease import Owner
 from semel.messaging.database import Database
 from semel.messaging.outbox import Leadership, LeadershipLost, OutboxStore
+from semel.messaging.reasons import reason_of
 
 log = logging.getLogger("semel.messaging")
 

@@ -42,7 +42,8 @@ async def keep_letter(unit: Unit, settings: ConsumerSettings, letter: DeadLetter
         # Somebody else's message has the record's id.  The letter is kept all the same: without
         # it the message would come back for ever, and its partition would stand still.
         nouns = {"consumer": letter.consumer, "id": letter.message_id, "reason": str(error)}
-        log.exception("dead letter kept and not published", extra=nouns)
+        # Without the traceback, which shows what the message failed with, and its parameters.
+        log.error("dead letter kept and not published", extra=nouns)  # noqa: TRY400
 
 
 def record_of(letter: DeadLetter, topic: str, outbox: str) -> OutboxEntry:

@@ -19,10 +19,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Final
 
-from semel.errors import reason_of
 from semel.lease import Owner
 from semel.messaging.database import Database, Unit
 from semel.messaging.members import Member, Note
+from semel.messaging.reasons import reason_of
 
 log = logging.getLogger("semel.messaging")
 

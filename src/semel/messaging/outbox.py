@@ -163,10 +163,6 @@ def _described(entry: OutboxEntry) -> str:
     return f"{payload} for topic {entry.topic!r}, key {entry.key!r}"
 
 
-ERASED_REASON: Final = "its payload was erased"
-"""Why an erased entry is parked: a message without its value would mean something else."""
-
-
 class OutboxStore(Protocol):
     """The outbox, in one open transaction.
 
@@ -260,7 +256,7 @@ class OutboxStore(Protocol):
     async def erase(
         self, *, message_id: str | None = None, key: str | None = None, parent: str | None = None
     ) -> int:
-        """Remove value and headers of matching entries, and park those that were not.
+        """Remove value, headers and the broker's words of matching entries, and park them all.
 
         *key*: of an entry, or of the message that caused it.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from semel.errors import reason_of
 from semel.messaging.database import Database
+from semel.messaging.reasons import reason_of
 
 log = logging.getLogger("semel.messaging")
 
@@ -18,8 +18,7 @@ def is_refusal(database: Database, consumer: str, error: Exception) -> bool:
     """
     if not database.classification.is_of_database(error):
         return False
-    # SQLAlchemy's own text has the parameters, which may hold people's data.
-    why = reason_of(getattr(error, "orig", None) or error)
+    why = reason_of(error)
     statement = getattr(error, "statement", None)
     log.error(
         "the database refuses, and is asked again: %s",

@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Fenced, InDoubt, Misuse, Retryable, reason_of
+from semel.errors import Fenced, InDoubt, Misuse, Retryable
 from semel.measures import MEASURES, Measures
 from semel.messaging.broker import Publisher
 from semel.messaging.database import Database
@@ -33,6 +33,7 @@ from semel.messaging.failure import CLASSIFICATION, Classification
 from semel.messaging.leading import Leading
 from semel.messaging.outbox import Leadership, OutboxEntry, OutboxStore
 from semel.messaging.publishing import Publishing
+from semel.messaging.reasons import reason_of
 from semel.messaging.relay_telling import RelayTelling
 from semel.messaging.retry import RetryPolicy, backoff
 from semel.messaging.sending import Sending, Settled, outgoing_of

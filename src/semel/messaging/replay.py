@@ -318,7 +318,11 @@ class Replay:
         async with self.database.begin() as unit:
             if await self._advance(unit, state):
                 counts = {turn.value: number for turn, number in report.counts.items()}
-                await self._audit(unit, "replay.end", state=state.value, why=why, counts=counts)
+                said = why
+                if last is not None and last.turn is Turn.FAILED:
+                    # The trail is never erased, and an exception may quote its message.
+                    said = f"message {last.message_id!r} failed: {last.code}"
+                await self._audit(unit, "replay.end", state=state.value, why=said, counts=counts)
                 return report
         return await self._no_longer_ours()
 

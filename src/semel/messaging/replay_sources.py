@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, assert_never
 
 from semel.codec import Undecodable, Unreadable
-from semel.errors import reason_of
 from semel.message import Coordinates, Message, Partition, Record, raw_of, value_of
 from semel.messaging.broker import Reader
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.inboxes import message_of as stored_message
+from semel.messaging.reasons import ERASED_REASON, reason_of
 from semel.messaging.retrying import message_of
 from semel.messaging.selection import Ids, Letters, Offsets, Selection, Times, Waiting, need_reader
 
@@ -85,7 +85,7 @@ class Source:
             letter = await unit.dead_letters.get(name, message_id)
         kept = waiting or stored or letter
         if kept is not None and kept.erased_at is not None:
-            return NoPayload(message_id, "its payload was erased")
+            return NoPayload(message_id, ERASED_REASON)
         found = item.arrival
         if waiting is not None:
             found = message_of(self.consumer, waiting)

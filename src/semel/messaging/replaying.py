@@ -53,6 +53,7 @@ from semel.messaging.outcome import (
 )
 from semel.messaging.outside_inbox import OutsideInbox
 from semel.messaging.parking import release
+from semel.messaging.reasons import ERASED_REASON
 from semel.messaging.replay_rules import ReplayRules
 from semel.messaging.replay_sources import Item, letter_message
 from semel.messaging.retention import DAY_SECONDS
@@ -117,6 +118,8 @@ class Replayed:
     message_id: str
     turn: Turn
     why: str = ""
+    code: str = ""
+    """Of a failure; what stays where its words must not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +272,7 @@ class Replayer:
     async def _waiting(self, waiting: WaitingMessage) -> Replayed:
         name, message_id = self.consumer.name, waiting.message_id
         if waiting.erased_at is not None:
-            return Replayed(message_id, Turn.REFUSED, "its payload was erased")
+            return Replayed(message_id, Turn.REFUSED, ERASED_REASON)
         message = message_of(self.consumer, waiting)
         if isinstance(message, Unreadable):
             return Replayed(message_id, Turn.REFUSED, f"it cannot be read: {message.reason}")
@@ -290,7 +293,7 @@ class Replayer:
             why = "its id is known with another payload: park it and give it a new id, or skip it"
             return Replayed(message_id, Turn.REFUSED, why)
         if letter.erased_at is not None:
-            return Replayed(message_id, Turn.REFUSED, "its payload was erased")
+            return Replayed(message_id, Turn.REFUSED, ERASED_REASON)
         found = letter_message(self.consumer, letter)
         if isinstance(found, Unreadable):
             return Replayed(message_id, Turn.REFUSED, f"it cannot be read: {found.reason}")
@@ -346,7 +349,7 @@ class Replayer:
         if stored.due_at is not None:
             return Replayed(message_id, Turn.LEFT, "an inbox worker tries it")
         if stored.erased_at is not None:
-            return Replayed(message_id, Turn.REFUSED, "its payload was erased")
+            return Replayed(message_id, Turn.REFUSED, ERASED_REASON)
         most = self.terms.most_replays
         try:
             outcome = await self._ask(
@@ -354,8 +357,9 @@ class Replayer:
                 stored,
                 lambda: try_given_up(self.consumer, self.database, stored, act, most),
             )
-        except Undecodable as error:
-            return Replayed(message_id, Turn.REFUSED, f"it cannot be read: {error}")
+        except Undecodable:
+            # Refusals are kept with the replay, and why bytes are no message may quote them.
+            return Replayed(message_id, Turn.REFUSED, "it cannot be read")
         return _replayed(message_id, outcome)
 
     def _act(self, act: str, message_id: str, **details: str) -> Act:
@@ -383,7 +387,8 @@ def _replayed(message_id: str, outcome: Outcome) -> Replayed:
             if outcome.failure is None:
                 why = "it waits for its turn, or another worker has it"
                 return Replayed(message_id, Turn.LEFT, why)
-            words = f"{outcome.failure.code}: {outcome.failure.reason}"
-            return Replayed(message_id, Turn.FAILED, words)
+            code = outcome.failure.code
+            words = f"{code}: {outcome.failure.reason}"
+            return Replayed(message_id, Turn.FAILED, words, code)
         case _ as never:
             assert_never(never)

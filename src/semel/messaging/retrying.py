@@ -33,6 +33,7 @@ from semel.messaging.outcome import (
     Skipped,
     settlement,
 )
+from semel.messaging.reasons import place_of, reason_of
 from semel.messaging.refusals import is_refusal
 from semel.messaging.suspects import handle_waiting
 from semel.messaging.telling import tell
@@ -174,10 +175,15 @@ async def _one(
         return await _set_aside(consumer, database, waiting, why)
     except (Retryable, InDoubt, Fenced, NeedsOperator):
         raise
-    except Exception:
-        log.exception(
+    except Exception as error:  # noqa: BLE001  the worker goes on, whatever one message does
+        log.error(  # noqa: TRY400  a traceback shows the parameters of statements
             "waiting message cannot even be parked; it is tried again",
-            extra={"consumer": consumer.name, "id": waiting.message_id},
+            extra={
+                "consumer": consumer.name,
+                "id": waiting.message_id,
+                "reason": reason_of(error),
+                "at": place_of(error),
+            },
         )
         return RetryLater(consumer.settings.held_retry_seconds, why)
 

@@ -233,7 +233,7 @@ class WaitingRoom(Protocol):
         ...
 
     async def erase(self, which: WaitingFilter) -> int:
-        """Remove payload and headers of matching messages; hashes and reasons stay.
+        """Remove payload, headers and reason of matching messages; hashes and error codes stay.
 
         What was erased cannot be handled: it is parked from now on.
         """

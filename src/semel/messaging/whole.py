@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Fenced, InDoubt, reason_of
+from semel.errors import Fenced, InDoubt
 from semel.message import Message
 from semel.messaging.alerts import alert
 from semel.messaging.consumer import Consumer
@@ -31,6 +31,7 @@ from semel.messaging.handling import (
 )
 from semel.messaging.one_by_one import consume_each
 from semel.messaging.outcome import Nack, Outcome, RetryLater, Skipped, settlement
+from semel.messaging.reasons import reason_of
 
 log = logging.getLogger("semel.messaging")
 

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import (
 )
 
 from semel.errors import Misuse
-from semel.sqlalchemy.faults import sqlstate
+from semel.messaging.reasons import sqlstate
 from semel.sqlalchemy.listening import listen_once
 
 FAILED: Final = "semel_failed"

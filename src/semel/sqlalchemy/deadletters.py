@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Row, and_, delete, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Row, and_, case, delete, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
@@ -13,6 +13,7 @@ from sqlalchemy.sql import Executable
 from semel.messaging.audit import plain
 from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
 from semel.messaging.ids import stored_id
+from semel.messaging.reasons import ERASED_REASON
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.origins import (
     conflicts_with,
@@ -29,7 +30,6 @@ _C: Final = dead_letter.c
 # What a later failure of the same message says anew; the payload and all about the record
 # stay as they came first.
 LATER: Final = (
-    "reason",
     "exception",
     "error_code",
     "attempts",
@@ -43,7 +43,11 @@ LATER: Final = (
 _NEW: Final = insert(dead_letter)
 PUT: Final = _NEW.on_conflict_do_update(
     index_elements=list(dead_letter.primary_key),
-    set_={name: _NEW.excluded[name] for name in LATER},
+    set_={
+        **{name: _NEW.excluded[name] for name in LATER},
+        # Why it failed again may quote what was erased.
+        "reason": case((_C.erased_at.is_not(None), ERASED_REASON), else_=_NEW.excluded.reason),
+    },
 )
 
 
@@ -83,11 +87,11 @@ class SqlDeadLetters:
         return bool(gone.rowcount)
 
     async def erase(self, which: DeadLetterFilter) -> int:
-        """Remove payload and headers of matching letters; hashes and reasons stay."""
+        """Remove payload, headers and reason of matching letters; hashes and error codes stay."""
         erased = (
             update(dead_letter)
             .where(_matching(which), _C.erased_at.is_(None))
-            .values(payload=None, headers="", erased_at=now_us())
+            .values(payload=None, headers="", reason=ERASED_REASON, erased_at=now_us())
         )
         return int((await self._run(erased)).rowcount)
 

@@ -9,9 +9,10 @@ from typing import Final
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from semel.errors import InDoubt, Misuse, Permanent, Retryable, SemelError, reason_of
+from semel.errors import InDoubt, Misuse, Permanent, Retryable, SemelError
 from semel.messaging.claims import Locked
 from semel.messaging.failure import CLASSIFICATION, Classification
+from semel.messaging.reasons import reason_of, sqlite_code, sqlstate
 
 LOCK_STATES: Final = frozenset({"55P03"})
 CONFLICT_STATES: Final = frozenset({"40001", "40P01"})
@@ -57,21 +58,6 @@ class CommitInDoubt(InDoubt):
     """The commit was sent, and the connection ended before the answer."""
 
 
-def sqlstate(error: BaseException) -> str:
-    """Return the five characters of a PostgreSQL error, empty where there are none."""
-    orig = getattr(error, "orig", error)
-    for found in (getattr(orig, "sqlstate", None), getattr(orig, "pgcode", None)):
-        if isinstance(found, str):
-            return found
-    return ""
-
-
-def sqlite_code(error: BaseException) -> int | None:
-    """Return the primary result code of an SQLite error."""
-    found = getattr(getattr(error, "orig", error), "sqlite_errorcode", None)
-    return found & 0xFF if isinstance(found, int) else None
-
-
 def code_of(error: BaseException) -> str | None:
     """Return the failure code of a database error; None where it says nothing special."""
     state = sqlstate(error)
@@ -100,15 +86,15 @@ def translated_error(error: BaseException, what: str) -> SemelError | None:
     if sqlstate(error) in LOCK_STATES or sqlite_code(error) in SQLITE_CODES:
         return Locked(what)
     if code == "DATABASE_CONFLICT":
-        return DatabaseConflict(f"{what}: {_first_line(error)}")
+        return DatabaseConflict(f"{what}: {reason_of(error)}")
     if code in ("CONNECTION_LOST", "DATABASE_TIMEOUT"):
-        return DatabaseUnavailable(f"{what}: {_first_line(error)}")
+        return DatabaseUnavailable(f"{what}: {reason_of(error)}")
     return None
 
 
 def opening_error(error: BaseException, what: str) -> SemelError | None:
     """Say what is wrong with a URL by the error of its first use; None: it is not the URL."""
-    state, code, said = sqlstate(error), sqlite_code(error), _first_line(error)
+    state, code, said = sqlstate(error), sqlite_code(error), reason_of(error)
     if state == NO_SUCH_DATABASE:
         return DatabaseNotThere(f"{what}: {said}; create it, or correct the URL")
     if state[:2] == REFUSED_CLASS:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from sqlalchemy import (
     Executable,
     Row,
+    Text,
     and_,
     bindparam,
     case,
@@ -82,7 +83,7 @@ FAILED: Final = (
     update(inbox_message)
     .where(*_ME, _M.processed_at.is_(None))
     .values(
-        error=bindparam("why"),
+        error=case((_M.erased_at.is_(None), bindparam("why", type_=Text)), else_=_M.error),
         due_at=case((_M.erased_at.is_(None), now_us() + bindparam("us"))),
         attempts=_M.attempts + 1,
     )
@@ -129,7 +130,7 @@ ERASE: Final = (
         erased_at=now_us(),
         due_at=case((_IS_OPEN, None), else_=_M.due_at),
         processed_at=case((and_(_IS_OPEN, _HAS_NO_LETTER), now_us()), else_=_M.processed_at),
-        error=case((and_(_IS_OPEN, _HAS_NO_LETTER), ERASED), else_=_M.error),
+        error=case((_IS_OPEN, ERASED), else_=_M.error),
     )
 )
 

@@ -122,7 +122,7 @@ class SqlOutboxStore:
     async def erase(
         self, *, message_id: str | None = None, key: str | None = None, parent: str | None = None
     ) -> int:
-        """Remove value and headers of matching entries, and park those that were not."""
+        """Remove value, headers and the broker's words of matching entries, and park them all."""
         if message_id is None and key is None and parent is None:
             raise Misuse("say whose entries of the outbox are erased: an id, a key or a parent")
         meant = sql.erasing(message_id=message_id, key=key, parent=parent)

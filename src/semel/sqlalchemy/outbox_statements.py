@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlalchemy import (
     ColumnElement,
     Select,
+    Text,
     Update,
     bindparam,
     case,
@@ -26,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 
 from semel.messaging.ids import is_plain_text, stored_id
-from semel.messaging.outbox import ERASED_REASON
+from semel.messaging.reasons import ERASED_REASON
 from semel.sqlalchemy.numbers import among
 from semel.sqlalchemy.tables import outbox_leader, outbox_message
 from semel.sqlalchemy.times import now_us
@@ -79,7 +80,11 @@ _FENCED: Final = (_OF, among(_M.place, "places"), _FENCE)
 
 DELETE: Final = delete(outbox_message).where(*_FENCED)
 FAILED: Final = update(outbox_message).where(*_FENCED).values(attempts=_M.attempts + 1)
-PARK: Final = FAILED.values(parked_reason=bindparam("reason"))
+# What the broker says of an entry that was erased since it was read may quote its value.
+_SAID: Final = bindparam("reason", type_=Text)
+PARK: Final = FAILED.values(
+    parked_reason=case((_M.erased_at.is_(None), _SAID), else_=_M.parked_reason)
+)
 
 UNPARK: Final = (
     update(outbox_message)
@@ -135,7 +140,7 @@ _ERASE: Final = (
         payload=None,
         headers="",
         erased_at=now_us(),
-        parked_reason=func.coalesce(_M.parked_reason, ERASED_REASON),
+        parked_reason=ERASED_REASON,
     )
 )
 

@@ -16,7 +16,8 @@ from typing import Any, Final
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from semel.errors import Misuse, reason_of
+from semel.errors import Misuse
+from semel.messaging.reasons import reason_of
 from semel.messaging.relay import Relay
 from semel.sqlalchemy.database import SqlDatabase
 

@@ -11,6 +11,7 @@ from sqlalchemy.sql import Executable
 
 from semel.messaging.audit import plain
 from semel.messaging.ids import stored_id
+from semel.messaging.reasons import ERASED_REASON
 from semel.messaging.waiting import HeldKey, WaitingFilter, WaitingMessage, Waits
 from semel.sqlalchemy import waiting_statements as sql
 from semel.sqlalchemy.faults import translated
@@ -152,8 +153,9 @@ class SqlWaitingRoom:
         return bool((await self._run(revised)).rowcount)
 
     async def erase(self, which: WaitingFilter) -> int:
-        """Remove payload and headers of matching messages; hashes and reasons stay."""
-        gone = {"payload": None, "headers": "", "erased_at": now_us(), "waits": Waits.PARKED.value}
+        """Remove payload, headers and reason of matching messages; hashes and error codes stay."""
+        gone = {"payload": None, "headers": "", "reason": ERASED_REASON, "erased_at": now_us()}
+        gone["waits"] = Waits.PARKED.value
         here = sql.matching(which)
         erased = update(waiting_message).where(here, _C.erased_at.is_(None)).values(gone)
         return int((await self._run(erased)).rowcount)

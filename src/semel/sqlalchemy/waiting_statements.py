@@ -27,6 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from semel.messaging.ids import stored_id
+from semel.messaging.reasons import ERASED_REASON
 from semel.messaging.waiting import WaitingFilter, Waits
 from semel.sqlalchemy.origins import conflicts_with, stored_name
 from semel.sqlalchemy.tables import waiting_key, waiting_message
@@ -102,7 +103,8 @@ PUT: Final = _NEW.on_conflict_do_update(
         "waits": case((_C.erased_at.is_not(None), _PARKED), else_=_SAID.waits),
         "due_at": _SAID.due_at,
         "attempts": _SAID.attempts,
-        "reason": _SAID.reason,
+        # Why it failed again may quote what was erased.
+        "reason": case((_C.erased_at.is_not(None), ERASED_REASON), else_=_SAID.reason),
         "error_code": _SAID.error_code,
         "exception": _SAID.exception,
         "first_failed_at": case(

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
 from semel.messaging.filing import conflict_id
+from semel.messaging.reasons import ERASED_REASON
 from semel.testing.contracts.claims_world import rolled_back
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 
@@ -200,7 +201,9 @@ class DeadLettersContract(DatabaseContract):
         assert await count(world, DeadLetterFilter()) == 2
 
     @in_world
-    async def test_erasing_leaves_hashes_and_reasons(self, world: DatabaseWorld) -> None:
+    async def test_erasing_takes_the_reason_and_leaves_hashes_and_codes(
+        self, world: DatabaseWorld
+    ) -> None:
         await put(world, LETTER, replace(LETTER, message_id="m2", key="customer-8"))
 
         async with world.database.begin() as unit:
@@ -210,10 +213,11 @@ class DeadLettersContract(DatabaseContract):
         found = await get(world, "m1")
         assert found is not None
         assert found.erased_at is not None
-        assert found == replace(LETTER, payload=None, headers={}, erased_at=found.erased_at)
+        gone = replace(LETTER, payload=None, headers={}, reason=ERASED_REASON)
+        assert found == replace(gone, erased_at=found.erased_at)
         other = await get(world, "m2")
         assert other is not None
-        assert other.payload == LETTER.payload
+        assert (other.payload, other.reason) == (LETTER.payload, LETTER.reason)
 
     @in_world
     async def test_a_new_failure_does_not_bring_back_what_was_erased(
@@ -223,11 +227,11 @@ class DeadLettersContract(DatabaseContract):
         async with world.database.begin() as unit:
             await unit.dead_letters.erase(DeadLetterFilter(message_id="m1"))
 
-        await put(world, replace(LETTER, attempts=6))
+        await put(world, replace(LETTER, attempts=6, reason="no such customer: Ada"))
 
         found = await get(world, "m1")
         assert found is not None
-        assert found.payload is None
+        assert (found.attempts, found.reason, found.payload) == (6, ERASED_REASON, None)
         assert found.headers == {}
         assert found.erased_at is not None
 

@@ -341,8 +341,11 @@ class InboxContract(DatabaseContract):
 
         found = [await get(world.database, name) for name in ("1", "2", "3", "4")]
         assert [one.processed_at is not None for one in found] == [True, True, False, True]
-        assert [one.error for one in found] == ["ERASED", "ERASED", "out of stock", ""]
+        assert [one.error for one in found] == ["ERASED", "ERASED", "ERASED", ""]
         assert all(one.erased_at is not None for one in found)
+        # An attempt that fails late writes none of its words either.
+        await failed(world.database, "3", None)
+        assert (await get(world.database, "3")).error == "ERASED"
         await world.age(1000)
         async with world.database.begin() as unit:
             assert await unit.inbox.delete_processed("stock", 500, 10) == 3

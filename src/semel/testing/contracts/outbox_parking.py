@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.errors import Misuse
+from semel.messaging.reasons import ERASED_REASON
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from semel.testing.contracts.outbox_entries import LONG_ID
 from semel.testing.contracts.outbox_world import (
@@ -174,7 +175,7 @@ class ParkingRules(DatabaseContract):
 
         assert (aside.message_id, aside.value, aside.headers) == ("1", None, {})
         assert aside.erased_at is not None
-        assert aside.parked_reason
+        assert aside.parked_reason == ERASED_REASON
         assert await ids(world.database) == ["2"]
         assert (await read(world.database))[0].headers == headers
         assert await parked(world.database, "other") == ["3"]
@@ -190,8 +191,24 @@ class ParkingRules(DatabaseContract):
             [aside] = await unit.outbox.parked(OUTBOX, 10)
             assert await unit.outbox.drop(OUTBOX, LONG_ID)
 
-        assert (aside.value, aside.parked_reason) == (None, "too large")
+        assert (aside.value, aside.parked_reason) == (None, ERASED_REASON)
         assert await ids(world.database) == ["2"]
+
+    @in_world
+    async def test_what_the_broker_says_of_an_erased_entry_is_not_kept(
+        self, world: DatabaseWorld
+    ) -> None:
+        await add(world.database, entry("1", key="ada"))
+        mine = await leads(world.database)
+        sent = (await read(world.database))[0].place
+        async with world.database.begin() as unit:
+            await unit.outbox.erase(key="ada")
+
+        await park(world.database, mine, sent, "invalid: Ada")
+
+        async with world.database.begin() as unit:
+            [aside] = await unit.outbox.parked(OUTBOX, 10)
+        assert (aside.parked_reason, aside.attempts) == (ERASED_REASON, 1)
 
     @in_world
     async def test_what_a_message_caused_is_erased_with_it(self, world: DatabaseWorld) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from semel.messaging.filing import conflict_id
+from semel.messaging.reasons import ERASED_REASON
 from semel.messaging.waiting import WaitingFilter, WaitingMessage, Waits
 from semel.testing.contracts.claims_world import rolled_back
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
@@ -233,7 +234,9 @@ class RecordRules(DatabaseContract):
         assert found[0] == renamed
 
     @in_world
-    async def test_erasing_leaves_hashes_and_reasons(self, world: DatabaseWorld) -> None:
+    async def test_erasing_takes_the_reason_and_leaves_hashes_and_codes(
+        self, world: DatabaseWorld
+    ) -> None:
         await put(world, FULL, waiting("m2", key="customer-8", headers={"a": b"b"}))
         before = await get(world, "m1")
 
@@ -243,7 +246,8 @@ class RecordRules(DatabaseContract):
 
         found = await get(world, "m1")
         assert found.erased_at is not None
-        assert found == replace(before, payload=None, headers={}, erased_at=found.erased_at)
+        gone = replace(before, payload=None, headers={}, reason=ERASED_REASON)
+        assert found == replace(gone, erased_at=found.erased_at)
         assert (await get(world, "m2")).headers == {"a": b"b"}
 
     @in_world
@@ -252,7 +256,7 @@ class RecordRules(DatabaseContract):
         async with world.database.begin() as unit:
             await unit.waiting.erase(WaitingFilter())
 
-        await put(world, waiting("m1", key="k"), waiting("m3"))
+        await put(world, waiting("m1", key="k", reason="no such customer: Ada"), waiting("m3"))
         async with world.database.begin() as unit:
             assert not await unit.waiting.revise(CONSUMER, "m1", b"back", "ef" * 32, "m1")
             assert not await unit.waiting.release(CONSUMER, "m1")
@@ -260,3 +264,4 @@ class RecordRules(DatabaseContract):
         assert await due(world) == []
         for found in await find(world, WaitingFilter()):
             assert (found.waits, found.payload) == (Waits.PARKED, None)
+            assert found.reason == ERASED_REASON
