@@ -26,6 +26,7 @@ from semel.message import Partition
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter
+from semel.messaging.failed_attempts import keep_attempt_of_inbox
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.inboxes import Inbox, handle, message_of
@@ -183,6 +184,7 @@ class InboxWorker:
             return
         why = f"{failure.code}: {failure.reason}"
         await unit.inbox.failed(consumer.name, stored.message_id, why, fate.seconds)
+        await keep_attempt_of_inbox(unit, consumer.name, stored.message_id, failure)
         nouns = {"consumer": consumer.name, "id": stored.message_id, "reason": why}
         log.warning("message failed", extra=nouns)
 
@@ -193,11 +195,10 @@ class InboxWorker:
         attempts = await unit.inbox.failed(name, stored.message_id, why, None)
         # Nobody can change it any more before the commit; somebody may have erased it before,
         # or handled it after the attempt's own transaction was taken back.
-        stored = await unit.inbox.get(name, stored.message_id) or stored
-        if stored.processed_at is not None:
+        kept = await keep_attempt_of_inbox(unit, name, stored.message_id, failure)
+        if kept is None:
             return
-        now = await unit.now()
-        letter = _letter(self.consumer, stored, failure, told, attempts, now)
+        letter = _letter(self.consumer, kept, failure, told, attempts, await unit.now())
         await keep_letter(unit, self.consumer.settings, letter)
         nouns = {"consumer": name, "id": stored.message_id, "reason": why}
         log.error("message is a dead letter", extra=nouns)
