@@ -269,7 +269,8 @@ def _of_claim(claim: ClaimRow) -> Moment:
     said = f"{claim.state} after {_times(claim.attempts)}"
     if claim.error_code:
         said += f", the last failure was {claim.error_code}"
-    return Moment(claim.updated_at, "claim", said)
+    # One statement writes both times, and PostgreSQL asks its clock for each.
+    return Moment(max(claim.updated_at, claim.failed_at or 0.0), "claim", said)
 
 
 def _of_inbox(stored: InboxMessage) -> Iterator[Moment]:

@@ -29,7 +29,7 @@ async def keep_attempt(
             message.attempt,
             failure,
             is_erased=claim is not None and claim.erased_at is not None,
-            at=claim.updated_at if claim is not None and is_its_time else 0.0,
+            at=claim.failed_at or 0.0 if claim is not None and is_its_time else 0.0,
         )
     )
     return claim

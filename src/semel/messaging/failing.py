@@ -344,7 +344,7 @@ async def _letter(
     told: Told,
     claim: ClaimRow | None,
 ) -> DeadLetter:
-    now = claim.updated_at if claim else await unit.now()
+    now = max(claim.updated_at, claim.failed_at or 0.0) if claim else await unit.now()
     source = message.source
     letter = DeadLetter(
         consumer=consumer.name,
