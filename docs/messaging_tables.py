@@ -16,6 +16,7 @@ from semel.messaging.settings import BatchPolicy
 from semel.messaging.waiting import Waits
 from semel.testing.contracts import (
     ApprovalsContract,
+    AttemptsContract,
     AuditContract,
     BrokerContract,
     ClaimsContract,
@@ -33,6 +34,7 @@ from semel.testing.contracts import (
 CONTRACTS: Final = (
     ClaimsContract,
     WaitingContract,
+    AttemptsContract,
     DeadLettersContract,
     RevisionsContract,
     ApprovalsContract,

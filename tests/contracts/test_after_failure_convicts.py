@@ -9,12 +9,14 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from semel.memory.approvals import MemoryApprovals
+from semel.memory.attempts import MemoryFailedAttempts
 from semel.memory.audit import MemoryAuditTrail
 from semel.memory.database import MemoryDatabase
 from semel.memory.deadletters import MemoryDeadLetters
 from semel.memory.revisions import MemoryRevisions
 from semel.memory.waiting import MemoryWaitingRoom
 from semel.messaging.approvals import Decision
+from semel.messaging.attempts import LATEST_KEPT, AttemptFilter
 from semel.messaging.audit import FIRST_HASH, AuditEntry, hash_of, recorded
 from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.waiting import WaitingFilter, Waits
@@ -25,6 +27,7 @@ from semel.sqlalchemy.database import SqlDatabase
 from semel.sqlalchemy.waiting import SqlWaitingRoom
 from semel.testing.contracts import (
     ApprovalsContract,
+    AttemptsContract,
     AuditContract,
     DeadLettersContract,
     RevisionsContract,
@@ -267,6 +270,52 @@ class ListsTheDecided(MemoryApprovals):
         return [r for r in self._in_order() if consumer in (None, r.consumer)][:limit]
 
 
+class KeepsEveryAttempt(MemoryFailedAttempts):
+    """Fills the disk with a message that is tried for ever."""
+
+    async def add(self, attempt):
+        at = attempt.at or self._tables.clock.now()
+        self._attempts.put(self._tables.next_number("failed_attempt"), replace(attempt, at=at))
+
+
+class KeepsTheLatestAlone(MemoryFailedAttempts):
+    """Forgets how a long trouble began."""
+
+    async def add(self, attempt):
+        await super().add(attempt)
+        mine = self._matching(AttemptFilter(attempt.consumer, attempt.message_id))
+        for place, _ in mine[:-LATEST_KEPT]:
+            self._attempts.remove(place)
+
+
+class KeepsOneOfEachNumber(MemoryFailedAttempts):
+    """Lets the attempts of a message that was sent back replace the earlier ones."""
+
+    async def add(self, attempt):
+        mine = self._matching(AttemptFilter(attempt.consumer, attempt.message_id))
+        for place, known in mine:
+            if known.number == attempt.number:
+                self._attempts.remove(place)
+        await super().add(attempt)
+
+
+class DeletesByAgeAlone(MemoryFailedAttempts):
+    """Takes the attempts from messages that are still there."""
+
+    async def delete_gone(self, consumer, ttl_seconds, limit):
+        until = self._tables.clock.now() - ttl_seconds
+        mine = self._matching(AttemptFilter(consumer))
+        old = [place for place, attempt in mine if attempt.at <= until][:limit]
+        return sum(self._attempts.remove(place) for place in old)
+
+
+class ErasesAttemptsByDeleting(MemoryFailedAttempts):
+    """Takes time and code away with the reason."""
+
+    async def erase(self, which):
+        return sum(self._attempts.remove(place) for place, _ in self._matching(which))
+
+
 LETTERS_CONVICTED_BY = {
     ForgetsTheBeginning: "test_a_later_failure_says_anew_why_and_keeps_the_beginning",
     MixesConsumers: "test_each_consumer_has_letters_of_its_own",
@@ -301,11 +350,19 @@ APPROVALS_CONVICTED_BY = {
     ChangesItsMind: "test_a_decision_is_never_changed",
     ListsTheDecided: "test_open_requests_are_listed_oldest_first",
 }
+ATTEMPTS_CONVICTED_BY = {
+    KeepsEveryAttempt: "test_of_very_many_the_first_and_the_latest_stay",
+    KeepsTheLatestAlone: "test_of_very_many_the_first_and_the_latest_stay",
+    KeepsOneOfEachNumber: "test_a_number_that_comes_again_is_another_attempt",
+    DeletesByAgeAlone: "test_attempts_stay_while_anything_else_of_their_message_does",
+    ErasesAttemptsByDeleting: "test_erasing_takes_the_reason_and_leaves_the_code",
+}
 IN_MEMORY = [
     *((DeadLettersContract, "dead_letters", *one) for one in LETTERS_CONVICTED_BY.items()),
     *((WaitingContract, "waiting", *one) for one in ROOMS_CONVICTED_BY.items()),
     *((AuditContract, "audit", *one) for one in TRAILS_CONVICTED_BY.items()),
     *((RevisionsContract, "revisions", *one) for one in REVISIONS_CONVICTED_BY.items()),
+    *((AttemptsContract, "attempts", *one) for one in ATTEMPTS_CONVICTED_BY.items()),
     *((ApprovalsContract, "approvals", *one) for one in APPROVALS_CONVICTED_BY.items()),
 ]
 

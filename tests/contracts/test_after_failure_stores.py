@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from semel.testing.contracts import (
     ApprovalsContract,
+    AttemptsContract,
     AuditContract,
     DeadLettersContract,
     RevisionsContract,
@@ -69,4 +70,16 @@ class TestPostgresRevisions(InPostgres, RevisionsContract):
 
 
 class TestPostgresApprovals(InPostgres, ApprovalsContract):
+    pass
+
+
+class TestMemoryAttempts(InMemory, AttemptsContract):
+    pass
+
+
+class TestSqliteAttempts(InSqlite, AttemptsContract):
+    pass
+
+
+class TestPostgresAttempts(InPostgres, AttemptsContract):
     pass

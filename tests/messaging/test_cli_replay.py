@@ -296,6 +296,14 @@ def test_a_message_is_explained_to_people_and_to_programs(shop):
 
     (story,) = document["stories"]
     assert (story["consumer"], story["standing"]) == ("billing", "it was handled")
+    (failed,) = story["failures"]
+    assert (failed["number"], failed["error_code"], failed["failure_class"]) == (
+        1,
+        "REJECTED",
+        "poison",
+    )
+    assert failed["reason"]
+    assert f"attempt 1 failed with REJECTED: {failed['reason']}" in " ".join(text.split())
     assert "ann: dlq.retry" in text
     assert "billing: it was handled" in text
     assert "no consumer knows it" in shop.read("explain", "m9", code=1)

@@ -11,6 +11,7 @@ from semel.codec import FromHeader
 from semel.errors import Misuse
 from semel.memory.broker import MemoryBroker
 from semel.message import Message
+from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.consumer import consumer
 from semel.messaging.deletion import approve_delete, ask_to_delete, ask_to_delete_dead_letter
 from semel.messaging.erase import erase
@@ -92,10 +93,39 @@ class Explanations:
         (only,) = (await explain(world.database, "m1")).stories
 
         assert (only.state, only.attempts, only.source) == ("COMPLETED", 3, "payments/0/1")
-        (failed,) = [moment for moment in only.moments if moment.what == "failed"]
-        assert failed.words == "attempt 2 failed with DEPENDENCY_UNAVAILABLE"
+        failed = [moment for moment in only.moments if moment.what == "failed"]
+        assert [moment.words for moment in failed] == [
+            "attempt 1 failed with DEPENDENCY_UNAVAILABLE: the bank is closed",
+            "attempt 2 failed with DEPENDENCY_UNAVAILABLE: the bank is closed",
+        ]
         times = [moment.at for moment in only.moments]
-        assert times[0] < failed.at < times[-1]
+        assert times[0] <= failed[0].at < failed[1].at < times[-1]
+
+    @in_world
+    async def test_a_claim_that_others_marked_still_tells_its_last_failure(self, world):
+        service = await Service(world, replace(DEAD, retry=RetryPolicy(max_attempts=5))).open()
+        failure = Failure(ClaimState.FAILED_RETRYABLE, 2, "RATE_LIMITED")
+
+        def broken(message):
+            raise RetryableMessageError("the bank is closed")
+
+        service.broken = broken
+        await service.deliver("m1")
+        await world.age(60.0)
+        async with world.database.begin() as unit:
+            for name in ("m1", "m2"):
+                await unit.claims.mark_failed("billing", name, failure)
+
+        first, second = [
+            [moment.words for moment in found.stories[0].moments if moment.what == "failed"]
+            for found in [await explain(world.database, name) for name in ("m1", "m2")]
+        ]
+
+        assert first == [
+            "attempt 1 failed with DEPENDENCY_UNAVAILABLE: the bank is closed",
+            "attempt 2 failed with RATE_LIMITED",
+        ]
+        assert second == ["attempt 2 failed with RATE_LIMITED"]
 
     @in_world
     async def test_messages_that_were_sent_are_not_kept_and_the_story_says_so(self, world):

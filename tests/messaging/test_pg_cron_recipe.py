@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from semel.messaging.attempts import FailedAttempt
 from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.outbox import OutboxEntry, parent_of
@@ -40,7 +41,23 @@ class TestTheRecipe(InPostgres, DatabaseContract):
         assert await claims(world) == {*left, *(f"new {state}" for state in STATES)}
         async with world.database.begin() as unit:
             found = [await unit.inbox.get(BILLING, name) for name in ("old", "old-2", "new")]
+            tried = {name: await unit.attempts.of(BILLING, name) for name in ("old", "old-2")}
         assert [message is not None for message in found] == [False, True, True]
+        assert [len(attempts) for attempts in tried.values()] == [0, 1]
+
+    @in_world
+    async def test_it_deletes_the_attempts_of_the_messages_that_it_deletes(self, world):
+        await fill(world, "old")
+        await world.age(28 * DAY_SECONDS + 60)
+
+        await run_jobs(world)
+
+        left = await claims(world)
+        async with world.database.begin() as unit:
+            names = [f"old {state}" for state in STATES]
+            tried = {name for name in names if await unit.attempts.of(BILLING, name)}
+        assert tried == left
+        assert 0 < len(left) < len(STATES)
 
     @in_world
     async def test_it_keeps_the_claims_of_messages_that_can_be_sent_back(self, world):
@@ -104,13 +121,15 @@ async def fill(world, prefix):
         for state in STATES:
             name = f"{prefix} {state}"
             await unit.claims.mark_failed(BILLING, name, Failure(state, 1, "X"))
+            await unit.attempts.add(FailedAttempt(BILLING, name, 1, "X", "poison"))
         for name in (prefix, f"{prefix}-2"):
+            await unit.attempts.add(FailedAttempt(BILLING, name, 1, "X", "poison"))
             await unit.inbox.store(InboxMessage(BILLING, name, "Paid", b""))
         await unit.inbox.done(BILLING, prefix)
 
 
 async def run_jobs(world):
-    assert len(JOBS) == 2
+    assert len(JOBS) == 3
     async with world.database.begin() as unit:
         for job in JOBS:
             # SQLAlchemy takes a colon for a parameter; a cast has two of them.

@@ -23,6 +23,7 @@ _numbers = count(1)
 
 AGING = {
     "processed_message": ("lease_until", "due_at", "first_seen_at", "updated_at", "failed_at"),
+    "failed_attempt": ("at",),
     "dead_letter": ("first_failed_at", "last_failed_at"),
     "waiting_message": ("due_at", "since", "first_failed_at"),
     "inbox_message": ("received_at", "processed_at", "due_at"),

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.memory.approvals import MemoryApprovals
+from semel.memory.attempts import MemoryFailedAttempts
 from semel.memory.audit import MemoryAuditTrail
 from semel.memory.claims import MemoryProcessedMessageStore
 from semel.memory.completeness import MemoryOutcomeStore
@@ -43,6 +44,7 @@ class MemoryUnit:
         self.tables = tables
         self.session = MemorySession(tables)
         self.claims = MemoryProcessedMessageStore(tables)
+        self.attempts = MemoryFailedAttempts(tables)
         self.dead_letters = MemoryDeadLetters(tables)
         self.waiting = MemoryWaitingRoom(tables)
         self.audit = MemoryAuditTrail(tables)

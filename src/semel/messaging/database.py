@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from semel.errors import Misuse
 from semel.messaging.approvals import Approvals
+from semel.messaging.attempts import FailedAttempts
 from semel.messaging.audit import AuditTrail
 from semel.messaging.changes import RowChange
 from semel.messaging.claim_store import ProcessedMessageStore
@@ -56,6 +57,11 @@ class Unit(Protocol):
     @property
     def claims(self) -> ProcessedMessageStore:
         """The claims."""
+        ...
+
+    @property
+    def attempts(self) -> FailedAttempts:
+        """Each try that failed."""
         ...
 
     @property

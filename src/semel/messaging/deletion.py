@@ -23,6 +23,7 @@ from semel.messaging.acts import (
     overrule,
 )
 from semel.messaging.approvals import Approval, Asked, Decision
+from semel.messaging.attempts import AttemptFilter
 from semel.messaging.audit import Act
 from semel.messaging.claims import ClaimState, Failure
 from semel.messaging.database import Database, Unit
@@ -130,6 +131,7 @@ async def approve_delete(
         await _never_again(unit, consumer, message_id)
         await erase_letter_records(unit, consumer, message_id)
         await unit.revisions.erase(RevisionFilter(consumer, message_id))
+        await unit.attempts.erase(AttemptFilter(consumer, message_id))
         await _audit(unit, "delete.approve", request, actor, reason)
         return await _decided(unit, number)
 

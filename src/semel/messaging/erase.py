@@ -2,7 +2,8 @@
 
     lock      the waiting messages, their claims, the inbox      whoever handles one of them
                                                                  is waited for
-    then      dead letters, revisions, the outbox, results       what they wrote is found
+    then      dead letters, revisions, the outbox, results,      what they wrote is found
+              the reasons of failed attempts
 
 What is erased stays visible where it was, and can never be handled: a waiting
 message is parked, an outgoing one is not sent.  An attempt that is under way and
@@ -17,6 +18,7 @@ from typing import Final
 
 from semel.errors import Misuse, Retryable
 from semel.messaging.acts import ERASED, need_actor, need_reason, overrule
+from semel.messaging.attempts import AttemptFilter
 from semel.messaging.audit import Act
 from semel.messaging.claims import ClaimState, Failure, is_leased
 from semel.messaging.database import Database, Unit
@@ -67,7 +69,8 @@ async def erase(
 ) -> Erased:
     """Remove payloads and headers of a key's messages, or of one message, for all consumers.
 
-    With what handling them put into the outbox, and the results that were kept.  An id that a
+    With what handling them put into the outbox, the results that were kept, and why attempts
+    failed, for an exception may quote what it was given.  An id that a
     person gave the message counts as its own, and so does a conflict that came with it.  All
     of it is one transaction; *progress* hears how many waiting messages were closed so far.
     The audit entry says how much was erased and why, by whom, and holds no payload; of the
@@ -106,6 +109,7 @@ async def erase(
 async def _erase_key(unit: Unit, key: str, progress: Callable[[int], None]) -> Erased:
     waiting = await _erase_waiting(unit, WaitingFilter(key=key), progress)
     inbox = await unit.inbox.erase(key=key)
+    await unit.attempts.erase(AttemptFilter(key=key))
     return Erased(
         dead_letters=await unit.dead_letters.erase(DeadLetterFilter(key=key)),
         waiting=waiting,
@@ -124,6 +128,7 @@ async def _erase_message(unit: Unit, message_id: str, progress: Callable[[int], 
         results = sum([await unit.claims.erase(consumer, name) for consumer in consumers])
         inbox = await unit.inbox.erase(message_id=name)
         outbox = await unit.outbox.erase(message_id=name)
+        await unit.attempts.erase(AttemptFilter(message_id=name))
         letters = await unit.dead_letters.find(DeadLetterFilter(message_id=name), MOST_NAMES)
         buried_by = {letter.consumer for letter in letters}
         for consumer in {*consumers, *await unit.inbox.consumers_of(name), *buried_by}:

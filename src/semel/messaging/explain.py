@@ -8,6 +8,7 @@ from typing import Final
 
 from semel.messaging.acts import DELETED, ERASED, REPLACED, SKIPPED
 from semel.messaging.approvals import Approval, Decision
+from semel.messaging.attempts import FailedAttempt
 from semel.messaging.audit import AuditEntry
 from semel.messaging.claims import ClaimRow, ClaimState
 from semel.messaging.database import Database, Unit
@@ -56,6 +57,9 @@ class Story:
     children: str = ""
     """What is known of the messages that handling it sent, in a sentence."""
 
+    failures: tuple[FailedAttempt, ...] = ()
+    """Each attempt that failed, in order; of very many the first and the latest."""
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -80,6 +84,7 @@ class _Known:
     """Everything that one consumer has about a message."""
 
     claim: ClaimRow | None
+    attempts: Sequence[FailedAttempt]
     letter: DeadLetter | None
     waiting: WaitingMessage | None
     stored: InboxMessage | None
@@ -129,6 +134,7 @@ async def _known(unit: Unit, consumer: str, message_id: str) -> _Known:
     gaps = await unit.versions.gaps(consumer, MOST) if key is not None else ()
     return _Known(
         await unit.claims.look_up(consumer, message_id),
+        await unit.attempts.of(consumer, message_id),
         letter,
         waiting,
         await unit.inbox.get(consumer, message_id),
@@ -154,6 +160,7 @@ def _story(consumer: str, known: _Known) -> Story:
         hashes[0] if hashes else "",
         tuple(sorted(_moments(known), key=lambda moment: moment.at)),
         _children(known.children),
+        tuple(known.attempts),
     )
 
 
@@ -210,11 +217,16 @@ def _claimed(claim: ClaimRow) -> str:
 
 def _moments(known: _Known) -> Iterator[Moment]:
     if known.claim is not None:
-        yield from _of_claim(known.claim)
+        yield Moment(known.claim.first_seen_at, "seen", "its consumer saw it for the first time")
+    if known.stored is not None:
+        yield Moment(known.stored.received_at, "stored", "it was stored in the inbox")
+    yield from _of_attempts(known)
+    if known.claim is not None:
+        yield _of_claim(known.claim)
     if known.stored is not None:
         yield from _of_inbox(known.stored)
     if known.letter is not None:
-        yield from _of_letter(known.letter)
+        yield _of_letter(known.letter)
     if known.waiting is not None:
         yield from _of_waiting(known.waiting)
     for revision in known.revisions:
@@ -234,41 +246,49 @@ BY_A_PERSON: Final = frozenset({SKIPPED, REPLACED, DELETED, ERASED, BEHIND})
 """Codes of claims that no failed attempt wrote."""
 
 
-def _of_claim(claim: ClaimRow) -> Iterator[Moment]:
-    yield Moment(claim.first_seen_at, "seen", "its consumer saw it for the first time")
-    if claim.failed_at is not None and claim.error_code not in BY_A_PERSON:
+def _of_attempts(known: _Known) -> Iterator[Moment]:
+    for attempt in known.attempts:
+        reason = f": {attempt.reason}" if attempt.reason else ""
+        words = f"attempt {attempt.number} failed with {attempt.error_code}{reason}"
+        yield Moment(attempt.at, "failed", words)
+    first_failures = [one.first_failed_at for one in (known.letter, known.waiting) if one]
+    if not known.attempts and any(first_failures):
+        yield Moment(min(filter(None, first_failures)), "failed", "it failed for the first time")
+    # Who marks a claim without this engine, or parks what nobody can read, keeps no attempt.
+    claim, latest = known.claim, max((one.at for one in known.attempts), default=0.0)
+    if claim is None or claim.failed_at is None or claim.error_code in BY_A_PERSON:
+        return
+    if claim.failed_at > latest:
         over = claim.state is ClaimState.COMPLETED
         number = claim.attempts - 1 if over else claim.attempts
         words = f"attempt {number} failed with {claim.error_code}" if number else claim.error_code
         yield Moment(claim.failed_at, "failed", words)
+
+
+def _of_claim(claim: ClaimRow) -> Moment:
     said = f"{claim.state} after {_times(claim.attempts)}"
     if claim.error_code:
         said += f", the last failure was {claim.error_code}"
-    yield Moment(claim.updated_at, "claim", said)
+    # One statement writes both times, and PostgreSQL asks its clock for each.
+    return Moment(max(claim.updated_at, claim.failed_at or 0.0), "claim", said)
 
 
 def _of_inbox(stored: InboxMessage) -> Iterator[Moment]:
-    yield Moment(stored.received_at, "stored", "it was stored in the inbox")
     if stored.processed_at is not None:
         # What is handled has no error: this one is a person's word.
         what, words = ("ended", stored.error) if stored.error else ("handled", "through the inbox")
         yield Moment(stored.processed_at, what, words)
-    elif stored.error:
-        words = f"{stored.error}, after {_times(stored.attempts)}"
-        when = stored.due_at or stored.received_at
-        yield Moment(when, "failed", words if stored.due_at is not None else f"{words}, given up")
+    elif stored.error and stored.due_at is not None:
+        yield Moment(stored.due_at, "due", "its next attempt")
 
 
-def _of_letter(letter: DeadLetter) -> Iterator[Moment]:
-    yield Moment(letter.first_failed_at, "failed", "it failed for the first time")
+def _of_letter(letter: DeadLetter) -> Moment:
     owner = f", owned by {letter.owner}" if letter.owner else ""
     words = f"{letter.error_code}: {letter.reason}, after {_times(letter.attempts)}{owner}"
-    yield Moment(letter.last_failed_at, "dead letter", words)
+    return Moment(letter.last_failed_at, "dead letter", words)
 
 
 def _of_waiting(waiting: WaitingMessage) -> Iterator[Moment]:
-    if waiting.first_failed_at:
-        yield Moment(waiting.first_failed_at, "failed", "it failed for the first time")
     label = f", classified as {waiting.label}" if waiting.label else ""
     reason = ": ".join(filter(None, (waiting.error_code, waiting.reason)))
     yield Moment(waiting.since, "waits", f"{waiting.waits}{label}: {reason}")

@@ -1,5 +1,6 @@
 """Writing a failed attempt down: one transaction, whatever becomes of the message.
 
+                             the attempt: when and why it failed, in every case
 retryable, attempts left     FAILED_RETRYABLE, due later   (and its payload, in the retry table)
 retryable, none left  ┐
 hopeless              ┴──▶   FAILED_TERMINAL + dead letter, or PARKED + waiting room
@@ -15,6 +16,7 @@ from semel.messaging.acts import ERASED
 from semel.messaging.claims import (
     Claimed,
     ClaimRequest,
+    ClaimRow,
     ClaimState,
     Conflict,
     Duplicate,
@@ -29,6 +31,7 @@ from semel.messaging.claims import (
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
 from semel.messaging.deadletters import DeadLetter
+from semel.messaging.failed_attempts import keep_attempt
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.filing import conflict_id
 from semel.messaging.letter_topic import keep_letter
@@ -112,6 +115,7 @@ async def _not_sent_again(
     those of any other message.
     """
     message = message.tried(await _count(unit, consumer, message))
+    handled = await keep_attempt(unit, consumer.name, message, failure)
     found = verdict(consumer.settings.retry, failure, message.attempt)
     if isinstance(found, RetryIn):
         now = await unit.waiting.get(consumer.name, message.id) if claim.from_waiting else None
@@ -127,7 +131,7 @@ async def _not_sent_again(
         await forget_tries(unit, consumer, message)
     if claim.from_waiting:
         await leave_the_room(unit, consumer.name, message.id)
-    letter = await _letter(unit, consumer, message, failure, Told.DLQ)
+    letter = await _letter(unit, consumer, message, failure, Told.DLQ, handled)
     return DeadLettered(failure, is_new=await _keep(unit, consumer, letter))
 
 
@@ -144,6 +148,22 @@ def _repetition_of(message: Message) -> str:
 async def forget_tries(unit: Unit, consumer: Consumer, message: Message) -> None:
     """Count the attempts of an invoked duplicate from the start, the next time."""
     await unit.members.acquit(consumer.name, _repetition_of(message))
+
+
+async def _fail(
+    unit: Unit,
+    consumer: Consumer,
+    message: Message,
+    state: ClaimState,
+    failure: Classified,
+    claim: Held,
+    seconds: float = 0.0,
+) -> ClaimRow | None:
+    """Write the failure and the attempt; return the claim, None where the message is over."""
+    written = _failure(message, state, failure, seconds)
+    if not await _mark(unit, consumer, message, written, claim):
+        return None
+    return await keep_attempt(unit, consumer.name, message, failure)
 
 
 async def _mark(
@@ -194,12 +214,13 @@ async def _retry(
     seconds: float,
     claim: Held,
 ) -> Outcome | None:
-    written = _failure(message, ClaimState.FAILED_RETRYABLE, failure, seconds)
-    if not await _mark(unit, consumer, message, written, claim):
+    state = ClaimState.FAILED_RETRYABLE
+    row = await _fail(unit, consumer, message, state, failure, claim, seconds)
+    if row is None:
         return await _ended(unit, consumer, message, failure)
     if not (consumer.settings.stores_retries or claim.from_waiting):
         return RetryLater(seconds, failure, message.attempt)
-    waiting = await _waiting(unit, consumer, message, failure, Waits.RETRY)
+    waiting = _waiting(consumer, message, failure, Waits.RETRY, row)
     await unit.waiting.put(waiting, seconds)
     if waiting.erased_at is None:
         return RetryStored(failure, message.attempt)
@@ -211,10 +232,10 @@ async def _retry(
 async def _park(
     unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
 ) -> Outcome | None:
-    written = _failure(message, ClaimState.PARKED, failure)
-    if not await _mark(unit, consumer, message, written, claim):
+    row = await _fail(unit, consumer, message, ClaimState.PARKED, failure, claim)
+    if row is None:
         return await _ended(unit, consumer, message, failure)
-    await unit.waiting.put(await _waiting(unit, consumer, message, failure, Waits.PARKED))
+    await unit.waiting.put(_waiting(consumer, message, failure, Waits.PARKED, row))
     return ParkedAway(failure.reason, failure)
 
 
@@ -257,13 +278,12 @@ async def leave_the_room(unit: Unit, consumer: str, message_id: str) -> None:
 async def _bury(
     unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
 ) -> Outcome | None:
-    written = _failure(message, ClaimState.FAILED_TERMINAL, failure)
-    if not await _mark(unit, consumer, message, written, claim):
+    row = await _fail(unit, consumer, message, ClaimState.FAILED_TERMINAL, failure, claim)
+    if row is None:
         return await _ended(unit, consumer, message, failure)
     told = Told.SCHEMA_INCOMPATIBLE if failure.failure_class is FailureClass.SCHEMA else Told.DLQ
-    await keep_letter(
-        unit, consumer.settings, await _letter(unit, consumer, message, failure, told)
-    )
+    letter = await _letter(unit, consumer, message, failure, told, row)
+    await keep_letter(unit, consumer.settings, letter)
     if claim.from_waiting:
         await leave_the_room(unit, consumer.name, message.id)
     else:
@@ -282,7 +302,8 @@ async def write_conflict(
         f"the id is known with the payload {expected[:12]}…, this one is {message.digest[:12]}…",
         "",
     )
-    letter = await _letter(unit, consumer, message, failure, Told.CONFLICT)
+    first = await unit.claims.look_up(consumer.name, message.id)
+    letter = await _letter(unit, consumer, message, failure, Told.CONFLICT, first)
     # The id's own dead letter, if it has one, is about the first payload.
     its_own = conflict_id(message.id, message.digest)
     letter = replace(letter, message_id=its_own, expected_hash=expected)
@@ -309,9 +330,10 @@ async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -
         timestamp=record.record.timestamp,
         digest=digest_of(record.record.value),
     )
-    written = _failure(message, ClaimState.FAILED_TERMINAL, failure)
-    await unit.claims.mark_failed(consumer.name, message.id, written)
-    letter = await _letter(unit, consumer, message, failure, told)
+    row = await _fail(unit, consumer, message, ClaimState.FAILED_TERMINAL, failure, Held())
+    if row is None:
+        row = await unit.claims.look_up(consumer.name, message.id)
+    letter = await _letter(unit, consumer, message, failure, told, row)
     return DeadLettered(failure, told, await _keep(unit, consumer, letter))
 
 
@@ -323,10 +345,14 @@ async def _keep(unit: Unit, consumer: Consumer, letter: DeadLetter) -> bool:
 
 
 async def _letter(
-    unit: Unit, consumer: Consumer, message: Message, failure: Classified, told: Told
+    unit: Unit,
+    consumer: Consumer,
+    message: Message,
+    failure: Classified,
+    told: Told,
+    claim: ClaimRow | None,
 ) -> DeadLetter:
-    claim = await unit.claims.look_up(consumer.name, message.id)
-    now = claim.updated_at if claim else await unit.now()
+    now = max(claim.updated_at, claim.failed_at or 0.0) if claim else await unit.now()
     first = claim.first_seen_at if claim else now
     letter = letter_of(consumer, message, Failed(failure, told, first, now))
     # What comes as a conflict came later than whatever was erased.
@@ -336,8 +362,8 @@ async def _letter(
     return replace(gone, erased_at=claim.erased_at)
 
 
-async def _waiting(
-    unit: Unit, consumer: Consumer, message: Message, failure: Classified, waits: Waits
+def _waiting(
+    consumer: Consumer, message: Message, failure: Classified, waits: Waits, claim: ClaimRow
 ) -> WaitingMessage:
     found = WaitingMessage.of(consumer.name, message, waits, held=holds_key(consumer, message))
     waiting = replace(
@@ -347,8 +373,7 @@ async def _waiting(
         error_code=failure.code,
         exception=failure.exception,
     )
-    claim = await unit.claims.look_up(consumer.name, message.id)
-    if claim is None or claim.erased_at is None:
+    if claim.erased_at is None:
         return waiting
     # Nothing can be handled whose payload is gone.
     gone = replace(waiting, waits=Waits.PARKED, payload=None, headers={}, reason=ERASED_REASON)

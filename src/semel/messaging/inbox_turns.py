@@ -15,6 +15,7 @@ from semel.messaging.acts import NotPossible
 from semel.messaging.audit import Act
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
+from semel.messaging.failed_attempts import keep_attempt_of_inbox
 from semel.messaging.failure import Classified
 from semel.messaging.handling import Try, classify, comes_back, says_nothing
 from semel.messaging.inbox import InboxMessage
@@ -77,6 +78,7 @@ async def _failed(
         await unit.audit.append(act)
         why = f"{failure.code}: {failure.reason}"
         attempts = await unit.inbox.failed(name, message_id, why, delay_seconds)
+        await keep_attempt_of_inbox(unit, name, message_id, failure)
         if delay_seconds is not None:
             return RetryStored(failure, attempts)
         if letter is not None:

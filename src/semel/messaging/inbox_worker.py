@@ -27,6 +27,7 @@ from semel.lease import Owner
 from semel.message import Partition
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, Unit
+from semel.messaging.failed_attempts import keep_attempt_of_inbox
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handling import classify
 from semel.messaging.inbox import InboxMessage
@@ -206,6 +207,7 @@ class InboxWorker:
             return await self._bury(unit, stored, failure, _told(error, failure))
         why = f"{failure.code}: {failure.reason}"
         attempts = await unit.inbox.failed(consumer.name, stored.message_id, why, fate.seconds)
+        await keep_attempt_of_inbox(unit, consumer.name, stored.message_id, failure)
         nouns = {"consumer": consumer.name, "id": stored.message_id, "reason": why}
         log.warning("message failed", extra=nouns)
         return RetryStored(failure, attempts)
@@ -217,14 +219,14 @@ class InboxWorker:
         attempts = await unit.inbox.failed(name, stored.message_id, why, None)
         # Nobody can change it any more before the commit; somebody may have erased it before,
         # or handled it after the attempt's own transaction was taken back.
-        stored = await unit.inbox.get(name, stored.message_id) or stored
-        if stored.processed_at is not None:
+        kept = await keep_attempt_of_inbox(unit, name, stored.message_id, failure)
+        if kept is None:
             return None
         now = await unit.now()
-        message = unread(stored).tried(attempts)
+        message = unread(kept).tried(attempts)
         letter = letter_of(self.consumer, message, Failed(failure, told, now, now))
-        letter = replace(letter, payload=stored.payload, erased_at=stored.erased_at)
-        if stored.erased_at is not None:
+        letter = replace(letter, payload=kept.payload, erased_at=kept.erased_at)
+        if kept.erased_at is not None:
             letter = replace(letter, reason=ERASED_REASON)
         await keep_letter(unit, self.consumer.settings, letter)
         nouns = {"consumer": name, "id": stored.message_id, "reason": why}

@@ -120,6 +120,9 @@ class Pruned:
 
     claims: int = 0
     inbox: int = 0
+    attempts: int = 0
+    """Failed attempts of messages that are gone."""
+
     keys: int = 0
     """Locks of keys that had not been used for as long."""
 
@@ -177,6 +180,7 @@ def _deletes(consumer: str, settings: Retention) -> list[tuple[str, Delete]]:
     return [
         ("claims", lambda unit: unit.claims.delete_expired(consumer, ttl, batch)),
         ("inbox", lambda unit: unit.inbox.delete_processed(consumer, ttl, batch)),
+        ("attempts", lambda unit: unit.attempts.delete_gone(consumer, ttl, batch)),
         ("keys", lambda unit: unit.waiting.forget_keys(consumer, ttl, batch)),
         ("replays", lambda unit: unit.replays.delete_over(consumer, ttl, batch)),
         ("gaps", lambda unit: unit.versions.delete_closed(consumer, ttl, batch)),

@@ -15,6 +15,7 @@ from semel.messaging.cancelling import called
 from semel.messaging.claims import Claimed, ClaimState, Failure, Stale, StalePolicy
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, Unit
+from semel.messaging.failed_attempts import keep_attempt
 from semel.messaging.failing import Held, holds_key, leave_the_room, park_poison
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.outcome import Outcome, RetryLater, Skipped
@@ -68,16 +69,20 @@ async def _complete(consumer: Consumer, unit: Unit, message: Message, stale: Sta
 
 async def _reopen(consumer: Consumer, unit: Unit, message: Message, stale: Stale) -> Outcome:
     failure = Failure(ClaimState.FAILED_RETRYABLE, stale.attempts, "ABANDONED", 0.0, message.digest)
-    await unit.claims.mark_failed(consumer.name, message.id, failure, stale.fence)
+    if await unit.claims.mark_failed(consumer.name, message.id, failure, stale.fence):
+        await keep_attempt(unit, consumer.name, message.tried(stale.attempts), _abandoned(stale))
     return RetryLater(0.0)
 
 
 async def _abandon(consumer: Consumer, unit: Unit, message: Message, stale: Stale) -> Outcome:
-    reason = f"its owner {stale.owner} did not finish within the lease"
-    failure = Classified(FailureClass.TRANSIENT, "ABANDONED", reason, "")
-    held = Held(fence=stale.fence)
-    parked = await park_poison(unit, consumer, message.tried(stale.attempts), failure, held)
+    held, tried = Held(fence=stale.fence), message.tried(stale.attempts)
+    parked = await park_poison(unit, consumer, tried, _abandoned(stale), held)
     return Skipped() if parked is None else parked
+
+
+def _abandoned(stale: Stale) -> Classified:
+    reason = f"its owner {stale.owner} did not finish within the lease"
+    return Classified(FailureClass.TRANSIENT, "ABANDONED", reason, "")
 
 
 async def park_killer(

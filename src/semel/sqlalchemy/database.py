@@ -16,6 +16,7 @@ from semel.messaging.database import TransactionEnded
 from semel.messaging.failure import Classification
 from semel.sqlalchemy.aborted import FAILED, has_failed, note_failures, refuse_if_aborted
 from semel.sqlalchemy.approvals import SqlApprovals
+from semel.sqlalchemy.attempts import SqlFailedAttempts
 from semel.sqlalchemy.audit import SqlAuditTrail
 from semel.sqlalchemy.claims import SqlAlchemyProcessedMessageStore
 from semel.sqlalchemy.completeness import SqlOutcomeStore
@@ -49,6 +50,7 @@ class SqlUnit:
         self.session = session
         self._connection = connection
         self.claims = SqlAlchemyProcessedMessageStore(session)
+        self.attempts = SqlFailedAttempts(session)
         self.dead_letters = SqlDeadLetters(session)
         self.waiting = SqlWaitingRoom(session)
         self.audit = SqlAuditTrail(session)

@@ -1,6 +1,7 @@
 """The tables of the messaging half, as metadata that Alembic can compare with a database.
 
     processed_message   the claims
+    failed_attempt      each try that failed: when, and why
     dead_letter         what could not be handled
     waiting_message     retries, parked messages, and what waits behind them
     waiting_key         the keys that are locked with the claim, and whether they are held
@@ -95,6 +96,27 @@ processed_message: Final = Table(
         sqlite_where=text("result_key IS NOT NULL"),
     ),
     comment="which consumer took which message, and what became of it",
+)
+
+failed_attempt: Final = Table(
+    "failed_attempt",
+    metadata,
+    place(),
+    text_column("consumer", "who failed at it"),
+    text_column("message_id", "which message; sha256:… where its id is long"),
+    text_column("key", "of the message; erasing goes by it", null=True),
+    counted("number", "of the attempt; begins anew when somebody sends the message back"),
+    time_us("at", "when it failed"),
+    short_text("error_code", "by which policies decide"),
+    short_text("failure_class", "transient, poison, dependency_outage, …"),
+    short_text("exception", "class of the exception"),
+    short_text("reason", "why it failed, in words; empty once erased"),
+    short_text("worker", "host and process that wrote it"),
+    originals(),
+    Index("ix_failed_attempt_message", "consumer", "message_id", "place"),
+    # Retention looks for the old ones whose message is gone.
+    Index("ix_failed_attempt_age", "consumer", "at"),
+    comment="tries that failed: the first and the latest of each message",
 )
 
 dead_letter: Final = Table(

@@ -159,6 +159,7 @@ def show_retention(console: Console, report: RetentionReport) -> None:
     """Print how much was deleted."""
     console.print(
         f"deleted: {counted(report.claims, 'claim')}, {report.inbox} of the inbox, "
+        f"{counted(report.attempts, 'failed attempt')}, "
         f"{counted(report.keys, 'lock')} of keys, {counted(report.replays, 'replay')}, "
         f"{counted(report.gaps, 'gap')}, {counted(report.notes, 'note')} of tries, "
         f"{counted(report.approvals, 'decided request')}, "

@@ -96,6 +96,9 @@ class RetentionReport:
     """Deleted; likewise the following."""
 
     inbox: int
+    attempts: int
+    """Failed attempts of messages that are gone."""
+
     keys: int
     """Locks of keys."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from semel.messaging.attempts import FailedAttempt
 from semel.messaging.explain import Explanation, Moment, Story
 from semel.messaging.sequence import Gap
 
@@ -18,6 +19,24 @@ class MomentReport:
     """One word: seen, claim, failed, dead letter, waits, due, revision, act, child, …"""
 
     words: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttemptReport:
+    """One try of a message that failed."""
+
+    number: int
+    """Counted from the start again when somebody sends the message back."""
+
+    at: float
+    error_code: str
+    failure_class: str
+    exception: str
+    reason: str
+    """Empty once the message's payload was erased."""
+
+    worker: str
+    """Host and process that wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +59,9 @@ class StoryReport:
     moments: list[MomentReport]
     children: str
     """What is known of the messages that handling it sent, in a sentence."""
+
+    failures: list[FailedAttemptReport]
+    """Each attempt that failed, in order; of more than 50 the first 5 and the latest 45."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +154,19 @@ def _story(story: Story) -> StoryReport:
         story.payload_hash,
         _moments(story.moments),
         story.children,
+        [_failure(attempt) for attempt in story.failures],
+    )
+
+
+def _failure(attempt: FailedAttempt) -> FailedAttemptReport:
+    return FailedAttemptReport(
+        attempt.number,
+        attempt.at,
+        attempt.error_code,
+        attempt.failure_class,
+        attempt.exception,
+        attempt.reason,
+        attempt.worker,
     )
 
 

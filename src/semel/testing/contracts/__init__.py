@@ -19,6 +19,7 @@ from semel.testing.contracts.sink_world import Capability
 
 if TYPE_CHECKING:
     from semel.testing.contracts.approvals import ApprovalsContract
+    from semel.testing.contracts.attempts import AttemptsContract
     from semel.testing.contracts.audit import AuditContract
     from semel.testing.contracts.bookkeeping import (
         MembersContract,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ApprovalsContract",
+    "AttemptsContract",
     "AuditContract",
     "BrokerAbility",
     "BrokerContract",
@@ -60,6 +62,7 @@ __getattr__ = lazily(
     __name__,
     {
         "ApprovalsContract": "semel.testing.contracts.approvals",
+        "AttemptsContract": "semel.testing.contracts.attempts",
         "AuditContract": "semel.testing.contracts.audit",
         "BrokerAbility": "semel.testing.contracts.broker",
         "BrokerContract": "semel.testing.contracts.broker",
