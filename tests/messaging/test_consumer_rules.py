@@ -68,7 +68,9 @@ def test_a_code_that_was_made_text_has_the_class_that_the_consumer_gave_it():
 def test_a_rule_that_fails_is_told_in_the_log(caplog):
     CLASSIFICATION.extended({HttpError: raises}).classify(HttpError())
 
-    assert "the rule itself is wrong" in caplog.text
+    (record,) = caplog.records
+    assert "the rule itself is wrong" in record.reason
+    assert "test_consumer_rules.py" in record.at
 
 
 def test_an_exception_that_cannot_be_told_has_its_name_for_a_reason():

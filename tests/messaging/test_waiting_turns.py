@@ -13,7 +13,7 @@ from semel.messaging.draining import drain
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.outcome import Handled, ParkedAway, RetryLater, Skipped
 from semel.messaging.retry import RetryMode
-from tests.messaging.single import Place, message, retrying
+from tests.messaging.handled import Place, message, retrying
 
 STORED = retrying(mode=RetryMode.RETRY_TABLE)
 
