@@ -10,9 +10,11 @@ from dataclasses import replace
 
 import pytest
 
+from semel.crashpoints import CrashPoint, install
 from semel.errors import InDoubt, Retryable
 from semel.lease import Owner
 from semel.messaging.relay import LEASE_SECONDS
+from semel.testing.clock import SimulatedClock
 from tests.messaging.outgoing import Broker, entry, fill, left, pass_time, relay, run, until
 
 
@@ -215,6 +217,57 @@ def test_an_answer_that_is_lost_costs_nothing(memory, lost):
         await relay(replace(world, database=away), broker, batch=2).run_until_empty()
 
         assert broker.ids == ["0", "1", "2", "3", "4", "5"]
+        assert await left(world) == []
+
+    run(memory, test)
+
+
+def test_a_leader_that_slept_through_its_lease_reads_again_before_it_publishes(memory):
+    async def test(world):
+        clock, seen = SimulatedClock(), []
+        await fill(world, entry("a"))
+
+        def sleep_once(point, _):
+            seen.append(point)
+            if seen == [CrashPoint.RELAY_READ_AFTER]:
+                clock.advance(1.0)
+
+        before = install(sleep_once)
+        try:
+            await relay(world, Broker(), lease_seconds=0.3, clock=clock).run_until_empty()
+        finally:
+            install(before)
+
+        assert seen[:3] == [
+            CrashPoint.RELAY_READ_AFTER,
+            CrashPoint.RELAY_READ_AFTER,
+            CrashPoint.RELAY_PUBLISH_BEFORE,
+        ]
+        assert await left(world) == []
+
+    run(memory, test)
+
+
+def test_a_relay_that_is_to_empty_its_outbox_looks_behind_its_cursor_once_more(memory):
+    async def test(world):
+        broker = Broker()
+        # So many wait behind the first that it is long until the next whole sweep.
+        behind = [entry(f"k-{n}", "k") for n in range(1, 1500)]
+        await fill(world, entry("k-0", "k"), *behind, entry("b"))
+        leadership = await lead(world, "somebody")
+        async with world.database.begin() as unit:
+            [first] = await unit.outbox.read("outbox", 0, 1)
+            await unit.outbox.park(leadership, first.place, "too large")
+            await unit.outbox.resign(leadership)
+
+        async def let_go(batch):
+            async with world.database.begin() as unit:
+                await unit.outbox.unpark("outbox", "k-0")
+
+        broker.before = let_go
+        await relay(world, broker).run_until_empty()
+
+        assert broker.ids == ["b", "k-0", *(one.message_id for one in behind)]
         assert await left(world) == []
 
     run(memory, test)
