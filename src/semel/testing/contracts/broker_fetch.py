@@ -183,6 +183,21 @@ class FetchRules(BrokerWorld):
         assert ends == sorted(set(ends))
 
     @in_world
+    async def test_offsets_can_be_asked_for_while_a_fetch_waits(self) -> None:
+        topic = await self.topic()
+        member = await self.alone(self.group(), topic)
+        place = Partition(topic, 0)
+
+        waiting = asyncio.create_task(member.fetch(10, self.patience_seconds))
+        await asyncio.sleep(0)
+        found = [await member.end(place), await member.committed(place)]
+        was_waiting = not waiting.done()
+        await waiting
+
+        assert was_waiting
+        assert found == [await member.end(place), await member.committed(place)]
+
+    @in_world
     async def test_holes_between_offsets_are_passed_over(self) -> None:
         self.needs(BrokerAbility.LEAVE_HOLES)
         topic, group = await self.topic(), self.group()
