@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from dataclasses import replace
 
@@ -74,6 +75,21 @@ class LooksOnceAndSleeps(MemorySubscription):
             return found
         await Bell().wait(0, wait_seconds)
         return await super().fetch(max_records, 0)
+
+
+@breaks("offsets_can_be_asked_for_while_a_fetch_waits")
+class OneCallAtATime(MemorySubscription):
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self._one_call = asyncio.Lock()
+
+    async def fetch(self, max_records, wait_seconds):
+        async with self._one_call:
+            return await super().fetch(max_records, wait_seconds)
+
+    async def end(self, partition):
+        async with self._one_call:
+            return await super().end(partition)
 
 
 @breaks("a_fetch_that_finds_nothing_ends_when_its_time_is_over")

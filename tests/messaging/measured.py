@@ -107,13 +107,16 @@ class Shop:
     async def deliver(self, *numbers: int, value: bytes = b'{"type": "paid"}') -> None:
         """Send messages, and run a runner until nothing comes any more."""
         self.send(*numbers, value=value)
+        runner = await self.runner()
+        await runner.run_until_idle()
+        await runner._membership.leave()
+        await runner.subscription.close()
+
+    async def runner(self) -> Runner:
         subscription = await self.broker.subscribe(GROUP, [TOPIC])
         await self.broker.settled(GROUP)
         settings = RunnerSettings(mode=self.mode, wait_seconds=0.01)
-        runner = Runner(self.consumer, subscription, self.database, settings)
-        await runner.run_until_idle()
-        await runner._membership.leave()
-        await subscription.close()
+        return Runner(self.consumer, subscription, self.database, settings)
 
     async def past_the_room(self, number: int) -> None:
         """Handle a delivery of a message that waits, as if its claim were all there is."""

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 from semel.crashpoints import CrashPoint
+from semel.measures import MEASURES, Measurement, Metric
 from semel.message import Message
 from semel.messaging import inbox_worker
 from semel.messaging.consumer import consumer
+from semel.messaging.envelope import MessageEnvelope, consume_envelope
 from semel.messaging.inbox_worker import PLACE, InboxWorker
 from semel.messaging.inboxes import Inbox
 from semel.messaging.members import Member
+from semel.messaging.retry import RetryMode
 from semel.messaging.selection import Letters, Offsets
 from tests.messaging import replay_world
 from tests.messaging.deaths import POLICY, Deadly, Killed, Starts
-from tests.messaging.measured import NAME, Counted, Shop, message, recorded
-from tests.messaging.outgoing import run
+from tests.messaging.measured import GROUP, NAME, Counted, Shop, message, recorded
+from tests.messaging.outgoing import AT_ONCE, run
 from tests.messaging.processes import gone
 
+IN_TABLE = replace(AT_ONCE, mode=RetryMode.RETRY_TABLE)
 POISON = {"dlq REJECTED": 1, "poison": 1}
+
+
+class Ignored:
+    """A broker that hears of everything, and does nothing."""
+
+    async def ack(self) -> None:
+        pass
+
+    async def nack(self, seconds: float) -> None:
+        pass
 
 
 def of_the_killer(counted: Counted) -> Counted:
@@ -108,6 +124,43 @@ def test_a_batch_of_the_inbox_that_is_not_kept_counts_when_its_messages_are(memo
             "retries HANDLER_FAILED": 1,
             "processed success": 2,
         }
+
+    run(memory, scenario)
+
+
+def test_the_retry_worker_of_a_runner_counts_under_the_group(memory):
+    async def scenario(world):
+        shop, ended = Shop(world, retry=IN_TABLE), asyncio.Event()
+        shop.fails(1, "TIMEOUT")
+        shop.send(1)
+        groups: list[tuple[str, str]] = []
+
+        def hear(measured: Measurement) -> None:
+            if measured.metric is Metric.PROCESSED:
+                groups.append((measured.labels["consumer_group"], measured.labels["outcome"]))
+                if measured.labels["outcome"] == "success":
+                    ended.set()
+
+        runner = await shop.runner()
+        stop = MEASURES.subscribe(hear)
+        running = asyncio.create_task(runner.run())
+        await ended.wait()
+        runner.stop()
+        await running
+        stop()
+        assert groups == [(GROUP, "retryable_failure"), (GROUP, "success")]
+
+    run(memory, scenario)
+
+
+def test_an_envelope_of_an_adapter_counts_after_its_commit(memory):
+    async def scenario(world):
+        shop = Shop(world)
+        shop.fails(1, "REJECTED")
+        with recorded() as counted:
+            envelope = MessageEnvelope("m1", None, {}, Ignored(), {}, message(1))
+            await consume_envelope(shop.consumer, shop.database, envelope)
+        assert counted() == {"received": 1, "duration": 1, "processed dlq": 1, **POISON}
 
     run(memory, scenario)
 

@@ -19,6 +19,8 @@ Revoked = Callable[[Collection[Partition]], Awaitable[None]]
 class Subscription(Protocol):
     """One member of a consumer group.
 
+    `committed` and `end` may be asked while a fetch waits: the lag is measured beside the work.
+
     The contract is executable: `semel.testing.contracts.BrokerContract`.
     """
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from semel.clock import SYSTEM_CLOCK
 from semel.errors import Misuse
 from semel.message import Message
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
 from semel.messaging.handling import handle_message
 from semel.messaging.outcome import Ack, Nack, Outcome, Settlement, settlement
+from semel.messaging.telling import tell, tell_received
 
 Payload = TypeVar("Payload")
 
@@ -98,6 +100,9 @@ async def consume_envelope(
     envelope.refuse_if_settled()
     if envelope.message is None:
         raise Misuse(f"the envelope of {envelope.message_id!r} carries no message to handle")
+    began = SYSTEM_CLOCK.monotonic()
+    tell_received(envelope.message, consumer.name)
     outcome = await handle_message(consumer, database, envelope.message)
+    tell(envelope.message, outcome, consumer.name, SYSTEM_CLOCK.monotonic() - began)
     await envelope.settle(settlement(outcome))
     return outcome

@@ -183,6 +183,23 @@ class FetchRules(BrokerWorld):
         assert ends == sorted(set(ends))
 
     @in_world
+    async def test_offsets_can_be_asked_for_while_a_fetch_waits(self) -> None:
+        topic = await self.topic()
+        member = await self.alone(self.group(), topic)
+        place = Partition(topic, 0)
+        before = [await member.end(place), await member.committed(place)]
+
+        waiting = asyncio.create_task(member.fetch(10, self.patience_seconds))
+        await asyncio.sleep(0)
+        found = [await member.end(place), await member.committed(place)]
+        was_waiting = not waiting.done()
+        await self.fill(topic, "a")
+
+        assert was_waiting
+        assert found == before
+        assert values(await waiting) == ["a"]
+
+    @in_world
     async def test_holes_between_offsets_are_passed_over(self) -> None:
         self.needs(BrokerAbility.LEAVE_HOLES)
         topic, group = await self.topic(), self.group()
