@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from semel.codec import Unread, Unreadable
-from semel.message import Message, digest_of, text_of
+from semel.message import Coordinates, Message, digest_of, text_of
 from semel.messaging.acts import ERASED
 from semel.messaging.claims import (
     Claimed,
@@ -32,6 +32,7 @@ from semel.messaging.deadletters import DeadLetter
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.filing import conflict_id
 from semel.messaging.letter_topic import keep_letter
+from semel.messaging.marks import Ended, mark_ends, mark_kept
 from semel.messaging.notes import LEFT_SECONDS, forget_note, this_process
 from semel.messaging.outcome import (
     Conflicted,
@@ -125,9 +126,7 @@ async def _not_sent_again(
         await forget_tries(unit, consumer, message)
     if claim.from_waiting:
         await leave_the_room(unit, consumer.name, message.id)
-    await keep_letter(
-        unit, consumer.settings, await _letter(unit, consumer, message, failure, Told.DLQ)
-    )
+    await _file(unit, consumer, message, await _letter(unit, consumer, message, failure, Told.DLQ))
     return DeadLettered(failure)
 
 
@@ -200,7 +199,7 @@ async def _retry(
     if not (consumer.settings.stores_retries or claim.from_waiting):
         return RetryLater(seconds, failure, message.attempt)
     waiting = await _waiting(unit, consumer, message, failure, Waits.RETRY)
-    await unit.waiting.put(waiting, seconds)
+    await _let_in(unit, message, waiting, claim, seconds)
     if waiting.erased_at is None:
         return RetryStored(failure, message.attempt)
     parked = Failure(ClaimState.PARKED, message.attempt, ERASED)
@@ -214,8 +213,32 @@ async def _park(
     written = _failure(message, ClaimState.PARKED, failure)
     if not await _mark(unit, consumer, message, written, claim):
         return await _ended(unit, consumer, message, failure)
-    await unit.waiting.put(await _waiting(unit, consumer, message, failure, Waits.PARKED))
+    waiting = await _waiting(unit, consumer, message, failure, Waits.PARKED)
+    await _let_in(unit, message, waiting, claim)
     return ParkedAway(failure.reason, failure)
+
+
+async def _let_in(
+    unit: Unit, message: Message, waiting: WaitingMessage, claim: Held, seconds: float = 0.0
+) -> None:
+    await unit.waiting.put(waiting, seconds)
+    if not claim.from_waiting:
+        await mark_waiting(unit, waiting.consumer, message)
+
+
+async def mark_waiting(unit: Unit, consumer: str, message: Message) -> None:
+    """Note of a delivery that its message waits."""
+    if message.source is not None:
+        now = await unit.waiting.get(consumer, message.id)
+        await mark_kept(unit, consumer, message.source, now)
+
+
+async def _file(unit: Unit, consumer: Consumer, message: Message, letter: DeadLetter) -> None:
+    """Keep a dead letter, and note of the message's offset that it is kept."""
+    await keep_letter(unit, consumer.settings, letter)
+    if message.source is not None:
+        now = await unit.dead_letters.get(consumer.name, letter.message_id)
+        await mark_kept(unit, consumer.name, message.source, now)
 
 
 async def park_poison(
@@ -245,13 +268,22 @@ async def fence_to_park(unit: Unit, consumer: Consumer, request: ClaimRequest) -
     return answer.fence if isinstance(answer, Claimed) else None
 
 
-async def leave_the_room(unit: Unit, consumer: str, message_id: str) -> None:
+async def leave_the_room(
+    unit: Unit,
+    consumer: str,
+    message_id: str,
+    outcome: Outcome | None = None,
+    came_from: Coordinates | None = None,
+) -> None:
     """Take a message out of the waiting room, and with it the suspicion that it kills.
 
-    In one transaction: nobody hears of the message again who could forget it later.
+    In one transaction: nobody hears of the message again who could forget it later.  So is
+    its *outcome* noted of its offset; there is none where it is a dead letter by now.
     """
     await unit.waiting.remove(consumer, message_id)
     await forget_note(unit, consumer, message_id)
+    if outcome is not None:
+        await mark_ends(unit, consumer, [Ended(message_id, came_from, outcome)])
 
 
 async def _bury(
@@ -261,9 +293,7 @@ async def _bury(
     if not await _mark(unit, consumer, message, written, claim):
         return await _ended(unit, consumer, message, failure)
     told = Told.SCHEMA_INCOMPATIBLE if failure.failure_class is FailureClass.SCHEMA else Told.DLQ
-    await keep_letter(
-        unit, consumer.settings, await _letter(unit, consumer, message, failure, told)
-    )
+    await _file(unit, consumer, message, await _letter(unit, consumer, message, failure, told))
     if claim.from_waiting:
         await leave_the_room(unit, consumer.name, message.id)
     return DeadLettered(failure, told)
@@ -282,9 +312,8 @@ async def write_conflict(
     letter = await _letter(unit, consumer, message, failure, Told.CONFLICT)
     # The id's own dead letter, if it has one, is about the first payload.
     its_own = conflict_id(message.id, message.digest)
-    await keep_letter(
-        unit, consumer.settings, replace(letter, message_id=its_own, expected_hash=expected)
-    )
+    filed = replace(letter, message_id=its_own, expected_hash=expected)
+    await _file(unit, consumer, message, filed)
     return Conflicted(expected, message.digest)
 
 
@@ -310,9 +339,7 @@ async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -
     )
     written = _failure(message, ClaimState.FAILED_TERMINAL, failure)
     await unit.claims.mark_failed(consumer.name, message.id, written)
-    await keep_letter(
-        unit, consumer.settings, await _letter(unit, consumer, message, failure, told)
-    )
+    await _file(unit, consumer, message, await _letter(unit, consumer, message, failure, told))
     return DeadLettered(failure, told)
 
 
