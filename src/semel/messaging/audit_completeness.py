@@ -26,6 +26,8 @@ from semel.messaging.outcome import Told
 from semel.messaging.waiting import Waits
 
 PAGE: Final = 1000
+
+# Whoever moves or ends a message while the audit looks for it is seen by the next look.
 MOST_LOOKS: Final = 3
 
 
@@ -298,7 +300,7 @@ async def _audited(
             ranges = await unit.outcomes.ranges(consumer, place)
         found += await _found(database, consumer, place, ranges)
         audit = audit_ranges(place, ranges, await _begun(place, ranges, extent, reader), found)
-        # A message may have moved or ended while somebody looked; what is lost stays lost.
+        # What is lost stays lost.
         if audit.lost in ((), before):
             break
         before = audit.lost

@@ -28,7 +28,8 @@ class PartitionReport:
 
     total: int
     counts: dict[str, int]
-    """Each offset once, by what became of it: handled, skipped, parked, dead, hole and so on."""
+    """Each offset once: handled, skipped, deleted, dead, parked, waiting, duplicate, refused,
+    hole."""
 
     missing: list[StretchReport]
     """Offsets that are not accounted for."""
