@@ -357,6 +357,28 @@ def test_completeness_names_the_missing_offsets(shop):
     assert "such as payments/0=1200" in shop.ask(*ask, "--committed", "p=x", code=2)["error"]
 
 
+def test_completeness_names_what_was_kept_and_is_nowhere_any_more(shop):
+    place = Partition("payments", 0)
+    outcomes = [(0, 4, "success"), (5, 7, "parked"), (6, 6, "ended_skipped")]
+
+    async def record(world: Any) -> None:
+        async with world.database.begin() as unit:
+            await unit.outcomes.record("billing", [OutcomeRange(place, *one) for one in outcomes])
+
+    shop.fill(record)
+    ask = ("audit", "completeness", "--consumer", "billing")
+
+    (found,) = shop.ask(*ask, code=1)["partitions"]
+    text = " ".join(shop.read(*ask, code=1).split())
+
+    nowhere = [{"first": 5, "last": 5}, {"first": 7, "last": 7}]
+    assert (found["complete"], found["missing"], found["lost"]) == (False, nowhere, nowhere)
+    assert (found["counts"]["handled"], found["counts"]["skipped"]) == (5, 1)
+    assert "skipped 1" in text
+    assert "payments/0: 5, 7 waited, or were parked or dead" in text
+    assert "1 partition: 1 incomplete" in text
+
+
 def test_completeness_asks_the_broker_about_holes(shop):
     for _ in range(2):
         shop.broker.put("payments", b"{}")

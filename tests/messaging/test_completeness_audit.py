@@ -12,16 +12,20 @@ from semel.memory.broker import MemoryBroker
 from semel.memory.database import MemoryDatabase
 from semel.message import Partition
 from semel.messaging.audit_completeness import (
+    FOUND,
+    KEPT,
     STANDINGS,
     Extent,
+    Found,
     Standing,
     Stretch,
     audit_completeness,
     audit_ranges,
     is_known,
 )
-from semel.messaging.completeness import HOLE, OutcomeRange
+from semel.messaging.completeness import HOLE, Mark, OutcomeRange, is_delivery
 from semel.messaging.outcome import Told
+from semel.messaging.waiting import Waits
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 
@@ -37,7 +41,8 @@ def counts(audit) -> dict[str, int]:
 
 
 def test_whatever_can_become_of_an_offset_has_a_standing():
-    assert set(STANDINGS) == {*Told, HOLE}
+    assert set(STANDINGS) == {*Told, HOLE, *Mark, *Found}
+    assert set(FOUND) == set(Waits)
 
 
 def test_ranges_without_holes_are_complete():
@@ -84,8 +89,42 @@ def test_a_partition_of_which_nothing_is_known_and_nothing_was_committed_is_comp
     assert audit_ranges(P0, [], Extent(0, 3)).missing == (Stretch(0, 2),)
 
 
+def test_a_mark_outranks_the_delivery_in_the_middle_of_a_range_and_is_no_repetition():
+    known = ranges(
+        (0, 99, "parked"),
+        (0, 99, Mark.KEPT),
+        (40, 59, Mark.HANDLED),
+        (50, 50, Mark.SKIPPED),
+        (70, 70, Mark.SKIPPED),
+        (71, 71, Mark.DELETED),
+        (72, 72, Mark.DUPLICATE),
+    )
+    found = ranges((0, 39, Found.PARKED), (60, 68, Found.DEAD), (73, 99, Found.WAITING))
+
+    audit = audit_ranges(P0, known, found=found)
+
+    assert counts(audit) == {
+        "handled": 20,
+        "skipped": 1,
+        "deleted": 1,
+        "duplicate": 1,
+        "parked": 40,
+        "dead": 9,
+        "waiting": 27,
+    }
+    assert audit.lost == audit.missing == (Stretch(69, 69),)
+    assert (audit.repeated, audit.ranges, audit.is_complete) == (0, 1, False)
+
+
+def test_marks_alone_say_nothing_of_how_far_a_consumer_has_read():
+    audit = audit_ranges(P0, ranges((0, 9, Mark.KEPT), (12, 14, "success"), (20, 20, Mark.HANDLED)))
+
+    assert (audit.first, audit.until, audit.is_complete) == (12, 15, True)
+
+
 OFFSETS = st.integers(0, 30)
-OUTCOMES = st.sampled_from([*map(str, Told), HOLE])
+OUTCOMES = st.sampled_from([*map(str, Told), HOLE, *map(str, Mark)])
+PLACES = st.lists(st.tuples(OFFSETS, st.sampled_from(Found)), max_size=8)
 
 
 @given(st.lists(st.tuples(OFFSETS, OFFSETS, OUTCOMES), max_size=8), OFFSETS, OFFSETS)
@@ -98,13 +137,35 @@ def test_the_sum_is_always_all_offsets(given_ranges, first, length):
     missing = {o for s in found.missing for o in range(s.first, s.last + 1)}
     assert missing == set(range(first, first + length)) - covered
     assert sum(found.counts.values()) + len(missing) == found.total == length
-    strongest = {
-        o: min(list(Standing).index(STANDINGS[r.outcome]) for r in known if r.first <= o <= r.last)
-        for o in covered & set(range(first, first + length))
-    }
+    stands = [
+        STANDINGS[strongest(known, offset)]
+        for offset in covered & set(range(first, first + length))
+    ]
     for standing in Standing:
-        number = list(Standing).index(standing)
-        assert found.counts[standing] == list(strongest.values()).count(number)
+        assert found.counts[standing] == stands.count(standing)
+
+
+def strongest(known: list[OutcomeRange], offset: int) -> str:
+    """Return what counts of an offset."""
+    here = {one.outcome for one in known if one.first <= offset <= one.last}
+    return min(here, key=list(STANDINGS).index)
+
+
+@given(st.lists(st.tuples(OFFSETS, OFFSETS, OUTCOMES), max_size=8), PLACES)
+def test_what_was_kept_did_not_end_and_is_nowhere_is_lost(given_ranges, places):
+    known = ranges(*((min(a, b), max(a, b), outcome) for a, b, outcome in given_ranges))
+    there = ranges(*((offset, offset, found) for offset, found in places))
+
+    found = audit_ranges(P0, known, Extent(0, 31), there)
+
+    lost = {o for s in found.lost for o in range(s.first, s.last + 1)}
+    everything = [*known, *there]
+    covered = {o for r in everything for o in range(r.first, r.last + 1)}
+    assert lost == {o for o in covered if strongest(everything, o) in KEPT}
+    came = [
+        sum(r.first <= o <= r.last for r in known if is_delivery(r.outcome)) for o in covered - lost
+    ]
+    assert found.repeated == sum(times > 1 for times in came)
 
 
 class Audits:
@@ -115,7 +176,7 @@ class Audits:
         other = Partition("payments", 1)
         async with world.database.begin() as unit:
             await unit.outcomes.record("billing", ranges((0, 3, "success")))
-            await unit.outcomes.record("billing", [OutcomeRange(other, 5, 6, "dlq")])
+            await unit.outcomes.record("billing", [OutcomeRange(other, 5, 6, "success")])
             await unit.outcomes.record("shipping", ranges((0, 99, "success")))
 
         found = await audit_completeness(

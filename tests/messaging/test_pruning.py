@@ -141,7 +141,7 @@ class Pruning(DatabaseContract):
         broker, place = MemoryBroker({"payments": 1}), Partition("payments", 0)
         for _ in range(10):
             broker.put("payments", b"{}")
-        outcomes = ["success", "dlq"] * 5
+        outcomes = ["success", "duplicate_skipped"] * 5
         known = [OutcomeRange(place, n, n, told) for n, told in enumerate(outcomes)]
         async with world.database.begin() as unit:
             await unit.outcomes.record(BILLING, known)

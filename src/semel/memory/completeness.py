@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from semel.memory.tables import Table
 from semel.message import Partition
-from semel.messaging.completeness import OutcomeRange
+from semel.messaging.completeness import ENDS, OutcomeRange
 
 if TYPE_CHECKING:
     from semel.memory.tables import MemoryTables
@@ -51,10 +51,20 @@ class MemoryOutcomeStore:
 
     async def prune(self, consumer: str, partition: Partition, below: int, limit: int) -> int:
         """Forget ranges that lie wholly below an offset, the lowest first; return how many."""
+        here = [
+            (number, kept)
+            for number, (whose, kept) in self._ranges.items()
+            if whose == consumer and kept.partition == partition
+        ]
+        staying = [kept for _, kept in here if kept.last >= below and kept.outcome not in ENDS]
         old = sorted(
             (kept.first, number)
-            for number, (whose, kept) in self._ranges.items()
-            if whose == consumer and kept.partition == partition and kept.last < below
+            for number, kept in here
+            if kept.last < below
+            and not (
+                kept.outcome in ENDS
+                and any(one.first <= kept.last and one.last >= kept.first for one in staying)
+            )
         )[:limit]
         for _, number in old:
             self._ranges.remove(number)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from semel.memory.tables import MemoryTables, Table
+from semel.message import Partition
 from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
 from semel.messaging.filing import is_conflict_with
 from semel.messaging.reasons import ERASED_REASON
@@ -57,6 +58,20 @@ class MemoryDeadLetters:
     async def remove(self, consumer: str, message_id: str) -> bool:
         """Take a dead letter away; False where there is none."""
         return self._letters.remove((consumer, message_id))
+
+    async def places(
+        self, consumer: str, partition: Partition, first: int, last: int, limit: int
+    ) -> Sequence[int]:
+        """Return the first offsets between two, both included, that have letters, in order."""
+        found = sorted(
+            letter.source.offset
+            for letter in self._letters.rows()
+            if letter.consumer == consumer
+            and letter.source is not None
+            and letter.source.place == partition
+            and first <= letter.source.offset <= last
+        )
+        return found[:limit]
 
     async def erase(self, which: DeadLetterFilter) -> int:
         """Remove payload, headers and reason of matching letters; hashes and error codes stay."""

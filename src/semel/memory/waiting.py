@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from semel.memory.tables import MemoryTables, Table
+from semel.message import Partition
 from semel.messaging.filing import is_conflict_with
 from semel.messaging.reasons import ERASED_REASON
 from semel.messaging.waiting import HeldKey, WaitingFilter, WaitingMessage, Waits
@@ -138,6 +139,20 @@ class MemoryWaitingRoom:
             gone = replace(waiting, payload=None, headers={}, reason=ERASED_REASON)
             self._put(replace(gone, waits=Waits.PARKED, erased_at=now))
         return len(found)
+
+    async def places(
+        self, consumer: str, partition: Partition, first: int, last: int, limit: int
+    ) -> Sequence[tuple[int, Waits]]:
+        """Return the first offsets between two, both included, whose messages wait, in order."""
+        found = sorted(
+            (waiting.source.offset, waiting.waits)
+            for waiting in self._messages.rows()
+            if waiting.consumer == consumer
+            and waiting.source is not None
+            and waiting.source.place == partition
+            and first <= waiting.source.offset <= last
+        )
+        return found[:limit]
 
     async def forget_keys(self, consumer: str, older_than_seconds: float, limit: int) -> int:
         """Do nothing: there are no locks of keys."""

@@ -1,8 +1,12 @@
 """Whether every offset of a consumer's partitions is accounted for (B-7).
 
-handled + duplicate + parked + dead + waiting + refused + holes = all offsets, or
-the offsets that are missing.  An offset that was delivered several times is in
-several ranges, and counts once, as the most that became of it.
+handled + skipped + deleted + duplicate + parked + dead + waiting + refused + holes
+= all offsets, or the offsets that are missing.  An offset that was delivered several
+times is in several ranges, and counts once, as the most that became of it.
+
+What is said to wait, to be parked or dead, and did not end, is looked for in the
+waiting room and among the dead letters: where it stands now is what counts, and what
+is in neither is lost.
 """
 
 from __future__ import annotations
@@ -16,45 +20,90 @@ from typing import Final
 
 from semel.message import Partition
 from semel.messaging.broker import Reader
-from semel.messaging.completeness import HOLE, OutcomeRange
-from semel.messaging.database import Database
+from semel.messaging.completeness import HOLE, Mark, OutcomeRange, is_delivery, ranges_of
+from semel.messaging.database import Database, Unit
 from semel.messaging.outcome import Told
+from semel.messaging.waiting import Waits
 
 PAGE: Final = 1000
+
+# Whoever moves or ends a message while the audit looks for it is seen by the next look.
+MOST_LOOKS: Final = 3
 
 
 class Standing(StrEnum):
     """What became of an offset, the most first."""
 
     HANDLED = "handled"
+    """Its effect is durable, from the delivery or from a later attempt."""
+
+    SKIPPED = "skipped"
+    """A person decided that its message has no effect."""
+
+    DELETED = "deleted"
+    """Two people decided to delete its message."""
+
     DEAD = "dead"
     """Its message is a dead letter."""
 
     PARKED = "parked"
+    """Its message waits for a person, or behind one of its key."""
+
     WAITING = "waiting"
     """Its message is in the retry table."""
 
     DUPLICATE = "duplicate"
-    """Its message was handled before, or has an old version: skipped."""
+    """Its message was handled before, or has an old version."""
 
     REFUSED = "refused"
-    """Its message was parked or dead already when it came."""
+    """Its message was waiting, parked or dead already when it came, from another offset."""
 
     HOLE = "hole"
     """There is no record: a transaction's marker, or compaction."""
 
 
+class Found(StrEnum):
+    """Where the message of an offset is, now that somebody looks."""
+
+    DEAD = "found_dead"
+    PARKED = "found_parked"
+    WAITING = "found_waiting"
+
+
 STANDINGS: Final[Mapping[str, Standing]] = {
+    # what is noted, the strongest first      so the offset stands as
     Told.SUCCESS: Standing.HANDLED,
-    Told.DUPLICATE_SKIPPED: Standing.DUPLICATE,
-    Told.RETRYABLE_FAILURE: Standing.WAITING,
-    Told.TERMINAL_FAILURE: Standing.REFUSED,
+    Mark.HANDLED: Standing.HANDLED,
+    Mark.SKIPPED: Standing.SKIPPED,
+    Mark.DELETED: Standing.DELETED,
+    Found.DEAD: Standing.DEAD,
+    Found.PARKED: Standing.PARKED,
+    Found.WAITING: Standing.WAITING,
+    Mark.DUPLICATE: Standing.DUPLICATE,
+    Mark.REFUSED: Standing.REFUSED,
     Told.DLQ: Standing.DEAD,
-    Told.PARKED: Standing.PARKED,
     Told.DESERIALIZATION_FAILURE: Standing.DEAD,
     Told.SCHEMA_INCOMPATIBLE: Standing.DEAD,
     Told.CONFLICT: Standing.DEAD,
+    Told.PARKED: Standing.PARKED,
+    Told.RETRYABLE_FAILURE: Standing.WAITING,
+    Mark.KEPT: Standing.WAITING,
+    Told.DUPLICATE_SKIPPED: Standing.DUPLICATE,
+    Told.TERMINAL_FAILURE: Standing.REFUSED,
     HOLE: Standing.HOLE,
+}
+
+KEPT: Final = frozenset(
+    outcome
+    for outcome, standing in STANDINGS.items()
+    if standing in (Standing.DEAD, Standing.PARKED, Standing.WAITING)
+) - frozenset[str](Found)
+"""Behind which a message must be found, unless something stronger is noted."""
+
+FOUND: Final[Mapping[Waits, Found]] = {
+    Waits.RETRY: Found.WAITING,
+    Waits.PARKED: Found.PARKED,
+    Waits.BEHIND: Found.PARKED,
 }
 
 
@@ -95,8 +144,11 @@ class PartitionAudit:
     """The first offset behind those that must be accounted for."""
 
     counts: Mapping[Standing, int]
-    missing: tuple[Stretch, ...] = ()
+    unknown: tuple[Stretch, ...] = ()
     """Offsets of which nothing is known: they were lost, or passed by somebody else."""
+
+    lost: tuple[Stretch, ...] = ()
+    """Offsets whose messages waited, were parked or dead, and are nowhere any more."""
 
     holes: tuple[Stretch, ...] = ()
     not_reached: int = 0
@@ -106,7 +158,7 @@ class PartitionAudit:
     """Offsets that are in more than one range."""
 
     ranges: int = 0
-    """How many ranges are kept; 0: nothing was ever noted for this consumer here."""
+    """How many ranges deliveries left; 0: nothing was ever noted for this consumer here."""
 
     checked_holes: bool = field(default=False)
     """A reader confirmed that there is no record where a hole was noted."""
@@ -115,6 +167,14 @@ class PartitionAudit:
     def total(self) -> int:
         """The offsets that must be accounted for."""
         return self.until - self.first
+
+    @property
+    def missing(self) -> tuple[Stretch, ...]:
+        """The offsets that are not accounted for."""
+        merged: list[Stretch] = []
+        for stretch in sorted((*self.unknown, *self.lost)):
+            _add(merged, stretch)
+        return tuple(merged)
 
     @property
     def is_complete(self) -> bool:
@@ -128,23 +188,38 @@ def is_known(audits: Iterable[PartitionAudit]) -> bool:
 
 
 def audit_ranges(
-    partition: Partition, ranges: Iterable[OutcomeRange], extent: Extent | None = None
+    partition: Partition,
+    ranges: Iterable[OutcomeRange],
+    extent: Extent | None = None,
+    found: Iterable[OutcomeRange] | None = None,
 ) -> PartitionAudit:
-    """Add the ranges of one partition up; pure."""
-    known = sorted(ranges)
+    """Add the ranges of one partition up; pure.
+
+    *found* says which offsets' messages are in our tables, as `Found`; without it, whatever
+    was kept is taken for being there.
+    """
+    known = list(ranges)
     extent = extent or Extent()
-    first = extent.first if extent.first is not None else min((r.first for r in known), default=0)
-    last = max((r.last for r in known), default=first - 1)
+    delivered = [one for one in known if is_delivery(one.outcome)]
+    first = extent.first
+    if first is None:
+        first = min((one.first for one in delivered), default=0)
+    last = max((one.last for one in delivered), default=first - 1)
     until = extent.committed if extent.committed is not None else last + 1
     until = max(until, first)
     counts: Counter[Standing] = Counter()
-    missing: list[Stretch] = []
+    unknown: list[Stretch] = []
+    lost: list[Stretch] = []
     holes: list[Stretch] = []
     repeated = 0
-    for stretch, standing, times in _swept(known, first, until):
-        if standing is None:
-            _add(missing, stretch)
+    for stretch, outcome, times in _swept([*known, *(found or ())], first, until):
+        if outcome is None:
+            _add(unknown, stretch)
             continue
+        if found is not None and outcome in KEPT:
+            _add(lost, stretch)
+            continue
+        standing = STANDINGS[outcome]
         counts[standing] += stretch.length
         repeated += stretch.length if times > 1 else 0
         if standing is Standing.HOLE:
@@ -154,32 +229,33 @@ def audit_ranges(
         first,
         until,
         {standing: counts[standing] for standing in Standing},
-        tuple(missing),
+        tuple(unknown),
+        tuple(lost),
         tuple(holes),
         max((extent.end or until) - until, 0),
         repeated,
-        len(known),
+        len(delivered),
     )
 
 
 def _swept(
     ranges: Sequence[OutcomeRange], first: int, until: int
-) -> Iterator[tuple[Stretch, Standing | None, int]]:
-    """Cut the offsets where a range begins or ends; say of each piece what it is."""
-    changes: dict[int, Counter[Standing]] = {first: Counter(), until: Counter()}
+) -> Iterator[tuple[Stretch, str | None, int]]:
+    """Cut the offsets where a range begins or ends; say what counts, and how often it came."""
+    changes: dict[int, Counter[str]] = {first: Counter(), until: Counter()}
     for one in ranges:
         begin, end = max(one.first, first), min(one.last + 1, until)
         if begin < end:
-            standing = STANDINGS[one.outcome]
-            changes.setdefault(begin, Counter())[standing] += 1
-            changes.setdefault(end, Counter())[standing] -= 1
-    open_now: Counter[Standing] = Counter()
+            changes.setdefault(begin, Counter())[one.outcome] += 1
+            changes.setdefault(end, Counter())[one.outcome] -= 1
+    open_now: Counter[str] = Counter()
     places = sorted(changes)
     for begin, end in pairwise(places):
-        for standing, more in changes[begin].items():
-            open_now[standing] += more
-        here = [standing for standing in Standing if open_now[standing]]
-        yield Stretch(begin, end - 1), here[0] if here else None, sum(open_now.values())
+        for outcome, more in changes[begin].items():
+            open_now[outcome] += more
+        here = [outcome for outcome in STANDINGS if open_now[outcome]]
+        times = sum(open_now[outcome] for outcome in here if is_delivery(outcome))
+        yield Stretch(begin, end - 1), here[0] if here else None, times
 
 
 def _add(stretches: list[Stretch], new: Stretch) -> None:
@@ -199,46 +275,93 @@ async def audit_completeness(
 
     With a *reader*, the broker says where its log begins, and is asked where a hole was noted
     and where nothing was: an offset with a record is a loss, one without is a hole.  Without
-    one, what lies before the first range is not asked about.  Of a consumer of which nothing
+    one, what lies before the first range is not asked about.  What waits, is parked or dead is
+    looked for where it should be, and is lost where it is not.  Of a consumer of which nothing
     was ever noted, no partition has ranges: see `is_known`.
     """
     extents = extents or {}
     async with database.begin() as unit:
         partitions = sorted({*await unit.outcomes.partitions(consumer), *extents})
-        ranges = {place: await unit.outcomes.ranges(consumer, place) for place in partitions}
-    return [
-        await _audited(place, ranges[place], extents.get(place, Extent()), reader)
+    audits = [
+        await _audited(database, consumer, place, extents.get(place, Extent()), reader)
         for place in partitions
     ]
+    # Who handles messages without a runner leaves marks, and no deliveries to compare them with.
+    return [audit for audit in audits if audit.ranges or audit.partition in extents]
 
 
 async def _audited(
-    place: Partition, ranges: Sequence[OutcomeRange], extent: Extent, reader: Reader | None
+    database: Database, consumer: str, place: Partition, extent: Extent, reader: Reader | None
 ) -> PartitionAudit:
-    if reader is None:
-        return audit_ranges(place, ranges, extent)
-    if extent.first is None:
-        start, _ = await reader.bounds(place)
-        extent = replace(extent, first=min([start, *(one.first for one in ranges)]))
-    return await _checked(audit_ranges(place, ranges, extent), reader)
+    found: list[OutcomeRange] = []
+    before: tuple[Stretch, ...] = ()
+    for _ in range(MOST_LOOKS):
+        async with database.begin() as unit:
+            ranges = await unit.outcomes.ranges(consumer, place)
+        found += await _found(database, consumer, place, ranges)
+        audit = audit_ranges(place, ranges, await _begun(place, ranges, extent, reader), found)
+        # What is lost stays lost.
+        if audit.lost in ((), before):
+            break
+        before = audit.lost
+    return audit if reader is None else await _checked(audit, reader)
+
+
+async def _begun(
+    place: Partition, ranges: Sequence[OutcomeRange], extent: Extent, reader: Reader | None
+) -> Extent:
+    """Say where an audit begins, as far as the broker knows."""
+    if reader is None or extent.first is not None:
+        return extent
+    start, _ = await reader.bounds(place)
+    delivered = [one.first for one in ranges if is_delivery(one.outcome)]
+    return replace(extent, first=min([start, *delivered]))
+
+
+async def _found(
+    database: Database, consumer: str, place: Partition, ranges: Sequence[OutcomeRange]
+) -> list[OutcomeRange]:
+    """Look for the messages of kept offsets in our tables, a page per transaction."""
+    kept = [one for one in ranges if one.outcome in KEPT]
+    if not kept:
+        return []
+    first, last = min(one.first for one in kept), max(one.last for one in kept)
+
+    async def waiting(unit: Unit, begin: int) -> list[tuple[int, str]]:
+        page = await unit.waiting.places(consumer, place, begin, last, PAGE)
+        return [(offset, FOUND[waits].value) for offset, waits in page]
+
+    async def dead(unit: Unit, begin: int) -> list[tuple[int, str]]:
+        page = await unit.dead_letters.places(consumer, place, begin, last, PAGE)
+        return [(offset, Found.DEAD.value) for offset in page]
+
+    found: list[OutcomeRange] = []
+    for look in (waiting, dead):
+        begin = first
+        while begin <= last:
+            async with database.begin() as unit:
+                page = await look(unit, begin)
+            found += ranges_of(place, page)
+            begin = page[-1][0] + 1 if len(page) == PAGE else last + 1
+    return found
 
 
 async def _checked(audit: PartitionAudit, reader: Reader) -> PartitionAudit:
     """Tell holes from losses by what the broker still has."""
     start, end = await reader.bounds(audit.partition)
-    missing: list[Stretch] = []
+    unknown: list[Stretch] = []
     holes: list[Stretch] = []
-    for stretch in sorted((*audit.missing, *audit.holes)):
+    for stretch in sorted((*audit.unknown, *audit.holes)):
         noted = stretch in audit.holes
         for piece, has_record in await _pieces(reader, audit.partition, stretch, start):
             # What the broker has deleted was a hole if it was noted as one.
             is_lost = has_record if has_record is not None else not noted
-            _add(missing if is_lost else holes, piece)
+            _add(unknown if is_lost else holes, piece)
     counts = {**audit.counts, Standing.HOLE: sum(hole.length for hole in holes)}
     return replace(
         audit,
         counts=counts,
-        missing=tuple(missing),
+        unknown=tuple(unknown),
         holes=tuple(holes),
         not_reached=max(end - audit.until, 0),
         checked_holes=True,

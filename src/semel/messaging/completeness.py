@@ -5,18 +5,58 @@
 A hole is an offset that the broker never delivers: a transaction marker, or a
 record that compaction removed.  An offset in no range is a loss, or was not
 reached yet.
+
+A delivery notes its outcome behind its transaction, many at once.  A message that
+waits or is dead has not ended with its delivery: what becomes of it is marked in
+the transaction that lets it in or takes it away.  Marks replace nothing: they
+outrank what the delivery said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, Protocol
 
 from semel.message import Partition
+from semel.messaging.outcome import Told
 
 HOLE: Final = "hole"
 """The outcome of offsets that have no record."""
+
+
+class Mark(StrEnum):
+    """What is noted of an offset when its message comes into our tables, or leaves them."""
+
+    HANDLED = "ended_handled"
+    """A retry or a replay handled it."""
+
+    SKIPPED = "ended_skipped"
+    """A person decided that it has no effect."""
+
+    DELETED = "ended_deleted"
+    """Two people decided to delete it."""
+
+    DUPLICATE = "ended_duplicate"
+    """Another delivery of its message was handled, or its version was an old one."""
+
+    REFUSED = "ended_refused"
+    """Its message is kept, or ended, under the offset of another delivery."""
+
+    KEPT = "kept"
+    """Its message came into the waiting room or among the dead letters."""
+
+
+_DELIVERIES: Final = frozenset(map(str, (*Told, HOLE)))
+
+ENDS: Final = frozenset[str](Mark) - {Mark.KEPT}
+"""Behind these a message is in our tables no more."""
+
+
+def is_delivery(outcome: str) -> bool:
+    """Tell an outcome that a delivery noted, or a hole, from a mark."""
+    return outcome in _DELIVERIES
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -74,5 +114,8 @@ class OutcomeStore(Protocol):
         ...
 
     async def prune(self, consumer: str, partition: Partition, below: int, limit: int) -> int:
-        """Forget ranges that lie wholly below an offset, the lowest first; return how many."""
+        """Forget ranges that lie wholly below an offset, the lowest first; return how many.
+
+        How a message ended is not forgotten before what says that it was kept.
+        """
         ...

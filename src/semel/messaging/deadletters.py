@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from semel.codec import unreadable_id
-from semel.message import Coordinates
+from semel.message import Coordinates, Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,15 @@ class DeadLetters(Protocol):
 
     async def remove(self, consumer: str, message_id: str) -> bool:
         """Take a dead letter away: it was replayed, skipped, parked or deleted."""
+        ...
+
+    async def places(
+        self, consumer: str, partition: Partition, first: int, last: int, limit: int
+    ) -> Sequence[int]:
+        """Return the first offsets between two, both included, that have letters, in order.
+
+        For the audit of completeness.
+        """
         ...
 
     async def erase(self, which: DeadLetterFilter) -> int:

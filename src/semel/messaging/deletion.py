@@ -26,9 +26,11 @@ from semel.messaging.approvals import Approval, Asked, Decision
 from semel.messaging.attempts import AttemptFilter
 from semel.messaging.audit import Act
 from semel.messaging.claims import ClaimState, Failure
+from semel.messaging.completeness import Mark
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.letter_records import erase_letter_records
+from semel.messaging.marks import mark
 from semel.messaging.parking import WAITING, need_waiting
 from semel.messaging.revisions import Revision, RevisionFilter
 from semel.messaging.revival import AMONG_LETTERS
@@ -115,13 +117,17 @@ async def approve_delete(
         await _need_another_account(unit, request)
         consumer, message_id = request.consumer, request.message_id
         if request.act is Asked.DELETE_LETTER:
-            _need_the_same(request, await unit.dead_letters.get(consumer, message_id))
+            letter = await unit.dead_letters.get(consumer, message_id)
+            _need_the_same(request, letter)
+            came_from = letter.source if letter else None
             if not await unit.dead_letters.remove(consumer, message_id):
                 raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
             await unit.inbox.close(consumer, message_id, DELETED)
             await unit.inbox.erase(message_id=message_id, consumer=consumer)
         else:
-            _need_the_same(request, await unit.waiting.get(consumer, message_id))
+            waiting = await unit.waiting.get(consumer, message_id)
+            _need_the_same(request, waiting)
+            came_from = waiting.source if waiting else None
             if not await unit.waiting.remove(consumer, message_id):
                 raise NoSuchMessage(consumer, message_id, WAITING)
             await need_nobody_at_it(unit, consumer, message_id)
@@ -129,6 +135,7 @@ async def approve_delete(
             revisions = await unit.revisions.of(consumer, message_id)
             _need_the_same(request, revisions[-1] if revisions else None)
         await _never_again(unit, consumer, message_id)
+        await mark(unit, consumer, Mark.DELETED, came_from)
         await erase_letter_records(unit, consumer, message_id)
         await unit.revisions.erase(RevisionFilter(consumer, message_id))
         await unit.attempts.erase(AttemptFilter(consumer, message_id))

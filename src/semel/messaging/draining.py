@@ -35,6 +35,7 @@ from semel.messaging.handling import (
     not_claimed,
     says_nothing,
 )
+from semel.messaging.marks import Ended, mark_ends
 from semel.messaging.notes import outlived
 from semel.messaging.outcome import Outcome, RetryLater, Skipped
 from semel.messaging.waiting import Waits
@@ -101,7 +102,7 @@ class _Drain:
     database: Database
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     _waits: dict[str, Waits] = field(default_factory=dict)
-    _leaving: list[str] = field(default_factory=list)
+    _leaving: list[Ended] = field(default_factory=list)
 
     async def run(self, unit: Unit, messages: Mapping[str, Message]) -> None:
         """Handle what is still due, in its order."""
@@ -117,7 +118,8 @@ class _Drain:
         reach(CrashPoint.CLAIM_AFTER, name)
         for message, answer in zip(due, answers, strict=True):
             self.outcomes[message.id] = await self._one(unit, message, answer)
-        await unit.waiting.remove_many(name, self._leaving)
+        await unit.waiting.remove_many(name, [ended.message_id for ended in self._leaving])
+        await mark_ends(unit, name, self._leaving)
         # Nothing is outlived before the commit is, and it takes the note along.
         await outlived(unit, name, list(self.outcomes))
 
@@ -156,5 +158,5 @@ class _Drain:
             )
             return Skipped() if written is None else written
         if ends_waiting(answer):
-            self._leaving.append(message.id)
+            self._leaving.append(Ended(message.id, message.source, outcome))
         return outcome

@@ -21,12 +21,14 @@ from semel.messaging.acts import ERASED, need_actor, need_reason, overrule
 from semel.messaging.attempts import AttemptFilter
 from semel.messaging.audit import Act
 from semel.messaging.claims import ClaimState, Failure, is_leased
+from semel.messaging.completeness import Mark
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.ids import hash_of_key
+from semel.messaging.marks import mark
 from semel.messaging.outbox import parent_of
 from semel.messaging.revisions import RevisionFilter
-from semel.messaging.waiting import WaitingFilter
+from semel.messaging.waiting import WaitingFilter, WaitingMessage
 
 PAGE: Final = 500
 MOST_NAMES: Final = 100_000
@@ -164,20 +166,22 @@ async def _erase_waiting(unit: Unit, which: WaitingFilter, progress: Callable[[i
     closed = 0
     while page := await unit.waiting.find(which, PAGE):
         for message in page:
-            await _close(unit, message.consumer, message.message_id, message.attempts)
+            await _close(unit, message)
         closed += len(page)
         progress(closed)
         which = replace(which, after_place=page[-1].place)
     return erased
 
 
-async def _close(unit: Unit, consumer: str, message_id: str, attempts: int) -> None:
+async def _close(unit: Unit, message: WaitingMessage) -> None:
+    consumer, message_id, attempts = message.consumer, message.message_id, message.attempts
     row = await unit.claims.look_up(consumer, message_id)
     # Whoever handles it under a lease ends it, with its effect or without its payload.
     is_held = row is not None and is_leased(row, await unit.now())
     if row is not None and row.state is ClaimState.COMPLETED:
         # A delivery was quicker than the retry worker: nobody has to decide anything.
         await unit.waiting.remove(consumer, message_id)
+        await mark(unit, consumer, Mark.DUPLICATE, message.source)
     elif not is_held and (row is None or row.error_code != ERASED):
         await overrule(unit, consumer, message_id, Failure(ClaimState.PARKED, attempts, ERASED))
     if row is None or row.erased_at is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from semel.codec import Unread, Unreadable
-from semel.message import Message, digest_of, text_of
+from semel.message import Coordinates, Message, digest_of, text_of
 from semel.messaging.acts import ERASED
 from semel.messaging.claims import (
     Claimed,
@@ -36,6 +36,7 @@ from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.filing import conflict_id
 from semel.messaging.letter_topic import keep_letter
 from semel.messaging.letters import Failed, letter_of
+from semel.messaging.marks import Ended, mark_ends, mark_kept
 from semel.messaging.notes import LEFT_SECONDS, forget_note, this_process
 from semel.messaging.outcome import (
     Conflicted,
@@ -132,7 +133,7 @@ async def _not_sent_again(
     if claim.from_waiting:
         await leave_the_room(unit, consumer.name, message.id)
     letter = await _letter(unit, consumer, message, failure, Told.DLQ, handled)
-    return DeadLettered(failure, is_new=await _keep(unit, consumer, letter))
+    return DeadLettered(failure, is_new=await _file(unit, consumer, message, letter))
 
 
 async def _count(unit: Unit, consumer: Consumer, message: Message) -> int:
@@ -221,7 +222,7 @@ async def _retry(
     if not (consumer.settings.stores_retries or claim.from_waiting):
         return RetryLater(seconds, failure, message.attempt)
     waiting = _waiting(consumer, message, failure, Waits.RETRY, row)
-    await unit.waiting.put(waiting, seconds)
+    await _let_in(unit, message, waiting, claim, seconds)
     if waiting.erased_at is None:
         return RetryStored(failure, message.attempt)
     parked = Failure(ClaimState.PARKED, message.attempt, ERASED)
@@ -235,8 +236,32 @@ async def _park(
     row = await _fail(unit, consumer, message, ClaimState.PARKED, failure, claim)
     if row is None:
         return await _ended(unit, consumer, message, failure)
-    await unit.waiting.put(_waiting(consumer, message, failure, Waits.PARKED, row))
+    await _let_in(unit, message, _waiting(consumer, message, failure, Waits.PARKED, row), claim)
     return ParkedAway(failure.reason, failure)
+
+
+async def _let_in(
+    unit: Unit, message: Message, waiting: WaitingMessage, claim: Held, seconds: float = 0.0
+) -> None:
+    await unit.waiting.put(waiting, seconds)
+    if not claim.from_waiting:
+        await mark_waiting(unit, waiting.consumer, message)
+
+
+async def mark_waiting(unit: Unit, consumer: str, message: Message) -> None:
+    """Note of a delivery that its message waits."""
+    if message.source is not None:
+        now = await unit.waiting.get(consumer, message.id)
+        await mark_kept(unit, consumer, message.source, now)
+
+
+async def _file(unit: Unit, consumer: Consumer, message: Message, letter: DeadLetter) -> bool:
+    """Keep a dead letter, and note of the message's offset that it is; False: there was one."""
+    known = await unit.dead_letters.get(consumer.name, letter.message_id)
+    await keep_letter(unit, consumer.settings, letter)
+    if message.source is not None:
+        await mark_kept(unit, consumer.name, message.source, known or letter)
+    return known is None
 
 
 async def park_poison(
@@ -266,13 +291,22 @@ async def fence_to_park(unit: Unit, consumer: Consumer, request: ClaimRequest) -
     return answer.fence if isinstance(answer, Claimed) else None
 
 
-async def leave_the_room(unit: Unit, consumer: str, message_id: str) -> None:
+async def leave_the_room(
+    unit: Unit,
+    consumer: str,
+    message_id: str,
+    outcome: Outcome | None = None,
+    came_from: Coordinates | None = None,
+) -> None:
     """Take a message out of the waiting room, and with it the suspicion that it kills.
 
-    In one transaction: nobody hears of the message again who could forget it later.
+    In one transaction: nobody hears of the message again who could forget it later.  So is
+    its *outcome* noted of its offset; there is none where it is a dead letter by now.
     """
     await unit.waiting.remove(consumer, message_id)
     await forget_note(unit, consumer, message_id)
+    if outcome is not None:
+        await mark_ends(unit, consumer, [Ended(message_id, came_from, outcome)])
 
 
 async def _bury(
@@ -283,7 +317,7 @@ async def _bury(
         return await _ended(unit, consumer, message, failure)
     told = Told.SCHEMA_INCOMPATIBLE if failure.failure_class is FailureClass.SCHEMA else Told.DLQ
     letter = await _letter(unit, consumer, message, failure, told, row)
-    await keep_letter(unit, consumer.settings, letter)
+    await _file(unit, consumer, message, letter)
     if claim.from_waiting:
         await leave_the_room(unit, consumer.name, message.id)
     else:
@@ -307,7 +341,7 @@ async def write_conflict(
     # The id's own dead letter, if it has one, is about the first payload.
     its_own = conflict_id(message.id, message.digest)
     letter = replace(letter, message_id=its_own, expected_hash=expected)
-    return Conflicted(expected, message.digest, await _keep(unit, consumer, letter))
+    return Conflicted(expected, message.digest, await _file(unit, consumer, message, letter))
 
 
 async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -> DeadLettered:
@@ -334,14 +368,7 @@ async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -
     if row is None:
         row = await unit.claims.look_up(consumer.name, message.id)
     letter = await _letter(unit, consumer, message, failure, told, row)
-    return DeadLettered(failure, told, await _keep(unit, consumer, letter))
-
-
-async def _keep(unit: Unit, consumer: Consumer, letter: DeadLetter) -> bool:
-    """Keep a letter that no claim guards; False where it was there before."""
-    known = await unit.dead_letters.get(consumer.name, letter.message_id)
-    await keep_letter(unit, consumer.settings, letter)
-    return known is None
+    return DeadLettered(failure, told, await _file(unit, consumer, message, letter))
 
 
 async def _letter(

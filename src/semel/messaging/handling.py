@@ -45,6 +45,7 @@ from semel.messaging.failing import (
     forget_tries,
     holds_key,
     leave_the_room,
+    mark_waiting,
     write_conflict,
     write_failure,
     write_unreadable,
@@ -165,7 +166,7 @@ async def claim_and_handle(consumer: Consumer, unit: Unit, state: Try) -> Outcom
     else:
         outcome = await not_claimed(consumer, unit, state, answer)
     if state.from_waiting and ends_waiting(answer):
-        await leave_the_room(unit, consumer.name, message.id)
+        await leave_the_room(unit, consumer.name, message.id, outcome, message.source)
     return outcome
 
 
@@ -237,6 +238,7 @@ async def queue_up(consumer: Consumer, unit: Unit, message: Message) -> Outcome:
     why = "an earlier message of its key waits"
     waiting = WaitingMessage.of(consumer.name, message, Waits.BEHIND, held=True)
     await unit.waiting.put(replace(waiting, reason=why))
+    await mark_waiting(unit, consumer.name, message)
     return ParkedAway(why)
 
 

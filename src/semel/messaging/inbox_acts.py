@@ -7,8 +7,10 @@ room whose message an inbox has.
 from __future__ import annotations
 
 from semel.messaging.acts import NotPossible, need_not_handled
+from semel.messaging.completeness import Mark
 from semel.messaging.database import Unit
 from semel.messaging.inbox import InboxMessage
+from semel.messaging.marks import mark
 from semel.messaging.review import need_review
 
 
@@ -36,6 +38,9 @@ async def send_back(unit: Unit, stored: InboxMessage) -> None:
     if not await unit.inbox.try_again(consumer, message_id):
         raise NotPossible(consumer, message_id, "the inbox's workers try it already")
     await unit.dead_letters.remove(consumer, message_id)
+    if letter is not None:
+        # It is the inbox's from now on, whatever its delivery left here.
+        await mark(unit, consumer, Mark.REFUSED, letter.source)
 
 
 async def need_no_inbox(unit: Unit, consumer: str, message_id: str) -> None:

@@ -129,7 +129,8 @@ class Lease:
         if self.waiting is not None:
             if self.waiting.held:
                 await unit.waiting.hold(self.consumer, [self.waiting.key or ""])
-            await leave_the_room(unit, self.consumer, self.message_id)
+            came_from = self.waiting.source
+            await leave_the_room(unit, self.consumer, self.message_id, Handled(), came_from)
 
 
 async def handle_leased(
@@ -209,11 +210,13 @@ async def _leased(
         return answer if not killed else await park_killer(consumer, unit, message, answer)
     if isinstance(answer, Stale):
         return answer
-    if waiting is not None and ends_waiting(answer):
-        await leave_the_room(unit, consumer.name, message.id)
     if isinstance(answer, Duplicate):
-        return Skipped("duplicate", answer.result)
-    return await refused(consumer, unit, message, answer)
+        outcome: Outcome = Skipped("duplicate", answer.result)
+    else:
+        outcome = await refused(consumer, unit, message, answer)
+    if waiting is not None and ends_waiting(answer):
+        await leave_the_room(unit, consumer.name, message.id, outcome, waiting.source)
+    return outcome
 
 
 def _most_attempts(consumer: Consumer) -> int:

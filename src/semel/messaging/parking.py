@@ -35,8 +35,10 @@ from semel.messaging.acts import (
 from semel.messaging.approvals import Approval
 from semel.messaging.audit import Act, AuditEntry
 from semel.messaging.claims import ClaimRow, ClaimState, Failure
+from semel.messaging.completeness import Mark
 from semel.messaging.database import Database, Unit
 from semel.messaging.filing import is_made_up
+from semel.messaging.marks import mark
 from semel.messaging.revisions import KEEP_ID, NEW_ID, Revision, readable_diff
 from semel.messaging.waiting import WaitingFilter, WaitingMessage, Waits
 
@@ -253,6 +255,7 @@ async def skip(
         await need_nobody_at_it(unit, consumer, message_id)
         await keep_payload(unit, message)
         await complete_without_effect(unit, consumer, message_id, SKIPPED)
+        await mark(unit, consumer, Mark.SKIPPED, message.source)
         details = {"hash": message.payload_hash}
         await unit.audit.append(
             Act(need_actor(actor), "park.skip", consumer, message_id, reason, details)

@@ -39,6 +39,7 @@ from semel.messaging.inbox import InboxMessage
 from semel.messaging.inbox_turns import try_given_up
 from semel.messaging.lanes import Order
 from semel.messaging.leased import handle_leased
+from semel.messaging.marks import Ended, mark_ends
 from semel.messaging.outcome import (
     Conflicted,
     DeadLettered,
@@ -322,24 +323,32 @@ class Replayer:
                 letter = await unit.dead_letters.get(self.consumer.name, filed_as)
         if letter is not None:
             return await self._read_at_last(letter, message)
-        return _replayed(message.id, await self._try(message, None))
+        outcome = await self._try(message, None)
+        if isinstance(outcome, Handled | Skipped):
+            # No delivery notes it; what is refused may be a loss, and stays one.
+            async with self.database.begin() as unit:
+                ended = Ended(message.id, message.source, outcome)
+                await mark_ends(unit, self.consumer.name, [ended])
+        return _replayed(message.id, outcome)
 
     async def _read_at_last(self, letter: DeadLetter, message: Message) -> Replayed:
         """Handle a record that could not be read before, under the id that it really has."""
         async with self.database.begin() as unit:
             await need_review(unit, letter)
-        done = _replayed(message.id, await self._try(message, None))
+        outcome = await self._try(message, None)
+        done = _replayed(message.id, outcome)
         if done.turn is not Turn.LEFT:
-            await self._close(letter.message_id, message.id)
+            await self._close(letter, Ended(message.id, letter.source, outcome))
         return done
 
-    async def _close(self, filed_as: str, message_id: str) -> None:
+    async def _close(self, letter: DeadLetter, ended: Ended) -> None:
         """Take the letter of an unreadable record away: its message has an id now."""
-        name = self.consumer.name
+        name, filed_as = self.consumer.name, letter.message_id
         async with self.database.begin() as unit:
             if await unit.dead_letters.remove(name, filed_as):
                 await complete_without_effect(unit, name, filed_as, REPLACED)
-                await unit.audit.append(self._act("dlq.read", filed_as, read_as=message_id))
+                await mark_ends(unit, name, [ended])
+                await unit.audit.append(self._act("dlq.read", filed_as, read_as=ended.message_id))
 
     async def _stored(self, stored: InboxMessage) -> Replayed:
         """Handle a message that the inbox's workers gave up."""

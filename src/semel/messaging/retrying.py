@@ -208,8 +208,9 @@ async def _set_aside(
             return RetryLater(consumer.settings.held_retry_seconds, why)
         await unit.claims.reopen(consumer.name, now.message_id)
         if not await unit.claims.mark_failed(consumer.name, now.message_id, failure, fence):
-            await leave_the_room(unit, consumer.name, now.message_id)
-            return Skipped()
+            handled = Skipped()
+            await leave_the_room(unit, consumer.name, now.message_id, handled, now.source)
+            return handled
         parked = replace(now, waits=Waits.PARKED, reason=why.reason, exception=why.exception)
         await unit.waiting.put(replace(parked, error_code=code))
         await forget_note(unit, consumer.name, now.message_id)

@@ -25,10 +25,12 @@ from semel.messaging.acts import (
 from semel.messaging.approvals import Approval
 from semel.messaging.audit import Act, AuditEntry
 from semel.messaging.claims import ClaimRow, ClaimState, Failure
+from semel.messaging.completeness import Mark
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.filing import is_made_up
 from semel.messaging.inbox_acts import need_no_inbox, send_back
+from semel.messaging.marks import mark
 from semel.messaging.outcome import Told
 from semel.messaging.review import (
     LOOKED_AT,
@@ -178,6 +180,7 @@ async def skip_dead_letter(
         await keep_payload(unit, letter)
         await unit.inbox.close(consumer, message_id, SKIPPED)
         await complete_without_effect(unit, consumer, message_id, SKIPPED)
+        await mark(unit, consumer, Mark.SKIPPED, letter.source)
         details = {"hash": letter.payload_hash, "error_code": letter.error_code}
         await unit.audit.append(
             Act(need_actor(actor), "dlq.skip", consumer, message_id, reason, details)

@@ -19,7 +19,8 @@ from semel.messaging.broker import Subscription
 from semel.messaging.completeness import OutcomeRange, ranges_of
 from semel.messaging.database import Database
 from semel.messaging.lanes import Watermark
-from semel.messaging.outcome import Nack, Outcome, settlement, told
+from semel.messaging.marks import noted
+from semel.messaging.outcome import Nack, Outcome, settlement
 
 log = logging.getLogger("semel.messaging")
 
@@ -88,7 +89,7 @@ class Settling:
                     back.setdefault(at.place, (at.offset, seconds))
                 case _:
                     # What it became first: a redelivery only finds that out again.
-                    place.outcomes.setdefault(at.offset, told(outcome).value)
+                    place.outcomes.setdefault(at.offset, noted(outcome))
                     place.watermark.settle(at.offset)
         await self._keep_outcomes()
         await self._commit()

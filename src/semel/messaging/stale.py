@@ -18,7 +18,7 @@ from semel.messaging.database import Database, Unit
 from semel.messaging.failed_attempts import keep_attempt
 from semel.messaging.failing import Held, holds_key, leave_the_room, park_poison
 from semel.messaging.failure import Classified, FailureClass
-from semel.messaging.outcome import Outcome, RetryLater, Skipped
+from semel.messaging.outcome import Handled, Outcome, RetryLater, Skipped
 
 
 async def settle_stale(
@@ -63,7 +63,9 @@ async def _inspected(consumer: Consumer, message: Message, stale: Stale) -> bool
 
 async def _complete(consumer: Consumer, unit: Unit, message: Message, stale: Stale) -> Outcome:
     await unit.claims.mark_completed(consumer.name, message.id, stale.fence)
-    await leave_the_room(unit, consumer.name, message.id)
+    waiting = await unit.waiting.get(consumer.name, message.id)
+    came_from = waiting.source if waiting else None
+    await leave_the_room(unit, consumer.name, message.id, Handled(), came_from)
     return Skipped("inspected: its effect had happened")
 
 

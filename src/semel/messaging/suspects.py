@@ -235,9 +235,11 @@ _OVER: Final = TERMINAL | {ClaimState.PARKED}
 
 async def _put_aside(unit: Unit, consumer: Consumer, suspect: _Suspect, runs: _Runs) -> Outcome:
     if runs is _Runs.ASIDE:
+        over = Refused(f"dead letter ({CRASHED})")
         if suspect.waiting is not None:
-            await leave_the_room(unit, consumer.name, suspect.message.id)
-        return Refused(f"dead letter ({CRASHED})")
+            message = suspect.message
+            await leave_the_room(unit, consumer.name, message.id, over, message.source)
+        return over
     limit = consumer.settings.poison_attempts
     reason = f"the process died {limit} times while it handled this message alone"
     failure = Classified(FailureClass.POISON, CRASHED, reason, "")

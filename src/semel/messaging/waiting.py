@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
-from semel.message import Coordinates, Message
+from semel.message import Coordinates, Message, Partition
 
 BEHIND: Final = "BEHIND"
 """The code of a claim whose message waits for an earlier one of its key."""
@@ -236,6 +236,15 @@ class WaitingRoom(Protocol):
         """Remove payload, headers and reason of matching messages; hashes and error codes stay.
 
         What was erased cannot be handled: it is parked from now on.
+        """
+        ...
+
+    async def places(
+        self, consumer: str, partition: Partition, first: int, last: int, limit: int
+    ) -> Sequence[tuple[int, Waits]]:
+        """Return the first offsets between two, both included, whose messages wait, in order.
+
+        With what each waits for: for the audit of completeness.
         """
         ...
 

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from sqlalchemy import ColumnElement, CursorResult, and_, delete, insert, select, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    CursorResult,
+    and_,
+    delete,
+    exists,
+    insert,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from semel.message import Partition
-from semel.messaging.completeness import OutcomeRange
+from semel.messaging.completeness import ENDS, OutcomeRange
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.tables import consumer_outcome
+
+Columns: TypeAlias = ReadOnlyColumnCollection[str, Column[Any]]
 
 _C: Final = consumer_outcome.c
 
@@ -74,9 +88,18 @@ class SqlOutcomeStore:
 
     async def prune(self, consumer: str, partition: Partition, below: int, limit: int) -> int:
         """Forget ranges that lie wholly below an offset, the lowest first; return how many."""
+        says_kept = consumer_outcome.alias().c
+        is_needed = exists().where(
+            _in(consumer, partition, says_kept),
+            says_kept.outcome.not_in(ENDS),
+            says_kept.first <= _C.last,
+            says_kept.last >= _C.first,
+            says_kept.last >= below,
+        )
         old = (
             select(_C.number)
             .where(_in(consumer, partition), _C.last < below)
+            .where(or_(_C.outcome.not_in(ENDS), ~is_needed))
             .order_by(_C.first, _C.number)
             .limit(limit)
         )
@@ -90,9 +113,9 @@ class SqlOutcomeStore:
             return await connection.execute(statement)
 
 
-def _in(consumer: str, partition: Partition) -> ColumnElement[bool]:
+def _in(consumer: str, partition: Partition, columns: Columns = _C) -> ColumnElement[bool]:
     return and_(
-        _C.consumer == consumer,
-        _C.topic == partition.topic,
-        _C.partition == partition.number,
+        columns.consumer == consumer,
+        columns.topic == partition.topic,
+        columns.partition == partition.number,
     )

@@ -10,12 +10,14 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
+from semel.message import Partition
 from semel.messaging.audit import plain
 from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
 from semel.messaging.ids import stored_id
 from semel.messaging.reasons import ERASED_REASON
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.origins import (
+    came_from,
     conflicts_with,
     origin_of,
     origin_values,
@@ -85,6 +87,18 @@ class SqlDeadLetters:
         """Take a dead letter away; False where there is none."""
         gone = await self._run(delete(dead_letter).where(_me(consumer, message_id)))
         return bool(gone.rowcount)
+
+    async def places(
+        self, consumer: str, partition: Partition, first: int, last: int, limit: int
+    ) -> Sequence[int]:
+        """Return the first offsets between two, both included, that have letters, in order."""
+        found = (
+            select(_C.offset)
+            .where(_C.consumer == consumer, came_from(_C, partition, first, last))
+            .order_by(_C.offset)
+            .limit(limit)
+        )
+        return list((await self._run(found)).scalars())
 
     async def erase(self, which: DeadLetterFilter) -> int:
         """Remove payload, headers and reason of matching letters; hashes and error codes stay."""

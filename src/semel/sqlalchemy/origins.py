@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, func
+from sqlalchemy import Column, ColumnElement, Row, and_, func
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
+from semel.message import Partition
 from semel.messaging.audit import plain
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.filing import CAME_AS_AT, CONFLICT, came_as
@@ -80,6 +82,17 @@ def conflicts_with(column: ColumnElement[str], message_id: str) -> ColumnElement
     """Say that a column has the id of a conflict that came with *message_id*."""
     begins = func.substr(column, 1, len(CONFLICT)) == CONFLICT
     return and_(begins, func.substr(column, CAME_AS_AT + 1) == came_as(message_id))
+
+
+def came_from(
+    columns: ReadOnlyColumnCollection[str, Column[Any]], partition: Partition, first: int, last: int
+) -> ColumnElement[bool]:
+    """Say that a row's record stood between two offsets of a partition, both included."""
+    return and_(
+        columns.partition == partition.number,
+        columns.offset.between(first, last),
+        columns.topic == plain(partition.topic),
+    )
 
 
 def seconds_or_none(us: int | None) -> float | None:

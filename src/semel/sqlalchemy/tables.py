@@ -141,6 +141,8 @@ dead_letter: Final = Table(
     time_us("erased_at", "when its payload was erased", null=True),
     originals(),
     Index("ix_dead_letter_age", "consumer", "first_failed_at", "message_id"),
+    # The audit of completeness asks whether what became a letter still is one.
+    Index("ix_dead_letter_source", "consumer", "partition", "offset"),
     comment="messages that could not be handled: owned, and replayable",
 )
 
@@ -172,6 +174,8 @@ waiting_message: Final = Table(
     Index("uq_waiting_message_id", "consumer", "message_id", unique=True),
     Index("ix_waiting_message_due", "consumer", "waits", "due_at"),
     Index("ix_waiting_message_key", "consumer", "key", "place"),
+    # The audit of completeness asks whether what was to wait does so.
+    Index("ix_waiting_message_source", "consumer", "partition", "offset"),
     comment="messages that are durable here and not handled yet",
 )
 

@@ -9,6 +9,7 @@ from sqlalchemy import Row, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
+from semel.message import Partition
 from semel.messaging.audit import plain
 from semel.messaging.ids import stored_id
 from semel.messaging.reasons import ERASED_REASON
@@ -16,6 +17,7 @@ from semel.messaging.waiting import HeldKey, WaitingFilter, WaitingMessage, Wait
 from semel.sqlalchemy import waiting_statements as sql
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.origins import (
+    came_from,
     origin_of,
     origin_values,
     seconds_or_none,
@@ -159,6 +161,19 @@ class SqlWaitingRoom:
         here = sql.matching(which)
         erased = update(waiting_message).where(here, _C.erased_at.is_(None)).values(gone)
         return int((await self._run(erased)).rowcount)
+
+    async def places(
+        self, consumer: str, partition: Partition, first: int, last: int, limit: int
+    ) -> Sequence[tuple[int, Waits]]:
+        """Return the first offsets between two, both included, whose messages wait, in order."""
+        here = came_from(_C, partition, first, last)
+        found = (
+            select(_C.offset, _C.waits)
+            .where(_C.consumer == consumer, here)
+            .order_by(_C.offset, _C.waits)
+            .limit(limit)
+        )
+        return [(row.offset, Waits(row.waits)) for row in await self._run(found)]
 
     async def forget_keys(self, consumer: str, older_than_seconds: float, limit: int) -> int:
         """Delete at most *limit* locks of keys that are that old and that nobody has locked."""

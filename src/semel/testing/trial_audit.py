@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from semel.memory.broker import MemoryBroker
 from semel.message import Partition
 from semel.messaging.claims import ClaimState
+from semel.messaging.completeness import is_delivery
 from semel.messaging.consumer import Consumer
 from semel.messaging.outbox import CAUSATION_HEADER, MESSAGE_ID_HEADER
 from semel.messaging.waiting import Waits
@@ -221,6 +222,7 @@ async def find(
             partition: frozenset(
                 offset
                 for kept in await unit.outcomes.ranges(consumer.name, partition)
+                if is_delivery(kept.outcome)
                 for offset in range(kept.first, kept.last + 1)
             )
             for partition in partitions

@@ -50,8 +50,9 @@ def completeness(
     ] = None,
     reader: ReaderOption = None,
 ) -> None:
-    """Add up what became of every offset: handled, duplicate, parked, dead, and holes.
+    """Add up what became of every offset: handled, skipped, parked, dead, and so on, and holes.
 
+    What waits, is parked or dead must be in the waiting room or among the dead letters.
     With --reader the broker says where its log begins, and whether a hole is one, or a loss.
     Exit code 1: offsets are missing, or nothing is known of a consumer of this name.
 
@@ -98,6 +99,13 @@ def show_completeness(console: Console, report: CompletenessReport) -> None:
         colored = f"[bold red]{missing}[/]" if one.missing else "[green]nothing[/]"
         rows.add_row(escape(one.partition), f"{one.total:,}", pairs(counts), colored)
     console.print(rows)
+    for one in report.partitions:
+        if one.lost:
+            console.print(
+                f"{one.partition}: {_words(one.lost)} waited, or were parked or dead, and are "
+                f"neither in the waiting room nor among the dead letters any more",
+                markup=False,
+            )
     bad = sum(not one.complete for one in report.partitions)
     partitions = counted(len(report.partitions), "partition")
     console.print(f"{partitions}: " + (f"{bad} incomplete" if bad else "all accounted for"))

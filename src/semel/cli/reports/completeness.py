@@ -28,10 +28,14 @@ class PartitionReport:
 
     total: int
     counts: dict[str, int]
-    """Each offset once: handled, dead, parked, waiting, duplicate, refused, hole."""
+    """Each offset once: handled, skipped, deleted, dead, parked, waiting, duplicate, refused,
+    hole."""
 
     missing: list[StretchReport]
-    """Offsets of which nothing is known."""
+    """Offsets that are not accounted for."""
+
+    lost: list[StretchReport]
+    """Those of them whose messages waited, were parked or dead, and are nowhere any more."""
 
     holes: list[StretchReport]
     """Offsets without a record: markers, compaction."""
@@ -79,6 +83,7 @@ def _partition(audit: PartitionAudit) -> PartitionReport:
         audit.total,
         {standing.value: number for standing, number in audit.counts.items()},
         _stretches(audit.missing),
+        _stretches(audit.lost),
         _stretches(audit.holes),
         audit.checked_holes,
         audit.repeated,

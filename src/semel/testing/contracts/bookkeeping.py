@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from semel.message import Partition
-from semel.messaging.completeness import OutcomeRange
+from semel.messaging.completeness import Mark, OutcomeRange
 from semel.messaging.members import Member
 from semel.testing.contracts.claims_table import STRANGE_IDS
 from semel.testing.contracts.claims_world import CONSUMER, patiently, rolled_back
@@ -349,6 +349,25 @@ class OutcomesContract(DatabaseContract):
         assert (pruned, left) == ([1, 1, 0], [3, 2, 2])
         assert await _kept(world) == [(10, 19, "success"), (30, 39, "success")]
         assert await _kept(world, P1) == [(0, 4, "success")]
+
+    @in_world
+    async def test_how_messages_ended_is_forgotten_behind_what_says_that_they_were_kept(
+        self, world: DatabaseWorld
+    ) -> None:
+        ended, skipped = Mark.HANDLED.value, Mark.SKIPPED.value
+        kept = OutcomeRange(P0, 10, 19, Mark.KEPT.value)
+        await _record(world, OutcomeRange(P0, 0, 4, "dlq"), kept)
+        await _record(world, OutcomeRange(P0, 2, 2, ended), OutcomeRange(P0, 12, 12, skipped))
+
+        pruned = []
+        for below in (15, 20):
+            async with world.database.begin() as unit:
+                pruned.append(await unit.outcomes.prune(CONSUMER, P0, below, 10))
+            if below == 15:
+                assert await _kept(world) == [(10, 19, "kept"), (12, 12, skipped)]
+
+        assert pruned == [2, 2]
+        assert await _kept(world) == []
 
     @in_world
     async def test_two_processes_that_extend_one_range_lose_nothing(

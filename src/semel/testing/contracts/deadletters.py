@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from semel.message import Partition
 from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
 from semel.messaging.filing import conflict_id
 from semel.messaging.reasons import ERASED_REASON
@@ -65,6 +66,29 @@ class DeadLettersContract(DatabaseContract):
 
         assert await get(world, "m1") == bare
         assert bare.source is None
+
+    @in_world
+    async def test_the_offsets_that_have_letters_are_found_a_page_at_a_time(
+        self, world: DatabaseWorld
+    ) -> None:
+        await put(
+            world,
+            *(replace(LETTER, message_id=f"m{n}", offset=n) for n in (5, 1, 3, 9)),
+            replace(LETTER, message_id="other partition", partition=4, offset=2),
+            replace(LETTER, message_id="other topic", topic="refunds", offset=2),
+            replace(LETTER, message_id="no broker", partition=None, offset=None),
+        )
+
+        async with world.database.begin() as unit:
+            place = Partition("payments", 3)
+            pages = [
+                await unit.dead_letters.places("billing", place, first, 8, 2)
+                for first in (0, 1, 4, 6)
+            ]
+            others = await unit.dead_letters.places("shipping", place, 0, 8, 2)
+
+        assert [list(page) for page in pages] == [[1, 3], [1, 3], [5], []]
+        assert list(others) == []
 
     @in_world
     async def test_a_letter_of_a_transaction_that_fails_is_not_there(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from semel.message import Partition
 from semel.messaging.filing import conflict_id
 from semel.messaging.reasons import ERASED_REASON
 from semel.messaging.waiting import WaitingFilter, WaitingMessage, Waits
@@ -105,6 +106,30 @@ class RecordRules(DatabaseContract):
             await unit.waiting.remove_many("shipping", ["m2"])
 
         assert [found.message_id for found in await find(world, WaitingFilter())] == ["m2"]
+
+    @in_world
+    async def test_the_offsets_whose_messages_wait_are_found_a_page_at_a_time(
+        self, world: DatabaseWorld
+    ) -> None:
+        here = {5: Waits.RETRY, 1: Waits.PARKED, 3: Waits.BEHIND, 9: Waits.RETRY}
+        await put(
+            world,
+            *(replace(FULL, message_id=f"m{n}", offset=n, waits=w) for n, w in here.items()),
+            replace(FULL, message_id="other partition", partition=4, offset=2),
+            replace(FULL, message_id="other topic", topic="refunds", offset=2),
+            replace(FULL, message_id="no broker", partition=None, offset=None),
+        )
+
+        async with world.database.begin() as unit:
+            place = Partition("payments", 3)
+            pages = [
+                await unit.waiting.places(CONSUMER, place, first, 8, 2) for first in (0, 1, 4, 6)
+            ]
+            others = await unit.waiting.places("shipping", place, 0, 8, 2)
+
+        some = [(1, Waits.PARKED), (3, Waits.BEHIND)]
+        assert [list(page) for page in pages] == [some, some, [(5, Waits.RETRY)], []]
+        assert list(others) == []
 
     @in_world
     async def test_a_message_of_a_transaction_that_fails_is_not_there(
