@@ -49,10 +49,10 @@ class Service:
 
         self.consumer = handle
 
-    def send(self, *ids: str, value: bytes = b"{}") -> None:
+    def send(self, *ids: str, value: bytes = b"{}", key: bytes | None = None) -> None:
         for message_id in ids:
             headers = {"message-id": message_id.encode()} if message_id else {}
-            self.broker.put("payments", value, headers=headers, partition=0)
+            self.broker.put("payments", value, key=key, headers=headers, partition=0)
 
     async def work(self) -> None:
         """Deliver what was sent, and leave the retries alone."""

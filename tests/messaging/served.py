@@ -10,6 +10,7 @@ from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.memory.database import MemoryDatabase, MemorySession
 from semel.message import Message, Partition
+from semel.messaging.completeness import is_delivery
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.retry import RetryPolicy
 from semel.messaging.runner import Runner, RunnerSettings
@@ -70,6 +71,7 @@ class Service:
         return self.database.rows("paid")
 
     async def ranges(self, partition: int = 0) -> list[tuple[int, int, str]]:
+        """Return what deliveries left; marks of messages that were kept are beside them."""
         async with self.database.begin() as unit:
             found = await unit.outcomes.ranges("billing", Partition("payments", partition))
-        return [(r.first, r.last, r.outcome) for r in found]
+        return [(r.first, r.last, r.outcome) for r in found if is_delivery(r.outcome)]

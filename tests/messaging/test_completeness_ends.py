@@ -8,6 +8,8 @@ from typing import Any
 from semel.messaging.audit_completeness import Stretch
 from semel.messaging.completeness import OutcomeRange
 from semel.messaging.deletion import approve_delete, ask_to_delete, ask_to_delete_dead_letter
+from semel.messaging.erase import erase
+from semel.messaging.lanes import Order
 from semel.messaging.parking import KeepId, NewId, fix, release, skip
 from semel.messaging.revival import park_dead_letter, retry_dead_letter, skip_dead_letter
 from semel.messaging.selection import Ids, Offsets
@@ -91,6 +93,35 @@ class Ends(DatabaseContract):
         await skip(service.database, BILLING, "m1b", **ANN)
 
         assert await service.stands() == {"handled": 2, "skipped": 1}
+
+    @in_world
+    async def test_so_does_what_waited_behind_it(self, world):
+        service = Service(world, holds_keys=True, order=Order.KEY, **PARKS)
+        service.failures = {"m0": dead()}
+        service.send("m0", "m1", "m2", key=b"k")
+        await service.work()
+        assert await service.stands() == {"parked": 3}
+        service.failures = {}
+
+        await release(service.database, BILLING, "m0", **ANN)
+        await service.retry()
+
+        assert await service.stands() == {"handled": 3}
+
+    @in_world
+    async def test_what_is_erased_behind_a_twin_that_was_handled_is_a_duplicate(self, world):
+        service = Service(world)
+        service.failures = {"m0": down()}
+        service.send("m0")
+        await service.work()
+        service.failures = {}
+        service.send("m0")
+        await service.work()
+        assert await service.stands() == {"waiting": 1, "handled": 1}
+
+        await erase(service.database, message_id="m0", **ANN)
+
+        assert await service.stands() == {"duplicate": 1, "handled": 1}
 
     @in_world
     async def test_what_a_person_skips_has_a_standing_of_its_own(self, world):

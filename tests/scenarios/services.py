@@ -14,6 +14,7 @@ from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.message import Message, Partition
 from semel.messaging.claims import ClaimRow
+from semel.messaging.completeness import is_delivery
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
 from semel.messaging.retry import RetryPolicy
@@ -135,7 +136,7 @@ class Service:
         async with self.database.begin() as unit:
             ranges = await unit.outcomes.ranges(GROUP, Partition(TOPIC, partition))
         found: dict[int, set[str]] = {}
-        for kept in ranges:
+        for kept in filter(lambda one: is_delivery(one.outcome), ranges):
             for offset in range(kept.first, kept.last + 1):
                 found.setdefault(offset, set()).add(kept.outcome)
         return found
