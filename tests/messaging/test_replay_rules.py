@@ -35,6 +35,7 @@ from tests.messaging.act_world import acts, letters
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 from tests.messaging.replay_world import (
     ALL_AT_ONCE,
+    DEAD,
     P0,
     PARKS,
     Service,
@@ -78,6 +79,32 @@ class Rules:
 
         assert await letters(world) == 1
         assert await acts(world) == []
+
+    @in_world
+    async def test_a_record_that_only_the_broker_has_is_judged_by_its_own_topic(self, world):
+        service = await Service(world).open()
+        service.put("m0")
+        service.consumer = replace(service.consumer, replays=PAYMENTS_ONLY)
+
+        report = await service.run(Offsets(P0, 0, 0))
+
+        assert counts(report) == {"handled": 1}
+        assert await service.paid() == ["m0"]
+
+    @in_world
+    async def test_a_record_that_can_be_read_at_last_is_reviewed_first_where_that_is_asked(
+        self, world
+    ):
+        service = await Service(world, replace(DEAD, review_dead_letters=True)).open()
+        service.put("m0", value=b"{")
+        await service.run(Offsets(P0, 0, 0))
+        service.read_everything()
+
+        by_letters = await service.run(Letters(), name="letters")
+        by_offsets = await service.run(Offsets(P0, 0, 0), name="offsets")
+
+        assert counts(by_letters) == counts(by_offsets) == {"refused": 1}
+        assert (await service.paid(), await letters(world)) == ([], 1)
 
     @in_world
     async def test_messages_of_a_forbidden_topic_are_refused_and_the_others_handled(self, world):
