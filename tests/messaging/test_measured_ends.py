@@ -16,8 +16,11 @@ from semel.messaging.envelope import MessageEnvelope, consume_envelope
 from semel.messaging.inbox_worker import PLACE, InboxWorker
 from semel.messaging.inboxes import Inbox
 from semel.messaging.members import Member
+from semel.messaging.outcome import NO_LONGER_WAITING, Refused, RetryLater, Skipped
 from semel.messaging.retry import RetryMode
 from semel.messaging.selection import Letters, Offsets
+from semel.messaging.telling import tell
+from semel.messaging.waiting import WaitingMessage, Waits
 from tests.messaging import replay_world
 from tests.messaging.deaths import POLICY, Deadly, Killed, Starts
 from tests.messaging.measured import GROUP, NAME, Counted, Shop, message, recorded
@@ -163,6 +166,17 @@ def test_an_envelope_of_an_adapter_counts_after_its_commit(memory):
         assert counted() == {"received": 1, "duration": 1, "processed dlq": 1, **POISON}
 
     run(memory, scenario)
+
+
+def test_what_another_worker_had_is_not_told_again():
+    waiting = WaitingMessage.of(NAME, message(1), Waits.RETRY, held=False)
+    with recorded() as counted:
+        tell(waiting, Skipped(NO_LONGER_WAITING), NAME, 0.1)
+        tell(waiting, Refused("parked"), NAME, 0.1)
+        tell(waiting, RetryLater(1.0), NAME, 0.1)
+        assert counted() == {}
+        tell(message(1), Refused("parked"), NAME, 0.1)
+        assert counted() == {"processed terminal_failure": 1, "duration": 1}
 
 
 def test_an_inbox_that_handles_at_once_counts_after_its_commit(memory):
