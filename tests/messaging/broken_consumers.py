@@ -17,6 +17,7 @@ from semel.messaging import (
     handling,
     inbox_worker,
     inboxes,
+    keeping,
     lanes,
     leased,
     notes,
@@ -91,7 +92,7 @@ def the_claim_is_committed_before_the_effect(patch):
 
 
 def the_dead_letter_is_forgotten(patch):
-    patch.setattr(failing, "keep_letter", _nothing)
+    patch.setattr(keeping, "keep_letter", _nothing)
 
 
 def the_watermark_passes_what_is_not_settled(patch):

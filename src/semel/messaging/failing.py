@@ -30,13 +30,11 @@ from semel.messaging.claims import (
 )
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
-from semel.messaging.deadletters import DeadLetter
 from semel.messaging.failed_attempts import keep_attempt
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.filing import conflict_id
-from semel.messaging.letter_topic import keep_letter
-from semel.messaging.letters import Failed, letter_of
-from semel.messaging.marks import Ended, mark_ends, mark_kept
+from semel.messaging.keeping import file, let_in, make_letter, take_out
+from semel.messaging.marks import Ended, mark_ends
 from semel.messaging.notes import LEFT_SECONDS, forget_note, this_process
 from semel.messaging.outcome import (
     Conflicted,
@@ -132,8 +130,8 @@ async def _not_sent_again(
         await forget_tries(unit, consumer, message)
     if claim.from_waiting:
         await leave_the_room(unit, consumer.name, message.id)
-    letter = await _letter(unit, consumer, message, failure, Told.DLQ, handled)
-    return DeadLettered(failure, is_new=await _file(unit, consumer, message, letter))
+    letter = await make_letter(unit, consumer, message, failure, Told.DLQ, handled)
+    return DeadLettered(failure, is_new=await file(unit, consumer, message, letter))
 
 
 async def _count(unit: Unit, consumer: Consumer, message: Message) -> int:
@@ -222,7 +220,7 @@ async def _retry(
     if not (consumer.settings.stores_retries or claim.from_waiting):
         return RetryLater(seconds, failure, message.attempt)
     waiting = _waiting(consumer, message, failure, Waits.RETRY, row)
-    await _let_in(unit, message, waiting, claim, seconds)
+    await let_in(unit, message, waiting, seconds, is_new=not claim.from_waiting)
     if waiting.erased_at is None:
         return RetryStored(failure, message.attempt)
     parked = Failure(ClaimState.PARKED, message.attempt, ERASED)
@@ -236,32 +234,9 @@ async def _park(
     row = await _fail(unit, consumer, message, ClaimState.PARKED, failure, claim)
     if row is None:
         return await _ended(unit, consumer, message, failure)
-    await _let_in(unit, message, _waiting(consumer, message, failure, Waits.PARKED, row), claim)
+    waiting = _waiting(consumer, message, failure, Waits.PARKED, row)
+    await let_in(unit, message, waiting, is_new=not claim.from_waiting)
     return ParkedAway(failure.reason, failure)
-
-
-async def _let_in(
-    unit: Unit, message: Message, waiting: WaitingMessage, claim: Held, seconds: float = 0.0
-) -> None:
-    await unit.waiting.put(waiting, seconds)
-    if not claim.from_waiting:
-        await mark_waiting(unit, waiting.consumer, message)
-
-
-async def mark_waiting(unit: Unit, consumer: str, message: Message) -> None:
-    """Note of a delivery that its message waits."""
-    if message.source is not None:
-        now = await unit.waiting.get(consumer, message.id)
-        await mark_kept(unit, consumer, message.source, now)
-
-
-async def _file(unit: Unit, consumer: Consumer, message: Message, letter: DeadLetter) -> bool:
-    """Keep a dead letter, and note of the message's offset that it is; False: there was one."""
-    known = await unit.dead_letters.get(consumer.name, letter.message_id)
-    await keep_letter(unit, consumer.settings, letter)
-    if message.source is not None:
-        await mark_kept(unit, consumer.name, message.source, known or letter)
-    return known is None
 
 
 async def park_poison(
@@ -316,13 +291,12 @@ async def _bury(
     if row is None:
         return await _ended(unit, consumer, message, failure)
     told = Told.SCHEMA_INCOMPATIBLE if failure.failure_class is FailureClass.SCHEMA else Told.DLQ
-    letter = await _letter(unit, consumer, message, failure, told, row)
-    await _file(unit, consumer, message, letter)
+    letter = await make_letter(unit, consumer, message, failure, told, row)
+    await file(unit, consumer, message, letter)
     if claim.from_waiting:
         await leave_the_room(unit, consumer.name, message.id)
     else:
-        # A replay may have put it there, for another attempt.
-        await unit.waiting.remove(consumer.name, message.id)
+        await take_out(unit, consumer.name, message.id)
     return DeadLettered(failure, told)
 
 
@@ -337,11 +311,11 @@ async def write_conflict(
         "",
     )
     first = await unit.claims.look_up(consumer.name, message.id)
-    letter = await _letter(unit, consumer, message, failure, Told.CONFLICT, first)
+    letter = await make_letter(unit, consumer, message, failure, Told.CONFLICT, first)
     # The id's own dead letter, if it has one, is about the first payload.
     its_own = conflict_id(message.id, message.digest)
     letter = replace(letter, message_id=its_own, expected_hash=expected)
-    return Conflicted(expected, message.digest, await _file(unit, consumer, message, letter))
+    return Conflicted(expected, message.digest, await file(unit, consumer, message, letter))
 
 
 async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -> DeadLettered:
@@ -367,26 +341,8 @@ async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -
     row = await _fail(unit, consumer, message, ClaimState.FAILED_TERMINAL, failure, Held())
     if row is None:
         row = await unit.claims.look_up(consumer.name, message.id)
-    letter = await _letter(unit, consumer, message, failure, told, row)
-    return DeadLettered(failure, told, await _file(unit, consumer, message, letter))
-
-
-async def _letter(
-    unit: Unit,
-    consumer: Consumer,
-    message: Message,
-    failure: Classified,
-    told: Told,
-    claim: ClaimRow | None,
-) -> DeadLetter:
-    now = max(claim.updated_at, claim.failed_at or 0.0) if claim else await unit.now()
-    first = claim.first_seen_at if claim else now
-    letter = letter_of(consumer, message, Failed(failure, told, first, now))
-    # What comes as a conflict came later than whatever was erased.
-    if claim is None or claim.erased_at is None or told is Told.CONFLICT:
-        return letter
-    gone = replace(letter, payload=None, headers={}, reason=ERASED_REASON)
-    return replace(gone, erased_at=claim.erased_at)
+    letter = await make_letter(unit, consumer, message, failure, told, row)
+    return DeadLettered(failure, told, await file(unit, consumer, message, letter))
 
 
 def _waiting(

@@ -45,12 +45,12 @@ from semel.messaging.failing import (
     forget_tries,
     holds_key,
     leave_the_room,
-    mark_waiting,
     write_conflict,
     write_failure,
     write_unreadable,
 )
 from semel.messaging.failure import Classified, NonRetryableMessageError, SequenceGap
+from semel.messaging.keeping import mark_waiting
 from semel.messaging.outcome import (
     NO_LONGER_WAITING,
     Handled,
