@@ -55,10 +55,11 @@ def reason_of(error: BaseException) -> str:
         return _told(error)
     text = errors.reason_of(error)
     for cause in _causes(error):
-        if is_of_driver(cause):
-            for one in (cause, _orig(cause), _innermost(cause)):
-                if said := _line(one):
-                    text = text.replace(said, _told(cause))
+        if is_of_driver(cause) and (told := _told(cause)) not in text:
+            quoted = map(_line, (cause, _orig(cause), _innermost(cause)))
+            # One of them is in the other; whoever tells twice repeats it in itself.
+            said = next((one for one in quoted if one and one in text), None)
+            text = text if said is None else text.replace(said, told)
     return _QUOTES_A_ROW.sub("", text).rstrip(" :") or type(error).__name__
 
 
