@@ -15,7 +15,7 @@ from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.memory.database import MemoryDatabase
 from semel.message import Message
-from semel.messaging.cancelling import called, end, owned
+from semel.messaging.cancelling import called, end, owned, rung
 from semel.messaging.claims import ClaimState
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import RetryableMessageError
@@ -343,5 +343,37 @@ def test_a_handler_that_ignores_its_cancellation_cannot_keep_a_runner_from_its_e
         assert broker.committed("billing") == {}
         ended.set()
         await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+
+
+def test_a_cancellation_is_not_lost_where_a_bell_rings_at_the_same_moment():
+    async def scenario() -> None:
+        bell = asyncio.Event()
+
+        async def watch() -> None:
+            while True:
+                await rung(bell, 60)
+                bell.clear()
+
+        watching = asyncio.create_task(watch())
+        await asyncio.sleep(0)
+        bell.set()
+        await asyncio.sleep(0)
+        watching.cancel()
+        done, _ = await asyncio.wait([watching], timeout=5)
+
+        assert done == {watching}
+        assert watching.cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_whoever_waits_for_a_bell_hears_whether_it_rang():
+    async def scenario() -> None:
+        bell = asyncio.Event()
+        assert not await rung(bell, 0.01)
+        bell.set()
+        assert await rung(bell, 60)
 
     asyncio.run(scenario())

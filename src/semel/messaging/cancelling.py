@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Collection, Coroutine
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -63,6 +64,17 @@ def _is_ending(task: Work) -> bool:
 def _forgive(task: Work) -> None:
     while task.cancelling():
         task.uncancel()
+
+
+async def rung(bell: asyncio.Event, seconds: float) -> bool:
+    """Wait for *bell*, at most so long; tell whether it rang.
+
+    Not with `asyncio.wait_for`, which loses a cancellation that comes while it rings.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await bell.wait()
+    return bell.is_set()
 
 
 async def end(tasks: Collection[Work], seconds: float | None = None) -> bool:

@@ -15,7 +15,6 @@ import json
 import logging
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,6 +24,7 @@ from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Retryable
 from semel.lease import Owner
 from semel.message import Partition
+from semel.messaging.cancelling import rung
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, Unit
 from semel.messaging.failed_attempts import keep_attempt_of_inbox
@@ -234,8 +234,7 @@ class InboxWorker:
         return DeadLettered(failure, told)
 
     async def _rest(self) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._bell.wait(), self._poll_seconds)
+        await rung(self._bell, self._poll_seconds)
 
 
 @dataclass(frozen=True, slots=True)

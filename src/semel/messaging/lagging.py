@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Final
 
 from semel.errors import reason_of
 from semel.measures import MEASURES
 from semel.message import Partition
-from semel.messaging.cancelling import end
+from semel.messaging.cancelling import end, rung
 
 log = logging.getLogger("semel.messaging")
 
@@ -48,8 +48,7 @@ class LagWatch:
 
     async def _run(self) -> None:
         while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._bell.wait(), self._seconds)
+            await rung(self._bell, self._seconds)
             self._bell.clear()
             # The broker is only asked where somebody listens.
             if MEASURES.are_heard:

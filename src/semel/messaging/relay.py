@@ -18,7 +18,6 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Final, TypeVar
@@ -28,6 +27,7 @@ from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Misuse, Retryable
 from semel.measures import MEASURES, Measures
 from semel.messaging.broker import Publisher
+from semel.messaging.cancelling import rung
 from semel.messaging.database import Database
 from semel.messaging.failure import CLASSIFICATION, Classification
 from semel.messaging.leading import Leading
@@ -185,7 +185,7 @@ class Relay:
         _RUNNING.add(self)
         try:
             while not self._stopped.is_set() and not await self._has_led(until_empty):
-                await _until(self._stopped, self._leading.patience_seconds)
+                await rung(self._stopped, self._leading.patience_seconds)
         finally:
             _RUNNING.discard(self)
             self._loop = None
@@ -229,7 +229,7 @@ class Relay:
             if due is not None:
                 # Only a whole sweep lets a waiting key go.
                 limit = min(pause, max(0.0, max(due, whole_due) - self._now()))
-            woken = await _until(self._bell, limit)
+            woken = await rung(self._bell, limit)
             pause = FIRST_PAUSE_SECONDS if woken else min(pause * 2, self._poll_seconds)
 
     async def _sweep(self, leadership: Leadership, start: int) -> _Sweep:
@@ -287,7 +287,7 @@ class Relay:
         except Retryable as error:
             self._warn("broker away", error)
             self._outages += 1
-            await _until(self._stopped, backoff(self._retry, self._outages))
+            await rung(self._stopped, backoff(self._retry, self._outages))
             return None
         except Exception as error:  # noqa: BLE001  one of them is to blame, the others are not
             self._warn("a batch was refused, sending its messages one by one", error)
@@ -325,7 +325,7 @@ class Relay:
                     return await act(unit.outbox)
             except (Retryable, InDoubt) as error:
                 self._warn("database away", error)
-                if await _until(self._stopped, backoff(self._retry, attempt)):
+                if await rung(self._stopped, backoff(self._retry, attempt)):
                     raise
         raise AssertionError("the loop ends only by returning")
 
@@ -366,10 +366,3 @@ class _Sweep:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-
-
-async def _until(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for *event*, so long at most; say whether it came."""
-    with suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
-    return event.is_set()

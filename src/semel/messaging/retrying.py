@@ -16,6 +16,7 @@ from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, NeedsOperator, Retryable, SemelError
 from semel.message import Coordinates, Message, Record, raw_of, value_of
 from semel.messaging.acts import ERASED
+from semel.messaging.cancelling import rung
 from semel.messaging.claims import ClaimRequest, ClaimState, Failure, NotClaimable
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, TransactionEnded
@@ -273,10 +274,7 @@ class RetryWorker:
                 if not is_refusal(self.database, self.consumer.name, error):
                     raise
                 wait = self._poll_seconds
-            try:
-                await asyncio.wait_for(self._stopping.wait(), wait)
-            except TimeoutError:
-                continue
+            await rung(self._stopping, wait)
 
     async def _wait_seconds(self) -> float:
         async with self.database.begin() as unit:

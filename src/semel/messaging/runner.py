@@ -22,7 +22,7 @@ from semel.lease import Owner
 from semel.message import Coordinates, Message, Partition, Record
 from semel.messaging.batch import NOT_ATTEMPTED, consume_many
 from semel.messaging.broker import Subscription
-from semel.messaging.cancelling import end, owned
+from semel.messaging.cancelling import end, owned, rung
 from semel.messaging.careful import Membership
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
@@ -189,9 +189,7 @@ class Runner:
     async def _wait(self) -> None:
         """Wait a little, or for the stop; the next pass begins again."""
         self._begins_again = True
-        with suppress(TimeoutError):
-            seconds = self.consumer.settings.held_retry_seconds
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+        await rung(self._stopping, self.consumer.settings.held_retry_seconds)
 
     async def _begin_again(self) -> None:
         """Go back to what is committed: what was fetched and not settled must come again.
