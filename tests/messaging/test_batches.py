@@ -18,6 +18,7 @@ from semel.messaging.retry import GiveUp, RetryPolicy
 from semel.messaging.settings import BatchPolicy, ConsumerSettings
 from tests.messaging.batch_plans import (
     PLANS,
+    Behaviour,
     Planned,
     behaviours,
     billing,
@@ -31,7 +32,7 @@ from tests.messaging.worlds import memory_world, postgres_world, sqlite_world
 quick = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def ends_alike(make: Any, behaviour: Any, batches: list[list[Planned]]) -> None:
+def ends_alike(make: Any, behaviour: Behaviour, batches: list[list[Planned]]) -> None:
     together = run_with(make, consume_many, behaviour, batches)
     alone = run_with(make, consume_each, behaviour, batches)
 
@@ -45,14 +46,14 @@ def test_any_batch_in_memory_ends_as_one_transaction_per_message(behaviour, batc
 
 
 @given(behaviour=behaviours(), batches=PLANS)
-@settings(quick, max_examples=20)
+@settings(quick, max_examples=40)
 def test_any_batch_on_sqlite_ends_as_one_transaction_per_message(tmp_path, behaviour, batches):
     ends_alike(lambda: sqlite_world(tmp_path), behaviour, batches)
 
 
 @pytest.mark.postgres
 @given(behaviour=behaviours(), batches=PLANS)
-@settings(quick, max_examples=15)
+@settings(quick, max_examples=30)
 def test_any_batch_on_postgres_ends_as_one_transaction_per_message(
     quick_postgres_server, behaviour, batches
 ):
