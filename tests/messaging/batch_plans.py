@@ -142,9 +142,9 @@ def behaviours(draw: st.DrawFn) -> Behaviour:
     return Behaviour(settings, takes_batches, draw(st.sampled_from([0, 5_000])))
 
 
-def kept_at_once(plan: list[Planned]) -> list[Planned]:
-    """Return the plan without what takes a whole batch back, though no handler has failed."""
-    return [replace(one, fails="no") if one.fails in ("commit", *HELD) else one for one in plan]
+def without(plan: list[Planned], *kinds: str) -> list[Planned]:
+    """Return the plan without failures of these kinds."""
+    return [replace(one, fails="no") if one.fails in kinds else one for one in plan]
 
 
 def messages(plan: list[Planned]) -> list[Message]:
@@ -329,9 +329,12 @@ async def _run(
     outcomes: list[Outcome] = []
     comes_back = handler.settings.batch is BatchPolicy.FAIL_BATCH
     for batch in batches:
+        if comes_back:
+            # It takes back what stands before it, whose deliveries then fail once more.
+            batch = without(batch, *HELD)
         if comes_back and handler.settings.versioned:
-            # Alone, what stands before such a message closes a gap that the batch opens again.
-            batch = kept_at_once(batch)
+            # Nobody can tell a gap behind a message whose commit has yet to fail.
+            batch = without(batch, "commit")
         taken = await _lease(database, batch)
         for _ in range(MOST_PASSES):
             found = await consume(handler, database, messages(batch))
