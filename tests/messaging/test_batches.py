@@ -15,7 +15,7 @@ from semel.messaging.consumer import consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.outcome import Handled, Outcome, RetryLater, Skipped
 from semel.messaging.retry import GiveUp, RetryPolicy
-from semel.messaging.settings import BatchPolicy, ConsumerSettings
+from semel.messaging.settings import BatchPolicy, ConsumerSettings, Duplicates
 from tests.messaging.batch_plans import (
     PLANS,
     Behaviour,
@@ -152,6 +152,27 @@ def test_a_handler_may_take_the_whole_batch_and_is_given_single_ones_when_it_fai
     assert kinds(second) == ["Handled", "DeadLettered", "Handled"]
     assert calls == [["m7", "m8"], ["m0", "m1", "m2"], ["m0"], ["m1"], ["m2"]]
     assert rows == ["m7", "m8", "m0", "m2"]
+
+
+def test_a_handler_of_batches_is_invoked_for_a_duplicate_before_newer_messages():
+    calls: list[list[str]] = []
+
+    async def handle(batch: list[Message]) -> None:
+        calls.append([m.id for m in batch])
+
+    chosen = ConsumerSettings(duplicates=Duplicates.INVOKE)
+    made = consumer("billing", policy=chosen, id_from=FromHeader("message-id"), batches=True)
+
+    async def whole() -> None:
+        async with memory_world() as world:
+            by = made(handle)
+            await consume_many(by, world.database, messages([Planned(0, "no")]))
+            plan = [Planned(n, "no") for n in (1, 0, 4, 8)]
+            await consume_many(by, world.database, messages(plan))
+
+    asyncio.run(whole())
+
+    assert calls == [["m0"], ["m1"], ["m0"], ["m4", "m8"]]
 
 
 def test_a_batch_without_failures_calls_each_handler_once():
