@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,17 +15,19 @@ from semel.codec import FromHeader
 from semel.errors import Fenced
 from semel.memory.database import MemoryDatabase, MemoryUnit
 from semel.message import Coordinates, Message
-from semel.messaging.claims import ClaimState
+from semel.messaging.claims import Claimed, ClaimRequest, ClaimState, Failure
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.database import Database
 from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.lanes import Order
-from semel.messaging.outcome import Nack, Outcome, settlement
+from semel.messaging.outbox import OutboxEntry
+from semel.messaging.outcome import Handled, Nack, Outcome, Skipped, settlement
 from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
 from semel.messaging.sequence import GapPolicy
 from semel.messaging.settings import BatchPolicy, ConsumerSettings, Duplicates
 from semel.messaging.waiting import WaitingFilter
+from semel.outboxes import Outbox
 from semel.sqlalchemy.database import SqlDatabase
 from semel.testing.clock import SimulatedClock
 from semel.testing.contracts.messaging_world import DatabaseWorld
@@ -67,19 +69,48 @@ class Planned:
 
 
 FAILURES = ("retry", "never", "sql", "lost", "late", "fenced", "commit")
-DELIVERIES = st.builds(
-    Planned,
-    id=st.integers(0, 9),
-    fails=st.sampled_from(["no"] * 8 + list(FAILURES)),
-    payload=st.sampled_from([0, 0, 0, 0, 1]),
-    version=st.sampled_from([1, 1, 2, 3]),
-)
-PLANS = st.lists(st.lists(DELIVERIES, min_size=1, max_size=12), min_size=1, max_size=3)
+HELD = ("held", "let go")
+"""Others have it under a lease while it is delivered: they complete it then, or let it go."""
+
+
+def _deliveries(ids: int, good: int) -> st.SearchStrategy[Planned]:
+    """Draw deliveries, so many of which succeed for every kind that does not."""
+    kinds = (*FAILURES, *HELD)
+    return st.builds(
+        Planned,
+        id=st.integers(0, ids - 1),
+        fails=st.sampled_from(["no"] * (good * len(kinds)) + list(kinds)),
+        payload=st.sampled_from([0, 0, 0, 0, 1]),
+        version=st.sampled_from([1, 1, 2, 3]),
+    )
+
+
+SMALL = st.lists(st.lists(_deliveries(10, 1), min_size=1, max_size=12), min_size=1, max_size=3)
+LARGE = st.lists(st.lists(_deliveries(40, 25), min_size=25, max_size=35), min_size=1, max_size=1)
+"""So much fits behind one savepoint only where nothing has failed for long."""
+
+PLANS = st.one_of(SMALL, SMALL, LARGE)
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """How a consumer meets its batches."""
+
+    settings: ConsumerSettings
+    takes_batches: bool = False
+    went_well: int = 0
+    """So many messages before the first of the plan: the more, the larger its savepoints."""
+
+    def made(self) -> Consumer:
+        """Return a consumer that behaves so."""
+        found = billing(self.settings, self.takes_batches)
+        found.pace.went_well(self.went_well)
+        return found
 
 
 @st.composite
-def behaviours(draw: st.DrawFn) -> tuple[ConsumerSettings, bool]:
-    """Draw settings, and whether the handler takes batches."""
+def behaviours(draw: st.DrawFn) -> Behaviour:
+    """Draw settings, whether the handler takes batches, and what it has seen before."""
     takes_batches = draw(st.sampled_from([False, False, True]))
     batch = draw(st.sampled_from(BatchPolicy))
     mode = draw(st.sampled_from(RetryMode))
@@ -102,17 +133,18 @@ def behaviours(draw: st.DrawFn) -> tuple[ConsumerSettings, bool]:
         duplicates=draw(st.sampled_from(Duplicates)),
         versioned=not takes_batches and draw(st.booleans()),
         gaps=draw(st.sampled_from([GapPolicy.RETRY, GapPolicy.PARK_KEY, GapPolicy.ALERT])),
+        keeps_results=not takes_batches and draw(st.booleans()),
         chunk=draw(st.sampled_from([1, 3, 20])),
         batch=batch,
         conflict_tries=2,
         held_retry_seconds=0.0,
     )
-    return settings, takes_batches
+    return Behaviour(settings, takes_batches, draw(st.sampled_from([0, 5_000])))
 
 
-def commits(plan: list[Planned]) -> list[Planned]:
-    """Return the plan without failures at the commit."""
-    return [replace(one, fails="no") if one.fails == "commit" else one for one in plan]
+def without(plan: list[Planned], *kinds: str) -> list[Planned]:
+    """Return the plan without failures of these kinds."""
+    return [replace(one, fails="no") if one.fails in kinds else one for one in plan]
 
 
 def messages(plan: list[Planned]) -> list[Message]:
@@ -139,12 +171,23 @@ ERRORS: dict[str, Callable[[], Exception]] = {
 }
 
 
-async def _handled(message: Message, session: Any, never_sent: frozenset[str]) -> None:
+outbox = Outbox()
+
+
+async def _send(message: Message, session: Any) -> None:
+    """Send two messages: one of the key's own, and one that has no key."""
+    said = {"of": message.id, "attempt": message.attempt}
+    await outbox.add(session, "receipts", said, key=message.key, cause=message)
+    await outbox.add(session, "mails", said, cause=message)
+
+
+async def _handled(message: Message, session: Any, never_sent: frozenset[str]) -> Any:
     fails = message.payload["fails"]
+    await _send(message, session)
     if message.is_duplicate:
         if message.id in never_sent:
             raise RetryableMessageError("not sent again")
-        return
+        return "sent again"
     of = NOBODY if fails == "commit" else None
     if hasattr(session, "execute"):
         await session.execute(insert(paid).values(id=message.id, how="handled", of=of))
@@ -156,6 +199,7 @@ async def _handled(message: Message, session: Any, never_sent: frozenset[str]) -
             raise ValueError("as a broken statement would")
     if fails in ERRORS:
         raise ERRORS[fails]()
+    return f"paid {message.id}, attempt {message.attempt}"
 
 
 def billing(chosen: ConsumerSettings, takes_batches: bool = False) -> Consumer:
@@ -167,8 +211,8 @@ def billing(chosen: ConsumerSettings, takes_batches: bool = False) -> Consumer:
     is_whole = chosen.batch is BatchPolicy.FAIL_BATCH
     never_sent: frozenset[str] = frozenset() if is_whole else NEVER_SENT_AGAIN
 
-    async def handle(message: Message, session: Any) -> None:
-        await _handled(message, session, never_sent)
+    async def handle(message: Message, session: Any) -> Any:
+        return await _handled(message, session, never_sent)
 
     async def handle_all(batch: list[Message], session: Any) -> None:
         for message in batch:
@@ -177,15 +221,15 @@ def billing(chosen: ConsumerSettings, takes_batches: bool = False) -> Consumer:
     return made(handle_all if takes_batches else handle)
 
 
-async def state_of(database: Any) -> dict[str, Any]:
-    """Everything that is durable, without times."""
+async def state_of(database: Any, ids: set[str]) -> dict[str, Any]:
+    """Everything that is durable of these messages, without times."""
     found: dict[str, Any] = {}
     async with database.begin() as unit:
-        for number in range(10):
-            row = await unit.claims.look_up("billing", f"m{number}")
+        for id in sorted(ids):
+            row = await unit.claims.look_up("billing", id)
             if row is not None:
-                code = row.error_code
-                found[f"m{number}"] = (row.state, row.attempts, code, row.payload_hash)
+                ended = (row.state, row.attempts, row.error_code, row.payload_hash)
+                found[id] = (*ended, row.owner, row.result, row.result_key)
         letters = await unit.dead_letters.find(DeadLetterFilter(), 100)
         # Neighbours that come back bring a duplicate back, too: how often is their affair.
         done = {id for id, row in found.items() if row[0] is ClaimState.COMPLETED}
@@ -199,6 +243,7 @@ async def state_of(database: Any) -> dict[str, Any]:
             for key in {w.key for w in waiting}
             for number, w in enumerate(w for w in waiting if w.key == key and w.held)
         ) + sorted((w.message_id, w.waits, w.attempts) for w in waiting if not w.held)
+        found["outbox"] = _by_key(await unit.outbox.read("outbox", 0, 1_000))
         gaps = await unit.versions.gaps("billing", 100)
         found["gaps"] = sorted((gap.key, gap.expected, gap.found) for gap in gaps)
         keys = [f"k{number}" for number in range(KEYS)]
@@ -208,6 +253,16 @@ async def state_of(database: Any) -> dict[str, Any]:
             found["paid"] = sorted((row.id, row.how) for row in rows)
     if not isinstance(database, SqlDatabase):
         found["paid"] = sorted((id, how) for id, how, _ in database.rows("paid"))
+    return found
+
+
+def _by_key(entries: Sequence[OutboxEntry]) -> dict[str, list[Any]]:
+    """What leaves with each key, in its order; without one, in any."""
+    found: dict[str, list[Any]] = {}
+    for entry in entries:
+        sent = (entry.message_id, entry.topic, entry.value, entry.parent, dict(entry.headers))
+        found.setdefault(entry.key or "", []).append(sent)
+    found.get("", []).sort(key=repr)
     return found
 
 
@@ -234,10 +289,37 @@ async def strict_memory_world() -> AsyncIterator[DatabaseWorld]:
 
 async def _prepared(world: DatabaseWorld) -> Database:
     if isinstance(world.database, SqlDatabase):
-        await check_foreign_keys(world.database)
+        await check_foreign_keys(world.database, to_disk=False)
         async with world.database.engine.begin() as connection:
             await connection.run_sync(effects.create_all)
     return world.database
+
+
+async def _lease(database: Database, batch: list[Planned]) -> dict[str, tuple[Claimed, str]]:
+    """Let others take what is held in this batch, if they may; by id, and what they do then."""
+    taken: dict[str, tuple[Claimed, str]] = {}
+    async with database.begin() as unit:
+        for planned, message in zip(batch, messages(batch), strict=True):
+            if planned.fails not in HELD:
+                continue
+            answer = await unit.claims.lease(
+                "billing", ClaimRequest.of(message), owner="others", seconds=1_000
+            )
+            if isinstance(answer, Claimed):
+                taken[message.id] = answer, planned.fails
+    return taken
+
+
+async def _end_leases(database: Database, taken: dict[str, tuple[Claimed, str]]) -> None:
+    async with database.begin() as unit:
+        for id, (claimed, kind) in taken.items():
+            if kind == "held":
+                kept = await unit.claims.mark_completed("billing", id, claimed.fence, '"theirs"')
+            else:
+                failure = Failure(ClaimState.FAILED_RETRYABLE, claimed.attempt, "LET_GO")
+                kept = await unit.claims.mark_failed("billing", id, failure, claimed.fence)
+            assert kept, f"somebody has written past the lease on {id}"
+    taken.clear()
 
 
 async def _run(
@@ -247,11 +329,16 @@ async def _run(
     outcomes: list[Outcome] = []
     comes_back = handler.settings.batch is BatchPolicy.FAIL_BATCH
     for batch in batches:
+        if comes_back:
+            # It takes back what stands before it, whose deliveries then fail once more.
+            batch = without(batch, *HELD)
         if comes_back and handler.settings.versioned:
             # Nobody can tell a gap behind a message whose commit has yet to fail.
-            batch = commits(batch)
+            batch = without(batch, "commit")
+        taken = await _lease(database, batch)
         for _ in range(MOST_PASSES):
             found = await consume(handler, database, messages(batch))
+            await _end_leases(database, taken)
             if not comes_back:
                 outcomes += found
                 break
@@ -259,28 +346,28 @@ async def _run(
                 break
         else:
             raise AssertionError(f"it came back {MOST_PASSES} times: {found}")
-    return await state_of(database), outcomes
+    return await state_of(database, {f"m{one.id}" for batch in batches for one in batch}), outcomes
 
 
 def run_with(
     make: Callable[[], AbstractAsyncContextManager[DatabaseWorld]],
     consume: Any,
-    behaviour: tuple[ConsumerSettings, bool],
+    behaviour: Behaviour,
     batches: list[list[Planned]],
-) -> tuple[dict[str, Any], list[str]]:
-    """Consume the batches in a new world; what is durable then, and the outcomes' names.
+) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+    """Consume the batches in a new world; what is durable then, and the outcomes.
 
     A batch that may not be split is delivered until nothing of it comes back.  How that went
     is its own affair, so that it has no outcomes here.
     """
-    settings, takes_batches = behaviour
 
     async def opened() -> tuple[dict[str, Any], list[Outcome]]:
         async with make() as world:
-            return await _run(world, consume, billing(settings, takes_batches), batches)
+            return await _run(world, consume, behaviour.made(), batches)
 
     state, outcomes = asyncio.run(opened())
-    return state, kinds(outcomes)
+    results = [one.result if isinstance(one, Handled | Skipped) else None for one in outcomes]
+    return state, list(zip(kinds(outcomes), results, strict=True))
 
 
 def kinds(outcomes: list[Outcome]) -> list[str]:

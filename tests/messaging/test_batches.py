@@ -15,9 +15,10 @@ from semel.messaging.consumer import consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.outcome import Handled, Outcome, RetryLater, Skipped
 from semel.messaging.retry import GiveUp, RetryPolicy
-from semel.messaging.settings import BatchPolicy, ConsumerSettings
+from semel.messaging.settings import BatchPolicy, ConsumerSettings, Duplicates
 from tests.messaging.batch_plans import (
     PLANS,
+    Behaviour,
     Planned,
     behaviours,
     billing,
@@ -31,7 +32,7 @@ from tests.messaging.worlds import memory_world, postgres_world, sqlite_world
 quick = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def ends_alike(make: Any, behaviour: Any, batches: list[list[Planned]]) -> None:
+def ends_alike(make: Any, behaviour: Behaviour, batches: list[list[Planned]]) -> None:
     together = run_with(make, consume_many, behaviour, batches)
     alone = run_with(make, consume_each, behaviour, batches)
 
@@ -45,14 +46,14 @@ def test_any_batch_in_memory_ends_as_one_transaction_per_message(behaviour, batc
 
 
 @given(behaviour=behaviours(), batches=PLANS)
-@settings(quick, max_examples=20)
+@settings(quick, max_examples=40)
 def test_any_batch_on_sqlite_ends_as_one_transaction_per_message(tmp_path, behaviour, batches):
     ends_alike(lambda: sqlite_world(tmp_path), behaviour, batches)
 
 
 @pytest.mark.postgres
 @given(behaviour=behaviours(), batches=PLANS)
-@settings(quick, max_examples=15)
+@settings(quick, max_examples=30)
 def test_any_batch_on_postgres_ends_as_one_transaction_per_message(
     quick_postgres_server, behaviour, batches
 ):
@@ -151,6 +152,27 @@ def test_a_handler_may_take_the_whole_batch_and_is_given_single_ones_when_it_fai
     assert kinds(second) == ["Handled", "DeadLettered", "Handled"]
     assert calls == [["m7", "m8"], ["m0", "m1", "m2"], ["m0"], ["m1"], ["m2"]]
     assert rows == ["m7", "m8", "m0", "m2"]
+
+
+def test_a_handler_of_batches_is_invoked_for_a_duplicate_before_newer_messages():
+    calls: list[list[str]] = []
+
+    async def handle(batch: list[Message]) -> None:
+        calls.append([m.id for m in batch])
+
+    chosen = ConsumerSettings(duplicates=Duplicates.INVOKE)
+    made = consumer("billing", policy=chosen, id_from=FromHeader("message-id"), batches=True)
+
+    async def whole() -> None:
+        async with memory_world() as world:
+            by = made(handle)
+            await consume_many(by, world.database, messages([Planned(0, "no")]))
+            plan = [Planned(n, "no") for n in (1, 0, 4, 8)]
+            await consume_many(by, world.database, messages(plan))
+
+    asyncio.run(whole())
+
+    assert calls == [["m0"], ["m1"], ["m0"], ["m4", "m8"]]
 
 
 def test_a_batch_without_failures_calls_each_handler_once():

@@ -100,15 +100,18 @@ async def sql_world(url: str, *, waits_for_locks: bool) -> AsyncIterator[Databas
         await database.close()
 
 
-async def check_foreign_keys(database: SqlDatabase) -> None:
-    """Let SQLite check foreign keys, as PostgreSQL does."""
-    if not database.is_postgres:
-        event.listen(database.engine.sync_engine, "connect", _check_foreign_keys)
-        await database.engine.dispose()
+async def check_foreign_keys(database: SqlDatabase, *, to_disk: bool = True) -> None:
+    """Let SQLite check foreign keys, as PostgreSQL does; and wait for the disk, or not."""
+    if database.is_postgres:
+        return
 
+    def on_connect(driver: Any, record: Any) -> None:
+        driver.execute("PRAGMA foreign_keys=ON")
+        if not to_disk:
+            driver.execute("PRAGMA synchronous=OFF")
 
-def _check_foreign_keys(driver: Any, record: Any) -> None:
-    driver.execute("PRAGMA foreign_keys=ON")
+    event.listen(database.engine.sync_engine, "connect", on_connect)
+    await database.engine.dispose()
 
 
 async def make_older(engine: AsyncEngine, seconds: float) -> None:

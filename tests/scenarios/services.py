@@ -28,6 +28,7 @@ BATCHED = RunnerSettings(mode=Mode.BATCHED, wait_seconds=0.01, stop_seconds=5.0)
 POLICY = RetryPolicy(
     max_attempts=3, initial_delay_seconds=0.02, max_delay_seconds=0.05, jitter=False
 )
+SHORT = Patience(session_seconds=0.15)
 TOPIC = "cases"
 GROUP = "projection"
 READING = Reading(FromHeader("message-id"), version_from=FromPayload("version"))
@@ -44,10 +45,13 @@ effect = Table(
 class Service:
     """One topic, one consumer, and what became of its messages."""
 
-    def __init__(self, database: Any, partitions: int = 1, **settings: Any) -> None:
-        self.broker = MemoryBroker({TOPIC: partitions}, patience=Patience(session_seconds=0.15))
+    def __init__(
+        self, database: Any, partitions: int = 1, patience: Patience = SHORT, **settings: Any
+    ) -> None:
+        self.broker = MemoryBroker({TOPIC: partitions}, patience=patience)
         self.database = database
         self.fail: Callable[[Message], None] = lambda message: None
+        self.wait: Callable[[Message], Awaitable[object]] = lambda message: asyncio.sleep(0)
         self.calls: list[str] = []
         chosen = ConsumerSettings(**{"retry": POLICY, "held_retry_seconds": 0.01, **settings})
 
@@ -58,6 +62,7 @@ class Service:
                 await session.execute(insert(effect).values(id=message.id))
             else:
                 session.add("effect", message.id)
+            await self.wait(message)
             self.fail(message)
 
         self.consumer: Consumer = handle

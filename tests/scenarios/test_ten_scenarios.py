@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -73,11 +74,11 @@ def test_a_duplicate_is_skipped_and_acknowledged(serve, mode):
 @MODES
 def test_a_dependency_that_fails_is_tried_again_with_backoff(serve, mode):
     async def scenario(service: Service) -> None:
-        tries: list[int] = []
+        tries: dict[int, list[float]] = {}
 
         def fail(message: Message) -> None:
             if message.id == "m1":
-                tries.append(message.attempt)
+                tries.setdefault(message.attempt, []).append(time.monotonic())
                 if message.attempt < 3:
                     raise RetryableMessageError("down", "DEPENDENCY_UNAVAILABLE")
 
@@ -87,11 +88,14 @@ def test_a_dependency_that_fails_is_tried_again_with_backoff(serve, mode):
         await service.work(mode)
 
         assert sorted(await service.effects()) == ["m1", "m2"]
-        assert sorted(set(tries)) == [1, 2, 3]
+        assert list(tries) == [1, 2, 3]
+        assert min(tries[2]) - max(tries[1]) >= policy.initial_delay_seconds
+        assert min(tries[3]) - max(tries[2]) >= 2 * policy.initial_delay_seconds
         assert await service.letters() == []
         assert service.committed == {0: 2}
 
-    serve(scenario)
+    policy = replace(POLICY, initial_delay_seconds=0.15, max_delay_seconds=1.0)
+    serve(scenario, retry=policy)
 
 
 @MODES

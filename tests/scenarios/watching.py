@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager
 from typing import Any
 
+from semel.errors import Fenced
 from semel.message import Partition, Record
 
 
@@ -84,7 +85,11 @@ class WatchedSubscription:
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
         self.said.append("broker commit")
-        await self.inside.commit(offsets)
+        try:
+            await self.inside.commit(offsets)
+        except Fenced:
+            self.said.append("refused")
+            raise
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inside, name)

@@ -44,7 +44,7 @@ from semel.messaging.outcome import (
     Skipped,
     settlement,
 )
-from semel.messaging.settings import BatchPolicy
+from semel.messaging.settings import BatchPolicy, Duplicates
 from semel.messaging.whole import all_or_nothing
 
 log = logging.getLogger("semel.messaging")
@@ -198,14 +198,9 @@ class _Batch:
 
 async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step], ran: list[Outcome]) -> None:
     """Do in order what the claims said."""
-    if consumer.takes_batches:
-        claimed = [
-            step.message.tried(step.answer.attempt)
-            for step in chunk
-            if isinstance(step.answer, Claimed)
-        ]
-        await _batch_handler(consumer, unit, claimed)
-    for step in chunk:
+    calls = _calls(consumer, chunk) if consumer.takes_batches else {}
+    for index, step in enumerate(chunk):
+        await _batch_handler(consumer, unit, calls.get(index, ()))
         outcome: Outcome
         match step.answer:
             case Claimed() if consumer.takes_batches:
@@ -221,6 +216,22 @@ async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step], ran: list
             # It holds up those behind it.
             raise _OneByOne
         ran.append(outcome)
+
+
+def _calls(consumer: Consumer, chunk: Sequence[_Step]) -> dict[int, list[Message]]:
+    """Say before which steps a handler of batches is called, and with which messages.
+
+    Once; more often where duplicates are invoked, which must not come behind a newer message
+    of their key.
+    """
+    calls: dict[int, list[Message]] = {}
+    begin = 0
+    for index, step in enumerate(chunk):
+        if isinstance(step.answer, Claimed):
+            calls.setdefault(begin, []).append(step.message.tried(step.answer.attempt))
+        elif consumer.settings.duplicates is Duplicates.INVOKE:
+            begin = index + 1
+    return calls
 
 
 async def _batch_handler(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> None:

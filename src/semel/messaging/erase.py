@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from semel.errors import Misuse, Retryable
-from semel.messaging.acts import ERASED, need_actor, need_reason, overrule
+from semel.messaging.acts import ERASED, acting, need_actor, need_reason, overrule
 from semel.messaging.attempts import AttemptFilter
 from semel.messaging.audit import Act
 from semel.messaging.claims import ClaimState, Failure, is_leased
@@ -89,7 +89,7 @@ async def erase(
         raise Misuse("say what to erase: a key, or a message id")
     for left in reversed(range(MOST_TRIES)):
         try:
-            async with database.begin() as unit:
+            async with acting(database) as unit:
                 if key is not None:
                     erased = await _erase_key(unit, key, progress)
                 else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from semel.errors import Misuse
-from semel.messaging.acts import need_actor, need_reason
+from semel.messaging.acts import acting, need_actor, need_reason
 from semel.messaging.audit import Act
 from semel.messaging.database import Database, Unit
 
@@ -50,7 +50,7 @@ async def send_again(
     Raises:
         NotParked: it is not parked, or its payload was erased.
     """
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         if not await unit.outbox.unpark(outbox, message_id):
             raise NotParked(outbox, message_id)
         await _write_down(unit, outbox, message_id, "outbox.retry", actor, reason)
@@ -65,7 +65,7 @@ async def drop(
         Misuse: there is no reason.
         NotParked: it is not parked.
     """
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         if not await unit.outbox.drop(outbox, message_id):
             raise NotParked(outbox, message_id)
         why = need_reason(reason, "dropping a message")
