@@ -18,6 +18,7 @@ from semel.messaging.failure import NonRetryableMessageError, RetryableMessageEr
 from semel.messaging.handling import handle_message
 from semel.messaging.outcome import DeadLettered, Handled, RetryLater, Skipped
 from semel.messaging.retry import RetryPolicy
+from semel.messaging.revival import skip_dead_letter
 from semel.messaging.settings import BatchPolicy, ConsumerSettings, Duplicates
 from semel.testing.clock import SimulatedClock
 
@@ -154,5 +155,26 @@ def test_a_batch_handler_sees_which_attempt_each_message_is_at():
 
         assert isinstance(outcome, Handled)
         assert calls[-1] == [2]
+
+    asyncio.run(scenario())
+
+
+@WAYS
+def test_what_a_person_decided_to_have_no_effect_is_not_sent_either(deliver):
+    async def scenario() -> None:
+        database, calls = MemoryDatabase(), list[str]()
+        chosen = ConsumerSettings(retry=POLICY, duplicates=Duplicates.INVOKE)
+
+        @consumer("c", policy=chosen, id_from=FromHeader("message-id"))
+        async def handle(message: Message, session: MemorySession) -> None:
+            calls.append(message.id)
+            raise NonRetryableMessageError("no")
+
+        await deliver(handle, database, M1)
+        await skip_dead_letter(database, "c", "m1", actor="ann", reason="a test order")
+        calls.clear()
+
+        assert isinstance(await deliver(handle, database, M1), Skipped)
+        assert calls == []
 
     asyncio.run(scenario())

@@ -13,20 +13,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
 
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse, Permanent
+from semel.messaging.claims import DELETED as DELETED
+from semel.messaging.claims import ERASED as ERASED
+from semel.messaging.claims import REPLACED as REPLACED
+from semel.messaging.claims import SKIPPED as SKIPPED
 from semel.messaging.claims import ClaimState, Failure, is_leased
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.revisions import Revision
 from semel.messaging.waiting import WaitingMessage
-
-SKIPPED: Final = "SKIPPED"
-REPLACED: Final = "REPLACED"
-DELETED: Final = "DELETED"
-ERASED: Final = "ERASED"
 
 
 class NoSuchMessage(Misuse):

@@ -83,6 +83,17 @@ class Duplicate:
     result: str | None = None
     """What the handler returned the first time, as JSON, where the consumer keeps results."""
 
+    had_effect: bool = True
+    """False: somebody decided that it has none, and there is nothing to send again."""
+
+
+SKIPPED: Final = "SKIPPED"
+REPLACED: Final = "REPLACED"
+DELETED: Final = "DELETED"
+ERASED: Final = "ERASED"
+WITHOUT_EFFECT: Final = frozenset({SKIPPED, REPLACED, DELETED, ERASED})
+"""The codes of claims that a person's act completed or closed."""
+
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
@@ -242,7 +253,7 @@ def refusal(row: ClaimRow, payload_hash: str, now: float) -> NotOurs | None:
         case Found.OTHER_PAYLOAD:
             return Conflict(expected=row.payload_hash, found=payload_hash)
         case Found.COMPLETED:
-            return Duplicate(row.result)
+            return Duplicate(row.result, row.error_code not in WITHOUT_EFFECT)
         case Found.TERMINAL:
             return Terminal(row.error_code)
         case Found.PARKED:

@@ -14,6 +14,7 @@ from semel.codec import Unread, Unreadable
 from semel.message import Coordinates, Message, digest_of, text_of
 from semel.messaging.acts import ERASED
 from semel.messaging.claims import (
+    ClaimAnswer,
     Claimed,
     ClaimRequest,
     ClaimRow,
@@ -49,6 +50,7 @@ from semel.messaging.outcome import (
 from semel.messaging.reasons import ERASED_REASON
 from semel.messaging.retry import Exhausted, GiveUp, Hopeless, RetryIn, verdict
 from semel.messaging.sequence import Gap, GapPolicy
+from semel.messaging.settings import Duplicates
 from semel.messaging.waiting import WaitingMessage, Waits
 
 
@@ -69,6 +71,12 @@ class Held:
 def holds_key(consumer: Consumer, message: Message) -> bool:
     """Tell whether a message of this consumer that waits holds its key."""
     return consumer.settings.holds_waiting_keys and message.key is not None
+
+
+def invokes(consumer: Consumer, answer: ClaimAnswer | None) -> bool:
+    """Tell whether the handler is called for a duplicate, to send everything again."""
+    is_wanted = consumer.settings.duplicates is Duplicates.INVOKE
+    return is_wanted and isinstance(answer, Duplicate) and answer.had_effect
 
 
 async def write_failure(

@@ -44,6 +44,7 @@ from semel.messaging.failing import (
     Held,
     forget_tries,
     holds_key,
+    invokes,
     leave_the_room,
     write_conflict,
     write_failure,
@@ -62,7 +63,6 @@ from semel.messaging.outcome import (
     Skipped,
 )
 from semel.messaging.sequence import Gap, GapPolicy, InSequence, due_version, in_sequence
-from semel.messaging.settings import Duplicates
 from semel.messaging.waiting import BEHIND, WaitingMessage, Waits
 
 log = logging.getLogger("semel.messaging")
@@ -256,7 +256,7 @@ async def is_next(consumer: Consumer, unit: Unit, message: Message) -> bool:
 
 async def not_claimed(consumer: Consumer, unit: Unit, state: Try, answer: NotOurs) -> Outcome:
     """Answer as `refused` does; *state* tells whether the handler was invoked all the same."""
-    if isinstance(answer, Duplicate) and consumer.settings.duplicates is Duplicates.INVOKE:
+    if invokes(consumer, answer):
         state.message = state.message.repeated()
         state.began = True
     return await refused(consumer, unit, state.message, answer)
@@ -272,7 +272,7 @@ async def refused(
     settings = consumer.settings
     match answer:
         case Duplicate(result):
-            if settings.duplicates is Duplicates.INVOKE:
+            if invokes(consumer, answer):
                 with handling(consumer.name, message.repeated()) as now:
                     await consumer.invoke(now.message, unit.session)
                 await forget_tries(unit, consumer, message)

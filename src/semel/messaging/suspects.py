@@ -28,7 +28,6 @@ from semel.messaging.claims import (
     ClaimRequest,
     ClaimRow,
     ClaimState,
-    Duplicate,
     HeldElsewhere,
     refusal,
 )
@@ -37,6 +36,7 @@ from semel.messaging.database import Database, Unit
 from semel.messaging.failing import (
     Held,
     fence_to_park,
+    invokes,
     leave_the_room,
     park_poison,
     write_failure,
@@ -46,7 +46,6 @@ from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.kept import unread
 from semel.messaging.notes import forget_note, note_try, outlived, outliving, take_back
 from semel.messaging.outcome import Outcome, Refused, Skipped
-from semel.messaging.settings import Duplicates
 from semel.messaging.turns import TURNS
 from semel.messaging.waiting import WaitingMessage
 
@@ -218,7 +217,7 @@ class _Runs(Enum):
 async def _runs(unit: Unit, consumer: Consumer, suspect: _Suspect, row: ClaimRow | None) -> _Runs:
     message = suspect.message
     no = None if row is None else refusal(row, message.digest, await unit.now())
-    if isinstance(no, Duplicate) and consumer.settings.duplicates is Duplicates.INVOKE:
+    if invokes(consumer, no):
         # Its claim stays COMPLETED, whatever it does: only the letter tells that it kills.
         letter = await unit.dead_letters.get(consumer.name, message.id)
         killed = letter is not None and letter.error_code == CRASHED
