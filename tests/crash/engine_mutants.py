@@ -6,11 +6,6 @@ such a mutant lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import pytest
-
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
 from semel.memory.store import Shown
@@ -23,17 +18,9 @@ from semel.pipeline.sink import SinkOK
 from semel.pipeline.states import CycleState
 from semel.pipeline.steps import FAILURES, Failure, Step, Verdict
 from semel.testing.world import Invariant, World
+from tests.mutants import mutants
 
 I = Invariant  # noqa: E741  the table below is read across
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A broken engine, and which invariants may convict it."""
-
-    name: str
-    patch: Callable[[pytest.MonkeyPatch], None]
-    convicted_by: frozenset[Invariant]
 
 
 def recovery_forgets_to_sweep(patch):
@@ -199,9 +186,8 @@ def abort_deletes_what_is_committed(patch):
     patch.setattr(MemorySink, "abort", abort)
 
 
-MUTANTS = [
-    Mutant(patch.__name__, patch, frozenset(convicted_by))
-    for patch, *convicted_by in [
+MUTANTS = mutants(
+    [
         (recovery_forgets_to_sweep, I.NOTHING_LEFT),
         (recovery_forgets_one_sink, I.ALL_COMMITTED),
         (recovery_gives_up_what_is_committed, I.PROGRESS),
@@ -222,4 +208,4 @@ MUTANTS = [
         (lost_is_taken_for_done, I.ALL_COMMITTED),
         (abort_deletes_what_is_committed, I.ALL_COMMITTED),
     ]
-]
+)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-
-import pytest
+from dataclasses import replace
 
 from semel.memory.claims import MemoryProcessedMessageStore
 from semel.memory.inbox import MemoryInboxStore
@@ -40,17 +37,9 @@ from semel.messaging.sending import Sending, Settled
 from semel.messaging.settings import ConsumerSettings, Duplicates
 from semel.messaging.settling import Settling
 from tests.messaging.jury import Invariant
+from tests.mutants import mutants
 
 I = Invariant  # noqa: E741  the table below is read across
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A broken engine, and which invariants may convict it."""
-
-    name: str
-    patch: Callable[[pytest.MonkeyPatch], None]
-    convicted_by: frozenset[Invariant]
 
 
 async def _nothing(*_, **__):
@@ -272,9 +261,8 @@ def the_inbox_keeps_the_effect_of_a_failure(patch):
     patch.setattr(InboxWorker, "_try", without_savepoint)
 
 
-MUTANTS = [
-    Mutant(patch.__name__, patch, frozenset(convicted_by))
-    for patch, *convicted_by in [
+MUTANTS = mutants(
+    [
         (offsets_are_committed_before_the_effect, I.DURABLE),
         (a_failed_message_is_acknowledged, I.DURABLE),
         (the_claim_is_committed_before_the_effect, I.EFFECT_ONCE),
@@ -305,4 +293,4 @@ MUTANTS = [
         (the_inbox_does_not_mark_what_it_handled, I.BOUNDED),
         (the_inbox_keeps_the_effect_of_a_failure, I.EFFECT_ONCE),
     ]
-]
+)

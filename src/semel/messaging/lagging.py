@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Final
 
-from semel.errors import reason_of
 from semel.measures import MEASURES
 from semel.message import Partition
 from semel.messaging.cancelling import end, rung
+from semel.messaging.reasons import reason_of
 
 log = logging.getLogger("semel.messaging")
 
