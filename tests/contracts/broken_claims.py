@@ -206,7 +206,9 @@ class UndoesByDeleting(MemoryProcessedMessageStore):
     """Forgets the attempt with the claim."""
 
     async def undo(self, consumer, message_id, failure):
+        undone = await super().undo(consumer, message_id, failure)
         self._claims.remove((consumer, message_id))
+        return undone
 
 
 class GivesBackByDeleting(MemoryProcessedMessageStore):

@@ -90,9 +90,9 @@ def test_a_failure_repeats_what_shared_its_savepoint_and_makes_the_next_ones_sma
     outcomes = handled(handle, MemoryDatabase(), batch(100))
 
     assert [type(one) for one in outcomes] == [Handled] * 60 + [DeadLettered] + [Handled] * 39
-    assert calls == Counter({n: 2 if n <= 60 else 1 for n in range(100)})
-    # The whole batch, those before the culprit, the culprit, and the rest by twenties.
-    assert len(savepoints) == 3 + 2
+    assert calls == Counter({n: 2 if n < 60 else 1 for n in range(100)})
+    # The whole batch, those before the culprit, and the rest by twenties.
+    assert len(savepoints) == 2 + 2
 
 
 def test_each_consumer_has_its_own_pace():

@@ -155,8 +155,8 @@ class MemoryProcessedMessageStore:
         rows = [row for row in self._claims.rows() if row.result_key == key]
         return sum([await self.erase(row.consumer, row.message_id) for row in rows])
 
-    async def undo(self, consumer: str, message_id: str, failure: Failure) -> None:
-        """Turn a claim that *this* transaction took into a failed attempt.
+    async def undo(self, consumer: str, message_id: str, failure: Failure) -> ClaimRow:
+        """Turn a claim that *this* transaction took into a failed attempt, and return it.
 
         Raises:
             Misuse: there is no such claim.
@@ -167,7 +167,7 @@ class MemoryProcessedMessageStore:
                 f"consumer {consumer}: message {message_id!r}: there is no claim to undo; "
                 f"this transaction did not take it"
             )
-        self._put(self._failed(row, failure))
+        return self._put(self._failed(row, failure))
 
     async def give_back(self, consumer: str, message_id: str, claimed: Claimed) -> None:
         """Let go of a claim that *this* transaction took, as if it had never been asked for."""
@@ -254,8 +254,10 @@ class MemoryProcessedMessageStore:
     def _get(self, consumer: str, message_id: str) -> ClaimRow | None:
         return self._claims.get((consumer, message_id))
 
-    def _put(self, row: ClaimRow) -> None:
-        self._claims.put(_key(row), replace(row, updated_at=self._now))
+    def _put(self, row: ClaimRow) -> ClaimRow:
+        changed = replace(row, updated_at=self._now)
+        self._claims.put(_key(row), changed)
+        return changed
 
     def _leased(self, consumer: str, message_id: str, fence: int) -> ClaimRow | None:
         row = self._get(consumer, message_id)

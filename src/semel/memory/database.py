@@ -71,6 +71,14 @@ class MemoryUnit:
         """Collect what the block changes in the handlers' own tables."""
         return watching(self.tables)
 
+    async def start_afresh(self) -> None:
+        """Do nothing: there are no objects."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Always: the session holds no objects, and each write is in its table at once."""
+        return True
+
     async def now(self) -> float:
         """Return the database's time."""
         return self.tables.clock.now()

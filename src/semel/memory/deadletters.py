@@ -19,12 +19,12 @@ class MemoryDeadLetters:
         self._tables = tables
         self._letters: Table[tuple[str, str], DeadLetter] = tables.table("dead_letter")
 
-    async def put(self, letter: DeadLetter) -> None:
-        """Write a dead letter; a later failure of the same message updates it."""
+    async def put(self, letter: DeadLetter) -> bool:
+        """Write a dead letter; False where a later failure of the same message updates it."""
         first = self._letters.get((letter.consumer, letter.message_id))
         if first is None:
             self._put(letter)
-            return
+            return True
         self._put(
             replace(
                 first,
@@ -40,6 +40,7 @@ class MemoryDeadLetters:
                 expected_hash=letter.expected_hash,
             )
         )
+        return False
 
     async def get(self, consumer: str, message_id: str) -> DeadLetter | None:
         """Return one dead letter."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from semel.crashpoints import CrashPoint, reach
 from semel.message import Message
@@ -104,12 +104,12 @@ async def _in_one_call(
     consumer: Consumer, database: Database, messages: Sequence[Message]
 ) -> list[Outcome]:
     """Handle all messages in one transaction, by one call of a handler that takes batches."""
-    outcomes: list[Outcome] = []
+    ran = _Ran()
     async with database.begin() as unit:
         steps = await _claimed(consumer, unit, messages)
         try:
             async with unit.savepoint():
-                await _run(consumer, unit, steps, outcomes)
+                await _run(consumer, unit, steps, ran)
         except TransactionEnded:
             raise
         except Exception as error:
@@ -117,7 +117,7 @@ async def _in_one_call(
             raise _OneByOne from error
         reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
     reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
-    return outcomes
+    return ran.outcomes
 
 
 async def _claimed(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> list[_Step]:
@@ -160,54 +160,117 @@ class _Batch:
         """Handle a chunk at once; where that fails, up to the culprit, which is handled alone."""
         if self.blocked.anything and any(map(self._is_blocked, chunk)):
             return await self._one_by_one(chunk)
-        ran: list[Outcome] = []
+        ran = _Ran()
         if await self._at_once(chunk, ran):
             return self.consumer.pace.went_well(len(chunk))
         self.consumer.pace.failed()
-        if self.consumer.takes_batches or len(ran) == len(chunk):
+        done = len(ran.outcomes)
+        if self.consumer.takes_batches or done == len(chunk):
             # All ran, and what they wrote was refused at the end: nobody knows whose.
             return await self._one_by_one(chunk)
-        before, culprit = chunk[: len(ran)], chunk[len(ran)]
-        if not await self._at_once(before, []):
+        before, culprit = chunk[:done], chunk[done]
+        if before and not await self._at_once(before, _Ran()):
             await self._one_by_one(before)
+        elif self.unit.is_clean and (own := ran.failure_of_its_own()):
+            # Alone it would find what it has found, and fail again.
+            return self._note(culprit, await self._failed(culprit, *own))
         return await self._one_by_one([culprit])
 
     def _is_blocked(self, step: _Step) -> bool:
         return self.blocked.stands_before(step.message) or self.blocked.holds(step.message)
 
-    async def _at_once(self, chunk: Sequence[_Step], ran: list[Outcome]) -> bool:
-        """Handle a chunk in one savepoint; False, and nothing done, where that fails.
-
-        *ran* gets the outcomes of the messages before the one that failed.
-        """
+    async def _at_once(self, chunk: Sequence[_Step], ran: _Ran) -> bool:
+        """Handle a chunk in one savepoint; False, and nothing done, where that fails."""
         try:
             async with self.unit.savepoint():
                 await _run(self.consumer, self.unit, chunk, ran)
         except Exception as error:  # noqa: BLE001  found out one by one
             _raise_if_over(self.consumer, self.database, error)
+            ran.error = error
             return False
-        self.outcomes.extend(ran)
+        self.outcomes.extend(ran.outcomes)
         return True
 
     async def _one_by_one(self, steps: Sequence[_Step]) -> None:
         for step in steps:
-            outcome = await _alone(self.consumer, self.database, self.unit, step, self.blocked)
-            self.outcomes.append(outcome)
-            self.blocked.note(step.message, outcome)
+            self._note(step, await self._alone(step))
+
+    def _note(self, step: _Step, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self.blocked.note(step.message, outcome)
+
+    async def _alone(self, step: _Step) -> Outcome:
+        """Handle one message in a savepoint of its own."""
+        consumer, unit, message = self.consumer, self.unit, step.message
+        await unit.start_afresh()
+        if self.blocked.stands_before(message):
+            if isinstance(step.answer, Claimed):
+                await unit.claims.give_back(consumer.name, message.id, step.answer)
+            return NOT_ATTEMPTED
+        queues = isinstance(step.answer, Claimed) and self.blocked.holds(message)
+        if queues and not await is_next(consumer, unit, message):
+            return await _queue_up(consumer, unit, message)
+        state = Try(message)
+        try:
+            async with unit.savepoint():
+                if isinstance(step.answer, Claimed):
+                    state.message = message.tried(step.answer.attempt)
+                    return await apply(consumer, unit, state)
+                if step.answer is not None:
+                    return await not_claimed(consumer, unit, state, step.answer)
+                return await claim_and_handle(consumer, unit, state)
+        except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
+            _raise_if_over(consumer, self.database, error)
+            return await self._failed(step, state, error)
+
+    async def _failed(self, step: _Step, state: Try, error: Exception) -> Outcome:
+        """Write a failure beside what the others did."""
+        consumer, unit, message = self.consumer, self.unit, step.message
+        failure = classify(consumer, self.database, error)
+        if says_nothing(error, state):
+            if isinstance(step.answer, Claimed):
+                await unit.claims.give_back(consumer.name, message.id, step.answer)
+            return comes_back(consumer, message, failure)
+        held = Held(by_this_transaction=isinstance(step.answer, Claimed))
+        written = await write_failure(unit, consumer, state.message, failure, state.gap, held)
+        return Skipped() if written is None else written
 
 
-async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step], ran: list[Outcome]) -> None:
+@dataclass(slots=True)
+class _Ran:
+    """How far the messages of one savepoint came."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    state: Try | None = None
+    """The try that has not ended, of a message that was claimed with the batch."""
+
+    was_clean: bool = False
+    """It saw nothing of the others but what they had written."""
+
+    error: Exception | None = None
+
+    def failure_of_its_own(self) -> tuple[Try, Exception] | None:
+        """Return what failed, and how, where that cannot be the doing of the others."""
+        if self.state is None or self.error is None:
+            return None
+        return (self.state, self.error) if self.was_clean and self.state.began else None
+
+
+async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step], ran: _Ran) -> None:
     """Do in order what the claims said."""
     calls = _calls(consumer, chunk) if consumer.takes_batches else {}
     for index, step in enumerate(chunk):
+        await unit.start_afresh()
         await _batch_handler(consumer, unit, calls.get(index, ()))
         outcome: Outcome
         match step.answer:
             case Claimed() if consumer.takes_batches:
-                ran.append(Handled())
+                ran.outcomes.append(Handled())
                 continue
             case Claimed(attempt=attempt):
-                outcome = await apply(consumer, unit, Try(step.message.tried(attempt)))
+                ran.state, ran.was_clean = Try(step.message.tried(attempt)), unit.is_clean
+                outcome = await apply(consumer, unit, ran.state)
+                ran.state = None
             case None:
                 outcome = await claim_and_handle(consumer, unit, Try(step.message))
             case answer:
@@ -215,7 +278,7 @@ async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step], ran: list
         if isinstance(settlement(outcome), Nack) or blocks_key(consumer, step.message, outcome):
             # It holds up those behind it.
             raise _OneByOne
-        ran.append(outcome)
+        ran.outcomes.append(outcome)
 
 
 def _calls(consumer: Consumer, chunk: Sequence[_Step]) -> dict[int, list[Message]]:
@@ -240,39 +303,6 @@ async def _batch_handler(consumer: Consumer, unit: Unit, messages: Sequence[Mess
     with handling(consumer.name, messages[0], messages):
         await consumer.invoke(messages, unit.session)
     reach(CrashPoint.HANDLE_AFTER, consumer.name)
-
-
-async def _alone(
-    consumer: Consumer, database: Database, unit: Unit, step: _Step, blocked: Blocked
-) -> Outcome:
-    """Handle one message in a savepoint of its own, and write its failure beside the others."""
-    message = step.message
-    if blocked.stands_before(message):
-        if isinstance(step.answer, Claimed):
-            await unit.claims.give_back(consumer.name, message.id, step.answer)
-        return NOT_ATTEMPTED
-    queues = isinstance(step.answer, Claimed) and blocked.holds(message)
-    if queues and not await is_next(consumer, unit, message):
-        return await _queue_up(consumer, unit, message)
-    state = Try(message)
-    try:
-        async with unit.savepoint():
-            if isinstance(step.answer, Claimed):
-                state.message = message.tried(step.answer.attempt)
-                return await apply(consumer, unit, state)
-            if step.answer is not None:
-                return await not_claimed(consumer, unit, state, step.answer)
-            return await claim_and_handle(consumer, unit, state)
-    except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
-        _raise_if_over(consumer, database, error)
-        failure = classify(consumer, database, error)
-        if says_nothing(error, state):
-            if isinstance(step.answer, Claimed):
-                await unit.claims.give_back(consumer.name, message.id, step.answer)
-            return comes_back(consumer, message, failure)
-        held = Held(by_this_transaction=isinstance(step.answer, Claimed))
-        written = await write_failure(unit, consumer, state.message, failure, state.gap, held)
-        return Skipped() if written is None else written
 
 
 async def _queue_up(consumer: Consumer, unit: Unit, message: Message) -> Outcome:

@@ -100,8 +100,8 @@ class ProcessedMessageStore(Protocol):
         """Remove the results that were kept with this key, and note that; say how many."""
         ...
 
-    async def undo(self, consumer: str, message_id: str, failure: Failure) -> None:
-        """Turn a claim that *this* transaction took into a failed attempt.
+    async def undo(self, consumer: str, message_id: str, failure: Failure) -> ClaimRow:
+        """Turn a claim that *this* transaction took into a failed attempt, and return it.
 
         For batches, where the claims of failed messages and the effects of the others
         share a transaction.

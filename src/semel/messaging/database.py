@@ -135,6 +135,18 @@ class Unit(Protocol):
         """
         ...
 
+    async def start_afresh(self) -> None:
+        """Let the next message find no objects that others have read.
+
+        What those changed is sent before, so that it is found in the rows.
+        """
+        ...
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether all that was written is sent, nothing of it failed, and no object is held."""
+        ...
+
     async def now(self) -> float:
         """Return the database's time, in seconds since 1970."""
         ...

@@ -87,8 +87,8 @@ class DeadLetters(Protocol):
     The contract is executable: `semel.testing.contracts.DeadLettersContract`.
     """
 
-    async def put(self, letter: DeadLetter) -> None:
-        """Write a dead letter; a later failure of the same message updates it.
+    async def put(self, letter: DeadLetter) -> bool:
+        """Write a dead letter; False where a later failure of the same message updates it.
 
         The first failure's time and the original payload stay.
         """

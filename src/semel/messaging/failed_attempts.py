@@ -15,10 +15,9 @@ from semel.messaging.notes import this_process
 
 
 async def keep_attempt(
-    unit: Unit, consumer: str, message: Message, failure: Classified
-) -> ClaimRow | None:
-    """Keep that a message failed, whose claim says so already; return the claim."""
-    claim = await unit.claims.look_up(consumer, message.id)
+    unit: Unit, consumer: str, message: Message, failure: Classified, claim: ClaimRow | None
+) -> None:
+    """Keep that a message failed, whose *claim* says so already."""
     # Where a repetition fails, the claim is as old as the effect.
     is_its_time = claim is not None and claim.state is not ClaimState.COMPLETED
     await unit.attempts.add(
@@ -32,7 +31,6 @@ async def keep_attempt(
             at=claim.failed_at or 0.0 if claim is not None and is_its_time else 0.0,
         )
     )
-    return claim
 
 
 async def keep_attempt_of_inbox(

@@ -122,7 +122,8 @@ async def _not_sent_again(
     those of any other message.
     """
     message = message.tried(await _count(unit, consumer, message))
-    handled = await keep_attempt(unit, consumer.name, message, failure)
+    handled = await unit.claims.look_up(consumer.name, message.id)
+    await keep_attempt(unit, consumer.name, message, failure, handled)
     found = verdict(consumer.settings.retry, failure, message.attempt)
     if isinstance(found, RetryIn):
         now = await unit.waiting.get(consumer.name, message.id) if claim.from_waiting else None
@@ -168,23 +169,25 @@ async def _fail(
 ) -> ClaimRow | None:
     """Write the failure and the attempt; return the claim, None where the message is over."""
     written = _failure(message, state, failure, seconds)
-    if not await _mark(unit, consumer, message, written, claim):
-        return None
-    return await keep_attempt(unit, consumer.name, message, failure)
+    row = await _mark(unit, consumer, message, written, claim)
+    if row is not None:
+        await keep_attempt(unit, consumer.name, message, failure, row)
+    return row
 
 
 async def _mark(
     unit: Unit, consumer: Consumer, message: Message, failure: Failure, claim: Held
-) -> bool:
+) -> ClaimRow | None:
     if claim.by_this_transaction:
-        await unit.claims.undo(consumer.name, message.id, failure)
-        return True
+        return await unit.claims.undo(consumer.name, message.id, failure)
     if claim.from_waiting:
         waiting = await unit.waiting.get(consumer.name, message.id)
         if waiting is not None and waiting.waits is Waits.BEHIND:
             # The rollback of its turn has closed the claim again, which says parked, too.
             await unit.claims.reopen(consumer.name, message.id)
-    return await unit.claims.mark_failed(consumer.name, message.id, failure, claim.fence)
+    if not await unit.claims.mark_failed(consumer.name, message.id, failure, claim.fence):
+        return None
+    return await unit.claims.look_up(consumer.name, message.id)
 
 
 async def _ended(

@@ -40,11 +40,13 @@ async def mark_waiting(unit: Unit, consumer: str, message: Message) -> None:
 
 async def file(unit: Unit, consumer: Consumer, message: Message, letter: DeadLetter) -> bool:
     """Keep a dead letter, and note of the message's offset that it is; False: there was one."""
-    known = await unit.dead_letters.get(consumer.name, letter.message_id)
-    await keep_letter(unit, consumer.settings, letter)
+    is_new = await keep_letter(unit, consumer.settings, letter)
     if message.source is not None:
-        await mark_kept(unit, consumer.name, message.source, known or letter)
-    return known is None
+        first = letter
+        if not is_new:
+            first = await unit.dead_letters.get(consumer.name, letter.message_id) or letter
+        await mark_kept(unit, consumer.name, message.source, first)
+    return is_new
 
 
 async def take_out(unit: Unit, consumer: str, message_id: str) -> None:

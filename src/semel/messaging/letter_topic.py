@@ -29,12 +29,19 @@ log = logging.getLogger("semel.messaging")
 PREFIX: Final = "dead-letter-"
 
 
-async def keep_letter(unit: Unit, settings: ConsumerSettings, letter: DeadLetter) -> None:
-    """Write a dead letter, and with it the record for the consumer's topic of dead letters."""
-    await unit.dead_letters.put(letter)
+async def keep_letter(unit: Unit, settings: ConsumerSettings, letter: DeadLetter) -> bool:
+    """Write a dead letter, and with it the record for the consumer's topic of dead letters.
+
+    False where the message had one.
+    """
+    is_new = await unit.dead_letters.put(letter)
     # Without its payload it would be another message: it is erased, and goes nowhere.
-    if not settings.dead_letter_topic or letter.erased_at is not None:
-        return
+    if settings.dead_letter_topic and letter.erased_at is None:
+        await _publish(unit, settings, letter)
+    return is_new
+
+
+async def _publish(unit: Unit, settings: ConsumerSettings, letter: DeadLetter) -> None:
     record = record_of(letter, settings.dead_letter_topic, settings.dead_letter_outbox)
     try:
         await unit.outbox.add([record])

@@ -72,7 +72,9 @@ async def _complete(consumer: Consumer, unit: Unit, message: Message, stale: Sta
 async def _reopen(consumer: Consumer, unit: Unit, message: Message, stale: Stale) -> Outcome:
     failure = Failure(ClaimState.FAILED_RETRYABLE, stale.attempts, "ABANDONED", 0.0, message.digest)
     if await unit.claims.mark_failed(consumer.name, message.id, failure, stale.fence):
-        await keep_attempt(unit, consumer.name, message.tried(stale.attempts), _abandoned(stale))
+        claim = await unit.claims.look_up(consumer.name, message.id)
+        tried = message.tried(stale.attempts)
+        await keep_attempt(unit, consumer.name, tried, _abandoned(stale), claim)
     return RetryLater(0.0)
 
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, FromClause, Row, and_, delete, func, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Row,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
@@ -25,6 +36,19 @@ from semel.sqlalchemy.times import now_us, to_seconds, to_us
 
 _C: Final = failed_attempt.c
 _KEPT: Final = failed_attempt.alias("kept")
+_MINE: Final = and_(_KEPT.c.consumer == bindparam("by"), _KEPT.c.message_id == bindparam("id"))
+
+# PostgreSQL counts the rows before this one: as many as may be kept are enough.
+ADD: Final = (
+    insert(failed_attempt)
+    .values(at=func.coalesce(bindparam("at_us", type_=BigInteger), now_us()))
+    .returning(select(func.count(_KEPT.c.place)).where(_MINE).scalar_subquery())
+)
+
+_PLACES: Final = select(_KEPT.c.place).where(_MINE)
+_FIRST: Final = _PLACES.order_by(_KEPT.c.place).limit(FIRST_KEPT)
+_OTHERS: Final = _PLACES.order_by(_KEPT.c.place.desc()).offset(LATEST_KEPT)
+THIN_OUT: Final = delete(failed_attempt).where(_C.place.in_(_OTHERS), _C.place.not_in(_FIRST))
 
 
 class SqlFailedAttempts:
@@ -35,29 +59,20 @@ class SqlFailedAttempts:
 
     async def add(self, attempt: FailedAttempt) -> None:
         """Write a message's next failed attempt; those between first and latest go."""
-        me = AttemptFilter(attempt.consumer, attempt.message_id)
-        written = (
-            insert(failed_attempt)
-            .values(
-                **stored_names(message_id=attempt.message_id, key=attempt.key),
-                consumer=attempt.consumer,
-                number=attempt.number,
-                error_code=plain(attempt.error_code),
-                failure_class=attempt.failure_class,
-                reason=plain(attempt.reason),
-                exception=plain(attempt.exception),
-                worker=plain(attempt.worker),
-                at=to_us(attempt.at) if attempt.at else now_us(),
-            )
-            # PostgreSQL counts the rows before this one: as many as may be kept are enough.
-            .returning(select(func.count(_KEPT.c.place)).where(_are(me, _KEPT)).scalar_subquery())
-        )
-        if (await self._run(written)).scalar_one() >= MOST_KEPT:
-            places = select(_KEPT.c.place).where(_are(me, _KEPT))
-            first = places.order_by(_KEPT.c.place).limit(FIRST_KEPT)
-            others = places.order_by(_KEPT.c.place.desc()).offset(LATEST_KEPT)
-            between = and_(_C.place.in_(others), _C.place.not_in(first))
-            await self._run(delete(failed_attempt).where(between))
+        values = {
+            **stored_names(message_id=attempt.message_id, key=attempt.key),
+            "consumer": attempt.consumer,
+            "number": attempt.number,
+            "error_code": plain(attempt.error_code),
+            "failure_class": attempt.failure_class,
+            "reason": plain(attempt.reason),
+            "exception": plain(attempt.exception),
+            "worker": plain(attempt.worker),
+            "at_us": to_us(attempt.at) if attempt.at else None,
+        }
+        mine = {"by": attempt.consumer, "id": values["message_id"]}
+        if (await self._run(ADD, {**values, **mine})).scalar_one() >= MOST_KEPT:
+            await self._run(THIN_OUT, mine)
 
     async def of(self, consumer: str, message_id: str) -> Sequence[FailedAttempt]:
         """Return the attempts of one message that are kept, in the order of their writing."""
@@ -84,16 +99,16 @@ class SqlFailedAttempts:
         )
         return int((await self._run(delete(failed_attempt).where(_C.place.in_(old)))).rowcount)
 
-    async def _run(self, statement: Executable) -> Any:
+    async def _run(self, statement: Executable, values: Any = None) -> Any:
         async with translated("the failed attempts"):
-            return await self._session.execute(statement)
+            return await self._session.execute(statement, values)
 
 
-def _are(which: AttemptFilter, rows: FromClause = failed_attempt) -> ColumnElement[bool]:
+def _are(which: AttemptFilter) -> ColumnElement[bool]:
     equal = {
-        rows.c.consumer: which.consumer,
-        rows.c.message_id: stored_name(which.message_id),
-        rows.c.key: stored_name(which.key),
+        _C.consumer: which.consumer,
+        _C.message_id: stored_name(which.message_id),
+        _C.key: stored_name(which.key),
     }
     wanted = [column == value for column, value in equal.items() if value is not None]
     return and_(True, *wanted)

@@ -160,7 +160,7 @@ _FAILED: Final[dict[str, Any]] = {
 FAIL_NEW: Final = _new(**_FAILED).returning(_C.message_id)
 FAIL: Final = _change(_NOT_CLOSED, payload_hash=_KEPT_HASH, **_FAILED)
 FAIL_LEASED: Final = _change(_LEASED, payload_hash=_KEPT_HASH, **_FAILED)
-UNDO: Final = _change(payload_hash=_KEPT_HASH, **_FAILED)
+UNDO: Final = _change(payload_hash=_KEPT_HASH, **_FAILED).returning(processed_message)
 
 # A claim that never failed and was never leased is new with this transaction.
 GIVE_BACK_NEW: Final = delete(processed_message).where(_ME, _C.error_code == "", _C.fence == 0)

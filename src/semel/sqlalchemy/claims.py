@@ -199,15 +199,17 @@ class SqlAlchemyProcessedMessageStore:
                 return False
         raise me.changes_all_the_time()
 
-    async def undo(self, consumer: str, message_id: str, failure: Failure) -> None:
-        """Turn a claim that *this* transaction took into a failed attempt.
+    async def undo(self, consumer: str, message_id: str, failure: Failure) -> ClaimRow:
+        """Turn a claim that *this* transaction took into a failed attempt, and return it.
 
         Raises:
             Misuse: there is no such claim.
         """
         me = Asked.of(consumer, ClaimRequest(message_id, failure.payload_hash, failure.source))
-        if not await self._change(sql.UNDO, me, {**me.key_and_hash(), **written(failure)}):
+        undone = await self._row(sql.UNDO, me, {**me.key_and_hash(), **written(failure)})
+        if undone is None:
             raise Misuse(f"{me}: there is no claim to undo; this transaction did not take it")
+        return me.row(undone)
 
     async def give_back(self, consumer: str, message_id: str, claimed: Claimed) -> None:
         """Let go of a claim that *this* transaction took, as if it had never been asked for."""

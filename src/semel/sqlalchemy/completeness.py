@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 from sqlalchemy import (
+    BigInteger,
     Column,
     ColumnElement,
     CursorResult,
+    Integer,
+    Text,
     and_,
+    bindparam,
     delete,
     exists,
     insert,
@@ -30,6 +34,24 @@ Columns: TypeAlias = ReadOnlyColumnCollection[str, Column[Any]]
 
 _C: Final = consumer_outcome.c
 
+_FROM: Final = bindparam("from_offset", type_=BigInteger)
+_UNTIL: Final = bindparam("until", type_=BigInteger)
+_NEW: Final[dict[str, Any]] = {
+    "consumer": bindparam("of", type_=Text),
+    "topic": bindparam("in_topic", type_=Text),
+    "partition": bindparam("at", type_=Integer),
+    "outcome": bindparam("what", type_=Text),
+}
+_ENDS_BEFORE: Final = and_(*(_C[name] == new for name, new in _NEW.items()), _C.last == _FROM - 1)
+# Two ranges may end at the same offset, after redeliveries: one of them goes on.  The
+# condition is asked again of the row itself: if another process has extended it while
+# we waited for its lock, what that process wrote must not be cut off.
+_NEIGHBOUR: Final = select(_C.number).where(_ENDS_BEFORE).limit(1).scalar_subquery()
+EXTEND: Final = (
+    update(consumer_outcome).where(_C.number == _NEIGHBOUR, _ENDS_BEFORE).values(last=_UNTIL)
+)
+ADD: Final = insert(consumer_outcome).values(first=_FROM, last=_UNTIL, **_NEW)
+
 
 class SqlOutcomeStore:
     """The ranges of one open transaction."""
@@ -40,32 +62,16 @@ class SqlOutcomeStore:
     async def record(self, consumer: str, ranges: Sequence[OutcomeRange]) -> None:
         """Write ranges; one that continues a kept range of the same outcome extends it."""
         for new in ranges:
-            if not await self._extended(consumer, new):
-                await self._run(
-                    insert(consumer_outcome).values(
-                        consumer=consumer,
-                        topic=new.partition.topic,
-                        partition=new.partition.number,
-                        first=new.first,
-                        last=new.last,
-                        outcome=new.outcome,
-                    )
-                )
-
-    async def _extended(self, consumer: str, new: OutcomeRange) -> bool:
-        ends_before = and_(
-            _in(consumer, new.partition), _C.outcome == new.outcome, _C.last == new.first - 1
-        )
-        # Two ranges may end at the same offset, after redeliveries: one of them goes on.  The
-        # condition is asked again of the row itself: if another process has extended it while
-        # we waited for its lock, what that process wrote must not be cut off.
-        neighbour = select(_C.number).where(ends_before).limit(1).scalar_subquery()
-        longer = (
-            update(consumer_outcome)
-            .where(_C.number == neighbour, ends_before)
-            .values(last=new.last)
-        )
-        return bool((await self._run(longer)).rowcount)
+            values = {
+                "of": consumer,
+                "in_topic": new.partition.topic,
+                "at": new.partition.number,
+                "from_offset": new.first,
+                "until": new.last,
+                "what": new.outcome,
+            }
+            if not (await self._run(EXTEND, values)).rowcount:
+                await self._run(ADD, values)
 
     async def ranges(self, consumer: str, partition: Partition) -> Sequence[OutcomeRange]:
         """Return the ranges of a partition in order."""
@@ -107,10 +113,10 @@ class SqlOutcomeStore:
         low = delete(consumer_outcome).where(_C.number.in_(old), _C.last < below)
         return (await self._run(low)).rowcount
 
-    async def _run(self, statement: Executable) -> CursorResult[Any]:
+    async def _run(self, statement: Executable, values: Any = None) -> CursorResult[Any]:
         async with translated("the outcomes"):
             connection = await self._session.connection()
-            return await connection.execute(statement)
+            return await connection.execute(statement, values)
 
 
 def _in(consumer: str, partition: Partition, columns: Columns = _C) -> ColumnElement[bool]:

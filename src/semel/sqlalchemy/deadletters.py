@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Row, and_, case, delete, func, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
@@ -42,7 +53,14 @@ LATER: Final = (
     "expected_hash",
 )
 
+_ME: Final = and_(_C.consumer == bindparam("by"), _C.message_id == bindparam("id"))
+GET: Final = select(dead_letter).where(_ME)
+REMOVE: Final = delete(dead_letter).where(_ME)
+
 _NEW: Final = insert(dead_letter)
+ADD: Final = _NEW.on_conflict_do_nothing(index_elements=list(dead_letter.primary_key)).returning(
+    _C.message_id
+)
 PUT: Final = _NEW.on_conflict_do_update(
     index_elements=list(dead_letter.primary_key),
     set_={
@@ -59,13 +77,17 @@ class SqlDeadLetters:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def put(self, letter: DeadLetter) -> None:
-        """Write a dead letter; a later failure of the same message updates it."""
-        await self._run(PUT, _values(letter))
+    async def put(self, letter: DeadLetter) -> bool:
+        """Write a dead letter; False where a later failure of the same message updates it."""
+        values = _values(letter)
+        if (await self._run(ADD, values)).first() is not None:
+            return True
+        await self._run(PUT, values)
+        return False
 
     async def get(self, consumer: str, message_id: str) -> DeadLetter | None:
         """Return one dead letter."""
-        row = (await self._run(select(dead_letter).where(_me(consumer, message_id)))).first()
+        row = (await self._run(GET, _me(consumer, message_id))).first()
         return None if row is None else _letter(row)
 
     async def find(self, which: DeadLetterFilter, limit: int) -> Sequence[DeadLetter]:
@@ -85,7 +107,7 @@ class SqlDeadLetters:
 
     async def remove(self, consumer: str, message_id: str) -> bool:
         """Take a dead letter away; False where there is none."""
-        gone = await self._run(delete(dead_letter).where(_me(consumer, message_id)))
+        gone = await self._run(REMOVE, _me(consumer, message_id))
         return bool(gone.rowcount)
 
     async def places(
@@ -114,8 +136,8 @@ class SqlDeadLetters:
             return await self._session.execute(statement, values)
 
 
-def _me(consumer: str, message_id: str) -> ColumnElement[bool]:
-    return and_(_C.consumer == consumer, _C.message_id == stored_id(message_id))
+def _me(consumer: str, message_id: str) -> dict[str, str]:
+    return {"by": consumer, "id": stored_id(message_id)}
 
 
 def _matching(which: DeadLetterFilter) -> ColumnElement[bool]:

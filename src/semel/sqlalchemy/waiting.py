@@ -93,8 +93,8 @@ class SqlWaitingRoom:
 
     async def get(self, consumer: str, message_id: str) -> WaitingMessage | None:
         """Return one waiting message."""
-        found = select(waiting_message).where(sql.me(consumer, message_id))
-        row = (await self._run(found)).first()
+        me = {"by": consumer, "id": stored_id(message_id)}
+        row = (await self._run(sql.GET, me)).first()
         return None if row is None else _message(row)
 
     async def find(self, which: WaitingFilter, limit: int) -> Sequence[WaitingMessage]:

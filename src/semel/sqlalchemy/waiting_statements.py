@@ -45,6 +45,8 @@ _RETRY: Final = Waits.RETRY.value
 _PARKED: Final = Waits.PARKED.value
 _BEHIND: Final = Waits.BEHIND.value
 
+GET: Final = select(waiting_message).where(_C.consumer == _BY, _C.message_id == _ID)
+
 
 def _make_keys() -> Insert:
     given = func.unnest(_KEYS).table_valued("key").render_derived(name="given")

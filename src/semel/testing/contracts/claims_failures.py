@@ -130,8 +130,11 @@ class FailureRules(DatabaseContract):
     ) -> None:
         async with world.database.begin() as unit:
             await unit.claims.try_claim_many(CONSUMER, [asking("good"), asking("bad")])
-            await unit.claims.undo(CONSUMER, "bad", failing())
+            undone = await unit.claims.undo(CONSUMER, "bad", failing())
+            assert undone == await unit.claims.look_up(CONSUMER, "bad")
 
+        assert undone.state is ClaimState.FAILED_RETRYABLE
+        assert undone.failed_at is not None
         assert isinstance(await claim(world, "good"), Duplicate)
         assert await claim(world, "bad") == Claimed(attempt=2)
 

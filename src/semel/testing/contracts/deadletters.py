@@ -91,6 +91,17 @@ class DeadLettersContract(DatabaseContract):
         assert list(others) == []
 
     @in_world
+    async def test_a_letter_is_new_once_for_each_consumer(self, world: DatabaseWorld) -> None:
+        async with world.database.begin() as unit:
+            assert await unit.dead_letters.put(LETTER)
+            assert not await unit.dead_letters.put(LETTER)
+        async with world.database.begin() as unit:
+            assert not await unit.dead_letters.put(LETTER)
+            assert await unit.dead_letters.put(replace(LETTER, consumer="shipping"))
+            assert await unit.dead_letters.remove(LETTER.consumer, LETTER.message_id)
+            assert await unit.dead_letters.put(LETTER)
+
+    @in_world
     async def test_a_letter_of_a_transaction_that_fails_is_not_there(
         self, world: DatabaseWorld
     ) -> None:
