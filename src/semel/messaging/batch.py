@@ -260,13 +260,14 @@ async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step], ran: _Ran
     """Do in order what the claims said."""
     calls = _calls(consumer, chunk) if consumer.takes_batches else {}
     for index, step in enumerate(chunk):
+        if index in calls:
+            await _batch_handler(consumer, unit, calls[index])
+        if consumer.takes_batches and isinstance(step.answer, Claimed):
+            ran.outcomes.append(Handled())
+            continue
         await unit.start_afresh()
-        await _batch_handler(consumer, unit, calls.get(index, ()))
         outcome: Outcome
         match step.answer:
-            case Claimed() if consumer.takes_batches:
-                ran.outcomes.append(Handled())
-                continue
             case Claimed(attempt=attempt):
                 ran.state, ran.was_clean = Try(step.message.tried(attempt)), unit.is_clean
                 outcome = await apply(consumer, unit, ran.state)
@@ -298,8 +299,7 @@ def _calls(consumer: Consumer, chunk: Sequence[_Step]) -> dict[int, list[Message
 
 
 async def _batch_handler(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> None:
-    if not messages:
-        return
+    await unit.start_afresh()
     with handling(consumer.name, messages[0], messages):
         await consumer.invoke(messages, unit.session)
     reach(CrashPoint.HANDLE_AFTER, consumer.name)
