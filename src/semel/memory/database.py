@@ -67,6 +67,9 @@ class MemoryUnit:
             self.tables.journal.undo(mark)
             raise
 
+    async def begin_message(self) -> None:
+        """Nothing is kept between messages: every read is a copy of what is there."""
+
     def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:
         """Collect what the block changes in the handlers' own tables."""
         return watching(self.tables)

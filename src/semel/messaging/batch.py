@@ -237,6 +237,7 @@ def _calls(consumer: Consumer, chunk: Sequence[_Step]) -> dict[int, list[Message
 async def _batch_handler(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> None:
     if not messages:
         return
+    await unit.begin_message()
     with handling(consumer.name, messages[0], messages):
         await consumer.invoke(messages, unit.session)
     reach(CrashPoint.HANDLE_AFTER, consumer.name)

@@ -127,6 +127,13 @@ class Unit(Protocol):
         """
         ...
 
+    async def begin_message(self) -> None:
+        """Let the next handler find the session as if no other had used it.
+
+        It reads what the database has, what the messages before it wrote included.
+        """
+        ...
+
     def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:
         """Collect what the block changes outside of semel's own tables: for dry runs.
 

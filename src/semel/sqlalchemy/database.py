@@ -83,6 +83,10 @@ class SqlUnit:
                 raise TransactionEnded from error
             raise
 
+    async def begin_message(self) -> None:
+        """Let the next handler find the session as if it were its own."""
+        await self.session.begin_message()
+
     def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:
         """Collect what the block changes outside of semel's own tables."""
         return watching(self.session)
