@@ -18,7 +18,7 @@ async def park(world: DatabaseWorld, *ids: str, key: str | None = None, **fields
     """Park the first and queue the others up behind it, with their claims."""
     for number, message_id in enumerate(ids):
         waits = Waits.BEHIND if number and key is not None else Waits.PARKED
-        payload = fields.get("payload", f'{{"id": "{message_id}"}}'.encode())
+        payload = fields.get("payload", f'{{"id": "{message_id}"}}'.encode(errors="replace"))
         message = WaitingMessage(
             BILLING,
             message_id,
@@ -40,7 +40,7 @@ async def park(world: DatabaseWorld, *ids: str, key: str | None = None, **fields
 
 async def bury(world: DatabaseWorld, message_id: str = "m1", **fields: Any) -> None:
     """Make a dead letter with its claim."""
-    payload = fields.pop("payload", f'{{"id": "{message_id}"}}'.encode())
+    payload = fields.pop("payload", f'{{"id": "{message_id}"}}'.encode(errors="replace"))
     async with world.database.begin() as unit:
         now = await unit.now()
         letter = DeadLetter(

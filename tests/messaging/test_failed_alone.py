@@ -35,6 +35,7 @@ class Order(Base):
 
 
 ORDER = Base.metadata.tables["alone_order"]
+COUNTED = select(func.count()).select_from(ORDER)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -96,13 +97,48 @@ async def adds_a_twin(ways: Ways, session: Any) -> None:
     session.add(Order(id=100))
 
 
-async def wants_two_rows(ways: Ways, session: Any) -> None:
-    with session.no_autoflush:
-        found = (await session.execute(select(func.count(Order.id)))).scalar_one()
-    # Now the row of the message before is sent, too.
-    await session.flush()
-    if found != 2:
-        raise NonRetryableMessageError("an order is missing")
+async def executes(session: Any) -> int:
+    return (await session.execute(COUNTED)).scalar_one()
+
+
+async def asks_for_a_scalar(session: Any) -> int:
+    return await session.scalar(COUNTED)
+
+
+async def asks_for_scalars(session: Any) -> int:
+    return (await session.scalars(COUNTED)).one()
+
+
+async def asks_for_scalars_inside(session: Any) -> int:
+    return await session.run_sync(lambda inside: inside.scalars(COUNTED).one())
+
+
+async def gets(session: Any) -> int:
+    return 1 + (await session.get(Order, 1) is not None)
+
+
+async def asks_the_connection(session: Any) -> int:
+    return (await (await session.connection()).execute(COUNTED)).scalar_one()
+
+
+ASKING = [
+    executes,
+    asks_for_a_scalar,
+    asks_for_scalars,
+    asks_for_scalars_inside,
+    gets,
+    asks_the_connection,
+]
+
+
+def wants_two_rows(asks: Any) -> Any:
+    async def way(ways: Ways, session: Any) -> None:
+        with session.no_autoflush:
+            found = await asks(session)
+        if found != 2:
+            raise NonRetryableMessageError("an order is missing")
+
+    return way
 
 
 async def pays_behind_its_object(ways: Ways, session: Any) -> None:
@@ -159,13 +195,24 @@ def test_the_first_of_a_batch_that_fails_is_called_once_and_no_other_twice(world
     assert ways.calls == {"m1": 1, "m2": 1, "m3": 1}
 
 
-def test_what_fails_because_rows_of_others_were_not_sent_is_tried_again_alone(world):
-    ways = Ways(adds_a_row, wants_two_rows, does_nothing)
+@pytest.mark.parametrize("asks", ASKING, ids=lambda asks: asks.__name__)
+def test_whoever_asks_finds_the_rows_that_others_have_added(world, asks):
+    ways = Ways(adds_a_row, wants_two_rows(asks), does_nothing)
 
     outcomes, _ = asyncio.run(ways.handle(world))
 
     assert [type(outcome) for outcome in outcomes] == [Handled] * 3
-    assert ways.calls["m2"] == 2
+    assert ways.calls == {"m1": 1, "m2": 1, "m3": 1}
+
+
+def test_what_fails_beside_rows_that_others_have_added_is_called_once(world):
+    ways = Ways(adds_a_row, refuses, does_nothing)
+
+    outcomes, found = asyncio.run(ways.handle(world))
+
+    assert [type(outcome) for outcome in outcomes] == [Handled, DeadLettered, Handled]
+    assert found == {100, 1}
+    assert ways.calls == {"m1": 2, "m2": 1, "m3": 1}
 
 
 @pytest.mark.parametrize("between", [does_nothing, sends_and_refuses], ids=["well", "one fails"])

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from semel.cli.exits import ExitCode, exit_code_of
+from semel.cli.plain import PlainConsole
 from semel.errors import Misuse, SemelError, reason_of
 from semel.secrets import scrubbed
 
@@ -77,7 +78,7 @@ class Answer:
 
     def say(self, text: str) -> None:
         """Print a message, which is no part of the answer."""
-        Console(file=sys.stderr, soft_wrap=True, highlight=False, emoji=False).print(
+        PlainConsole(file=sys.stderr, soft_wrap=True, highlight=False, emoji=False).print(
             self.scrub(text), markup=False
         )
 
@@ -169,7 +170,7 @@ def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) 
 
 
 def _console(file: Any) -> Console:
-    console = Console(file=file, highlight=False, emoji=False)
+    console = PlainConsole(file=file, highlight=False, emoji=False)
     if not console.is_terminal:
-        return Console(file=file, highlight=False, emoji=False, width=PIPE_COLUMNS)
+        return PlainConsole(file=file, highlight=False, emoji=False, width=PIPE_COLUMNS)
     return console

@@ -20,6 +20,7 @@ import typer
 
 from semel.cli.answer import Answer, answering
 from semel.cli.options import MOST_ROWS, DebugOption, JsonOption, YesOption
+from semel.cli.plain import given
 from semel.cli.words import lasting
 from semel.errors import MissingExtra, Misuse
 from semel.messaging.accounts import Account, acting_from
@@ -30,6 +31,8 @@ DATABASE_VARIABLE: Final = "SEMEL_DATABASE"
 
 # Long enough that most commands say nothing, short enough that nobody thinks it hangs.
 STILL_SECONDS: Final = 5.0
+
+AS_JSON_TOO: Final = ', or json:"…" for one that a shell cannot say.'
 
 DatabaseOption: TypeAlias = Annotated[
     str | None,
@@ -57,7 +60,8 @@ ConsumerFilter: TypeAlias = Annotated[
     str | None, typer.Option("--consumer", "-c", metavar="NAME", help="Only this consumer's.")
 ]
 KeyFilter: TypeAlias = Annotated[
-    str | None, typer.Option("--key", metavar="KEY", help="Only messages of this key.")
+    str | None,
+    typer.Option("--key", metavar="KEY", parser=given, help="Only messages of this key."),
 ]
 CodeFilter: TypeAlias = Annotated[
     str | None, typer.Option("--error-code", metavar="CODE", help="Only this failure.")
@@ -65,9 +69,15 @@ CodeFilter: TypeAlias = Annotated[
 LimitOption: TypeAlias = Annotated[
     int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="How many at most.")
 ]
-MessageArgument: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The message's id.")]
+MessageArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="ID", parser=given, help=f"The message's id{AS_JSON_TOO}")
+]
 MessagesArgument: TypeAlias = Annotated[
-    list[str], typer.Argument(metavar="ID…", help="The messages' ids.")
+    list[str], typer.Argument(metavar="ID…", parser=given, help=f"The messages' ids{AS_JSON_TOO}")
+]
+AnyMessagesArgument: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[ID…]", parser=given, help=f"The messages' ids{AS_JSON_TOO}"),
 ]
 
 Result = TypeVar("Result")

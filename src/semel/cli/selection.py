@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from semel.cli.database import CodeFilter, KeyFilter
+from semel.cli.plain import given
 from semel.cli.target import load_object
 from semel.errors import Misuse
 from semel.message import Partition
@@ -41,7 +42,9 @@ ReaderOption: TypeAlias = Annotated[
 ]
 IdsOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--message", metavar="ID", help="This message; may be given several times."),
+    typer.Option(
+        "--message", metavar="ID", parser=given, help="This message; may be given several times."
+    ),
 ]
 LettersOption: TypeAlias = Annotated[
     bool, typer.Option("--dead-letters", help="The dead letters, the oldest first.")

@@ -67,17 +67,12 @@ class MemoryUnit:
             self.tables.journal.undo(mark)
             raise
 
+    async def begin_message(self) -> None:
+        """Nothing is kept between messages: every read is a copy of what is there."""
+
     def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:
         """Collect what the block changes in the handlers' own tables."""
         return watching(self.tables)
-
-    async def start_afresh(self) -> None:
-        """Do nothing: there are no objects."""
-
-    @property
-    def is_clean(self) -> bool:
-        """Always: the session holds no objects, and each write is in its table at once."""
-        return True
 
     async def now(self) -> float:
         """Return the database's time."""

@@ -171,9 +171,9 @@ class _Batch:
         before, culprit = chunk[:done], chunk[done]
         if before and not await self._at_once(before, _Ran()):
             await self._one_by_one(before)
-        elif self.unit.is_clean and (own := ran.failure_of_its_own()):
-            # Alone it would find what it has found, and fail again.
-            return self._note(culprit, await self._failed(culprit, *own))
+        elif call := ran.failed_call():
+            # It has found what it would find alone, and those before it are well without it.
+            return self._note(culprit, await self._failed(culprit, *call))
         return await self._one_by_one([culprit])
 
     def _is_blocked(self, step: _Step) -> bool:
@@ -202,7 +202,6 @@ class _Batch:
     async def _alone(self, step: _Step) -> Outcome:
         """Handle one message in a savepoint of its own."""
         consumer, unit, message = self.consumer, self.unit, step.message
-        await unit.start_afresh()
         if self.blocked.stands_before(message):
             if isinstance(step.answer, Claimed):
                 await unit.claims.give_back(consumer.name, message.id, step.answer)
@@ -244,16 +243,13 @@ class _Ran:
     state: Try | None = None
     """The try that has not ended, of a message that was claimed with the batch."""
 
-    was_clean: bool = False
-    """It saw nothing of the others but what they had written."""
-
     error: Exception | None = None
 
-    def failure_of_its_own(self) -> tuple[Try, Exception] | None:
-        """Return what failed, and how, where that cannot be the doing of the others."""
-        if self.state is None or self.error is None:
+    def failed_call(self) -> tuple[Try, Exception] | None:
+        """Return which call of the handler failed, and how; None where it was something else."""
+        if self.state is None or self.error is None or not self.state.began:
             return None
-        return (self.state, self.error) if self.was_clean and self.state.began else None
+        return self.state, self.error
 
 
 async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step], ran: _Ran) -> None:
@@ -265,11 +261,10 @@ async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step], ran: _Ran
         if consumer.takes_batches and isinstance(step.answer, Claimed):
             ran.outcomes.append(Handled())
             continue
-        await unit.start_afresh()
         outcome: Outcome
         match step.answer:
             case Claimed(attempt=attempt):
-                ran.state, ran.was_clean = Try(step.message.tried(attempt)), unit.is_clean
+                ran.state = Try(step.message.tried(attempt))
                 outcome = await apply(consumer, unit, ran.state)
                 ran.state = None
             case None:
@@ -299,7 +294,7 @@ def _calls(consumer: Consumer, chunk: Sequence[_Step]) -> dict[int, list[Message
 
 
 async def _batch_handler(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> None:
-    await unit.start_afresh()
+    await unit.begin_message()
     with handling(consumer.name, messages[0], messages):
         await consumer.invoke(messages, unit.session)
     reach(CrashPoint.HANDLE_AFTER, consumer.name)

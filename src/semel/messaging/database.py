@@ -127,24 +127,19 @@ class Unit(Protocol):
         """
         ...
 
+    async def begin_message(self) -> None:
+        """Let the next handler find the session as if no other had used it.
+
+        It reads what the database has, what the messages before it wrote included.
+        """
+        ...
+
     def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:
         """Collect what the block changes outside of semel's own tables: for dry runs.
 
         The list is complete when the block has ended, which sends the session's pending
         writes and fails where a commit would: for constraints that are checked at its end.
         """
-        ...
-
-    async def start_afresh(self) -> None:
-        """Let the next message find no objects that others have read.
-
-        What those changed is sent before, so that it is found in the rows.
-        """
-        ...
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether all that was written is sent, nothing of it failed, and no object is held."""
         ...
 
     async def now(self) -> float:

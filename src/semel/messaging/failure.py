@@ -199,8 +199,14 @@ class Classification:
         )
 
     def classify(self, error: BaseException) -> Classified:
-        """Say what *error* is; what nobody knows is poison, and poison is tried a few times."""
+        """Say what *error* is; what nobody knows is poison, and poison is tried a few times.
+
+        A group, as a TaskGroup raises it, is what decides among its exceptions: a conflict of
+        the database, then what will fail every time, then what is known, then the first.
+        """
         rule, code = self._code(error)
+        if isinstance(error, BaseExceptionGroup) and rule is None:
+            return min(map(self.classify, error.exceptions), key=_decides)
         failure_class, retryable = self._class(error, rule, code)
         kind = type(error)
         name = f"{kind.__module__}.{kind.__qualname__}"
@@ -234,6 +240,16 @@ class Classification:
         """Tell whether *error* is of a kind that only a database's binding adds: its driver's."""
         own = self.rules.keys() - CLASSIFICATION.rules.keys()
         return isinstance(error, tuple(own))
+
+
+def _decides(failure: Classified) -> int:
+    """Return the rank of a failure among others of one attempt, the weightiest first."""
+    if failure.is_conflict:
+        return 0
+    if failure.code == UNKNOWN_CODE:
+        return 3
+    says = failure.retryable
+    return 2 if says or (says is None and failure.failure_class in RETRYABLE_CLASSES) else 1
 
 
 def _found(rule: Rule | None, error: BaseException) -> str | None:

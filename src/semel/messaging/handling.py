@@ -273,6 +273,7 @@ async def refused(
     match answer:
         case Duplicate(result):
             if invokes(consumer, answer):
+                await unit.begin_message()
                 with handling(consumer.name, message.repeated()) as now:
                     await consumer.invoke(now.message, unit.session)
                 await forget_tries(unit, consumer, message)
@@ -298,6 +299,7 @@ async def refused(
 async def apply(consumer: Consumer, unit: Unit, state: Try) -> Outcome:
     """Handle a claimed message, its version checked where the consumer wants that."""
     message = state.message
+    await unit.begin_message()
     if not consumer.settings.versioned:
         return await call(consumer, unit, state)
     if message.version is None or message.key is None:

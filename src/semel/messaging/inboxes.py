@@ -181,6 +181,7 @@ class Inbox:
 
 async def handle(unit: Unit, consumer: Consumer, message: Message) -> Any:
     """Call the handler in the open transaction, and mark the message as processed."""
+    await unit.begin_message()
     with handling(consumer.name, message):
         result = await consumer.invoke(message, unit.session)
     reach(CrashPoint.HANDLE_AFTER, consumer.name)

@@ -83,25 +83,13 @@ class SqlUnit:
                 raise TransactionEnded from error
             raise
 
+    async def begin_message(self) -> None:
+        """Let the next handler find the session as if it were its own."""
+        await self.session.begin_message()
+
     def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:
         """Collect what the block changes outside of semel's own tables."""
         return watching(self.session)
-
-    async def start_afresh(self) -> None:
-        """Send what is pending and forget all objects, if one has been read.
-
-        A row may have changed behind its object, by a statement or by a trigger.  What is only
-        added waits: there is nothing to be found of it but its row, and queries send it first.
-        """
-        if self.session.sync_session.identity_map:
-            await self.session.flush()
-            self.session.expunge_all()
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether the session holds no object, and no statement failed of late."""
-        held = self.session.sync_session
-        return not (held.identity_map or held.new or held.deleted or has_failed(self._connection))
 
     async def now(self) -> float:
         """Return the database's time."""

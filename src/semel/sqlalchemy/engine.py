@@ -12,20 +12,16 @@ from contextlib import suppress
 from typing import Any, Final
 
 from sqlalchemy import event
-from sqlalchemy.engine import Connection, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from semel.errors import Misuse
+from semel.errors import Misuse, reason_of
 from semel.secrets import masked
 from semel.sqlalchemy.listening import listen_once
+from semel.sqlalchemy.urls import ASYNCPG, connect_arguments, read_url
 
 LOCK_SECONDS: Final = 2.0
-DRIVERS: Final = {
-    "postgresql": "postgresql+asyncpg",
-    "postgres": "postgresql+asyncpg",
-    "sqlite": "sqlite+aiosqlite",
-}
 SUPPORTED: Final = frozenset({"postgresql", "sqlite"})
 READY: Final = "semel_ready"
 
@@ -34,30 +30,34 @@ def open_engine(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) ->
     """Make an engine for PostgreSQL or SQLite.
 
     ``postgresql://…`` means asyncpg and ``sqlite://…`` aiosqlite; other drivers are named as
-    SQLAlchemy names them.
+    SQLAlchemy names them.  The URL may have settings of PostgreSQL's own clients, as
+    ``?sslmode=require``.
 
     Raises:
-        Misuse: it is another database, or no URL at all.
+        Misuse: it is another database, no URL at all, or one of a driver or with a setting that
+            cannot be used.
     """
-    try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise Misuse(
-            f"{masked(url)} is no database's URL; it looks like postgresql://… or sqlite:///path"
-        ) from error
-    parsed = parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
+    parsed = read_url(url)
     if parsed.get_backend_name() not in SUPPORTED:
         raise Misuse(
             f"{masked(url)}: claims are kept in PostgreSQL or SQLite; "
             f"{parsed.get_backend_name()} has other statements"
         )
-    if parsed.drivername == "postgresql+asyncpg":
+    parsed, told = connect_arguments(parsed)
+    if parsed.drivername == ASYNCPG:
         # Once per connection, without a statement of its own.
         settings = {"lock_timeout": str(round(lock_seconds * 1000)), "application_name": "semel"}
-        arguments = options.setdefault("connect_args", {})
-        arguments["server_settings"] = {**settings, **arguments.get("server_settings", {})}
-    engine = create_async_engine(parsed, **options)
-    if parsed.drivername == "postgresql+asyncpg":
+        arguments = options["connect_args"] = {**told, **options.get("connect_args", {})}
+        said = told.get("server_settings", {}), arguments.get("server_settings", {})
+        arguments["server_settings"] = {**settings, **said[0], **said[1]}
+    try:
+        engine = create_async_engine(parsed, **options)
+    except (InvalidRequestError, NoSuchModuleError, ModuleNotFoundError) as error:
+        raise Misuse(
+            f"{masked(url)}: {parsed.drivername} is no asynchronous driver that is installed; "
+            f"postgresql://… or sqlite:///… chooses one ({reason_of(error)})"
+        ) from error
+    if parsed.drivername == ASYNCPG:
         engine = engine.execution_options(**{READY: True})
     return made_ready(engine, lock_seconds)
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
 from semel.errors import Misuse
 from semel.secrets import masked
 from semel.sqlalchemy.database import SqlDatabase
 from semel.sqlalchemy.faults import opening
 from semel.sqlalchemy.tables import metadata
+from semel.sqlalchemy.urls import read_url
 
 
 async def open_existing(url: str) -> SqlDatabase:
@@ -24,12 +23,7 @@ async def open_existing(url: str) -> SqlDatabase:
         Permanent: what is there is no database.
         Retryable: it does not answer.
     """
-    try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise Misuse(
-            f"{masked(url)} is no database's URL; it looks like postgresql://… or sqlite:///path"
-        ) from error
+    parsed = read_url(url)
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
         raise Misuse(f"there is no file {parsed.database or ':memory:'}")
     database = SqlDatabase(url)

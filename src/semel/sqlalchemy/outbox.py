@@ -161,7 +161,8 @@ class SqlOutboxStore:
         async with translated("the outbox"):
             # Where a session has several binds, ours is that of these tables.
             binds = {"clause": outbox_message}
-            connection = await self._session.connection(bind_arguments=binds)
+            # Past a handler's session, which sends the rows of other messages before.
+            connection = await AsyncSession.connection(self._session, bind_arguments=binds)
             return await connection.execute(statement, parameters)
 
 

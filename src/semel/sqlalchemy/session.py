@@ -2,6 +2,9 @@
 
 A handler's ``commit()`` would make the claims of messages durable that are not
 handled yet, which loses them; its ``rollback()`` would undo its neighbours.
+
+Messages that share it find what a session of their own would give them: rows as
+the database has them, what their neighbours wrote included.
 """
 
 from __future__ import annotations
@@ -34,6 +37,44 @@ class GuardedSession(Session):
 
     guarded = False
     opened_in: Handling | None = None
+    unsent = False
+    """Earlier messages have added rows that the database has not got yet."""
+
+    def begin_message(self) -> None:
+        """Let go of whatever earlier messages have read or changed, as a closed session does.
+
+        Objects of theirs that are still alive would hide what the database has by now.  Rows
+        that they only added may wait, and are sent many at a time.
+        """
+        self.flush()
+        super().expunge_all()
+        self.unsent = False
+
+    @property
+    def has_objects(self) -> bool:
+        """Earlier messages have left more behind than rows that they added."""
+        return bool(self.identity_map or self._deleted or (self._new and not self.autoflush))
+
+    def send_unsent(self) -> None:
+        """Send what earlier messages have added, before this one asks the database."""
+        if self.unsent:
+            self.unsent = False
+            self.flush()
+
+    def execute(self, *arguments: Any, **named: Any) -> Any:
+        """Execute a statement, behind what earlier messages have added."""
+        self.send_unsent()
+        return super().execute(*arguments, **named)
+
+    def scalar(self, *arguments: Any, **named: Any) -> Any:
+        """Execute a statement, behind what earlier messages have added."""
+        self.send_unsent()
+        return super().scalar(*arguments, **named)
+
+    def scalars(self, *arguments: Any, **named: Any) -> Any:
+        """Execute a statement, behind what earlier messages have added."""
+        self.send_unsent()
+        return super().scalars(*arguments, **named)
 
     def add(self, instance: object, *, _warn: bool = True) -> None:
         """Add an object, unless the handler has ended."""
@@ -114,6 +155,20 @@ class HandlerSession(AsyncSession):
         if not isinstance(inside, GuardedSession):
             raise Misuse("a handler's session needs its own kind of synchronous session")
         return inside
+
+    async def begin_message(self) -> None:
+        """See that the next message finds the session as a new one would be."""
+        inside = self._inside
+        if inside.has_objects:
+            await self.run_sync(lambda _: inside.begin_message())
+        elif inside._new:
+            inside.unsent = True
+
+    async def connection(self, *arguments: Any, **named: Any) -> AsyncConnection:
+        """Return the connection; what is asked there finds what earlier messages have added."""
+        if self._inside.unsent and handling_now() is not None:
+            await self.run_sync(lambda _: self._inside.send_unsent())
+        return await super().connection(*arguments, **named)
 
     async def release(self) -> None:
         """Let go of the session: for the one who made it."""

@@ -12,6 +12,7 @@ from rich.markup import escape
 from semel.cli.answer import Answer, table
 from semel.cli.database import Books, ConsumerFilter, LimitOption, asking
 from semel.cli.options import MOST
+from semel.cli.plain import given
 from semel.cli.preamble import begins_with
 from semel.cli.reports.audit import AuditList, AuditVerification, audit_list, audit_verification
 from semel.cli.words import at, counted, pairs
@@ -29,7 +30,10 @@ def list_entries(
     *,
     consumer: ConsumerFilter = None,
     message: Annotated[
-        str | None, typer.Option("--message", metavar="ID", help="Only entries about this message.")
+        str | None,
+        typer.Option(
+            "--message", metavar="ID", parser=given, help="Only entries about this message."
+        ),
     ] = None,
     after: Annotated[
         int | None,

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from semel.cli.answer import Answer
 from semel.cli.database import Actor, Books, acting
+from semel.cli.plain import given
 from semel.cli.preamble import begins_with
 from semel.cli.reports.audit import EraseReport
 from semel.cli.words import counted
@@ -23,11 +24,17 @@ def erase(
     actor: Actor,
     *,
     key: Annotated[
-        str | None, typer.Option("--key", metavar="KEY", help="All messages of this key.")
+        str | None,
+        typer.Option("--key", metavar="KEY", parser=given, help="All messages of this key."),
     ] = None,
     message: Annotated[
         str | None,
-        typer.Option("--message", metavar="ID", help="This message, under every id it was given."),
+        typer.Option(
+            "--message",
+            metavar="ID",
+            parser=given,
+            help="This message, under every id it was given.",
+        ),
     ] = None,
 ) -> None:
     """Remove payloads and headers everywhere, for all consumers; needs a reason.

@@ -19,6 +19,7 @@ from semel.cli.database import (
     acting,
     asking,
 )
+from semel.cli.plain import given
 from semel.cli.preamble import begins_with
 from semel.cli.reports.explanation import (
     ExplainReport,
@@ -74,7 +75,9 @@ def close(
     actor: Actor,
     *,
     consumer: ConsumerOption,
-    key: Annotated[str, typer.Option("--key", metavar="KEY", help="The aggregate's key.")],
+    key: Annotated[
+        str, typer.Option("--key", metavar="KEY", parser=given, help="The aggregate's key.")
+    ],
     pass_over: Annotated[
         bool,
         typer.Option(

@@ -10,7 +10,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from semel.cli.answer import Answer, table
-from semel.cli.database import Actor, Books, LimitOption, MessagesArgument, acting, asking
+from semel.cli.database import (
+    Actor,
+    AnyMessagesArgument,
+    Books,
+    LimitOption,
+    MessagesArgument,
+    acting,
+    asking,
+)
 from semel.cli.preamble import begins_with
 from semel.cli.reports.messages import one_by_one
 from semel.cli.reports.outbox import (
@@ -30,9 +38,6 @@ app = typer.Typer(no_args_is_help=True, help="Look at an outbox, and at what its
 
 OutboxOption: TypeAlias = Annotated[
     str, typer.Option("--outbox", metavar="NAME", help="Which outbox.")
-]
-ManyArgument: TypeAlias = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID…]", help="The messages' ids.")
 ]
 AllOption: TypeAlias = Annotated[
     bool, typer.Option("--all", help="Every parked message instead of named ones.")
@@ -79,7 +84,7 @@ def retry(
     books: Books,
     actor: Actor,
     *,
-    messages: ManyArgument = None,
+    messages: AnyMessagesArgument = None,
     every: AllOption = False,
     topic: TopicFilter = None,
     refused_with: RefusalFilter = None,

@@ -21,6 +21,7 @@ from semel.cli.commands.parking_tables import (
 )
 from semel.cli.database import (
     Actor,
+    AnyMessagesArgument,
     Books,
     CodeFilter,
     ConsumerFilter,
@@ -34,6 +35,7 @@ from semel.cli.database import (
     inspecting,
 )
 from semel.cli.options import MOST
+from semel.cli.plain import given
 from semel.cli.preamble import begins_with
 from semel.cli.reports.messages import ActReport, Done
 from semel.cli.reports.parking import (
@@ -213,12 +215,11 @@ def release_messages(
     books: Books,
     actor: Actor,
     *,
-    messages: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID…]", help="The messages' ids.")
-    ] = None,
+    messages: AnyMessagesArgument = None,
     consumer: ConsumerOption,
     key: Annotated[
-        str | None, typer.Option("--key", metavar="KEY", help="All parked messages of this key.")
+        str | None,
+        typer.Option("--key", metavar="KEY", parser=given, help="All parked messages of this key."),
     ] = None,
 ) -> None:
     """Send parked messages back to their consumer: by id, or a whole key in its order.
