@@ -24,7 +24,15 @@ from semel.messaging.draining import drain
 from semel.messaging.failing import fence_to_park, leave_the_room
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handling import attempt, classify
-from semel.messaging.notes import forget_note, note_tries, noting_as, outliving
+from semel.messaging.notes import (
+    Writer,
+    forget_note,
+    note_tries,
+    noting_as,
+    outliving,
+    take_back,
+    unless_begun,
+)
 from semel.messaging.outcome import (
     NO_LONGER_WAITING,
     Nack,
@@ -95,10 +103,11 @@ async def retry_due(
     name, done = consumer.name, dict[str, Outcome]()
     # Nothing that is taken here waits for its turn: others may be free to handle it.
     async with TURNS.beside_others():
-        async with database.begin() as unit:
+        noted: list[str] = []
+        async with unless_begun(name, database, noted), database.begin() as unit:
             due = await unit.waiting.take_due(name, limit)
             is_many = handle is None and len(due) > 1
-            noted = [waiting.message_id for waiting in due] if is_many else []
+            noted += [waiting.message_id for waiting in due] if is_many else []
             suspects = await note_tries(unit, name, noted)
         reach(CrashPoint.RETRY_TAKE_AFTER, name)
         if is_many:
@@ -234,7 +243,7 @@ class RetryWorker:
         self._handle = handle
         self._group = group
         self._poll_seconds = poll_seconds
-        self._name = uuid.uuid4().hex
+        self._writer = Writer(uuid.uuid4().hex)
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -244,17 +253,22 @@ class RetryWorker:
             TransactionEnded: a handler committed past every guard.  What it left is not taken
                 for handled by going on; the one who compares it starts the worker again.
         """
+        with noting_as(self._writer):
+            await self._run()
+            await take_back(self.consumer.name, self.database)
+
+    async def _run(self) -> None:
         while not self._stopping.is_set():
             began = SYSTEM_CLOCK.monotonic()
             try:
-                with noting_as(self._name):
-                    done = await retry_due(
-                        self.consumer,
-                        self.database,
-                        handle=self._handle,
-                        stopping=self._stopping.is_set,
-                        group=self._group,
-                    )
+                await take_back(self.consumer.name, self.database)
+                done = await retry_due(
+                    self.consumer,
+                    self.database,
+                    handle=self._handle,
+                    stopping=self._stopping.is_set,
+                    group=self._group,
+                )
                 if any(not isinstance(settlement(outcome), Nack) for _, outcome in done):
                     continue
                 # What another worker is at stays due until that one is done with it.

@@ -30,7 +30,7 @@ from semel.messaging.handling import handle_message, handle_unreadable
 from semel.messaging.lagging import LagWatch
 from semel.messaging.lanes import lanes, run_lanes
 from semel.messaging.leased import handle_leased
-from semel.messaging.notes import noting_as
+from semel.messaging.notes import Writer, noting_as, take_back
 from semel.messaging.outcome import Ack, Nack, Outcome, Settlement, settlement
 from semel.messaging.refusals import is_refusal
 from semel.messaging.retrying import RetryWorker
@@ -68,6 +68,7 @@ class Runner:
         _check(consumer, self.settings)
         self._clock = clock
         self._owner = owner or Owner.here()
+        self._writer = Writer(self._owner.instance)
         self._settling = Settling(consumer.name, subscription, database, clock)
         self._membership = Membership(
             consumer,
@@ -109,6 +110,7 @@ class Runner:
                         await self._pass()
             finally:
                 await self._end(retrying)
+            await self._take_back()
             if not self._left_behind:
                 await self._membership.leave()
         finally:
@@ -203,7 +205,13 @@ class Runner:
             self.subscription.resume(partition)
         self._begins_again = False
 
+    async def _take_back(self) -> None:
+        """Take notes of tries back that the database refused to take when they were outlived."""
+        with noting_as(self._writer):
+            await take_back(self.consumer.name, self.database)
+
     async def _from_time_to_time(self) -> None:
+        await self._take_back()
         now = self._clock.monotonic()
         if now >= self._next_renewal:
             self._next_renewal = now + self.settings.member_seconds / 3
@@ -279,7 +287,7 @@ class Runner:
             if at.place in blocked:
                 outcomes[at] = NOT_ATTEMPTED
             elif await self._membership.is_careful(at):
-                with noting_as(self._owner.instance):
+                with noting_as(self._writer):
                     outcomes[at] = await handle_record(
                         self.consumer, self.database, record, self._suspect, self._put_aside
                     )
