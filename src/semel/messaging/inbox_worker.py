@@ -43,11 +43,11 @@ from semel.messaging.notes import (
     noting_as,
     outlived,
     outliving,
-    take_back,
     unless_begun,
 )
 from semel.messaging.outcome import DeadLettered, Handled, Outcome, RetryStored, Told
 from semel.messaging.reasons import ERASED_REASON, reason_of
+from semel.messaging.refusals import is_refusal
 from semel.messaging.retry import RetryIn, verdict
 from semel.messaging.telling import tell
 from semel.messaging.turns import TURNS
@@ -88,7 +88,10 @@ class InboxWorker:
         self._is_stopped = False
 
     async def run(self) -> None:
-        """Handle what is due until `stop`; a database that does not answer is asked again."""
+        """Handle what is due until `stop`; a database that does not answer is asked again.
+
+        So is one that refuses: the log says what, every time.
+        """
         while not self._is_stopped:
             self._bell.clear()
             try:
@@ -97,6 +100,9 @@ class InboxWorker:
             except (Retryable, InDoubt, Fenced) as error:
                 why = {"consumer": self.consumer.name, "reason": reason_of(error)}
                 log.warning("inbox worker waits", extra=why)
+            except Exception as error:
+                if not is_refusal(self.database, self.consumer.name, error):
+                    raise
             await self._rest()
         self._is_stopped = False
         await self._leave()
@@ -128,7 +134,7 @@ class InboxWorker:
             Retryable, InDoubt: the database did not answer; what is not committed is taken again.
         """
         await self._row.keep()
-        await self._take_back()
+        await self._writer.pay(self.consumer.name, self.database)
         if self._row.suspects:
             async with TURNS.alone():
                 with noting_as(self._writer):
@@ -245,12 +251,8 @@ class InboxWorker:
         log.error("message is a dead letter", extra=nouns)
         return DeadLettered(failure, told)
 
-    async def _take_back(self) -> None:
-        with noting_as(self._writer):
-            await take_back(self.consumer.name, self.database)
-
     async def _leave(self) -> None:
-        await self._take_back()
+        await self._writer.pay(self.consumer.name, self.database)
         await self._row.leave()
 
     async def _rest(self) -> None:

@@ -56,6 +56,11 @@ class Writer:
         self.owed: set[str] = set()
         """Of which messages it may have left a note that it could not take back yet."""
 
+    async def pay(self, consumer: str, database: Database) -> None:
+        """Take back what it owes, if anything; between two tries, or at its end."""
+        with noting_as(self):
+            await take_back(consumer, database, ())
+
 
 _WRITER: Final[ContextVar[Writer | None]] = ContextVar("semel_writer", default=None)
 
@@ -155,11 +160,11 @@ async def unless_begun(
         raise
 
 
-async def take_back(consumer: str, database: Database, message_ids: Collection[str] = ()) -> None:
+async def take_back(consumer: str, database: Database, message_ids: Collection[str]) -> None:
     """Do what `outlived` does in a transaction of its own, if the database answers.
 
     Where it does not, a note stays that says nothing while this process runs.  A worker owes
-    it, and takes it back with the next ones, whatever they are; it may come again for none.
+    it, and takes it back with the next ones, whatever they are.
     """
     writer = _WRITER.get()
     owed = set[str]() if writer is None else writer.owed

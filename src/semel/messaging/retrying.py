@@ -30,7 +30,6 @@ from semel.messaging.notes import (
     note_tries,
     noting_as,
     outliving,
-    take_back,
     unless_begun,
 )
 from semel.messaging.outcome import (
@@ -255,13 +254,13 @@ class RetryWorker:
         """
         with noting_as(self._writer):
             await self._run()
-            await take_back(self.consumer.name, self.database)
+        await self._writer.pay(self.consumer.name, self.database)
 
     async def _run(self) -> None:
         while not self._stopping.is_set():
             began = SYSTEM_CLOCK.monotonic()
             try:
-                await take_back(self.consumer.name, self.database)
+                await self._writer.pay(self.consumer.name, self.database)
                 done = await retry_due(
                     self.consumer,
                     self.database,
