@@ -90,6 +90,7 @@ async def retry_due(
 ) -> list[tuple[str, Outcome]]:
     """Handle what is due, as if in one transaction each; returns the ids with their outcomes.
 
+    It takes *limit* at once, and goes on behind them only where all of those have to come back.
     *handle* is how the consumer's runner handles messages, where that is not in one transaction.
     No transaction begins once it is *stopping*: what is left is left as it was.  Metrics know
     the consumer by its *group*, or by its name where it has none.
@@ -99,27 +100,51 @@ async def retry_due(
     it had; that is handled one message at a time, until the one that kills is found.  One that
     goes on takes its notes back, whatever it could not do.
     """
+    found: dict[str, Outcome] = {}
+    place = 0
+    while True:
+        due, done = await _some(
+            consumer, database, limit, place, handle, stopping, group or consumer.name
+        )
+        found |= done
+        # What another owner holds under a lease stays due, and must not hide what is behind it.
+        hides = all(isinstance(settlement(outcome), Nack) for outcome in done.values())
+        if stopping() or len(due) < limit or not hides:
+            return list(found.items())
+        place = due[-1].place
+
+
+async def _some(
+    consumer: Consumer,
+    database: Database,
+    limit: int,
+    after_place: int,
+    handle: Handle | None,
+    stopping: Callable[[], bool],
+    group: str,
+) -> tuple[Sequence[WaitingMessage], dict[str, Outcome]]:
+    """Handle so much of what is due; return it, and the outcomes in its order."""
     name, done = consumer.name, dict[str, Outcome]()
     # Nothing that is taken here waits for its turn: others may be free to handle it.
     async with TURNS.beside_others():
         noted: list[str] = []
         async with unless_begun(name, database, noted), database.begin() as unit:
-            due = await unit.waiting.take_due(name, limit)
+            due = await unit.waiting.take_due(name, limit, after_place)
             is_many = handle is None and len(due) > 1
             noted += [waiting.message_id for waiting in due] if is_many else []
             suspects = await note_tries(unit, name, noted)
         reach(CrashPoint.RETRY_TAKE_AFTER, name)
         if is_many:
             fresh = [waiting for waiting in due if waiting.message_id not in suspects]
-            done = await _together(consumer, database, fresh, stopping, group or name)
+            done = await _together(consumer, database, fresh, stopping, group)
     for waiting in due:
         if waiting.message_id not in done and not stopping():
             began = SYSTEM_CLOCK.monotonic()
             outcome = await _one(consumer, database, waiting, handle)
-            tell(waiting, outcome, group or name, SYSTEM_CLOCK.monotonic() - began)
+            tell(waiting, outcome, group, SYSTEM_CLOCK.monotonic() - began)
             done[waiting.message_id] = outcome
     names = [waiting.message_id for waiting in due]
-    return [(name, done[name]) for name in names if name in done]
+    return due, {name: done[name] for name in names if name in done}
 
 
 async def _together(

@@ -161,8 +161,10 @@ class WaitingRoom(Protocol):
         """
         ...
 
-    async def take_due(self, consumer: str, limit: int) -> Sequence[WaitingMessage]:
-        """Lock and return messages whose turn it is, in order of place.
+    async def take_due(
+        self, consumer: str, limit: int, after_place: int = 0
+    ) -> Sequence[WaitingMessage]:
+        """Lock and return messages whose turn it is, in order of place, behind *after_place*.
 
         These are RETRY messages that are due, and BEHIND messages before which nothing of
         their key is left.  Only the first of each held key.  Messages that another

@@ -135,6 +135,17 @@ class TurnRules(DatabaseContract):
         assert await due(world, limit=2) == ["a", "b"]
 
     @in_world
+    async def test_more_is_taken_behind_what_was_taken(self, world: DatabaseWorld) -> None:
+        await put(world, waiting("a"), waiting("b"), parked("c", "k"), behind("d", "k"))
+        await put(world, waiting("e"), waiting("f"))
+        async with world.database.begin() as unit:
+            first = await unit.waiting.take_due(CONSUMER, 2)
+            rest = await unit.waiting.take_due(CONSUMER, 2, first[-1].place)
+
+        assert [found.message_id for found in first] == ["a", "b"]
+        assert [found.message_id for found in rest] == ["e", "f"]
+
+    @in_world
     async def test_consumers_do_not_see_each_other(self, world: DatabaseWorld) -> None:
         await put(world, parked("m1", "k"), waiting("m1", key="k", consumer="shipping"))
 
