@@ -123,6 +123,13 @@ class MemoryWaitingRoom:
         self._put(replace(before, waits=Waits.RETRY, due_at=self._tables.clock.now()))
         return True
 
+    async def let_go(self, consumer: str, message_id: str) -> bool:
+        """Give a message its turn whatever of its key is before it."""
+        waiting = self._messages.get((consumer, message_id))
+        if waiting is not None:
+            self._put(replace(waiting, held=False))
+        return waiting is not None
+
     async def revise(
         self, consumer: str, message_id: str, payload: bytes, payload_hash: str, new_id: str
     ) -> bool:

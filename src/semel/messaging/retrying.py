@@ -14,7 +14,7 @@ from semel.clock import SYSTEM_CLOCK
 from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, NeedsOperator, Retryable, SemelError
-from semel.message import Coordinates, Message, Record, raw_of, value_of
+from semel.message import Message
 from semel.messaging.acts import ERASED
 from semel.messaging.cancelling import rung
 from semel.messaging.claims import ClaimRequest, ClaimState, Failure, NotClaimable
@@ -24,6 +24,7 @@ from semel.messaging.draining import drain
 from semel.messaging.failing import fence_to_park, leave_the_room
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handling import attempt, classify
+from semel.messaging.kept import message_of
 from semel.messaging.notes import (
     Writer,
     forget_note,
@@ -61,23 +62,6 @@ UNREADABLE: Final = Classified(
 """A revision broke its payload, or it was erased."""
 
 Handle: TypeAlias = Callable[[Message, WaitingMessage], Awaitable[Outcome]]
-
-
-def message_of(consumer: Consumer, waiting: WaitingMessage) -> Message | Unreadable:
-    """Read a waiting message again, as the broker's record was read."""
-    at = waiting.source or Coordinates(waiting.topic or "?", 0, 0)
-    record = Record(
-        at,
-        value_of(waiting.payload, waiting.payload_hash),
-        None if waiting.key is None else raw_of(waiting.key),
-        waiting.headers,
-        waiting.timestamp,
-    )
-    found = consumer.reading.read(record)
-    if isinstance(found, Unreadable):
-        return found
-    # A person may have given it another id, and the key may come from elsewhere.
-    return replace(found, id=waiting.message_id, key=waiting.key, source=waiting.source)
 
 
 async def retry_due(

@@ -145,6 +145,12 @@ class SqlWaitingRoom:
         )
         return bool((await self._run(released)).rowcount)
 
+    async def let_go(self, consumer: str, message_id: str) -> bool:
+        """Give a message its turn whatever of its key is before it."""
+        here = sql.me(consumer, message_id)
+        done = await self._run(update(waiting_message).where(here).values(held=0))
+        return bool(done.rowcount)
+
     async def revise(
         self, consumer: str, message_id: str, payload: bytes, payload_hash: str, new_id: str
     ) -> bool:

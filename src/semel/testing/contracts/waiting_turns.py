@@ -110,6 +110,21 @@ class TurnRules(DatabaseContract):
         assert await due(world) == ["a2"]
 
     @in_world
+    async def test_one_that_is_let_go_waits_for_nobody_of_its_key(
+        self, world: DatabaseWorld
+    ) -> None:
+        await put(world, parked("a1", "a"), behind("a2", "a"), behind("a3", "a"), parked("a4", "a"))
+        async with world.database.begin() as unit:
+            known = [await unit.waiting.let_go(CONSUMER, name) for name in ("a3", "a4", "?")]
+
+        assert known == [True, True, False]
+        assert await due(world) == ["a3"], "a person is waited for all the same"
+        assert await held(world, "a") == {"a"}
+        await remove(world, "a1")
+        await remove(world, "a2")
+        assert await held(world, "a") == frozenset()
+
+    @in_world
     async def test_without_order_per_key_nobody_waits_for_anybody(
         self, world: DatabaseWorld
     ) -> None:
