@@ -151,6 +151,21 @@ class TakesTheWholeKey(MemoryWaitingRoom):
         return [waiting for waiting in self._held(consumer) if waiting.key in keys][:limit]
 
 
+class BeginsAtTheBeginning(MemoryWaitingRoom):
+    """Hands out once more what a worker wanted to look behind."""
+
+    async def take_due(self, consumer, limit, after_place=0):
+        return await super().take_due(consumer, limit)
+
+
+class ReleasesWhatItLetsGo(MemoryWaitingRoom):
+    """Does not wait for the person any more."""
+
+    async def let_go(self, consumer, message_id):
+        await self.release(consumer, message_id)
+        return await super().let_go(consumer, message_id)
+
+
 class RevisesAtTheEnd(MemoryWaitingRoom):
     """Puts what was revised behind the messages that came later."""
 
@@ -332,6 +347,8 @@ ROOMS_CONVICTED_BY = {
     TakesTheDeliveredPayload: "test_an_update_says_anew_why_it_waits_and_keeps_the_rest",
     HoldsWhileParkedOnly: "test_a_key_is_held_as_long_as_a_message_of_it_waits",
     TakesTheWholeKey: "test_messages_of_a_key_leave_in_the_order_they_came",
+    BeginsAtTheBeginning: "test_more_is_taken_behind_what_was_taken",
+    ReleasesWhatItLetsGo: "test_one_that_is_let_go_waits_for_nobody_of_its_key",
     RevisesAtTheEnd: "test_a_revision_keeps_the_place_in_the_queue",
     RetriesTheErased: "test_what_was_erased_is_never_due_again",
     SaysWhyTheErasedWaited: "test_erasing_takes_the_reason_and_leaves_hashes_and_codes",

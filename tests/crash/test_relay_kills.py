@@ -42,10 +42,11 @@ class Scene:
         self.url = url
         self.file = folder / "sent"
         self.file.touch()
+        self.log = folder / "log"
         self.names: list[str] = []
-        self.program = relays.program(folder / "log", url, str(self.file))
-        self.hasty = relays.program(folder / "log", url, str(self.file), SHORT_LEASE)
-        self.patient = relays.program(folder / "log", url, str(self.file), MIDDLE_LEASE)
+        self.program = relays.program(self.log, url, str(self.file))
+        self.hasty = relays.program(self.log, url, str(self.file), SHORT_LEASE)
+        self.patient = relays.program(self.log, url, str(self.file), MIDDLE_LEASE)
         asyncio.run(self._create())
 
     def fill(self, count: int) -> None:
@@ -62,9 +63,10 @@ class Scene:
         return asyncio.run(self._left())
 
     def assert_clean(self, most_repeated: int) -> None:
-        assert by_key(self.sent) == by_key(self.names), "lost, foreign, or out of order"
-        assert len(self.sent) - len(self.names) <= most_repeated
-        assert self.left() == []
+        said = f"the relays said:\n{self.log.read_text()[-3000:]}"
+        assert by_key(self.sent) == by_key(self.names), f"lost, foreign, or out of order; {said}"
+        assert len(self.sent) - len(self.names) <= most_repeated, said
+        assert self.left() == [], said
 
     async def _create(self) -> None:
         database = SqlDatabase(self.url)
@@ -137,7 +139,7 @@ def test_relays_killed_at_random_times_lose_nothing(scene, seed):
             break
     scene.program.run_until_done()
 
-    assert kills == 10
+    assert kills == 10, scene.log.read_text()
     scene.assert_clean(most_repeated=2 * BATCH * kills)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -19,6 +19,8 @@ from semel.memory.broker import MemoryBroker
 from semel.message import Message
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import RetryableMessageError
+from semel.messaging.inbox_worker import InboxWorker
+from semel.messaging.inboxes import Inbox
 from semel.messaging.retry import RetryMode, RetryPolicy
 from semel.messaging.retrying import RetryWorker
 from semel.messaging.runner import Runner, RunnerSettings
@@ -122,6 +124,62 @@ class _Refusals(DatabaseScenarios):
         self.run(scenario)
 
         assert "no such table" in caplog.text
+
+    def test_an_inbox_worker_asks_a_database_again_that_refused(self, caplog):
+        async def scenario(database: Any) -> None:
+            seen: list[str] = []
+            handle = remembering(seen)
+            await Inbox(handle, database).store(Message("m1", {}, b"{}"))
+            refuse(database, refuses, 3)
+            worker = InboxWorker(handle, database, poll_seconds=0.01)
+            task = asyncio.create_task(worker.run())
+            await until(lambda: seen == ["m1"], task)
+            worker.stop()
+            await asyncio.wait_for(task, 5)
+
+        self.run(scenario)
+
+        assert "no such table" in caplog.text
+        assert "somebody" not in caplog.text
+
+    def test_what_is_not_the_databases_own_ends_an_inbox_worker(self):
+        async def scenario(database: Any) -> None:
+            refuse(database, lambda: ZeroDivisionError("a bug"), 1000)
+            worker = InboxWorker(remembering([]), database, poll_seconds=0.01)
+            with pytest.raises(ZeroDivisionError):
+                await asyncio.wait_for(worker.run(), 5)
+
+        self.run(scenario)
+
+    @pytest.mark.parametrize(
+        ("error", "is_raised"),
+        [
+            (refuses, False),
+            (lambda: DatabaseUnavailable("away"), False),
+            (lambda: ZeroDivisionError("a bug"), True),
+        ],
+    )
+    def test_a_partition_that_goes_is_let_go_of_whatever_the_database_says(self, error, is_raised):
+        """Should it come back, it begins with what the broker has committed."""
+
+        async def scenario(database: Any) -> None:
+            broker = MemoryBroker({"t": 1})
+            subscription = await broker.subscribe("g", ["t"])
+            await broker.settled("g")
+            broker.put("t", b"{}", headers={"message-id": b"m1"})
+            runner = Runner(remembering([]), subscription, database, QUICK)
+            await asyncio.wait_for(runner.run_until_idle(), 10)
+            kept = dict(runner._settling._places)
+            refuse(database, error, 1)
+
+            with pytest.raises(ZeroDivisionError) if is_raised else nullcontext():
+                await runner._revoked(subscription.assignment)
+
+            assert kept
+            assert runner._settling._places == {}
+            await broker.close()
+
+        self.run(scenario)
 
     def test_what_is_not_the_databases_own_still_ends_the_service(self):
         async def scenario(database: Any) -> None:

@@ -7,9 +7,10 @@ import pytest
 from semel.messaging.acts import NotPossible
 from semel.messaging.consumer import consumer
 from semel.messaging.deletion import approve_delete, ask_to_delete
+from semel.messaging.kept import message_of
 from semel.messaging.leased import handle_leased
 from semel.messaging.parking import KeepId, NewId, fix, release, skip
-from semel.messaging.retrying import message_of, retry_due
+from semel.messaging.retrying import retry_due
 from semel.messaging.revival import retry_dead_letter
 from semel.messaging.settings import Mode
 from semel.messaging.waiting import WaitingFilter

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from semel.memory.database import MemoryDatabase, MemorySession
 from semel.message import Message
+from semel.messaging.claims import Locked
 from semel.messaging.consumer import consumer
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handling import handle_message
@@ -54,3 +57,41 @@ def test_a_row_changes_only_when_it_is_put():
     database.by_key("orders")["a"]["items"].append(6)
 
     assert database.rows("orders") == [{"items": [1]}]
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_cancellation_that_comes_with_the_lock_is_not_lost(turns):
+    async def scenario() -> None:
+        database = MemoryDatabase()
+
+        async def work() -> None:
+            async with database.begin():
+                await asyncio.Event().wait()
+
+        async with database.begin():
+            waiting = asyncio.create_task(work())
+            await asyncio.sleep(0.01)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting}, timeout=1.0)
+
+        assert waiting.cancelled()
+        async with asyncio.timeout(1), database.begin():
+            pass
+
+    asyncio.run(scenario())
+
+
+def test_a_transaction_that_waits_too_long_for_another_one_is_held_elsewhere():
+    async def scenario() -> None:
+        database = MemoryDatabase(lock_seconds=0.01)
+
+        async with database.begin():
+            with pytest.raises(Locked):
+                async with database.begin():
+                    pass
+        async with database.begin():
+            pass
+
+    asyncio.run(scenario())

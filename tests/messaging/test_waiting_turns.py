@@ -8,11 +8,13 @@ from dataclasses import replace
 from semel.errors import Retryable
 from semel.memory.sequence import MemoryVersions
 from semel.message import digest_of
-from semel.messaging.claims import ClaimState
+from semel.messaging.claims import ClaimRequest, ClaimState
 from semel.messaging.draining import drain
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.outcome import Handled, ParkedAway, RetryLater, Skipped
 from semel.messaging.retry import RetryMode
+from semel.messaging.retrying import TAKEN_AT_ONCE
+from tests.messaging import leases
 from tests.messaging.handled import Place, message, retrying
 
 STORED = retrying(mode=RetryMode.RETRY_TABLE)
@@ -94,3 +96,32 @@ def test_what_cannot_be_read_any_more_and_was_handled_leaves_the_room():
     assert outcome == Skipped()
     assert place.state("m1") is ClaimState.COMPLETED
     assert place.ask(lambda unit: unit.waiting.get("billing", "m1")) is None
+
+
+def test_what_others_hold_does_not_hide_what_is_due_behind_it():
+    """A lease is renewed for as long as its handler runs, and what it is of stays due."""
+    held, free = TAKEN_AT_ONCE, 3
+
+    async def scenario():
+        is_down = True
+
+        async def work(message, lease):
+            if is_down:
+                raise RetryableMessageError("down")
+
+        place = leases.Place(work, retry=replace(leases.POLICY, mode=RetryMode.RETRY_TABLE))
+        for number in range(held + free):
+            await place.deliver(leases.message(number))
+        place.clock.advance(60)
+        is_down = False
+        for number in range(held):
+            async with place.database.begin() as unit:
+                request = ClaimRequest.of(leases.message(number))
+                await unit.claims.lease("exports", request, owner="another", seconds=600)
+        return dict(await place.retry())
+
+    outcomes = asyncio.run(scenario())
+
+    handled = [name for name, outcome in outcomes.items() if isinstance(outcome, Handled)]
+    assert handled == [f"m{number}" for number in range(held, held + free)]
+    assert len(outcomes) == held + free

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +88,26 @@ def test_a_zygote_forks_a_function_as_often_as_it_is_asked(tmp_path):
     assert first.code == 2
     assert "the following arguments are required: --sink" in first.output
     assert second.code == 1
+
+
+@pytest.mark.parametrize("has_begun_to_tell", [False, True])
+def test_a_fork_that_is_killed_before_it_has_said_anything_was_killed(
+    tmp_path, monkeypatch, has_begun_to_tell
+):
+    """It has no session of its own, no log and no code yet, or an empty file for the code."""
+    unborn = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    request = io.StringIO()
+    zygote = Zygote("semel.testing.local_driver:main")
+    with zygote, monkeypatch.context() as pipes:
+        pipes.setattr(zygote._process, "stdin", request)
+        pipes.setattr(zygote._process, "stdout", io.StringIO(f"{unborn.pid}\n"))
+        running = zygote.program(tmp_path / "log").start()
+    if has_begun_to_tell:
+        Path(json.loads(request.getvalue())[3]).touch()
+
+    running.kill()
+    ended = running.wait(10)
+
+    assert (ended.was_killed, ended.output) == (True, "")
+    assert unborn.wait(10) < 0
+    unborn.stdin.close()

@@ -96,7 +96,9 @@ class MemoryDatabase:
             Locked: another transaction was open for too long.
         """
         try:
-            await asyncio.wait_for(self._lock.acquire(), self._lock_seconds)
+            # Not with `asyncio.wait_for`, which loses a cancellation that comes with the lock.
+            async with asyncio.timeout(self._lock_seconds):
+                await self._lock.acquire()
         except TimeoutError as error:
             raise Locked("the database in memory") from error
         try:

@@ -51,10 +51,13 @@ class MemoryWaitingRoom:
             )
         )
 
-    async def take_due(self, consumer: str, limit: int) -> Sequence[WaitingMessage]:
-        """Return messages whose turn it is, in order of place."""
+    async def take_due(
+        self, consumer: str, limit: int, after_place: int = 0
+    ) -> Sequence[WaitingMessage]:
+        """Return messages whose turn it is, in order of place, behind *after_place*."""
         now = self._tables.clock.now()
-        return [w for w in self._whose_turn(consumer) if _due_at(w) <= now][:limit]
+        due = (waiting for waiting in self._whose_turn(consumer) if _due_at(waiting) <= now)
+        return [waiting for waiting in due if waiting.place > after_place][:limit]
 
     async def take(self, consumer: str, message_id: str) -> WaitingMessage | None:
         """Return one message, if it is its turn."""
@@ -119,6 +122,13 @@ class MemoryWaitingRoom:
             return False
         self._put(replace(before, waits=Waits.RETRY, due_at=self._tables.clock.now()))
         return True
+
+    async def let_go(self, consumer: str, message_id: str) -> bool:
+        """Give a message its turn whatever of its key is before it."""
+        waiting = self._messages.get((consumer, message_id))
+        if waiting is not None:
+            self._put(replace(waiting, held=False))
+        return waiting is not None
 
     async def revise(
         self, consumer: str, message_id: str, payload: bytes, payload_hash: str, new_id: str

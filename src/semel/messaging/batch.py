@@ -28,7 +28,6 @@ from semel.messaging.handling import (
     claim_and_handle,
     classify,
     comes_back,
-    is_next,
     not_claimed,
     queue_up,
     refused,
@@ -44,6 +43,7 @@ from semel.messaging.outcome import (
     Skipped,
     settlement,
 )
+from semel.messaging.overtaking import is_next
 from semel.messaging.settings import BatchPolicy, Duplicates
 from semel.messaging.whole import all_or_nothing
 
@@ -209,7 +209,7 @@ class _Batch:
         queues = isinstance(step.answer, Claimed) and self.blocked.holds(message)
         if queues and not await is_next(consumer, unit, message):
             return await _queue_up(consumer, unit, message)
-        state = Try(message)
+        state = Try(message, overtakes=queues)
         try:
             async with unit.savepoint():
                 if isinstance(step.answer, Claimed):

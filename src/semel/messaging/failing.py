@@ -47,6 +47,7 @@ from semel.messaging.outcome import (
     RetryStored,
     Told,
 )
+from semel.messaging.overtaking import overtakes
 from semel.messaging.reasons import ERASED_REASON
 from semel.messaging.retry import Exhausted, GiveUp, Hopeless, RetryIn, verdict
 from semel.messaging.sequence import Gap, GapPolicy
@@ -230,7 +231,7 @@ async def _retry(
         return await _ended(unit, consumer, message, failure)
     if not (consumer.settings.stores_retries or claim.from_waiting):
         return RetryLater(seconds, failure, message.attempt)
-    waiting = _waiting(consumer, message, failure, Waits.RETRY, row)
+    waiting = await _waiting(unit, consumer, message, failure, Waits.RETRY, row)
     await let_in(unit, message, waiting, seconds, is_new=not claim.from_waiting)
     if waiting.erased_at is None:
         return RetryStored(failure, message.attempt)
@@ -245,7 +246,7 @@ async def _park(
     row = await _fail(unit, consumer, message, ClaimState.PARKED, failure, claim)
     if row is None:
         return await _ended(unit, consumer, message, failure)
-    waiting = _waiting(consumer, message, failure, Waits.PARKED, row)
+    waiting = await _waiting(unit, consumer, message, failure, Waits.PARKED, row)
     await let_in(unit, message, waiting, is_new=not claim.from_waiting)
     return ParkedAway(failure.reason, failure)
 
@@ -356,10 +357,16 @@ async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -
     return DeadLettered(failure, told, await file(unit, consumer, message, letter))
 
 
-def _waiting(
-    consumer: Consumer, message: Message, failure: Classified, waits: Waits, claim: ClaimRow
+async def _waiting(
+    unit: Unit,
+    consumer: Consumer,
+    message: Message,
+    failure: Classified,
+    waits: Waits,
+    claim: ClaimRow,
 ) -> WaitingMessage:
-    found = WaitingMessage.of(consumer.name, message, waits, held=holds_key(consumer, message))
+    held = holds_key(consumer, message) and not await overtakes(consumer, unit, message)
+    found = WaitingMessage.of(consumer.name, message, waits, held=held)
     waiting = replace(
         found,
         attempts=message.attempt,

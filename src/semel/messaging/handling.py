@@ -62,6 +62,7 @@ from semel.messaging.outcome import (
     RetryStored,
     Skipped,
 )
+from semel.messaging.overtaking import is_next, let_next_go
 from semel.messaging.sequence import Gap, GapPolicy, InSequence, due_version, in_sequence
 from semel.messaging.waiting import BEHIND, WaitingMessage, Waits
 
@@ -81,6 +82,9 @@ class Try:
 
     from_waiting: bool = False
     """The message comes out of the waiting room, not from the broker."""
+
+    overtakes: bool = False
+    """Others of its key wait in the room for its version."""
 
     gap: Gap | None = field(default=None)
 
@@ -215,6 +219,7 @@ async def behind_others(consumer: Consumer, unit: Unit, state: Try) -> Outcome |
     """Queue a message up whose key is held; None where its version says that it is next."""
     message = state.message
     if await is_next(consumer, unit, message):
+        state.overtakes = True
         return None
     row = await unit.claims.look_up(consumer.name, message.id)
     if row is not None:
@@ -240,18 +245,6 @@ async def queue_up(consumer: Consumer, unit: Unit, message: Message) -> Outcome:
     await unit.waiting.put(replace(waiting, reason=why))
     await mark_waiting(unit, consumer.name, message)
     return ParkedAway(why)
-
-
-async def is_next(consumer: Consumer, unit: Unit, message: Message) -> bool:
-    """Tell whether its version says that a message waits for none of its key.
-
-    The version is the order: the one that all the others wait for must not queue up.
-    """
-    if not consumer.settings.versioned or message.version is None or message.key is None:
-        return False
-    current = await unit.versions.current(consumer.name, message.key)
-    first = consumer.settings.first_version
-    return in_sequence(message.version, current, first) is not InSequence.GAP
 
 
 async def not_claimed(consumer: Consumer, unit: Unit, state: Try, answer: NotOurs) -> Outcome:
@@ -318,6 +311,8 @@ async def apply(consumer: Consumer, unit: Unit, state: Try) -> Outcome:
             gap = Gap(consumer.name, message.key, due, message.version)
             outcome, how = await _across(consumer, unit, state, gap)
     await unit.versions.advance(consumer.name, message.key, message.version)
+    if state.overtakes or (state.from_waiting and holds_key(consumer, message)):
+        await let_next_go(consumer, unit, message)
     if how:
         # Whoever makes an aggregate anew has filled the gaps that were crossed before, too.
         after = None if how == "rebuilt" else current

@@ -36,9 +36,18 @@ from semel.messaging.kept import unread
 from semel.messaging.letter_topic import keep_letter
 from semel.messaging.letters import Failed, letter_of
 from semel.messaging.members import Member
-from semel.messaging.notes import is_gone, note_try, noting_as, outlived, outliving
+from semel.messaging.notes import (
+    Writer,
+    is_gone,
+    note_try,
+    noting_as,
+    outlived,
+    outliving,
+    unless_begun,
+)
 from semel.messaging.outcome import DeadLettered, Handled, Outcome, RetryStored, Told
 from semel.messaging.reasons import ERASED_REASON, reason_of
+from semel.messaging.refusals import is_refusal
 from semel.messaging.retry import RetryIn, verdict
 from semel.messaging.telling import tell
 from semel.messaging.turns import TURNS
@@ -73,13 +82,16 @@ class InboxWorker:
         self.database = database
         self._batch = batch
         self._poll_seconds = poll_seconds
-        self._name = uuid.uuid4().hex
+        self._writer = Writer(uuid.uuid4().hex)
         self._row = _Row(consumer.name, database, batch, clock)
         self._bell = asyncio.Event()
         self._is_stopped = False
 
     async def run(self) -> None:
-        """Handle what is due until `stop`; a database that does not answer is asked again."""
+        """Handle what is due until `stop`; a database that does not answer is asked again.
+
+        So is one that refuses: the log says what, every time.
+        """
         while not self._is_stopped:
             self._bell.clear()
             try:
@@ -88,9 +100,12 @@ class InboxWorker:
             except (Retryable, InDoubt, Fenced) as error:
                 why = {"consumer": self.consumer.name, "reason": reason_of(error)}
                 log.warning("inbox worker waits", extra=why)
+            except Exception as error:
+                if not is_refusal(self.database, self.consumer.name, error):
+                    raise
             await self._rest()
         self._is_stopped = False
-        await self._row.leave()
+        await self._leave()
 
     async def run_until_empty(self) -> None:
         """Handle messages until none is left that will be tried."""
@@ -101,7 +116,7 @@ class InboxWorker:
                 if not await unit.inbox.pending(self.consumer.name):
                     break
             await self._rest()
-        await self._row.leave()
+        await self._leave()
 
     def stop(self) -> None:
         """Finish the batch in hand; `run` returns then."""
@@ -119,9 +134,10 @@ class InboxWorker:
             Retryable, InDoubt: the database did not answer; what is not committed is taken again.
         """
         await self._row.keep()
+        await self._writer.pay(self.consumer.name, self.database)
         if self._row.suspects:
             async with TURNS.alone():
-                with noting_as(self._name):
+                with noting_as(self._writer):
                     return await self._work_alone()
         async with TURNS.beside_others():
             return await self._work(self._batch)
@@ -129,10 +145,12 @@ class InboxWorker:
     async def _work_alone(self) -> int:
         """Handle one message that may kill the process; bury it if it did so too often."""
         consumer, limit = self.consumer, self.consumer.settings.poison_attempts
-        async with self.database.begin() as unit:
+        noted: list[str] = []
+        async with unless_begun(consumer.name, self.database, noted), self.database.begin() as unit:
             taken = await unit.inbox.take_due(consumer.name, 1)
             tries, buried = 0, None
             for stored in taken:
+                noted.append(stored.message_id)
                 tries = await note_try(unit, consumer.name, stored.message_id)
                 if tries > limit:
                     why = f"the process died {limit} times while it handled this message alone"
@@ -232,6 +250,10 @@ class InboxWorker:
         nouns = {"consumer": name, "id": stored.message_id, "reason": why}
         log.error("message is a dead letter", extra=nouns)
         return DeadLettered(failure, told)
+
+    async def _leave(self) -> None:
+        await self._writer.pay(self.consumer.name, self.database)
+        await self._row.leave()
 
     async def _rest(self) -> None:
         await rung(self._bell, self._poll_seconds)

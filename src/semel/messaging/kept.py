@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from semel.message import Message
+from dataclasses import replace
+
+from semel.codec import Unreadable
+from semel.message import Coordinates, Message, Record, raw_of, value_of
+from semel.messaging.consumer import Consumer
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.waiting import WaitingMessage
 
@@ -22,3 +26,20 @@ def unread(kept: InboxMessage | WaitingMessage) -> Message:
         correlation_id=kept.correlation_id,
         digest=kept.payload_hash,
     )
+
+
+def message_of(consumer: Consumer, waiting: WaitingMessage) -> Message | Unreadable:
+    """Read a waiting message again, as the broker's record was read."""
+    at = waiting.source or Coordinates(waiting.topic or "?", 0, 0)
+    record = Record(
+        at,
+        value_of(waiting.payload, waiting.payload_hash),
+        None if waiting.key is None else raw_of(waiting.key),
+        waiting.headers,
+        waiting.timestamp,
+    )
+    found = consumer.reading.read(record)
+    if isinstance(found, Unreadable):
+        return found
+    # A person may have given it another id, and the key may come from elsewhere.
+    return replace(found, id=waiting.message_id, key=waiting.key, source=waiting.source)

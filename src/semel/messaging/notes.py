@@ -3,7 +3,8 @@
     written ─▶ the writer runs: says nothing ─▶ taken back, or inherited when it is old
        └─▶ the writer is gone: not outlived, the message is a suspect
 
-A writer that runs is at the message now, or could not take its note back.
+A writer that runs is at the message now, or could not take its note back; a worker
+owes that, whoever handles the message meanwhile, and pays when the database answers.
 """
 
 from __future__ import annotations
@@ -44,25 +45,41 @@ def _written(owner: Owner, worker: str = "") -> str:
     return json.dumps(replace(owner, instance=worker).to_json(), sort_keys=True)
 
 
-_WORKER: Final[ContextVar[str]] = ContextVar("semel_worker", default="")
-
-
-@contextmanager
-def noting_as(worker: str) -> Iterator[None]:
-    """Write the notes of the block as those of one worker of this process.
+class Writer:
+    """One worker of one consumer, which tries one thing after another.
 
     A process may have several, and one that came too late would take back what another noted.
     """
-    token = _WORKER.set(worker)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.owed: set[str] = set()
+        """Of which messages it may have left a note that it could not take back yet."""
+
+    async def pay(self, consumer: str, database: Database) -> None:
+        """Take back what it owes, if anything; between two tries, or at its end."""
+        with noting_as(self):
+            await take_back(consumer, database, ())
+
+
+_WRITER: Final[ContextVar[Writer | None]] = ContextVar("semel_writer", default=None)
+
+
+@contextmanager
+def noting_as(writer: Writer) -> Iterator[None]:
+    """Write the notes of the block as those of one worker of this process."""
+    token = _WRITER.set(writer)
     try:
         yield
     finally:
-        _WORKER.reset(token)
+        _WRITER.reset(token)
 
 
 def _me() -> str:
-    worker, process = _WORKER.get(), this_process()
-    return _written(Owner.from_json(json.loads(process)), worker) if worker else process
+    writer, process = _WRITER.get(), this_process()
+    if writer is None:
+        return process
+    return _written(Owner.from_json(json.loads(process)), writer.name)
 
 
 async def note_try(unit: Unit, consumer: str, message_id: str) -> int:
@@ -123,27 +140,46 @@ async def outliving(
 
     A database that refuses or a stop's deadline is no death.
     """
+    async with unless_begun(consumer, database, message_ids):
+        yield
+    await take_back(consumer, database, message_ids)
+
+
+@asynccontextmanager
+async def unless_begun(
+    consumer: str, database: Database, message_ids: Collection[str]
+) -> AsyncIterator[None]:
+    """Take back what was noted of messages if the block raises: nothing is tried then.
+
+    Around the transaction that notes it, too: a commit whose answer was lost leaves the note.
+    """
     try:
         yield
     except (Exception, asyncio.CancelledError):
         await take_back(consumer, database, message_ids)
         raise
-    await take_back(consumer, database, message_ids)
 
 
 async def take_back(consumer: str, database: Database, message_ids: Collection[str]) -> None:
     """Do what `outlived` does in a transaction of its own, if the database answers.
 
-    Where it does not, a note stays that says nothing while this process runs.
+    Where it does not, a note stays that says nothing while this process runs.  A worker owes
+    it, and takes it back with the next ones, whatever they are.
     """
-    if not message_ids:
+    writer = _WRITER.get()
+    owed = set[str]() if writer is None else writer.owed
+    owed.update(message_ids)
+    if not owed:
         return
+    now = frozenset(owed)
     try:
         async with database.begin() as unit:
-            await outlived(unit, consumer, message_ids)
+            await outlived(unit, consumer, now)
     except Exception as error:  # noqa: BLE001  what became of the messages matters more
         why = {"consumer": consumer, "reason": reason_of(error)}
         log.warning("a note of tries stays", extra=why)
+    else:
+        owed -= now
 
 
 async def forget_note(unit: Unit, consumer: str, message_id: str) -> None:

@@ -13,8 +13,8 @@ from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.inboxes import message_of as stored_message
+from semel.messaging.kept import message_of
 from semel.messaging.reasons import ERASED_REASON, reason_of
-from semel.messaging.retrying import message_of
 from semel.messaging.selection import Ids, Letters, Offsets, Selection, Times, Waiting, need_reader
 
 PAGE: Final = 200

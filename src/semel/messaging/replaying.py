@@ -37,6 +37,7 @@ from semel.messaging.deadletters import DeadLetter
 from semel.messaging.handling import attempt, handle_unreadable
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.inbox_turns import try_given_up
+from semel.messaging.kept import message_of
 from semel.messaging.lanes import Order
 from semel.messaging.leased import handle_leased
 from semel.messaging.marks import Ended, mark_ends
@@ -59,7 +60,6 @@ from semel.messaging.replay_rules import ReplayRules
 from semel.messaging.replay_sources import Item, letter_message
 from semel.messaging.retention import DAY_SECONDS
 from semel.messaging.retry import RetryMode
-from semel.messaging.retrying import message_of
 from semel.messaging.review import need_not_too_often, need_review
 from semel.messaging.revival import retry_dead_letter
 from semel.messaging.settings import Duplicates, Mode

@@ -14,7 +14,7 @@ from semel.clock import SYSTEM_CLOCK
 from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, NeedsOperator, Retryable, SemelError
-from semel.message import Coordinates, Message, Record, raw_of, value_of
+from semel.message import Message
 from semel.messaging.acts import ERASED
 from semel.messaging.cancelling import rung
 from semel.messaging.claims import ClaimRequest, ClaimState, Failure, NotClaimable
@@ -24,7 +24,15 @@ from semel.messaging.draining import drain
 from semel.messaging.failing import fence_to_park, leave_the_room
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handling import attempt, classify
-from semel.messaging.notes import forget_note, note_tries, noting_as, outliving
+from semel.messaging.kept import message_of
+from semel.messaging.notes import (
+    Writer,
+    forget_note,
+    note_tries,
+    noting_as,
+    outliving,
+    unless_begun,
+)
 from semel.messaging.outcome import (
     NO_LONGER_WAITING,
     Nack,
@@ -56,23 +64,6 @@ UNREADABLE: Final = Classified(
 Handle: TypeAlias = Callable[[Message, WaitingMessage], Awaitable[Outcome]]
 
 
-def message_of(consumer: Consumer, waiting: WaitingMessage) -> Message | Unreadable:
-    """Read a waiting message again, as the broker's record was read."""
-    at = waiting.source or Coordinates(waiting.topic or "?", 0, 0)
-    record = Record(
-        at,
-        value_of(waiting.payload, waiting.payload_hash),
-        None if waiting.key is None else raw_of(waiting.key),
-        waiting.headers,
-        waiting.timestamp,
-    )
-    found = consumer.reading.read(record)
-    if isinstance(found, Unreadable):
-        return found
-    # A person may have given it another id, and the key may come from elsewhere.
-    return replace(found, id=waiting.message_id, key=waiting.key, source=waiting.source)
-
-
 async def retry_due(
     consumer: Consumer,
     database: Database,
@@ -83,6 +74,7 @@ async def retry_due(
 ) -> list[tuple[str, Outcome]]:
     """Handle what is due, as if in one transaction each; returns the ids with their outcomes.
 
+    It takes *limit* at once, and goes on behind them only where all of those have to come back.
     *handle* is how the consumer's runner handles messages, where that is not in one transaction.
     No transaction begins once it is *stopping*: what is left is left as it was.  Metrics know
     the consumer by its *group*, or by its name where it has none.
@@ -92,26 +84,51 @@ async def retry_due(
     it had; that is handled one message at a time, until the one that kills is found.  One that
     goes on takes its notes back, whatever it could not do.
     """
+    found: dict[str, Outcome] = {}
+    place = 0
+    while True:
+        due, done = await _some(
+            consumer, database, limit, place, handle, stopping, group or consumer.name
+        )
+        found |= done
+        # What another owner holds under a lease stays due, and must not hide what is behind it.
+        hides = all(isinstance(settlement(outcome), Nack) for outcome in done.values())
+        if stopping() or len(due) < limit or not hides:
+            return list(found.items())
+        place = due[-1].place
+
+
+async def _some(
+    consumer: Consumer,
+    database: Database,
+    limit: int,
+    after_place: int,
+    handle: Handle | None,
+    stopping: Callable[[], bool],
+    group: str,
+) -> tuple[Sequence[WaitingMessage], dict[str, Outcome]]:
+    """Handle so much of what is due; return it, and the outcomes in its order."""
     name, done = consumer.name, dict[str, Outcome]()
     # Nothing that is taken here waits for its turn: others may be free to handle it.
     async with TURNS.beside_others():
-        async with database.begin() as unit:
-            due = await unit.waiting.take_due(name, limit)
+        noted: list[str] = []
+        async with unless_begun(name, database, noted), database.begin() as unit:
+            due = await unit.waiting.take_due(name, limit, after_place)
             is_many = handle is None and len(due) > 1
-            noted = [waiting.message_id for waiting in due] if is_many else []
+            noted += [waiting.message_id for waiting in due] if is_many else []
             suspects = await note_tries(unit, name, noted)
         reach(CrashPoint.RETRY_TAKE_AFTER, name)
         if is_many:
             fresh = [waiting for waiting in due if waiting.message_id not in suspects]
-            done = await _together(consumer, database, fresh, stopping, group or name)
+            done = await _together(consumer, database, fresh, stopping, group)
     for waiting in due:
         if waiting.message_id not in done and not stopping():
             began = SYSTEM_CLOCK.monotonic()
             outcome = await _one(consumer, database, waiting, handle)
-            tell(waiting, outcome, group or name, SYSTEM_CLOCK.monotonic() - began)
+            tell(waiting, outcome, group, SYSTEM_CLOCK.monotonic() - began)
             done[waiting.message_id] = outcome
     names = [waiting.message_id for waiting in due]
-    return [(name, done[name]) for name in names if name in done]
+    return due, {name: done[name] for name in names if name in done}
 
 
 async def _together(
@@ -234,7 +251,7 @@ class RetryWorker:
         self._handle = handle
         self._group = group
         self._poll_seconds = poll_seconds
-        self._name = uuid.uuid4().hex
+        self._writer = Writer(uuid.uuid4().hex)
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -244,17 +261,22 @@ class RetryWorker:
             TransactionEnded: a handler committed past every guard.  What it left is not taken
                 for handled by going on; the one who compares it starts the worker again.
         """
+        with noting_as(self._writer):
+            await self._run()
+        await self._writer.pay(self.consumer.name, self.database)
+
+    async def _run(self) -> None:
         while not self._stopping.is_set():
             began = SYSTEM_CLOCK.monotonic()
             try:
-                with noting_as(self._name):
-                    done = await retry_due(
-                        self.consumer,
-                        self.database,
-                        handle=self._handle,
-                        stopping=self._stopping.is_set,
-                        group=self._group,
-                    )
+                await self._writer.pay(self.consumer.name, self.database)
+                done = await retry_due(
+                    self.consumer,
+                    self.database,
+                    handle=self._handle,
+                    stopping=self._stopping.is_set,
+                    group=self._group,
+                )
                 if any(not isinstance(settlement(outcome), Nack) for _, outcome in done):
                     continue
                 # What another worker is at stays due until that one is done with it.

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import signal
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from typing import Any, TypeAlias
 
 from semel.clock import SYSTEM_CLOCK, Clock
@@ -30,7 +29,7 @@ from semel.messaging.handling import handle_message, handle_unreadable
 from semel.messaging.lagging import LagWatch
 from semel.messaging.lanes import lanes, run_lanes
 from semel.messaging.leased import handle_leased
-from semel.messaging.notes import noting_as
+from semel.messaging.notes import Writer, noting_as
 from semel.messaging.outcome import Ack, Nack, Outcome, Settlement, settlement
 from semel.messaging.refusals import is_refusal
 from semel.messaging.retrying import RetryWorker
@@ -68,6 +67,7 @@ class Runner:
         _check(consumer, self.settings)
         self._clock = clock
         self._owner = owner or Owner.here()
+        self._writer = Writer(self._owner.instance)
         self._settling = Settling(consumer.name, subscription, database, clock)
         self._membership = Membership(
             consumer,
@@ -109,6 +109,7 @@ class Runner:
                         await self._pass()
             finally:
                 await self._end(retrying)
+            await self._writer.pay(self.consumer.name, self.database)
             if not self._left_behind:
                 await self._membership.leave()
         finally:
@@ -204,6 +205,7 @@ class Runner:
         self._begins_again = False
 
     async def _from_time_to_time(self) -> None:
+        await self._writer.pay(self.consumer.name, self.database)
         now = self._clock.monotonic()
         if now >= self._next_renewal:
             self._next_renewal = now + self.settings.member_seconds / 3
@@ -241,13 +243,19 @@ class Runner:
 
     async def _revoked(self, partitions: Collection[Partition]) -> None:
         """Let the batch end, so that its offsets are committed before the partitions go."""
-        with suppress(TimeoutError, Retryable, InDoubt):
+        try:
             async with asyncio.timeout(self.settings.stop_seconds):
                 await self._idle.wait()
                 if not self._left_behind:
                     # Whoever gets them next need not be careful.
                     await self._membership.give_up(partitions)
-        self._settling.forget(partitions)
+        except (TimeoutError, Retryable, InDoubt):
+            pass  # whoever gets them next is careful
+        except Exception as error:
+            if not is_refusal(self.database, self.consumer.name, error):
+                raise
+        finally:
+            self._settling.forget(partitions)
 
     async def _handle_all(self, records: Sequence[Record]) -> dict[Coordinates, Outcome]:
         outcomes: dict[Coordinates, Outcome] = {}
@@ -279,7 +287,7 @@ class Runner:
             if at.place in blocked:
                 outcomes[at] = NOT_ATTEMPTED
             elif await self._membership.is_careful(at):
-                with noting_as(self._owner.instance):
+                with noting_as(self._writer):
                     outcomes[at] = await handle_record(
                         self.consumer, self.database, record, self._suspect, self._put_aside
                     )

@@ -11,7 +11,6 @@ and a database that refuses are outlived.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -44,7 +43,14 @@ from semel.messaging.failing import (
 )
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.kept import unread
-from semel.messaging.notes import forget_note, note_try, outlived, outliving, take_back
+from semel.messaging.notes import (
+    forget_note,
+    note_try,
+    outlived,
+    outliving,
+    take_back,
+    unless_begun,
+)
 from semel.messaging.outcome import Outcome, Refused, Skipped
 from semel.messaging.turns import TURNS
 from semel.messaging.waiting import WaitingMessage
@@ -72,7 +78,7 @@ async def handle_record(
     reason = f"the process died {limit} times while it read this record alone"
     unread = Unreadable(record, Unread.UNDECODABLE, reason)
     async with TURNS.alone():
-        async with database.begin() as unit:
+        async with unless_begun(consumer.name, database, [unread.id]), database.begin() as unit:
             buried: Outcome | None = None
             if await note_try(unit, consumer.name, unread.id) > limit:
                 buried = await write_unreadable(unit, consumer, unread)
@@ -83,14 +89,11 @@ async def handle_record(
             _log_poison(consumer, unread.id)
             put_aside(unread, buried)
             return buried
-        try:
+        async with unless_begun(consumer.name, database, [unread.id]):
             arrival = consumer.reading.read(record)
             if not isinstance(arrival, Unreadable):
                 suspect = _Suspect(arrival, was_read_as=unread.id, deaths=limit)
                 begun = await _begin(consumer, database, suspect)
-        except (Exception, asyncio.CancelledError):
-            await take_back(consumer.name, database, [unread.id])
-            raise
         if isinstance(arrival, Unreadable):
             await take_back(consumer.name, database, [unread.id])
             return await handle(arrival)
@@ -163,7 +166,8 @@ async def _begin(consumer: Consumer, database: Database, suspect: _Suspect) -> _
     that kills.
     """
     name, message = consumer.name, suspect.message
-    async with database.begin() as unit:
+    noted: list[str] = []
+    async with unless_begun(name, database, noted), database.begin() as unit:
         if suspect.was_read_as:
             await outlived(unit, name, [suspect.was_read_as])
         row = await unit.claims.look_up(name, message.id)
@@ -172,6 +176,7 @@ async def _begin(consumer: Consumer, database: Database, suspect: _Suspect) -> _
         tries = await note_try(unit, name, message.id) if may_kill else 0
         if suspect.tries_at_most is not None and tries > suspect.tries_at_most:
             raise _IsSuspected
+        noted += [message.id] if may_kill else []
         aside: Outcome | None = None
         if runs is _Runs.ASIDE or tries > suspect.deaths:
             aside = await _put_aside(unit, consumer, suspect, runs)

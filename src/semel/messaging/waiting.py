@@ -7,7 +7,8 @@
 With order per key a waiting message holds its key: whatever comes later for the
 key queues up BEHIND it, in order of arrival, and leaves in that order.  A key
 is held exactly as long as the room has a message of it; the transaction that
-takes the last one out lets the key go.
+takes the last one out lets the key go.  Only the version that others of its key
+wait for overtakes them (`semel.messaging.overtaking`).
 """
 
 from __future__ import annotations
@@ -161,8 +162,10 @@ class WaitingRoom(Protocol):
         """
         ...
 
-    async def take_due(self, consumer: str, limit: int) -> Sequence[WaitingMessage]:
-        """Lock and return messages whose turn it is, in order of place.
+    async def take_due(
+        self, consumer: str, limit: int, after_place: int = 0
+    ) -> Sequence[WaitingMessage]:
+        """Lock and return messages whose turn it is, in order of place, behind *after_place*.
 
         These are RETRY messages that are due, and BEHIND messages before which nothing of
         their key is left.  Only the first of each held key.  Messages that another
@@ -220,6 +223,13 @@ class WaitingRoom(Protocol):
         """Make a parked message a retry that is due, in its place; an operator's act.
 
         False, and nothing changed, where it is not parked, or was erased.
+        """
+        ...
+
+    async def let_go(self, consumer: str, message_id: str) -> bool:
+        """Give a message its turn whatever of its key is before it; it holds its key no more.
+
+        What it waits for besides that, its time or a person, it goes on waiting for.
         """
         ...
 

@@ -65,9 +65,15 @@ class SqlWaitingRoom:
                 await self._lock(waiting.consumer, [stored_id(waiting.key)])
         await self._run(sql.PUT, {**_values(waiting), "delay_us": to_us(delay_seconds)})
 
-    async def take_due(self, consumer: str, limit: int) -> Sequence[WaitingMessage]:
-        """Lock and return messages whose turn it is, in order of place."""
-        due = await self._run(sql.TAKE_DUE, {"by": consumer, "at_most": limit})
+    async def take_due(
+        self, consumer: str, limit: int, after_place: int = 0
+    ) -> Sequence[WaitingMessage]:
+        """Lock and return messages whose turn it is, in order of place, behind *after_place*."""
+        which = {"by": consumer, "at_most": limit}
+        if after_place:
+            due = await self._run(sql.TAKE_DUE_BEHIND, {**which, "after": after_place})
+        else:
+            due = await self._run(sql.TAKE_DUE, which)
         return sorted(map(_message, due), key=lambda waiting: waiting.place)
 
     async def take(self, consumer: str, message_id: str) -> WaitingMessage | None:
@@ -138,6 +144,12 @@ class SqlWaitingRoom:
             .values(waits=Waits.RETRY.value, due_at=now_us())
         )
         return bool((await self._run(released)).rowcount)
+
+    async def let_go(self, consumer: str, message_id: str) -> bool:
+        """Give a message its turn whatever of its key is before it."""
+        here = sql.me(consumer, message_id)
+        done = await self._run(update(waiting_message).where(here).values(held=0))
+        return bool(done.rowcount)
 
     async def revise(
         self, consumer: str, message_id: str, payload: bytes, payload_hash: str, new_id: str

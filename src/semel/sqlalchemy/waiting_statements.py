@@ -136,6 +136,8 @@ WHOSE_TURN: Final = select(waiting_message).where(
     _IS_FIRST,
 )
 TAKE_DUE: Final = WHOSE_TURN.order_by(_C.place).limit(_AT_MOST).with_for_update(skip_locked=True)
+# A statement of its own: from a bound that is not known, the other one would be planned worse.
+TAKE_DUE_BEHIND: Final = TAKE_DUE.where(_C.place > bindparam("after", type_=BigInteger))
 TAKE: Final = WHOSE_TURN.where(_C.message_id == _ID).with_for_update(skip_locked=True)
 _THESE: Final = _C.message_id.in_(bindparam("ids", type_=Text, expanding=True))
 TAKE_MANY: Final = WHOSE_TURN.where(_THESE).with_for_update(skip_locked=True)

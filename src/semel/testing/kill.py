@@ -78,8 +78,13 @@ class Running:
 
     def kill(self) -> None:
         """End its whole session with SIGKILL."""
-        with suppress(ProcessLookupError):
+        try:
             os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            # It is over, or was just forked and has no session of its own yet.
+            if self._end is not None:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._end, signal.SIGKILL)
 
     def wait_until_stopped(self, seconds: float = DEADLINE_SECONDS) -> None:
         """Wait until it has stopped itself, as ``SEMEL_STOP_AT`` told it.
@@ -202,7 +207,8 @@ class Zygote:
 
     def fork(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Running:
         """Start the function in a fork."""
-        said_before = log.stat().st_size if log.exists() else 0
+        log.touch()
+        said_before = log.stat().st_size
         result = log.with_name(f"{log.name}.{time.monotonic_ns()}.code")
         asked = [list(arguments), dict(environment), str(log), str(result)]
         pipe_in, pipe_out = self._process.stdin, self._process.stdout
@@ -245,13 +251,17 @@ class Forked(_Runs):
 
 
 def _code_in(result: Path) -> int:
-    """Read the exit code that a fork has written; whoever was killed has written none."""
+    """Read the exit code that a fork has written; whoever was killed has written none.
+
+    Nor has one that was killed between opening the file and writing to it.
+    """
     try:
-        return int(result.read_text())
+        code = result.read_text()
     except FileNotFoundError:
-        return -signal.SIGKILL
+        code = ""
     finally:
         result.unlink(missing_ok=True)
+    return int(code) if code else -signal.SIGKILL
 
 
 def _state(pid: int) -> str:

@@ -110,6 +110,21 @@ class TurnRules(DatabaseContract):
         assert await due(world) == ["a2"]
 
     @in_world
+    async def test_one_that_is_let_go_waits_for_nobody_of_its_key(
+        self, world: DatabaseWorld
+    ) -> None:
+        await put(world, parked("a1", "a"), behind("a2", "a"), behind("a3", "a"), parked("a4", "a"))
+        async with world.database.begin() as unit:
+            known = [await unit.waiting.let_go(CONSUMER, name) for name in ("a3", "a4", "?")]
+
+        assert known == [True, True, False]
+        assert await due(world) == ["a3"], "a person is waited for all the same"
+        assert await held(world, "a") == {"a"}
+        await remove(world, "a1")
+        await remove(world, "a2")
+        assert await held(world, "a") == frozenset()
+
+    @in_world
     async def test_without_order_per_key_nobody_waits_for_anybody(
         self, world: DatabaseWorld
     ) -> None:
@@ -133,6 +148,17 @@ class TurnRules(DatabaseContract):
         await put(world, *(waiting(name) for name in "abcd"))
 
         assert await due(world, limit=2) == ["a", "b"]
+
+    @in_world
+    async def test_more_is_taken_behind_what_was_taken(self, world: DatabaseWorld) -> None:
+        await put(world, waiting("a"), waiting("b"), parked("c", "k"), behind("d", "k"))
+        await put(world, waiting("e"), waiting("f"))
+        async with world.database.begin() as unit:
+            first = await unit.waiting.take_due(CONSUMER, 2)
+            rest = await unit.waiting.take_due(CONSUMER, 2, first[-1].place)
+
+        assert [found.message_id for found in first] == ["a", "b"]
+        assert [found.message_id for found in rest] == ["e", "f"]
 
     @in_world
     async def test_consumers_do_not_see_each_other(self, world: DatabaseWorld) -> None:
