@@ -95,6 +95,8 @@ class MemoryDatabase:
         Raises:
             Locked: another transaction was open for too long.
         """
+        # As with every other database, others run while somebody asks this one.
+        await asyncio.sleep(0)
         try:
             # Not with `asyncio.wait_for`, which loses a cancellation that comes with the lock.
             async with asyncio.timeout(self._lock_seconds):
