@@ -211,6 +211,13 @@ class UndoesByDeleting(MemoryProcessedMessageStore):
         return undone
 
 
+class ForgetsWhyItPassedOver(MemoryProcessedMessageStore):
+    """Takes what came too late for what was handled."""
+
+    async def pass_over(self, consumer, message_id, code):
+        pass
+
+
 class GivesBackByDeleting(MemoryProcessedMessageStore):
     """Forgets what was known before the claim."""
 

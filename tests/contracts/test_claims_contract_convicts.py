@@ -46,6 +46,9 @@ IN_MEMORY = {
     broken.UndoesByDeleting: (
         "test_a_claim_is_undone_inside_its_transaction_and_its_neighbours_stay"
     ),
+    broken.ForgetsWhyItPassedOver: (
+        "test_what_was_passed_over_has_no_effect_and_its_neighbours_have"
+    ),
     broken.GivesBackByDeleting: "test_a_claim_that_is_given_back_was_never_asked_for",
     broken.LosesResults: "test_what_the_handler_returned_comes_back_with_its_duplicates",
     broken.ReopensTheCompleted: "test_only_the_dead_and_the_parked_are_reopened",

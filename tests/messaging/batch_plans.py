@@ -118,10 +118,6 @@ def behaviours(draw: st.DrawFn) -> Behaviour:
     order = draw(st.sampled_from([Order.KEY, Order.NONE] if stores else Order))
     # What comes back is delivered again until it does no more, which must not take time.
     delays = [0.0] if batch is BatchPolicy.FAIL_BATCH else [0.0, 100.0]
-    duplicates = draw(st.sampled_from(Duplicates))
-    # A batch that comes back whole has forgotten what it passed over as old: one transaction
-    # each has claims of it, and sends for the repetition.
-    repeats_whole = batch is BatchPolicy.FAIL_BATCH and duplicates is Duplicates.INVOKE
     settings = ConsumerSettings(
         retry=RetryPolicy(
             max_attempts=draw(st.integers(1, 3)),
@@ -134,8 +130,8 @@ def behaviours(draw: st.DrawFn) -> Behaviour:
         on_hopeless=draw(st.sampled_from(GiveUp)),
         order=order,
         holds_keys=draw(st.sampled_from([None, True])) if order is Order.KEY else None,
-        duplicates=duplicates,
-        versioned=not takes_batches and not repeats_whole and draw(st.booleans()),
+        duplicates=draw(st.sampled_from(Duplicates)),
+        versioned=not takes_batches and draw(st.booleans()),
         gaps=draw(st.sampled_from([GapPolicy.RETRY, GapPolicy.PARK_KEY, GapPolicy.ALERT])),
         keeps_results=not takes_batches and draw(st.booleans()),
         chunk=draw(st.sampled_from([1, 3, 20])),

@@ -14,6 +14,7 @@ from semel.message import Coordinates, Message
 from semel.messaging.batch import consume_many
 from semel.messaging.claims import ClaimState
 from semel.messaging.consumer import Consumer, consumer
+from semel.messaging.explain import explain
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handling import handle_message
 from semel.messaging.outcome import DeadLettered, Handled, RetryLater, Skipped
@@ -176,5 +177,26 @@ def test_what_a_person_decided_to_have_no_effect_is_not_sent_either(deliver):
 
         assert isinstance(await deliver(handle, database, M1), Skipped)
         assert calls == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("deliver", [one, batch])
+def test_what_was_passed_over_as_an_old_version_is_not_sent_later(deliver):
+    async def scenario() -> None:
+        database, calls = MemoryDatabase(), list[str]()
+        chosen = ConsumerSettings(retry=POLICY, duplicates=Duplicates.INVOKE, versioned=True)
+
+        @consumer("c", policy=chosen, id_from=FromHeader("message-id"))
+        async def handle(message: Message, session: MemorySession) -> None:
+            calls.append(message.id)
+
+        first, old = (Message(id, {}, b"{}", key="k", version=1) for id in ("first", "old"))
+        assert isinstance(await deliver(handle, database, first), Handled)
+        assert isinstance(await deliver(handle, database, old), Skipped)
+        assert isinstance(await deliver(handle, database, old), Skipped)
+        assert calls == ["first"]
+        story = await explain(database, "old")
+        assert "without an effect (OLD_VERSION)" in str(story)
 
     asyncio.run(scenario())

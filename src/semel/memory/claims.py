@@ -191,6 +191,12 @@ class MemoryProcessedMessageStore:
         if row is not None and row.erased_at is None:
             self._claims.put(_key(row), replace(row, result=result, result_key=key))
 
+    async def pass_over(self, consumer: str, message_id: str, code: str) -> None:
+        """Write beside a claim that this transaction took why its message has no effect."""
+        row = self._get(consumer, message_id)
+        if row is not None:
+            self._claims.put(_key(row), replace(row, error_code=code))
+
     async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
         """Replace the hash that repetitions are compared with, after an audited revision."""
         row = self._get(consumer, message_id)

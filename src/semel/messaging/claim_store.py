@@ -122,6 +122,13 @@ class ProcessedMessageStore(Protocol):
         """
         ...
 
+    async def pass_over(self, consumer: str, message_id: str, code: str) -> None:
+        """Write beside a claim that this transaction took why its message has no effect.
+
+        One of the codes of `WITHOUT_EFFECT`: nothing is sent again for its duplicates.
+        """
+        ...
+
     async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
         """Replace the hash that repetitions are compared with, after an audited revision."""
         ...

@@ -84,15 +84,16 @@ class Duplicate:
     """What the handler returned the first time, as JSON, where the consumer keeps results."""
 
     had_effect: bool = True
-    """False: somebody decided that it has none, and there is nothing to send again."""
+    """False: it was decided to have none, and there is nothing to send again."""
 
 
 SKIPPED: Final = "SKIPPED"
 REPLACED: Final = "REPLACED"
 DELETED: Final = "DELETED"
 ERASED: Final = "ERASED"
-WITHOUT_EFFECT: Final = frozenset({SKIPPED, REPLACED, DELETED, ERASED})
-"""The codes of claims that a person's act completed or closed."""
+OLD_VERSION: Final = "OLD_VERSION"
+WITHOUT_EFFECT: Final = frozenset({SKIPPED, REPLACED, DELETED, ERASED, OLD_VERSION})
+"""The codes of claims that a person's act completed or closed, or that came too late."""
 
 
 @dataclass(frozen=True, slots=True)

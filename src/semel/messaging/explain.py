@@ -10,7 +10,7 @@ from semel.messaging.acts import DELETED, ERASED, REPLACED, SKIPPED
 from semel.messaging.approvals import Approval, Decision
 from semel.messaging.attempts import FailedAttempt
 from semel.messaging.audit import AuditEntry
-from semel.messaging.claims import ClaimRow, ClaimState
+from semel.messaging.claims import OLD_VERSION, ClaimRow, ClaimState
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
 from semel.messaging.ids import stored_id
@@ -201,7 +201,7 @@ def _in_inbox(stored: InboxMessage) -> str:
 
 def _claimed(claim: ClaimRow) -> str:
     match claim.state:
-        case ClaimState.COMPLETED if claim.error_code in (SKIPPED, REPLACED):
+        case ClaimState.COMPLETED if claim.error_code in (SKIPPED, REPLACED, OLD_VERSION):
             return f"it counts as handled, without an effect ({claim.error_code})"
         case ClaimState.COMPLETED:
             return "it was handled"

@@ -22,6 +22,7 @@ from semel.message import Message
 from semel.messaging.alerts import alert
 from semel.messaging.cancelling import called
 from semel.messaging.claims import (
+    OLD_VERSION,
     ClaimAnswer,
     Claimed,
     ClaimRequest,
@@ -303,6 +304,7 @@ async def apply(consumer: Consumer, unit: Unit, state: Try) -> Outcome:
     outcome: Outcome
     match in_sequence(message.version, current, first):
         case InSequence.OLD:
+            await unit.claims.pass_over(consumer.name, message.id, OLD_VERSION)
             return Skipped("old version")
         case InSequence.NEXT:
             outcome, how = await call(consumer, unit, state), "arrived"

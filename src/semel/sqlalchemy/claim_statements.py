@@ -177,6 +177,9 @@ KEEP_RESULT: Final = (
     .where(_ME, _C.erased_at.is_(None))
     .values(result=bindparam("returned", type_=Text), result_key=_OF_KEY)
 )
+PASS_OVER: Final = (
+    update(processed_message).where(_ME).values(error_code=bindparam("code", type_=Text))
+)
 EXPECT_PAYLOAD: Final = update(processed_message).where(_ME).values(payload_hash=_DIGEST)
 
 REOPEN: Final = _change(

@@ -226,6 +226,11 @@ class SqlAlchemyProcessedMessageStore:
         kept = {"returned": result, "of_key": stored_name(key)}
         await self._change(sql.KEEP_RESULT, me, {**me.key(), **kept})
 
+    async def pass_over(self, consumer: str, message_id: str, code: str) -> None:
+        """Write beside a claim that this transaction took why its message has no effect."""
+        me = Asked.of(consumer, ClaimRequest(message_id))
+        await self._change(sql.PASS_OVER, me, {**me.key(), "code": code})
+
     async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
         """Replace the hash that repetitions are compared with, after an audited revision."""
         me = Asked.of(consumer, ClaimRequest(message_id, payload_hash))

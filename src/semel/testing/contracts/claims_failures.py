@@ -8,6 +8,7 @@ import pytest
 
 from semel.errors import Misuse
 from semel.messaging.claims import (
+    OLD_VERSION,
     Claimed,
     ClaimState,
     Conflict,
@@ -194,6 +195,18 @@ class FailureRules(DatabaseContract):
 
         assert await claim(world, "kept") == Duplicate('{"invoice": 7}')
         assert await claim(world, "leased") == Duplicate("[1, 2]")
+
+    @in_world
+    async def test_what_was_passed_over_has_no_effect_and_its_neighbours_have(
+        self, world: DatabaseWorld
+    ) -> None:
+        async with world.database.begin() as unit:
+            await unit.claims.try_claim_many(CONSUMER, [asking("old"), asking("new")])
+            await unit.claims.pass_over(CONSUMER, "old", OLD_VERSION)
+
+        assert await claim(world, "old") == Duplicate(had_effect=False)
+        assert await claim(world, "new") == Duplicate()
+        assert (await known(world, "old")).state is ClaimState.COMPLETED
 
     @in_world
     async def test_erasing_removes_a_result_and_leaves_the_rest(self, world: DatabaseWorld) -> None:
