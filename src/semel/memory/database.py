@@ -92,6 +92,8 @@ class MemoryDatabase:
         Raises:
             Locked: another transaction was open for too long.
         """
+        # As with any other database, others have their turn between two transactions.
+        await asyncio.sleep(0)
         try:
             # Not with `asyncio.wait_for`, which loses a cancellation that comes with the lock.
             async with asyncio.timeout(self._lock_seconds):
