@@ -95,3 +95,24 @@ def test_a_transaction_that_waits_too_long_for_another_one_is_held_elsewhere():
             pass
 
     asyncio.run(scenario())
+
+
+def test_whoever_makes_one_transaction_after_another_lets_others_have_theirs():
+    async def scenario() -> None:
+        database, is_over = MemoryDatabase(), asyncio.Event()
+
+        async def end() -> None:
+            async with database.begin():
+                is_over.set()
+
+        ending = asyncio.create_task(end())
+        for _ in range(100):
+            async with database.begin():
+                pass
+            if is_over.is_set():
+                break
+
+        assert is_over.is_set()
+        await ending
+
+    asyncio.run(scenario())

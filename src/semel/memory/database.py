@@ -95,7 +95,7 @@ class MemoryDatabase:
         Raises:
             Locked: another transaction was open for too long.
         """
-        # As with every other database, others run while somebody asks this one.
+        # As with any other database, others have their turn between two transactions.
         await asyncio.sleep(0)
         try:
             # Not with `asyncio.wait_for`, which loses a cancellation that comes with the lock.
