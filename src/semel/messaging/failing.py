@@ -34,7 +34,14 @@ from semel.messaging.database import Unit
 from semel.messaging.failed_attempts import keep_attempt
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.filing import conflict_id
-from semel.messaging.keeping import file, let_in, make_letter, take_out
+from semel.messaging.keeping import (
+    file,
+    let_in,
+    make_letter,
+    take_out,
+    was_erased,
+    without_payload,
+)
 from semel.messaging.marks import Ended, mark_ends
 from semel.messaging.notes import LEFT_SECONDS, forget_note, this_process
 from semel.messaging.outcome import (
@@ -121,6 +128,8 @@ async def _not_sent_again(
     Its claim stays COMPLETED, and its attempts are counted beside it: they are as bounded as
     those of any other message.
     """
+    if not claim.from_waiting and await was_erased(unit, message):
+        await unit.claims.erase(consumer.name, message.id)
     message = message.tried(await _count(unit, consumer, message))
     handled = await keep_attempt(unit, consumer.name, message, failure)
     found = verdict(consumer.settings.retry, failure, message.attempt)
@@ -167,9 +176,13 @@ async def _fail(
     seconds: float = 0.0,
 ) -> ClaimRow | None:
     """Write the failure and the attempt; return the claim, None where the message is over."""
+    # Whoever erases finds what waits, and waits for it himself.
+    is_erased = not claim.from_waiting and await was_erased(unit, message)
     written = _failure(message, state, failure, seconds)
     if not await _mark(unit, consumer, message, written, claim):
         return None
+    if is_erased:
+        await unit.claims.erase(consumer.name, message.id)
     return await keep_attempt(unit, consumer.name, message, failure)
 
 
@@ -318,8 +331,11 @@ async def write_conflict(
         f"the id is known with the payload {expected[:12]}…, this one is {message.digest[:12]}…",
         "",
     )
+    is_erased = await was_erased(unit, message)
     first = await unit.claims.look_up(consumer.name, message.id)
     letter = await make_letter(unit, consumer, message, failure, Told.CONFLICT, first)
+    if is_erased:
+        letter = without_payload(letter, await unit.now())
     # The id's own dead letter, if it has one, is about the first payload.
     its_own = conflict_id(message.id, message.digest)
     letter = replace(letter, message_id=its_own, expected_hash=expected)

@@ -6,16 +6,24 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import Row, Select, insert, select, update
+from sqlalchemy import Row, Select, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as insert_once
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
-from semel.messaging.audit import FIRST_HASH, Act, AuditEntry, hash_of, recorded
+from semel.messaging.audit import (
+    ERASE,
+    FIRST_HASH,
+    Act,
+    AuditEntry,
+    hash_of,
+    is_erasure_of,
+    recorded,
+)
 from semel.messaging.ids import stored_id
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.operator_tables import audit_entry, audit_head
-from semel.sqlalchemy.times import now_us, to_seconds
+from semel.sqlalchemy.times import now_us, to_seconds, to_us
 
 ONLY_ROW: Final = 1
 
@@ -23,6 +31,8 @@ _C: Final = audit_entry.c
 
 HEAD: Final = select(audit_head.c.number, audit_head.c.hash, now_us().label("now"))
 LOCK_HEAD: Final = HEAD.with_for_update()
+# A SELECT holds its own lock on the table until its transaction ends.
+LOCK_ASKING: Final = text(f"LOCK TABLE {audit_head.name} IN ACCESS EXCLUSIVE MODE")
 # Two first appends at once: the second waits for the first's row, and finds it.
 MAKE_HEAD: Final = (
     insert_once(audit_head)
@@ -63,6 +73,22 @@ class SqlAuditTrail:
         """Return number and hash of the last entry, as the head's own record has them."""
         row = (await self._run(HEAD)).first()
         return (0, FIRST_HASH) if row is None else (row.number, row.hash)
+
+    async def begin_erasing(self) -> None:
+        """Keep everybody who asks `was_erased` waiting until this transaction ends."""
+        # In SQLite there is one writer at a time.
+        if self._session.get_bind(clause=audit_head).dialect.name == "postgresql":
+            await self._run(LOCK_ASKING)
+
+    async def was_erased(self, message_id: str, key: str | None, seconds: float) -> bool:
+        """Tell whether a message, or its key, was erased within so many seconds until now."""
+        # Few acts are about no consumer, so that the index finds them.
+        about = _C.message_id.in_(("", stored_id(message_id)))
+        recent = _C.at >= now_us() - to_us(seconds)
+        found = select(audit_entry).where(_C.consumer == "", about, _C.act == ERASE, recent)
+        # Asking the head, too, waits for an erasure that is under way.
+        asked = found.where(_C.number <= select(audit_head.c.number).scalar_subquery())
+        return any(is_erasure_of(e.act, message_id, key) for e in await self._entries(asked))
 
     async def _entries(self, found: Select[Any]) -> list[AuditEntry]:
         return [_entry(row) for row in await self._run(found.order_by(_C.number))]
