@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from semel.errors import Misuse
 from semel.memory.gone import is_over
 from semel.memory.tables import Table
+from semel.message import Coordinates
 from semel.messaging.claims import (
     CLOSED,
     TERMINAL,
+    WITHOUT_EFFECT,
     ClaimAnswer,
     Claimed,
     ClaimRequest,
@@ -230,6 +232,19 @@ class MemoryProcessedMessageStore:
     async def consumers_of(self, message_id: str) -> Sequence[str]:
         """Name the consumers that have a claim on a message, in order."""
         return sorted(row.consumer for row in self._claims.rows() if row.message_id == message_id)
+
+    async def handled_from(
+        self, consumer: str, places: Sequence[Coordinates]
+    ) -> Sequence[Coordinates]:
+        """Return those places whose messages have a claim that is COMPLETED, with its effect."""
+        handled = {
+            row.source
+            for row in self._claims.rows()
+            if row.consumer == consumer
+            and row.state is ClaimState.COMPLETED
+            and row.error_code not in WITHOUT_EFFECT
+        }
+        return [at for at in places if str(at) in handled]
 
     async def delete_expired(self, consumer: str, older_than_seconds: float, limit: int) -> int:
         """Delete at most *limit* terminal claims that were last changed so long ago."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from semel.message import Coordinates
 from semel.messaging.claims import (
     ClaimAnswer,
     Claimed,
@@ -148,6 +149,15 @@ class ProcessedMessageStore(Protocol):
 
     async def consumers_of(self, message_id: str) -> Sequence[str]:
         """Name the consumers that have a claim on a message, in order."""
+        ...
+
+    async def handled_from(
+        self, consumer: str, places: Sequence[Coordinates]
+    ) -> Sequence[Coordinates]:
+        """Return those places whose messages have a claim that is COMPLETED, with its effect.
+
+        A claim knows the delivery that was claimed first.  Slow: every claim is looked at.
+        """
         ...
 
     async def delete_expired(self, consumer: str, older_than_seconds: float, limit: int) -> int:

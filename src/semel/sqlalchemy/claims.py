@@ -10,6 +10,8 @@ from sqlalchemy import Connection, CursorResult, Executable, Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.errors import Misuse
+from semel.message import Coordinates
+from semel.messaging.audit import plain
 from semel.messaging.claims import (
     CLOSED,
     TERMINAL,
@@ -268,6 +270,15 @@ class SqlAlchemyProcessedMessageStore:
         """Name the consumers that have a claim on a message, in order."""
         named = sql.CONSUMERS.where(processed_message.c.message_id == stored_id(message_id))
         return list((await self._execute(named, f"message {message_id!r}", {})).scalars())
+
+    async def handled_from(
+        self, consumer: str, places: Sequence[Coordinates]
+    ) -> Sequence[Coordinates]:
+        """Return those places whose messages have a claim that is COMPLETED, with its effect."""
+        named = {plain(str(at)): at for at in places}
+        asked = {"by": consumer, "sources": list(named)}
+        found = await self._execute(sql.HANDLED_FROM, f"the claims of consumer {consumer}", asked)
+        return [named[source] for source in found.scalars()]
 
     async def delete_expired(self, consumer: str, older_than_seconds: float, limit: int) -> int:
         """Delete at most *limit* terminal claims that were last changed so long ago.
