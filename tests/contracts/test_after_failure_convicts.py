@@ -302,7 +302,7 @@ class KeepsOneOfEachNumber(MemoryFailedAttempts):
 class DeletesByAgeAlone(MemoryFailedAttempts):
     """Takes the attempts from messages that are still there."""
 
-    async def delete_gone(self, consumer, ttl_seconds, limit):
+    async def delete_gone(self, consumer, ttl_seconds, limit, sweep=None):
         until = self._tables.clock.now() - ttl_seconds
         mine = self._matching(AttemptFilter(consumer))
         old = [place for place, attempt in mine if attempt.at <= until][:limit]

@@ -14,6 +14,7 @@ from semel.messaging.claims import (
     Failure,
     StalePolicy,
 )
+from semel.messaging.sweep import Sweep
 
 
 class ProcessedMessageStore(Protocol):
@@ -160,11 +161,13 @@ class ProcessedMessageStore(Protocol):
         """
         ...
 
-    async def delete_expired(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+    async def delete_expired(
+        self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
         """Delete at most *limit* terminal claims that were last changed so long ago.
 
         The claim of a message that waits or is a dead letter stays: whoever sends it back must
         find whether it was handled.  So does that of one whose outgoing messages are still here:
-        `semel.messaging.erase` finds them by it.
+        `semel.messaging.erase` finds them by it.  With a *sweep*: only behind what it reached.
         """
         ...

@@ -17,6 +17,7 @@ from semel.errors import Misuse, Retryable
 from semel.message import Partition
 from semel.messaging.broker import Reader
 from semel.messaging.database import Database, Unit
+from semel.messaging.sweep import Sweep
 
 Delete: TypeAlias = Callable[[Unit], Awaitable[int]]
 
@@ -176,16 +177,17 @@ async def prune(
 
 def _deletes(consumer: str, settings: Retention) -> list[tuple[str, Delete]]:
     ttl, batch = settings.ttl_seconds, settings.batch
+    claims, inbox, attempts, approvals = (Sweep() for _ in range(4))
     # What is kept about messages that are gone goes behind the messages.
     return [
-        ("claims", lambda unit: unit.claims.delete_expired(consumer, ttl, batch)),
-        ("inbox", lambda unit: unit.inbox.delete_processed(consumer, ttl, batch)),
-        ("attempts", lambda unit: unit.attempts.delete_gone(consumer, ttl, batch)),
+        ("claims", lambda unit: unit.claims.delete_expired(consumer, ttl, batch, claims)),
+        ("inbox", lambda unit: unit.inbox.delete_processed(consumer, ttl, batch, inbox)),
+        ("attempts", lambda unit: unit.attempts.delete_gone(consumer, ttl, batch, attempts)),
         ("keys", lambda unit: unit.waiting.forget_keys(consumer, ttl, batch)),
         ("replays", lambda unit: unit.replays.delete_over(consumer, ttl, batch)),
         ("gaps", lambda unit: unit.versions.delete_closed(consumer, ttl, batch)),
         ("notes", lambda unit: unit.members.forget_notes(consumer, ttl, batch)),
-        ("approvals", lambda unit: unit.approvals.delete_decided(consumer, ttl, batch)),
+        ("approvals", lambda unit: unit.approvals.delete_decided(consumer, ttl, batch, approvals)),
     ]
 
 

@@ -203,6 +203,7 @@ _OLD: Final = (
     .where(
         _C.consumer_name == _BY,
         _C.state == bindparam("over", type_=Text),
+        _C.updated_at >= bindparam("since", type_=BigInteger),
         _C.updated_at <= _LONG_AGO,
         # Whoever sends it back asks the claim whether it was handled, and `erase` asks it whose
         # outgoing messages are meant.
@@ -217,7 +218,7 @@ DELETE_OLD: Final = (
     delete(processed_message)
     .where(_C.consumer_name == _BY, _C.message_id.in_(select(_OLD.c.message_id)))
     # sqlite3 counts the rows of a statement that begins with DELETE, and of no other.
-    .returning(_C.state)
+    .returning(_C.updated_at)
 )
 
 

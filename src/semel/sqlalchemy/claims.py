@@ -30,6 +30,7 @@ from semel.messaging.claims import (
     refusal,
 )
 from semel.messaging.ids import stored_id
+from semel.messaging.sweep import Sweep
 from semel.sqlalchemy import claim_statements as sql
 from semel.sqlalchemy.claim_rows import MOST_TURNS, Asked, row_of, written
 from semel.sqlalchemy.faults import translated
@@ -280,17 +281,19 @@ class SqlAlchemyProcessedMessageStore:
         found = await self._execute(sql.HANDLED_FROM, f"the claims of consumer {consumer}", asked)
         return [named[source] for source in found.scalars()]
 
-    async def delete_expired(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+    async def delete_expired(
+        self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
         """Delete at most *limit* terminal claims that were last changed so long ago.
 
         Claims that another transaction is changing are left for the next time.
         """
-        deleted = 0
+        deleted, sweep = 0, sweep or Sweep()
         for state in sorted(TERMINAL):
             which = {"by": consumer, "over": state.value, "age_us": to_us(older_than_seconds)}
-            old = {**which, "at_most": limit - deleted}
+            old = {**which, "at_most": limit - deleted, "since": sweep.since(state)}
             done = await self._execute(sql.DELETE_OLD, f"the claims of consumer {consumer}", old)
-            deleted += len(done.all())
+            deleted += sweep.note(list(done.scalars()), state)
         return deleted
 
     async def _answer(self, me: Asked, why: Row[Any]) -> ClaimAnswer | None:
