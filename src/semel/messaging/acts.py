@@ -133,8 +133,8 @@ async def need_not_handled(unit: Unit, consumer: str, message_id: str) -> None:
         raise NotPossible(
             consumer,
             message_id,
-            "a message with this id was handled already, and its claim never opens again; give "
-            "it a new id, or skip it",
+            "a message with this id was handled already, and its claim never opens again; skip "
+            "it, or give it a new id if it is to have its effect a second time",
         )
 
 
