@@ -8,7 +8,7 @@ from dataclasses import replace
 from semel.errors import Misuse
 from semel.memory.gone import is_over
 from semel.memory.tables import MemoryTables, Table
-from semel.messaging.acts import ERASED
+from semel.messaging.claims import ERASED
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.sweep import Sweep

@@ -88,9 +88,17 @@ class Duplicate:
 
 
 SKIPPED: Final = "SKIPPED"
+"""COMPLETED without an effect: a person decided that there is to be none."""
+
 REPLACED: Final = "REPLACED"
+"""COMPLETED without an effect: the message is handled under another id."""
+
 DELETED: Final = "DELETED"
+"""FAILED_TERMINAL: two people decided to delete the message; a repetition is refused."""
+
 ERASED: Final = "ERASED"
+"""PARKED: the payload was erased, and nothing is left to handle."""
+
 WITHOUT_EFFECT: Final = frozenset({SKIPPED, REPLACED, DELETED, ERASED})
 """The codes of claims that a person's act completed or closed."""
 

@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from semel.errors import Misuse, Retryable
-from semel.messaging.acts import ERASED, acting, need_actor, need_reason, overrule
+from semel.messaging.acts import acting, need_actor, need_reason, overrule
 from semel.messaging.attempts import AttemptFilter
 from semel.messaging.audit import ERASE, Act
-from semel.messaging.claims import ClaimState, Failure, is_leased
+from semel.messaging.claims import ERASED, ClaimState, Failure, is_leased
 from semel.messaging.completeness import Mark
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetterFilter

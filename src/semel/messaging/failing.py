@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from semel.codec import Unread, Unreadable
 from semel.message import Coordinates, Message, digest_of, text_of
-from semel.messaging.acts import ERASED
 from semel.messaging.claims import (
+    ERASED,
     ClaimAnswer,
     Claimed,
     ClaimRequest,

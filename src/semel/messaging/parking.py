@@ -20,8 +20,6 @@ from typing import Final, TypeAlias
 from semel.errors import Misuse
 from semel.message import digest_of
 from semel.messaging.acts import (
-    REPLACED,
-    SKIPPED,
     NoSuchMessage,
     NotPossible,
     acting,
@@ -34,7 +32,7 @@ from semel.messaging.acts import (
 )
 from semel.messaging.approvals import Approval
 from semel.messaging.audit import Act, AuditEntry
-from semel.messaging.claims import WITHOUT_EFFECT, ClaimRow, ClaimState, Failure
+from semel.messaging.claims import REPLACED, SKIPPED, WITHOUT_EFFECT, ClaimRow, ClaimState, Failure
 from semel.messaging.completeness import Mark
 from semel.messaging.database import Database, Unit
 from semel.messaging.filing import is_made_up

@@ -24,8 +24,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.errors import Misuse
 from semel.message import Coordinates
-from semel.messaging.acts import ERASED
 from semel.messaging.audit import plain
+from semel.messaging.claims import ERASED
 from semel.messaging.ids import stored_id
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.sweep import Sweep
