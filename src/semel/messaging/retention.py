@@ -20,6 +20,7 @@ from semel.messaging.database import Database, Unit
 from semel.messaging.sweep import Sweep
 
 Delete: TypeAlias = Callable[[Unit], Awaitable[int]]
+Begin: TypeAlias = Callable[[Unit], Awaitable[None]]
 
 DAY_SECONDS: Final = 86_400.0
 WEEK_SECONDS: Final = 7 * DAY_SECONDS
@@ -154,12 +155,14 @@ async def prune(
     settings: Retention,
     progress: Callable[[Pruned], None] = lambda pruned: None,
     reader: Reader | None = None,
+    begin: Begin | None = None,
 ) -> Pruned:
     """Delete what is over and older than its time to live, a batch per transaction.
 
     May be stopped and begun again at any time.  IN_PROGRESS, FAILED_RETRYABLE and PARKED are
     never deleted, whatever their age.  With a *reader*, the outcomes of offsets go that the
-    broker has deleted: nobody can compare them with anything.
+    broker has deleted: nobody can compare them with anything.  What *begin* writes, a word of
+    who does it, becomes durable with the first batch.
 
     Raises:
         ReplayRuns: a replay of the consumer has not finished, or began meanwhile.
@@ -169,7 +172,9 @@ async def prune(
         *_deletes(consumer, settings),
         *await _outcome_deletes(database, consumer, settings, reader),
     ):
-        while deleted := await _one_batch(database, consumer, delete):
+        while deleted := await _one_batch(
+            database, consumer, delete, begin if not pruned.total else None
+        ):
             pruned = replace(pruned, **{what: getattr(pruned, what) + deleted})
             progress(pruned)
     return pruned
@@ -211,8 +216,11 @@ async def _forget_outcomes(
     return await unit.outcomes.prune(consumer, place, below, batch)
 
 
-async def _one_batch(database: Database, consumer: str, delete: Delete) -> int:
+async def _one_batch(database: Database, consumer: str, delete: Delete, begin: Begin | None) -> int:
     async with database.begin() as unit:
         for replay in await unit.replays.unfinished(consumer):
             raise ReplayRuns(consumer, replay)
-        return await delete(unit)
+        deleted = await delete(unit)
+        if deleted and begin is not None:
+            await begin(unit)
+        return deleted
