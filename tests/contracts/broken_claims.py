@@ -247,28 +247,28 @@ class ReopensTheCompleted(MemoryProcessedMessageStore):
 class DeletesTheParked(MemoryProcessedMessageStore):
     """Deletes whatever is not being handled."""
 
-    async def delete_expired(self, consumer, older_than_seconds, limit):
+    async def delete_expired(self, consumer, older_than_seconds, limit, sweep=None):
         deleted = 0
         for key, row in self._claims.items():
             if row.state is ClaimState.PARKED and row.updated_at < self._now - older_than_seconds:
                 deleted += self._claims.remove(key)
-        return deleted + await super().delete_expired(consumer, older_than_seconds, limit)
+        return deleted + await super().delete_expired(consumer, older_than_seconds, limit, sweep)
 
 
 class DeletesByTheFirstSight(MemoryProcessedMessageStore):
     """Counts from the claim's birth, not from its last change."""
 
-    async def delete_expired(self, consumer, older_than_seconds, limit):
+    async def delete_expired(self, consumer, older_than_seconds, limit, sweep=None):
         for key, row in self._claims.items():
             self._claims.put(key, replace(row, updated_at=row.first_seen_at))
-        return await super().delete_expired(consumer, older_than_seconds, limit)
+        return await super().delete_expired(consumer, older_than_seconds, limit, sweep)
 
 
 class DeletesWithoutLimit(MemoryProcessedMessageStore):
     """Holds up everybody else for as long as it takes."""
 
-    async def delete_expired(self, consumer, older_than_seconds, limit):
-        return await super().delete_expired(consumer, older_than_seconds, 1_000_000)
+    async def delete_expired(self, consumer, older_than_seconds, limit, sweep=None):
+        return await super().delete_expired(consumer, older_than_seconds, 1_000_000, sweep)
 
 
 class ChecksThenActs(SqlAlchemyProcessedMessageStore):

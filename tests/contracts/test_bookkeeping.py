@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from semel.testing.contracts.bookkeeping import (
-    MembersContract,
-    OutcomesContract,
-    VersionsContract,
-)
+from semel.testing.contracts import MembersContract, OutcomesContract, VersionsContract
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 
 

@@ -214,7 +214,7 @@ class FailsWhatIsDone(MemoryInboxStore):
 class DeletesWhatIsNotDone(MemoryInboxStore):
     """Counts the age of a message from its arrival."""
 
-    async def delete_processed(self, consumer, older_than_seconds, limit):
+    async def delete_processed(self, consumer, older_than_seconds, limit, sweep=None):
         before = self._tables.clock.now() - older_than_seconds
         old = [m for m in self._of(consumer) if m.received_at <= before][:limit]
         for message in old:

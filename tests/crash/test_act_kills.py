@@ -17,6 +17,10 @@ from semel.crashpoints import CrashPoint
 from semel.messaging.deletion import ask_to_delete
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.outbox import OutboxEntry
+from semel.messaging.replay_report import Cursor
+from semel.messaging.replays import ReplayRun
+from semel.messaging.selection import Letters, to_json
+from semel.messaging.sequence import Gap
 from semel.sqlalchemy.database import SqlDatabase
 from semel.testing.kill import Zygote
 from tests.messaging.replay_world import DEAD, PARKS, Service
@@ -39,9 +43,17 @@ ACTS: dict[str, tuple[str, ...]] = {
     "dlq.park": ("dlq", "park", "d1"),
     "dlq.skip": ("dlq", "skip", "d1"),
     "erase": ("erase", "--key", "k"),
+    "gap.close": ("gaps", "close", "--key", "g"),
+    "gap.pass": ("gaps", "close", "--key", "g", "--pass-over"),
+    "replay.stop": ("replay", "stop", "nightly"),
+    "replay.abandon": ("replay", "abandon", "nightly"),
     "outbox.retry": ("outbox", "retry", "o1"),
     "outbox.drop": ("outbox", "drop", "o1"),
 }
+NO_WINDOWS = ("--topic-days", "0", "--replay-days", "0", "--dlq-days", "0", "--parking-days", "0")
+RETENTION = ("retention", "--ttl-days", "0.0000001", *NO_WINDOWS, "--batch", "1")
+OF_A_CONSUMER = {"parking", "dlq", "gaps", "retention"}
+
 QUICK = {"erase"}
 """Acts that are killed on PostgreSQL in every run; the others are for the soak."""
 
@@ -110,12 +122,19 @@ class Office:
                 leadership = await unit.outbox.lead("outbox", "relay", 60)
                 [entry] = await unit.outbox.read("outbox", 0, 9)
                 await unit.outbox.park(leadership, entry.place, "too large")
+                await unit.versions.open_gap(Gap("billing", "g", 2, 4))
+                if self.act != "retention":
+                    which, far = to_json(Letters()), Cursor().text()
+                    run = ReplayRun("nightly", "billing", which, "ann", cursor=far)
+                    await unit.replays.begin(run)
+                await unit.claims.mark_completed("billing", "c1")
             if self.act == "delete.approve":
                 await ask_to_delete(world.database, "billing", "m1", actor="ann", reason="wrong")
 
     def do(self, crash_at: str = "") -> Any:
-        words = [self.folder / word if word.endswith(".json") else word for word in ACTS[self.act]]
-        has_consumer = words[0] in ("parking", "dlq") and "approve" not in words
+        typed = RETENTION if self.act == "retention" else ACTS[self.act]
+        words = [self.folder / word if word.endswith(".json") else word for word in typed]
+        has_consumer = words[0] in OF_A_CONSUMER and "approve" not in words
         more = ("--consumer", "billing") if has_consumer else ()
         named = ("--database", self.url, "--actor", "bob", "--reason", "so", "-y")
         program = self.commands.program(self.folder / "log", *map(str, words), *more, *named)
@@ -178,6 +197,20 @@ def test_a_killed_act_is_done_once_and_audited_or_not_at_all(commands, tmp_path,
 
     assert before.do().code == 0
     assert changes(before.books(), done) <= audit
+
+
+def test_retention_that_is_killed_has_left_word_of_who_began_it(commands, tmp_path, new_url):
+    office = Office(commands, tmp_path / "office", "retention", new_url("sqlite"))
+    untouched = office.books()
+
+    assert office.do(CrashPoint.ACT_BEFORE).was_killed
+    killed = office.books()
+    assert office.do().code == 0
+
+    assert "processed_message" in changes(killed, untouched)
+    assert [entry[1:3] for entry in killed["audit_entry"]] == [("bob", "retention.begin")]
+    # The second run found nothing to delete: it has nothing to say.
+    assert changes(office.books(), killed) == set()
 
 
 def changes(one: dict[str, Any], other: dict[str, Any]) -> set[str]:

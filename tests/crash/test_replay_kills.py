@@ -20,7 +20,7 @@ from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handling import handle_message
 from semel.messaging.replay_report import ReplayReport, report_of
-from semel.messaging.replaying import Turn
+from semel.messaging.replay_turns import Turn
 from semel.messaging.waiting import WaitingFilter
 from semel.sqlalchemy.database import SqlDatabase
 from semel.sqlalchemy.tables import metadata

@@ -170,3 +170,24 @@ def test_a_question_that_takes_long_says_that_it_is_still_at_work(books, monkeyp
     Books(books.url, lambda far: told.append(far())).ask(slow)
 
     assert told[0].startswith("still at work")
+
+
+def test_an_error_of_the_database_shows_no_parameters(books):
+    async def forbid(world):
+        refuse = "BEFORE INSERT ON audit_entry BEGIN SELECT RAISE(ABORT, 'not here'); END"
+        async with world.database.engine.begin() as connection:
+            await connection.exec_driver_sql(f"CREATE TRIGGER refuse {refuse}")
+
+    books.fill(forbid)
+    typed = ("erase", "--message", "alice-7", "--actor", "ann", "--reason", "asked", "--yes")
+
+    error = books.ask(*typed, code=70)["error"]
+    text = books.read(*typed, "--debug", code=70)
+
+    assert "IntegrityError: not here" in error
+    assert "IntegrityError: not here" in text
+    assert "Traceback" in text
+    assert "erase.py" in text
+    for shown in (error, text):
+        assert "alice-7" not in shown
+        assert "parameters: " not in shown

@@ -86,6 +86,23 @@ def test_a_fix_may_come_from_stdin_and_give_a_new_id(books):
     assert books.fill(lambda world: waiting_of(world, "m1-b")).payload == b"{}"
 
 
+def test_a_message_that_was_handled_is_fixed_only_for_a_second_effect(books):
+    async def handled(world):
+        async with world.database.begin() as unit:
+            await unit.claims.mark_completed("billing", "m1")
+
+    books.fill(handled)
+    fix = ("parking", "fix", "m1", *ON, "--payload", "-", "--second-effect")
+
+    refused = books.act(*fix[:-1], "--new-id", "m1-b", stdin=b"{}", code=4)
+    without_id = books.act(*fix, "--keep-id", stdin=b"{}", code=2)
+    document = books.act(*fix, "--new-id", "m1-b", stdin=b"{}")
+
+    assert "--second-effect" in refused["error"]
+    assert "--new-id" in without_id["error"]
+    assert document["handled_as"] == "m1-b"
+
+
 def test_a_fix_says_which_id_it_means(books, tmp_path):
     fixed = tmp_path / "fixed.json"
     fixed.write_text("{}")
@@ -189,9 +206,10 @@ def test_payloads_are_erased(books):
 
     assert (document["dead_letters"], document["waiting"]) == (1, 3)
     assert books.fill(lambda world: waiting_of(world, "m1")).payload is None
-    assert "erased: 0 dead letters, 1 waiting" in books.read(
-        "erase", "--message", "n1", "--reason", "asked", "--yes"
-    )
+    text = books.read("erase", "--message", "n1", "--reason", "asked", "--yes")
+    assert "erased: 0 dead letters, 1 waiting" in text
+    assert "erase again when they are over" in " ".join(text.split())
+    assert document["left"].startswith("keys, ids, hashes and the audit trail stay")
     assert "--key, or --message" in books.act("erase", code=2)["error"]
     assert "reason" in books.ask("erase", "--key", "k", "--yes", code=2)["error"]
 

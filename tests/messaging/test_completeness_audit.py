@@ -18,13 +18,13 @@ from semel.messaging.audit_completeness import (
     Extent,
     Found,
     Standing,
-    Stretch,
     audit_completeness,
     audit_ranges,
     is_known,
 )
 from semel.messaging.completeness import HOLE, Mark, OutcomeRange, is_delivery
 from semel.messaging.outcome import Told
+from semel.messaging.stretches import Stretch
 from semel.messaging.waiting import Waits
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.places import InMemory, InPostgres, InSqlite

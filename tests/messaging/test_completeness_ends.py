@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from semel.messaging.audit_completeness import Stretch
+from semel.message import Coordinates, Message
+from semel.messaging.audit_completeness import Extent, audit_completeness
 from semel.messaging.completeness import OutcomeRange
 from semel.messaging.deletion import approve_delete, ask_to_delete, ask_to_delete_dead_letter
 from semel.messaging.erase import erase
+from semel.messaging.handling import handle_message
 from semel.messaging.lanes import Order
 from semel.messaging.parking import KeepId, NewId, fix, release, skip
 from semel.messaging.revival import park_dead_letter, retry_dead_letter, skip_dead_letter
 from semel.messaging.selection import Ids, Offsets
 from semel.messaging.settings import Mode
+from semel.messaging.stretches import Stretch
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.audited import (
     ANN,
@@ -214,6 +217,25 @@ class Ends(DatabaseContract):
         await replayed(service, Offsets(PLACE, 1, 1))
 
         assert await service.stands() == {"handled": 3}
+
+    @in_world
+    async def test_so_does_one_that_died_between_the_effect_and_the_note(self, world):
+        service = Service(world)
+        service.send("m0", "m1", "m2", "m3")
+        async with service.database.begin() as unit:
+            ranges = [OutcomeRange(PLACE, n, n, "success") for n in (0, 3)]
+            await unit.outcomes.record(BILLING, ranges)
+        for number in (1, 2):
+            lost = Message(f"m{number}", {}, b"{}", source=Coordinates("payments", 0, number))
+            await handle_message(service.consumer, service.database, lost)
+        async with service.database.begin() as unit:
+            await unit.outcomes.record("shipping", [OutcomeRange(PLACE, 0, 3, "success")])
+
+        assert await service.stands() == {"handled": 4}
+        (others,) = await audit_completeness(
+            service.database, "shipping", {PLACE: Extent(committed=6)}
+        )
+        assert others.missing == (Stretch(4, 5),)
 
 
 class TestEndsInMemory(InMemory, Ends):

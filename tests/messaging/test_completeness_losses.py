@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from semel.messaging.audit_completeness import Stretch, audit_completeness
+from semel.messaging.audit_completeness import audit_completeness
 from semel.messaging.completeness import Mark, OutcomeRange
 from semel.messaging.handling import handle_message
 from semel.messaging.parking import skip
 from semel.messaging.revival import skip_dead_letter
 from semel.messaging.settings import Duplicates
+from semel.messaging.stretches import Stretch
 from semel.messaging.waiting import WaitingMessage, Waits
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.messaging.audited import (

@@ -116,7 +116,10 @@ class DeadLetterActs(DatabaseContract):
         with pytest.raises(NotPossible, match="handled already"):
             await retry_dead_letter(world.database, BILLING, "done", **ANN)
         await park_dead_letter(world.database, BILLING, "done", **ANN)
-        await fix(world.database, BILLING, "done", b"{}", ids=NewId("done-2"), **ANN)
+        with pytest.raises(NotPossible, match="handled already"):
+            await fix(world.database, BILLING, "done", b"{}", ids=NewId("done-2"), **ANN)
+        again = NewId("done-2", second_effect=True)
+        await fix(world.database, BILLING, "done", b"{}", ids=again, **ANN)
         await release(world.database, BILLING, "done-2", **ANN)
 
         assert await due(world) == ["done-2"]

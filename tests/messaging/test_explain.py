@@ -10,8 +10,9 @@ import pytest
 from semel.codec import FromHeader
 from semel.errors import Misuse
 from semel.memory.broker import MemoryBroker
-from semel.message import Message
+from semel.message import Message, Partition
 from semel.messaging.claims import ClaimState, Failure
+from semel.messaging.completeness import OutcomeRange
 from semel.messaging.consumer import consumer
 from semel.messaging.deletion import approve_delete, ask_to_delete, ask_to_delete_dead_letter
 from semel.messaging.erase import erase
@@ -21,6 +22,7 @@ from semel.messaging.gaps import close_gaps, open_gaps, pass_over_gaps
 from semel.messaging.handling import handle_message
 from semel.messaging.inbox_worker import InboxWorker
 from semel.messaging.inboxes import Inbox
+from semel.messaging.outbox import outgoing_id
 from semel.messaging.parking import KeepId, NewId, fix, release
 from semel.messaging.relay import Relay
 from semel.messaging.retry import RetryPolicy
@@ -142,6 +144,54 @@ class Explanations:
 
         assert before.children.startswith("1 of its outgoing messages in the outbox")
         assert after.children == "none in the outbox; those that were delivered are not kept"
+
+    @in_world
+    async def test_delivered_messages_are_found_at_their_consumers_by_their_ids(self, world):
+        outbox = Outbox()
+
+        @consumer("billing", policy=DEAD, id_from=FromHeader("message-id"))
+        async def handle(message, session):
+            for number in range(2):
+                await outbox.add(session, "invoices", {"id": number})
+
+        await handle_message(handle, world.database, message("m1"))
+        children = [outgoing_id("billing", "m1", "invoices", number) for number in range(3)]
+        for child in children[:2]:
+            shipping = replace((await Service(world).open()).consumer, name="shipping")
+            await handle_message(shipping, world.database, message(child))
+        await Relay(world.database, MemoryBroker({"invoices": 1}).publisher()).run_until_empty()
+
+        (only,) = (await explain(world.database, "m1", sent_to=["invoices", "mails"])).stories
+
+        assert [moment.words for moment in only.moments if moment.what == "child"] == [
+            f"{child} to invoices, for shipping: it was handled" for child in children[:2]
+        ]
+        assert only.children == (
+            "none in the outbox; those that were delivered are not kept; "
+            f"number 3 to invoices, if it was sent, is {children[2]}; "
+            f"number 1 to mails, if it was sent, is {outgoing_id('billing', 'm1', 'mails', 0)}"
+        )
+
+    @in_world
+    async def test_deliveries_are_told_as_far_as_ranges_of_offsets_know_them(self, world):
+        service = await Service(world).open()
+        await service.deliver("m1")
+        (before,) = (await explain(world.database, "m1")).stories
+        place = Partition("payments", 0)
+        again = OutcomeRange(place, 1, 1, "duplicate_skipped")
+        elsewhere = OutcomeRange(place, 7, 9, "duplicate_skipped")
+        async with world.database.begin() as unit:
+            handled = OutcomeRange(place, 0, 5, "success")
+            await unit.outcomes.record("billing", [handled, elsewhere, again])
+            await unit.outcomes.record("billing", [again])
+
+        (after,) = (await explain(world.database, "m1")).stories
+
+        elsewhere_words = "from another offset it is noted without its id"
+        assert before.deliveries == f"none noted at its offset; {elsewhere_words}"
+        assert after.deliveries == (
+            f"3 noted at its offset: success, duplicate_skipped 2 times; {elsewhere_words}"
+        )
 
     @in_world
     async def test_a_dead_letter_has_its_coordinates_its_failure_and_its_owner(self, world):

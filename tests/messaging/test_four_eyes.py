@@ -7,9 +7,9 @@ import pytest
 from semel.codec import FromHeader
 from semel.message import Coordinates, Message
 from semel.messaging.accounts import Account, acting_from, same_name
-from semel.messaging.acts import DELETED, NotPossible
+from semel.messaging.acts import NotPossible
 from semel.messaging.approvals import Decision
-from semel.messaging.claims import ClaimState
+from semel.messaging.claims import DELETED, ClaimState
 from semel.messaging.consumer import consumer
 from semel.messaging.deletion import (
     SameAccount,

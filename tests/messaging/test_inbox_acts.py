@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.codec import FromHeader
+from semel.crashpoints import CrashPoint
 from semel.errors import Misuse
 from semel.message import Coordinates, Message
 from semel.messaging.acts import NotPossible
@@ -22,6 +23,7 @@ from semel.messaging.retention import DAY_SECONDS, Retention, prune
 from semel.messaging.retrying import retry_due
 from semel.messaging.revival import park_dead_letter, retry_dead_letter, skip_dead_letter
 from semel.testing.contracts.messaging_world import in_world
+from semel.testing.crash import Crash, crash_at
 from tests.messaging.act_world import (
     ANN,
     BILLING,
@@ -93,6 +95,25 @@ class InboxActs:
         await paying.work()
         assert paying.paid == ["m1"]
         assert await acts(world) == [("ann", "dlq.retry", "m1")]
+
+    @in_world
+    async def test_a_crash_while_a_message_is_sent_back_leaves_the_whole_act_or_nothing(
+        self, world
+    ):
+        paying = await given_up(world, "m1")
+
+        with crash_at(CrashPoint.ACT_BEFORE), pytest.raises(Crash):
+            await paying.inbox.try_again("m1", **ANN)
+        assert (await paying.row()).due_at is None
+        assert await letter_of(world, "m1") is not None
+        assert await acts(world) == []
+        with crash_at(CrashPoint.ACT_AFTER), pytest.raises(Crash):
+            await paying.inbox.try_again("m1", **ANN)
+
+        assert await acts(world) == [("ann", "inbox.retry", "m1")]
+        assert await letter_of(world, "m1") is None
+        await paying.work()
+        assert paying.paid == ["m1"]
 
     @in_world
     async def test_the_loop_guard_holds_for_an_inbox_too(self, world):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from semel.crashpoints import CrashPoint
 from semel.errors import InDoubt, Retryable
 from semel.messaging import inbox_turns
 from semel.messaging.acts import NotPossible
@@ -16,11 +17,13 @@ from semel.messaging.inbox_worker import InboxWorker
 from semel.messaging.inboxes import Inbox, Stored
 from semel.messaging.outcome import Conflicted, Refused, Skipped
 from semel.messaging.replay import Replay
-from semel.messaging.replaying import ReplayInterrupted
+from semel.messaging.replay_acts import abandon_replay
+from semel.messaging.replay_turns import ReplayInterrupted
 from semel.messaging.retrying import retry_due
 from semel.messaging.revival import retry_dead_letter
 from semel.messaging.selection import Letters, Offsets
 from semel.testing.contracts.messaging_world import in_world
+from semel.testing.crash import Crash, crash_at
 from tests.messaging.act_world import ANN, BILLING, acts, letter_of, letters
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 from tests.messaging.replay_world import ALL_AT_ONCE, DEAD, P0, PARKS, Service, counts, message
@@ -178,6 +181,42 @@ class GivenUp:
         assert (letter.error_code, letter.attempts) == ("REJECTED", 1)
         with pytest.raises(NotPossible, match="sent back 2 times"):
             await retry_dead_letter(world.database, BILLING, "m1", **ANN, at_most=2)
+
+    @in_world
+    async def test_a_crash_before_the_end_of_a_turn_leaves_nothing_of_it(self, world):
+        service = await given_up(world)
+
+        with crash_at(CrashPoint.ACT_BEFORE), pytest.raises(Crash):
+            await service.run(Letters())
+        assert await service.paid() == []
+        assert "inbox.retry" not in [act for _, act, _ in await acts(world)]
+        await service.run(None)
+
+        assert await service.paid() == ["m1"]
+
+    @in_world
+    async def test_a_crash_behind_a_turn_leaves_its_effect_and_who_asked_for_it(self, world):
+        service = await given_up(world)
+
+        with crash_at(CrashPoint.ACT_AFTER), pytest.raises(Crash):
+            await service.run(Letters())
+        await service.run(None)
+
+        assert await service.paid() == ["m1"]
+        assert [act for _, act, about in await acts(world) if about == "m1"] == ["inbox.retry"]
+
+    @in_world
+    async def test_a_crash_while_a_failed_turn_is_written_leaves_all_of_it_or_nothing(self, world):
+        for point, trail in ((CrashPoint.ACT_BEFORE, 0), (CrashPoint.ACT_AFTER, 1)):
+            service = await given_up(world)
+            service.broken = refuse
+            with crash_at(point), pytest.raises(Crash):
+                await service.run(Letters(), name=point.value)
+            await abandon_replay(world.database, point.value, actor="ann", reason="it died")
+
+            sent_back = [act for _, act, about in await acts(world) if about == "m1"]
+            assert sent_back == ["inbox.retry"] * trail
+            assert (await letter_of(world, "m1")).error_code == "REJECTED"
 
     @in_world
     async def test_a_payload_that_still_cannot_be_read_is_refused(self, world):

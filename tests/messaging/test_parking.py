@@ -207,10 +207,25 @@ class ParkingActs(DatabaseContract):
         with pytest.raises(NotPossible, match="new id"):
             await release(world.database, BILLING, "m1", **ANN)
         assert await queue(world) == [("m1", "parked")]
-        await fix(world.database, BILLING, "m1", NEW, ids=NewId("m1-b"), **ANN)
+
+    @in_world
+    async def test_a_message_that_was_handled_has_a_second_effect_only_where_one_asks_for_it(
+        self, world
+    ):
+        await park(world, "m1")
+        async with world.database.begin() as unit:
+            await unit.claims.mark_completed(BILLING, "m1")
+
+        with pytest.raises(NotPossible, match="a second time"):
+            await fix(world.database, BILLING, "m1", NEW, ids=NewId("m1-b"), **ANN)
+        assert await queue(world) == [("m1", "parked")]
+        assert await acts(world) == []
+        wanted = NewId("m1-b", second_effect=True)
+        await fix(world.database, BILLING, "m1", NEW, ids=wanted, **ANN)
         await release(world.database, BILLING, "m1-b", **ANN)
 
         assert await due(world) == ["m1-b"]
+        assert (await claim_of(world, "m1")).error_code != "REPLACED"
 
     @in_world
     async def test_skipping_lets_the_next_one_have_its_turn(self, world):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from semel.errors import Misuse
@@ -27,6 +29,9 @@ from semel.messaging.retrying import retry_due
 from semel.messaging.revival import retry_dead_letter, skip_dead_letter
 from semel.messaging.sequence import Gap
 from semel.messaging.settings import ConsumerSettings, Duplicates
+from semel.messaging.sweep import Sweep
+from semel.testing.contracts.attempts import ATTEMPT
+from semel.testing.contracts.deadletters import LETTER
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import BILLING, park, queue
 from tests.messaging.places import InMemory, InPostgres, InSqlite
@@ -135,6 +140,39 @@ class Pruning(DatabaseContract):
         pruned = await prune(world.database, BILLING, SETTINGS)
 
         assert pruned == Pruned(claims=1, replays=1, gaps=1, notes=1, approvals=1)
+
+    @in_world
+    async def test_one_run_looks_once_at_what_it_keeps(self, world):
+        for name in ("kept", "a", "b"):
+            async with world.database.begin() as unit:
+                await unit.claims.mark_completed(BILLING, name)
+                await unit.inbox.store(InboxMessage(BILLING, name, "Paid", b""))
+                await unit.inbox.done(BILLING, name)
+                await unit.attempts.add(replace(ATTEMPT, message_id=name))
+                asked = await unit.approvals.ask(Asked.DELETE_LETTER, BILLING, name, "ann", "why")
+                await unit.approvals.decide(asked.number, "bob", Decision.REFUSED)
+            await world.age(60)
+        async with world.database.begin() as unit:
+            await unit.dead_letters.put(replace(LETTER, consumer=BILLING, message_id="kept"))
+        sweeps = [Sweep() for _ in range(4)]
+
+        async def delete(place, sweep):
+            async with world.database.begin() as unit:
+                deletes = (
+                    unit.claims.delete_expired,
+                    unit.inbox.delete_processed,
+                    unit.attempts.delete_gone,
+                    unit.approvals.delete_decided,
+                )
+                return await deletes[place](BILLING, 30, 1, sweep)
+
+        first = [[await delete(n, sweeps[n]), await delete(n, sweeps[n])] for n in range(4)]
+        async with world.database.begin() as unit:
+            await unit.dead_letters.remove(BILLING, "kept")
+        behind = [[await delete(n, sweeps[n]), await delete(n, Sweep())] for n in range(4)]
+
+        assert first == [[1, 1]] * 4
+        assert behind == [[0, 1]] * 4
 
     @in_world
     async def test_outcomes_of_offsets_that_the_broker_has_deleted_are_forgotten(self, world):

@@ -13,7 +13,7 @@ from semel.messaging.outcome import Handled, RetryLater
 from semel.messaging.replay import ReplayNotAllowed, ReplaySettings, ReplayTaken
 from semel.messaging.replay_acts import stop_replay
 from semel.messaging.replay_report import report_of
-from semel.messaging.replaying import ReplayInterrupted
+from semel.messaging.replay_turns import ReplayInterrupted
 from semel.messaging.replays import ReplayState
 from semel.messaging.selection import Ids, Letters, Offsets, parked_key
 from semel.testing.contracts.messaging_world import in_world

@@ -22,7 +22,8 @@ from semel.messaging.replay import ReplayNotAllowed, ReplaySettings
 from semel.messaging.replay_acts import abandon_replay
 from semel.messaging.replay_report import MOST_REASONS, OTHER_REASONS, Cursor
 from semel.messaging.replay_rules import DEFAULT_WINDOW_SECONDS, ReplayRule, ReplayRules
-from semel.messaging.replaying import Replayed, Turn, replaying
+from semel.messaging.replay_turns import Replayed, Turn
+from semel.messaging.replaying import replaying
 from semel.messaging.replays import ReplayState
 from semel.messaging.retention import DAY_SECONDS, ReplayRuns, Retention, prune
 from semel.messaging.retry import RetryMode, RetryPolicy

@@ -23,7 +23,8 @@ from rich.table import Table
 
 from semel.cli.exits import ExitCode, exit_code_of
 from semel.cli.plain import PlainConsole
-from semel.errors import Misuse, SemelError, reason_of
+from semel.errors import Misuse, SemelError
+from semel.messaging.reasons import reason_of
 from semel.secrets import scrubbed
 
 FORMAT: Final = 1
@@ -126,7 +127,7 @@ class Answer:
         self.code = exit_code_of(error)
         line = self.scrub(reason_of(error))
         if self.debug:
-            self.say("".join(traceback.format_exception(error)).rstrip())
+            self.say(_traced(error))
         elif self.code is ExitCode.BUG:
             line += " (a fault in semel; --debug shows where)"
         self.report = {"error": line}
@@ -167,6 +168,19 @@ def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) 
     for column in columns:
         started.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return started
+
+
+def _traced(error: BaseException) -> str:
+    """Say where an error and its causes were raised; Python's own words quote parameters."""
+    told: list[str] = []
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        places = "".join(traceback.format_tb(one.__traceback__))
+        told.append(f"Traceback (most recent call last):\n{places}{reason_of(one)}")
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    return "\n\nwhich led to\n\n".join(reversed(told))
 
 
 def _console(file: Any) -> Console:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from semel.memory.gone import is_gone
 from semel.memory.tables import MemoryTables, Table
 from semel.messaging.approvals import Approval, Asked, Decision
+from semel.messaging.sweep import Sweep
 
 
 class MemoryApprovals:
@@ -61,20 +62,23 @@ class MemoryApprovals:
         self._requests.put(number, decided)
         return True
 
-    async def delete_decided(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+    async def delete_decided(
+        self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
         """Delete requests decided so long ago whose message is gone; return how many."""
-        until = self._tables.clock.now() - ttl_seconds
+        until, sweep = self._tables.clock.now() - ttl_seconds, sweep or Sweep()
         old = [
             request.number
             for request in self._in_order()
             if request.consumer == consumer
             and request.decided_at is not None
             and request.decided_at <= until
+            and request.number >= sweep.since()
             and is_gone(self._tables, consumer, request.message_id)
         ][:limit]
         for number in old:
             self._requests.remove(number)
-        return len(old)
+        return sweep.note(old)
 
     def _in_order(self) -> list[Approval]:
         return sorted(self._requests.rows(), key=lambda request: request.number)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from semel.memory.gone import is_gone
 from semel.memory.tables import MemoryTables, Table
 from semel.messaging.attempts import FIRST_KEPT, LATEST_KEPT, AttemptFilter, FailedAttempt
+from semel.messaging.sweep import Sweep
 
 
 class MemoryFailedAttempts:
@@ -36,17 +37,21 @@ class MemoryFailedAttempts:
             self._attempts.put(place, replace(attempt, reason=""))
         return len(found)
 
-    async def delete_gone(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+    async def delete_gone(
+        self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
         """Delete attempts so old whose message is gone from everywhere; return how many."""
-        until = self._tables.clock.now() - ttl_seconds
+        until, sweep = self._tables.clock.now() - ttl_seconds, sweep or Sweep()
         old = [
-            place
+            (attempt.at, place)
             for place, attempt in self._matching(AttemptFilter(consumer))
-            if attempt.at <= until and is_gone(self._tables, consumer, attempt.message_id)
-        ][:limit]
-        for place in old:
+            if sweep.since() <= attempt.at <= until
+            if is_gone(self._tables, consumer, attempt.message_id)
+        ]
+        chosen = sorted(old)[:limit]
+        for _, place in chosen:
             self._attempts.remove(place)
-        return len(old)
+        return sweep.note([at for at, _ in chosen])
 
     def _matching(self, which: AttemptFilter) -> list[tuple[int, FailedAttempt]]:
         return sorted(

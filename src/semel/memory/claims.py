@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from semel.errors import Misuse
 from semel.memory.gone import is_over
 from semel.memory.tables import Table
+from semel.message import Coordinates
 from semel.messaging.claims import (
     CLOSED,
     TERMINAL,
+    WITHOUT_EFFECT,
     ClaimAnswer,
     Claimed,
     ClaimRequest,
@@ -27,6 +29,7 @@ from semel.messaging.claims import (
     found_of,
     refusal,
 )
+from semel.messaging.sweep import Sweep
 
 if TYPE_CHECKING:
     from semel.memory.tables import MemoryTables
@@ -237,13 +240,29 @@ class MemoryProcessedMessageStore:
         """Name the consumers that have a claim on a message, in order."""
         return sorted(row.consumer for row in self._claims.rows() if row.message_id == message_id)
 
-    async def delete_expired(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+    async def handled_from(
+        self, consumer: str, places: Sequence[Coordinates]
+    ) -> Sequence[Coordinates]:
+        """Return those places whose messages have a claim that is COMPLETED, with its effect."""
+        handled = {
+            row.source
+            for row in self._claims.rows()
+            if row.consumer == consumer
+            and row.state is ClaimState.COMPLETED
+            and row.error_code not in WITHOUT_EFFECT
+        }
+        return [at for at in places if str(at) in handled]
+
+    async def delete_expired(
+        self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
         """Delete at most *limit* terminal claims that were last changed so long ago."""
-        long_ago = self._now - older_than_seconds
+        long_ago, sweep = self._now - older_than_seconds, sweep or Sweep()
         old = [
             row
             for row in self._claims.rows()
-            if row.consumer == consumer and row.state in TERMINAL and row.updated_at <= long_ago
+            if row.consumer == consumer and row.state in TERMINAL
+            if sweep.since() <= row.updated_at <= long_ago
             # Whoever sends it back asks the claim whether it was handled, and `erase` asks it
             # whose outgoing messages are meant.
             if is_over(self._tables, consumer, row.message_id)
@@ -251,7 +270,7 @@ class MemoryProcessedMessageStore:
         chosen = sorted(old, key=lambda row: row.updated_at)[:limit]
         for row in chosen:
             self._claims.remove(_key(row))
-        return len(chosen)
+        return sweep.note([row.updated_at for row in chosen])
 
     @property
     def _now(self) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from semel.memory.tables import Table
-from semel.message import Partition
+from semel.message import Coordinates, Partition
 from semel.messaging.completeness import ENDS, OutcomeRange
 
 if TYPE_CHECKING:
@@ -44,6 +44,17 @@ class MemoryOutcomeStore:
             for whose, kept in self._ranges.rows()
             if whose == consumer and kept.partition == partition
         )
+
+    async def covering(self, consumer: str, at: Coordinates) -> Sequence[OutcomeRange]:
+        """Return the ranges that an offset is in, in the order in which they began."""
+        found = [
+            (number, kept)
+            for number, (whose, kept) in self._ranges.items()
+            if whose == consumer
+            and kept.partition == at.place
+            and kept.first <= at.offset <= kept.last
+        ]
+        return [kept for _, kept in sorted(found)]
 
     async def partitions(self, consumer: str) -> Sequence[Partition]:
         """Return the partitions that have ranges."""

@@ -8,9 +8,10 @@ from dataclasses import replace
 from semel.errors import Misuse
 from semel.memory.gone import is_over
 from semel.memory.tables import MemoryTables, Table
-from semel.messaging.acts import ERASED
+from semel.messaging.claims import ERASED
 from semel.messaging.deadletters import DeadLetter
 from semel.messaging.inbox import InboxMessage
+from semel.messaging.sweep import Sweep
 
 
 class MemoryInboxStore:
@@ -104,18 +105,21 @@ class MemoryInboxStore:
         waits = (m for m in self._of(consumer) if m.processed_at is None and m.due_at is not None)
         return sum(1 for _ in waits)
 
-    async def delete_processed(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+    async def delete_processed(
+        self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
         """Delete at most *limit* messages that were processed so long ago."""
-        before = self._tables.clock.now() - older_than_seconds
+        before, sweep = self._tables.clock.now() - older_than_seconds, sweep or Sweep()
         old = [
             message
             for message in self._of(consumer)
             if message.processed_at is not None and message.processed_at <= before
+            if message.place >= sweep.since()
             if is_over(self._tables, consumer, message.message_id)
         ]
         for message in old[:limit]:
             self._messages.remove((consumer, message.message_id))
-        return len(old[:limit])
+        return sweep.note([message.place for message in old[:limit]])
 
     async def erase(
         self,

@@ -1,13 +1,4 @@
-"""What every operator's act has in common: it names its message, its reason, and its errors.
-
-    SKIPPED    COMPLETED without an effect: a person decided that there is to be none
-    REPLACED   COMPLETED without an effect: the message is handled under another id
-    DELETED    FAILED_TERMINAL: two people decided to delete the message
-    ERASED     PARKED: the payload was erased, and nothing is left to handle
-
-These are error codes of claims.  A repetition of a skipped or replaced message
-is a duplicate, one of a deleted message is refused.
-"""
+"""What every operator's act has in common: it names its message, its reason, and its errors."""
 
 from __future__ import annotations
 
@@ -16,10 +7,6 @@ from contextlib import asynccontextmanager
 
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse, Permanent
-from semel.messaging.claims import DELETED as DELETED
-from semel.messaging.claims import ERASED as ERASED
-from semel.messaging.claims import REPLACED as REPLACED
-from semel.messaging.claims import SKIPPED as SKIPPED
 from semel.messaging.claims import ClaimState, Failure, is_leased
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter
@@ -133,8 +120,8 @@ async def need_not_handled(unit: Unit, consumer: str, message_id: str) -> None:
         raise NotPossible(
             consumer,
             message_id,
-            "a message with this id was handled already, and its claim never opens again; give "
-            "it a new id, or skip it",
+            "a message with this id was handled already, and its claim never opens again; skip "
+            "it, or give it a new id if it is to have its effect a second time",
         )
 
 

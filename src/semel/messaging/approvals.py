@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from semel.messaging.sweep import Sweep
+
 
 class Decision(StrEnum):
     """What the second person said."""
@@ -78,6 +80,11 @@ class Approvals(Protocol):
         """Write the decision; False, and nothing changed, where there is one already."""
         ...
 
-    async def delete_decided(self, consumer: str, ttl_seconds: float, limit: int) -> int:
-        """Delete requests decided so long ago whose message is gone; return how many."""
+    async def delete_decided(
+        self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
+        """Delete requests decided so long ago whose message is gone; return how many.
+
+        With a *sweep*: only behind what it reached.
+        """
         ...

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from semel.messaging.sweep import Sweep
+
 FIRST_KEPT: Final = 5
 LATEST_KEPT: Final = 45
 MOST_KEPT: Final = FIRST_KEPT + LATEST_KEPT
@@ -69,6 +71,11 @@ class FailedAttempts(Protocol):
         """Remove the reasons of matching attempts; times, numbers and codes stay."""
         ...
 
-    async def delete_gone(self, consumer: str, ttl_seconds: float, limit: int) -> int:
-        """Delete attempts so old whose message is gone from everywhere; return how many."""
+    async def delete_gone(
+        self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
+        """Delete attempts so old whose message is gone from everywhere; return how many.
+
+        With a *sweep*: only behind what it reached.
+        """
         ...

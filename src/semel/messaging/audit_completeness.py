@@ -6,7 +6,8 @@ times is in several ranges, and counts once, as the most that became of it.
 
 What is said to wait, to be parked or dead, and did not end, is looked for in the
 waiting room and among the dead letters: where it stands now is what counts, and what
-is in neither is lost.
+is in neither is lost.  What nobody noted is asked of the claims, which know the
+offset that they were made for: a crash comes between an effect and the note of it.
 """
 
 from __future__ import annotations
@@ -15,20 +16,23 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Final
 
-from semel.message import Partition
+from semel.message import Coordinates, Partition
 from semel.messaging.broker import Reader
 from semel.messaging.completeness import HOLE, Mark, OutcomeRange, is_delivery, ranges_of
 from semel.messaging.database import Database, Unit
 from semel.messaging.outcome import Told
+from semel.messaging.stretches import PAGE, Stretch, add, offsets_in, pieces
 from semel.messaging.waiting import Waits
-
-PAGE: Final = 1000
 
 # Whoever moves or ends a message while the audit looks for it is seen by the next look.
 MOST_LOOKS: Final = 3
+
+# Claims have no index on where a message came from.  A crash leaves a few offsets unnoted; so
+# many have another cause.
+MOST_ASKED: Final = 100_000
 
 
 class Standing(StrEnum):
@@ -65,6 +69,7 @@ class Standing(StrEnum):
 class Found(StrEnum):
     """Where the message of an offset is, now that somebody looks."""
 
+    HANDLED = "found_handled"
     DEAD = "found_dead"
     PARKED = "found_parked"
     WAITING = "found_waiting"
@@ -74,6 +79,7 @@ STANDINGS: Final[Mapping[str, Standing]] = {
     # what is noted, the strongest first      so the offset stands as
     Told.SUCCESS: Standing.HANDLED,
     Mark.HANDLED: Standing.HANDLED,
+    Found.HANDLED: Standing.HANDLED,
     Mark.SKIPPED: Standing.SKIPPED,
     Mark.DELETED: Standing.DELETED,
     Found.DEAD: Standing.DEAD,
@@ -105,19 +111,6 @@ FOUND: Final[Mapping[Waits, Found]] = {
     Waits.PARKED: Found.PARKED,
     Waits.BEHIND: Found.PARKED,
 }
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Stretch:
-    """Neighbouring offsets, both ends included."""
-
-    first: int
-    last: int
-
-    @property
-    def length(self) -> int:
-        """How many they are."""
-        return self.last - self.first + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +166,7 @@ class PartitionAudit:
         """The offsets that are not accounted for."""
         merged: list[Stretch] = []
         for stretch in sorted((*self.unknown, *self.lost)):
-            _add(merged, stretch)
+            add(merged, stretch)
         return tuple(merged)
 
     @property
@@ -214,16 +207,16 @@ def audit_ranges(
     repeated = 0
     for stretch, outcome, times in _swept([*known, *(found or ())], first, until):
         if outcome is None:
-            _add(unknown, stretch)
+            add(unknown, stretch)
             continue
         if found is not None and outcome in KEPT:
-            _add(lost, stretch)
+            add(lost, stretch)
             continue
         standing = STANDINGS[outcome]
         counts[standing] += stretch.length
         repeated += stretch.length if times > 1 else 0
         if standing is Standing.HOLE:
-            _add(holes, stretch)
+            add(holes, stretch)
     return PartitionAudit(
         partition,
         first,
@@ -256,13 +249,6 @@ def _swept(
         here = [outcome for outcome in STANDINGS if open_now[outcome]]
         times = sum(open_now[outcome] for outcome in here if is_delivery(outcome))
         yield Stretch(begin, end - 1), here[0] if here else None, times
-
-
-def _add(stretches: list[Stretch], new: Stretch) -> None:
-    if stretches and stretches[-1].last == new.first - 1:
-        stretches[-1] = Stretch(stretches[-1].first, new.last)
-    else:
-        stretches.append(new)
 
 
 async def audit_completeness(
@@ -299,7 +285,11 @@ async def _audited(
         async with database.begin() as unit:
             ranges = await unit.outcomes.ranges(consumer, place)
         found += await _found(database, consumer, place, ranges)
-        audit = audit_ranges(place, ranges, await _begun(place, ranges, extent, reader), found)
+        begun = await _begun(place, ranges, extent, reader)
+        audit = audit_ranges(place, ranges, begun, found)
+        if audit.unknown:
+            found += await _handled(database, consumer, place, audit.unknown)
+            audit = audit_ranges(place, ranges, begun, found)
         # What is lost stays lost.
         if audit.lost in ((), before):
             break
@@ -346,6 +336,20 @@ async def _found(
     return found
 
 
+async def _handled(
+    database: Database, consumer: str, place: Partition, unknown: Sequence[Stretch]
+) -> list[OutcomeRange]:
+    """Ask the claims about offsets that nobody noted: a crash may have come before the note."""
+    found: list[OutcomeRange] = []
+    asked = islice(offsets_in(unknown), MOST_ASKED)
+    while page := list(islice(asked, PAGE)):
+        places = [Coordinates(place.topic, place.number, offset) for offset in page]
+        async with database.begin() as unit:
+            handled = sorted(at.offset for at in await unit.claims.handled_from(consumer, places))
+        found += ranges_of(place, [(offset, Found.HANDLED.value) for offset in handled])
+    return found
+
+
 async def _checked(audit: PartitionAudit, reader: Reader) -> PartitionAudit:
     """Tell holes from losses by what the broker still has."""
     start, end = await reader.bounds(audit.partition)
@@ -353,10 +357,10 @@ async def _checked(audit: PartitionAudit, reader: Reader) -> PartitionAudit:
     holes: list[Stretch] = []
     for stretch in sorted((*audit.unknown, *audit.holes)):
         noted = stretch in audit.holes
-        for piece, has_record in await _pieces(reader, audit.partition, stretch, start):
+        for piece, has_record in await pieces(reader, audit.partition, stretch, start):
             # What the broker has deleted was a hole if it was noted as one.
             is_lost = has_record if has_record is not None else not noted
-            _add(unknown if is_lost else holes, piece)
+            add(unknown if is_lost else holes, piece)
     counts = {**audit.counts, Standing.HOLE: sum(hole.length for hole in holes)}
     return replace(
         audit,
@@ -366,19 +370,3 @@ async def _checked(audit: PartitionAudit, reader: Reader) -> PartitionAudit:
         not_reached=max(end - audit.until, 0),
         checked_holes=True,
     )
-
-
-async def _pieces(
-    reader: Reader, partition: Partition, stretch: Stretch, start: int
-) -> list[tuple[Stretch, bool | None]]:
-    """Cut a stretch into what has records, what has none, and what nobody can say."""
-    pieces: list[tuple[Stretch, bool | None]] = []
-    if stretch.first < start:
-        gone = Stretch(stretch.first, min(stretch.last, start - 1))
-        pieces.append((gone, None))
-    for first in range(max(stretch.first, start), stretch.last + 1, PAGE):
-        last = min(first + PAGE - 1, stretch.last)
-        have = {record.at.offset for record in await reader.read(partition, first, last)}
-        for offset in range(first, last + 1):
-            pieces.append((Stretch(offset, offset), offset in have))
-    return pieces

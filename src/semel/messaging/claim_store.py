@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from semel.message import Coordinates
 from semel.messaging.claims import (
     ClaimAnswer,
     Claimed,
@@ -13,6 +14,7 @@ from semel.messaging.claims import (
     Failure,
     StalePolicy,
 )
+from semel.messaging.sweep import Sweep
 
 
 class ProcessedMessageStore(Protocol):
@@ -157,11 +159,22 @@ class ProcessedMessageStore(Protocol):
         """Name the consumers that have a claim on a message, in order."""
         ...
 
-    async def delete_expired(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+    async def handled_from(
+        self, consumer: str, places: Sequence[Coordinates]
+    ) -> Sequence[Coordinates]:
+        """Return those places whose messages have a claim that is COMPLETED, with its effect.
+
+        A claim knows the delivery that was claimed first.  Slow: every claim is looked at.
+        """
+        ...
+
+    async def delete_expired(
+        self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
         """Delete at most *limit* terminal claims that were last changed so long ago.
 
         The claim of a message that waits or is a dead letter stays: whoever sends it back must
         find whether it was handled.  So does that of one whose outgoing messages are still here:
-        `semel.messaging.erase` finds them by it.
+        `semel.messaging.erase` finds them by it.  With a *sweep*: only behind what it reached.
         """
         ...

@@ -88,10 +88,20 @@ class Duplicate:
 
 
 SKIPPED: Final = "SKIPPED"
+"""COMPLETED without an effect: a person decided that there is to be none."""
+
 REPLACED: Final = "REPLACED"
+"""COMPLETED without an effect: the message is handled under another id."""
+
 DELETED: Final = "DELETED"
+"""FAILED_TERMINAL: two people decided to delete the message; a repetition is refused."""
+
 ERASED: Final = "ERASED"
+"""PARKED: the payload was erased, and nothing is left to handle."""
+
 OLD_VERSION: Final = "OLD_VERSION"
+"""COMPLETED without an effect: a later version of its aggregate had been applied."""
+
 WITHOUT_EFFECT: Final = frozenset({SKIPPED, REPLACED, DELETED, ERASED, OLD_VERSION})
 """The codes of claims that a person's act completed or closed, or that came too late."""
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from semel.message import Partition
+from semel.message import Coordinates, Partition
 from semel.messaging.outcome import Told
 
 HOLE: Final = "hole"
@@ -107,6 +107,10 @@ class OutcomeStore(Protocol):
 
     async def ranges(self, consumer: str, partition: Partition) -> Sequence[OutcomeRange]:
         """Return the ranges of a partition in order."""
+        ...
+
+    async def covering(self, consumer: str, at: Coordinates) -> Sequence[OutcomeRange]:
+        """Return the ranges that an offset is in, in the order in which they began."""
         ...
 
     async def partitions(self, consumer: str) -> Sequence[Partition]:

@@ -13,7 +13,6 @@ from typing import Final
 from semel.errors import Misuse
 from semel.messaging.accounts import account_now, same_name
 from semel.messaging.acts import (
-    DELETED,
     NoSuchMessage,
     NotPossible,
     acting,
@@ -25,7 +24,7 @@ from semel.messaging.acts import (
 from semel.messaging.approvals import Approval, Asked, Decision
 from semel.messaging.attempts import AttemptFilter
 from semel.messaging.audit import Act
-from semel.messaging.claims import ClaimState, Failure
+from semel.messaging.claims import DELETED, ClaimState, Failure
 from semel.messaging.completeness import Mark
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter

@@ -1,13 +1,16 @@
 """Erasing a person's payloads everywhere, with hashes and the audit trail kept.
 
-    lock      the waiting messages, their claims, the inbox      whoever handles one of them
+    lock      whoever writes that an attempt failed              what they wrote is found, or
+                                                                 they find the erasure
+    then      the waiting messages, their claims, the inbox      whoever handles one of them
                                                                  is waited for
     then      dead letters, revisions, the outbox, results,      what they wrote is found
               the reasons of failed attempts
 
 What is erased stays visible where it was, and can never be handled: a waiting
 message is parked, an outgoing one is not sent.  An attempt that is under way and
-fails afterwards finds the claim closed, or notes on it that nothing may be kept.
+fails afterwards finds the claim closed, or notes on it that nothing may be kept: also
+a first attempt, which has no row that could be found while it runs.
 """
 
 from __future__ import annotations
@@ -17,10 +20,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from semel.errors import Misuse, Retryable
-from semel.messaging.acts import ERASED, acting, need_actor, need_reason, overrule
+from semel.messaging.acts import acting, need_actor, need_reason, overrule
 from semel.messaging.attempts import AttemptFilter
-from semel.messaging.audit import Act
-from semel.messaging.claims import ClaimState, Failure, is_leased
+from semel.messaging.audit import ERASE, Act
+from semel.messaging.claims import ERASED, ClaimState, Failure, is_leased
 from semel.messaging.completeness import Mark
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetterFilter
@@ -29,6 +32,12 @@ from semel.messaging.marks import mark
 from semel.messaging.outbox import parent_of
 from semel.messaging.revisions import RevisionFilter
 from semel.messaging.waiting import WaitingFilter, WaitingMessage
+
+LEFT: Final = (
+    "keys, ids, hashes and the audit trail stay; what attempts that are under way complete "
+    "becomes durable behind this: erase again when they are over"
+)
+"""What erasing does not do, for whoever has promised it to somebody."""
 
 PAGE: Final = 500
 MOST_NAMES: Final = 100_000
@@ -90,6 +99,7 @@ async def erase(
     for left in reversed(range(MOST_TRIES)):
         try:
             async with acting(database) as unit:
+                await unit.audit.begin_erasing()
                 if key is not None:
                     erased = await _erase_key(unit, key, progress)
                 else:
@@ -98,7 +108,7 @@ async def erase(
                 if key is not None:
                     details["key_hash"] = hash_of_key(key)
                 await unit.audit.append(
-                    Act(actor, "erase", message_id=message_id or "", reason=reason, details=details)
+                    Act(actor, ERASE, message_id=message_id or "", reason=reason, details=details)
                 )
         except Retryable:
             if not left:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Final
 
-from semel.messaging.acts import DELETED, ERASED, REPLACED, SKIPPED
+from semel.codec import coordinates_of
+from semel.errors import Misuse
+from semel.message import Coordinates
 from semel.messaging.approvals import Approval, Decision
 from semel.messaging.attempts import FailedAttempt
 from semel.messaging.audit import AuditEntry
-from semel.messaging.claims import OLD_VERSION, ClaimRow, ClaimState
+from semel.messaging.claims import (
+    DELETED,
+    ERASED,
+    OLD_VERSION,
+    REPLACED,
+    SKIPPED,
+    ClaimRow,
+    ClaimState,
+)
+from semel.messaging.completeness import HOLE, OutcomeRange, is_delivery
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
 from semel.messaging.ids import stored_id
 from semel.messaging.inbox import InboxMessage
-from semel.messaging.outbox import OutboxEntry, parent_of
+from semel.messaging.outbox import OutboxEntry, outgoing_id, parent_of
 from semel.messaging.revisions import Revision
 from semel.messaging.sequence import Gap
 from semel.messaging.waiting import BEHIND, WaitingFilter, WaitingMessage, Waits
@@ -60,6 +73,9 @@ class Story:
     failures: tuple[FailedAttempt, ...] = ()
     """Each attempt that failed, in order; of very many the first and the latest."""
 
+    deliveries: str = ""
+    """What is known of its deliveries, in a sentence."""
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -93,20 +109,35 @@ class _Known:
     acts: Sequence[AuditEntry]
     children: Sequence[OutboxEntry]
     gaps: Sequence[Gap]
+    came: Sequence[OutcomeRange]
 
     @property
     def kept(self) -> WaitingMessage | DeadLetter | InboxMessage | None:
         return self.waiting or self.letter or self.stored
 
+    @property
+    def source(self) -> str:
+        if self.kept and self.kept.source:
+            return str(self.kept.source)
+        return self.claim.source if self.claim else ""
 
-async def explain(database: Database, message_id: str, consumer: str | None = None) -> Explanation:
+
+async def explain(
+    database: Database,
+    message_id: str,
+    consumer: str | None = None,
+    sent_to: Sequence[str] = (),
+) -> Explanation:
     """Collect what is known of a message, for one consumer or for all that know it.
 
-    Nothing is changed, and no payload is shown.
+    Nothing is changed, and no payload is shown.  Of the messages that handling it sent, those
+    in the outbox are known.  The others went to the broker and are not kept; for the topics
+    *sent_to* their ids are computed, and consumers in this database are asked for them.
     """
     async with database.begin() as unit:
         names = [consumer] if consumer is not None else await _consumers(unit, message_id)
         stories = [_story(name, await _known(unit, name, message_id)) for name in names]
+        stories = [await _with_sent(unit, story, message_id, sent_to) for story in stories]
         other_names = await unit.revisions.other_names(message_id)
         everybodys = await unit.audit.about("", message_id)
     known = (story for story in stories if story.moments)
@@ -132,7 +163,7 @@ async def _known(unit: Unit, consumer: str, message_id: str) -> _Known:
     letter = await unit.dead_letters.get(consumer, message_id)
     key = waiting.key if waiting else letter.key if letter else None
     gaps = await unit.versions.gaps(consumer, MOST) if key is not None else ()
-    return _Known(
+    known = _Known(
         await unit.claims.look_up(consumer, message_id),
         await unit.attempts.of(consumer, message_id),
         letter,
@@ -143,7 +174,17 @@ async def _known(unit: Unit, consumer: str, message_id: str) -> _Known:
         await unit.audit.about(consumer, message_id),
         await unit.outbox.children(parent_of(consumer, message_id)),
         [gap for gap in gaps if gap.key == key],
+        (),
     )
+    at = _coordinates(known.source)
+    return known if at is None else replace(known, came=await unit.outcomes.covering(consumer, at))
+
+
+def _coordinates(source: str) -> Coordinates | None:
+    try:
+        return coordinates_of(source)
+    except Misuse:  # whoever claims without this engine says where it came from as he likes
+        return None
 
 
 def _story(consumer: str, known: _Known) -> Story:
@@ -156,12 +197,43 @@ def _story(consumer: str, known: _Known) -> Story:
         claim.state.value if claim else "",
         max(counted, default=0),
         kept.key if kept else None,
-        str(kept.source) if kept and kept.source else claim.source if claim else "",
+        known.source,
         hashes[0] if hashes else "",
         tuple(sorted(_moments(known), key=lambda moment: moment.at)),
         _children(known.children),
         tuple(known.attempts),
+        _deliveries(known),
     )
+
+
+def _deliveries(known: _Known) -> str:
+    """Say how often its offset was delivered; ranges of offsets have no ids of messages."""
+    elsewhere = "from another offset it is noted without its id"
+    came = Counter(
+        one.outcome for one in known.came if is_delivery(one.outcome) and one.outcome != HOLE
+    )
+    if not came:
+        return f"none noted at its offset; {elsewhere}"
+    said = (f"{what} {number} times" if number > 1 else what for what, number in came.items())
+    return f"{came.total()} noted at its offset: {', '.join(said)}; {elsewhere}"
+
+
+async def _with_sent(unit: Unit, story: Story, message_id: str, topics: Sequence[str]) -> Story:
+    """Add what became of delivered messages, whose ids follow from the topic and a counter."""
+    moments, said = list(story.moments), [story.children]
+    for topic in topics if moments else ():
+        for number in count():
+            child = outgoing_id(story.consumer, message_id, topic, number)
+            takers = await _consumers(unit, child)
+            if not takers:
+                said.append(f"number {number + 1} to {topic}, if it was sent, is {child}")
+                break
+            for taker in takers:
+                known = _story(taker, await _known(unit, taker, child))
+                words = f"{child} to {topic}, for {taker}: {known.standing}"
+                moments.append(Moment(known.moments[0].at, "child", words))
+    moments.sort(key=lambda moment: moment.at)
+    return replace(story, moments=tuple(moments), children="; ".join(said))
 
 
 def _children(left: Sequence[OutboxEntry]) -> str:

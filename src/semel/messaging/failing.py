@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from semel.codec import Unread, Unreadable
 from semel.message import Coordinates, Message, digest_of, text_of
-from semel.messaging.acts import ERASED
 from semel.messaging.claims import (
+    ERASED,
     ClaimAnswer,
     Claimed,
     ClaimRequest,
@@ -34,7 +34,14 @@ from semel.messaging.database import Unit
 from semel.messaging.failed_attempts import keep_attempt
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.filing import conflict_id
-from semel.messaging.keeping import file, let_in, make_letter, take_out
+from semel.messaging.keeping import (
+    file,
+    let_in,
+    make_letter,
+    take_out,
+    was_erased,
+    without_payload,
+)
 from semel.messaging.marks import Ended, mark_ends
 from semel.messaging.notes import LEFT_SECONDS, forget_note, this_process
 from semel.messaging.outcome import (
@@ -122,6 +129,8 @@ async def _not_sent_again(
     Its claim stays COMPLETED, and its attempts are counted beside it: they are as bounded as
     those of any other message.
     """
+    if not claim.from_waiting and await was_erased(unit, message):
+        await unit.claims.erase(consumer.name, message.id)
     message = message.tried(await _count(unit, consumer, message))
     handled = await unit.claims.look_up(consumer.name, message.id)
     await keep_attempt(unit, consumer.name, message, failure, handled)
@@ -169,8 +178,13 @@ async def _fail(
     seconds: float = 0.0,
 ) -> ClaimRow | None:
     """Write the failure and the attempt; return the claim, None where the message is over."""
+    # Whoever erases finds what waits, and waits for it himself.
+    is_erased = not claim.from_waiting and await was_erased(unit, message)
     written = _failure(message, state, failure, seconds)
     row = await _mark(unit, consumer, message, written, claim)
+    if row is not None and is_erased:
+        await unit.claims.erase(consumer.name, message.id)
+        row = await unit.claims.look_up(consumer.name, message.id)
     if row is not None:
         await keep_attempt(unit, consumer.name, message, failure, row)
     return row
@@ -322,8 +336,11 @@ async def write_conflict(
         f"the id is known with the payload {expected[:12]}…, this one is {message.digest[:12]}…",
         "",
     )
+    is_erased = await was_erased(unit, message)
     first = await unit.claims.look_up(consumer.name, message.id)
     letter = await make_letter(unit, consumer, message, failure, Told.CONFLICT, first)
+    if is_erased:
+        letter = without_payload(letter, await unit.now())
     # The id's own dead letter, if it has one, is about the first payload.
     its_own = conflict_id(message.id, message.digest)
     letter = replace(letter, message_id=its_own, expected_hash=expected)

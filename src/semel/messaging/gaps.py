@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from semel.errors import Misuse
-from semel.messaging.acts import need_actor, need_reason
+from semel.messaging.acts import acting, need_actor, need_reason
 from semel.messaging.audit import Act
 from semel.messaging.database import Database, Unit
 from semel.messaging.ids import hash_of_key
@@ -34,7 +34,7 @@ async def close_gaps(
     Raises:
         Misuse: the key has no open gap, or no reason is given.
     """
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         gaps = await _gaps(unit, consumer, key)
         await _close(unit, gaps, "gap.close", actor, reason)
     return gaps
@@ -50,7 +50,7 @@ async def pass_over_gaps(
     Raises:
         Misuse: the key has no open gap, or no reason is given.
     """
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         gaps = await _gaps(unit, consumer, key)
         before = min(gap.found for gap in gaps) - 1
         current = await unit.versions.current(consumer, key)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from semel.message import Coordinates, Message
+from semel.messaging.sweep import Sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +141,13 @@ class InboxStore(Protocol):
         """Count what is not processed yet and will be tried."""
         ...
 
-    async def delete_processed(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+    async def delete_processed(
+        self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
         """Delete at most *limit* messages that were processed so long ago.
 
         Those stay whose outgoing messages are still here: `semel.messaging.erase` finds them so.
+        With a *sweep*: only behind what it reached.
         """
         ...
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from semel.messaging.acts import NotPossible
+from semel.messaging.acts import NotPossible, acting
 from semel.messaging.audit import Act
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
@@ -45,7 +45,7 @@ async def try_given_up(
     message = message_of(consumer, replace(stored, attempts=0))
     state = Try(message)
     try:
-        async with database.begin() as unit:
+        async with acting(database) as unit:
             await need_not_too_often(unit, stored.consumer, stored.message_id, at_most)
             await send_back(unit, stored)
             await unit.audit.append(act)
@@ -72,7 +72,7 @@ async def _failed(
     name, message_id, settings = stored.consumer, stored.message_id, consumer.settings
     fate = verdict(settings.retry, failure, 1)
     delay_seconds = fate.seconds if isinstance(fate, RetryIn) else None
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         letter = await unit.dead_letters.get(name, message_id)
         await send_back(unit, stored)
         await unit.audit.append(act)

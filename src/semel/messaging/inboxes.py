@@ -17,7 +17,7 @@ from semel.clock import SYSTEM_CLOCK
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse, Retryable
 from semel.message import Message, value_of
-from semel.messaging.acts import need_actor
+from semel.messaging.acts import acting, need_actor
 from semel.messaging.audit import Act
 from semel.messaging.claims import (
     ClaimRow,
@@ -126,7 +126,7 @@ class Inbox:
                 it first.
         """
         name, actor = self.consumer.name, need_actor(actor)
-        async with self.database.begin() as unit:
+        async with acting(self.database) as unit:
             stored = await unit.inbox.get(name, message_id)
             if stored is None or (stored.processed_at is None and stored.due_at is not None):
                 return False

@@ -20,8 +20,6 @@ from typing import Final, TypeAlias
 from semel.errors import Misuse
 from semel.message import digest_of
 from semel.messaging.acts import (
-    REPLACED,
-    SKIPPED,
     NoSuchMessage,
     NotPossible,
     acting,
@@ -34,7 +32,7 @@ from semel.messaging.acts import (
 )
 from semel.messaging.approvals import Approval
 from semel.messaging.audit import Act, AuditEntry
-from semel.messaging.claims import ClaimRow, ClaimState, Failure
+from semel.messaging.claims import REPLACED, SKIPPED, WITHOUT_EFFECT, ClaimRow, ClaimState, Failure
 from semel.messaging.completeness import Mark
 from semel.messaging.database import Database, Unit
 from semel.messaging.filing import is_made_up
@@ -77,6 +75,8 @@ class NewId:
     """The revision is handled under another id; the old id counts as handled, without effect."""
 
     message_id: str
+    second_effect: bool = False
+    """Also of a message that was handled: the revision has its effect besides, then."""
 
 
 Ids: TypeAlias = KeepId | NewId
@@ -152,7 +152,8 @@ async def fix(
 
     Raises:
         NoSuchMessage: it does not wait.
-        NotPossible: it was erased, its id was handled and is to be kept, or is being handled.
+        NotPossible: it was erased, is being handled, or was handled and no second effect is
+            asked for.
         Misuse: nothing would change, or the new id is taken.
     """
     reason = need_reason(reason, "fixing a message")
@@ -168,7 +169,7 @@ async def fix(
             unit, before, payload, ids, actor=need_actor(actor), reason=reason
         )
         if isinstance(ids, NewId):
-            await _rename(unit, before, revision, new_id)
+            await _rename(unit, before, revision, ids)
         else:
             await unit.claims.expect_payload(consumer, message_id, new_hash)
         details = {
@@ -345,10 +346,18 @@ async def _add_revision(
     return await unit.revisions.add(revised)
 
 
-async def _rename(unit: Unit, before: WaitingMessage, revision: Revision, new_id: str) -> None:
+async def _rename(unit: Unit, before: WaitingMessage, revision: Revision, ids: NewId) -> None:
     """Close the old id's claim, and say at the new id where it comes from."""
-    consumer = before.consumer
+    consumer, new_id = before.consumer, ids.message_id
     await complete_without_effect(unit, consumer, before.message_id, REPLACED)
+    # Nobody changes a completed claim: whoever was quicker has handled the message.
+    old = await unit.claims.look_up(consumer, before.message_id)
+    if old is not None and old.error_code not in WITHOUT_EFFECT and not ids.second_effect:
+        why = (
+            "it was handled already, and under another id it would have its effect a second "
+            "time; skip it, or ask for a second effect (`parking fix --second-effect`)"
+        )
+        raise NotPossible(consumer, before.message_id, why)
     # Somebody may have released it, or parked it, since it was read.
     now = await need_waiting(unit, consumer, new_id)
     state = ClaimState.FAILED_RETRYABLE if now.waits is Waits.RETRY else ClaimState.PARKED

@@ -29,7 +29,8 @@ from semel.messaging.database import Database, Unit
 from semel.messaging.replay_report import Cursor, Progress, ReplayReport
 from semel.messaging.replay_rules import ReplayRule, ReplayRules
 from semel.messaging.replay_sources import Item, Source
-from semel.messaging.replaying import Handle, Replayed, Replayer, Terms, Turn
+from semel.messaging.replay_turns import Replayed, Turn
+from semel.messaging.replaying import Handle, Replayer, Terms
 from semel.messaging.replays import ReplayRun, ReplayState
 from semel.messaging.revival import MOST_RETRIES
 from semel.messaging.selection import (

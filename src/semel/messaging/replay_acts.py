@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from semel.errors import Misuse
-from semel.messaging.acts import need_actor, need_reason
+from semel.messaging.acts import acting, need_actor, need_reason
 from semel.messaging.audit import Act
 from semel.messaging.database import Database
 from semel.messaging.replays import OVER, ReplayState
@@ -42,7 +42,7 @@ async def abandon_replay(database: Database, name: str, *, actor: str, reason: s
 async def _end(
     database: Database, name: str, before: Collection[ReplayState], after: ReplayState, act: Act
 ) -> None:
-    async with database.begin() as unit:
+    async with acting(database) as unit:
         run = await unit.replays.get(name)
         if run is None:
             raise Misuse(f"there is no replay {name!r}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from semel.messaging.replaying import Replayed, Turn
+from semel.messaging.replay_turns import Replayed, Turn
 from semel.messaging.replays import ReplayRun, ReplayState
 
 # Some reasons name their message: a long replay must not collect them all.

@@ -15,22 +15,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Final, TypeAlias, assert_never
+from typing import Final, TypeAlias
 
 from semel.clock import SYSTEM_CLOCK
 from semel.codec import Undecodable, Unreadable, unreadable_id
-from semel.errors import Retryable
 from semel.lease import Owner
 from semel.message import Message
-from semel.messaging.acts import (
-    REPLACED,
-    NoSuchMessage,
-    NotPossible,
-    complete_without_effect,
-)
+from semel.messaging.acts import NoSuchMessage, NotPossible, acting, complete_without_effect
 from semel.messaging.audit import Act
-from semel.messaging.claims import ClaimRow, ClaimState, Found, found_of
+from semel.messaging.claims import REPLACED, ClaimRow, ClaimState, Found, found_of
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
 from semel.messaging.deadletters import DeadLetter
@@ -42,14 +35,9 @@ from semel.messaging.lanes import Order
 from semel.messaging.leased import handle_leased
 from semel.messaging.marks import Ended, mark_ends
 from semel.messaging.outcome import (
-    Conflicted,
-    DeadLettered,
     Handled,
     Outcome,
-    ParkedAway,
-    Refused,
     RetryLater,
-    RetryStored,
     Skipped,
     Told,
 )
@@ -58,6 +46,7 @@ from semel.messaging.parking import release
 from semel.messaging.reasons import ERASED_REASON
 from semel.messaging.replay_rules import ReplayRules
 from semel.messaging.replay_sources import Item, letter_message
+from semel.messaging.replay_turns import Replayed, ReplayInterrupted, Turn, replayed
 from semel.messaging.retention import DAY_SECONDS
 from semel.messaging.retry import RetryMode
 from semel.messaging.review import need_not_too_often, need_review
@@ -74,53 +63,6 @@ Kept: TypeAlias = WaitingMessage | InboxMessage | DeadLetter
 
 # A lock that is not given within these is held by something that does not end by itself.
 TRIES: Final = 3
-
-
-class ReplayInterrupted(Retryable):
-    """A message could not be tried: the database does not answer, or a lock is held."""
-
-    def __init__(self, consumer: str, message_id: str, why: str) -> None:
-        super().__init__(consumer, message_id, why)
-        self.consumer = consumer
-        self.message_id = message_id
-        self.why = why
-
-    def __str__(self) -> str:
-        return (
-            f"consumer {self.consumer}: message {self.message_id!r} could not be tried "
-            f"({self.why}); run the replay again, and it goes on with it"
-        )
-
-
-class Turn(StrEnum):
-    """What became of one message of a replay."""
-
-    HANDLED = "handled"
-    DUPLICATE = "duplicate"
-    """It was handled before, or has an old version: nothing was done."""
-
-    FAILED = "failed"
-    """Its handler failed; it waits, or is parked or dead, as after any delivery."""
-
-    REFUSED = "refused"
-    """It must not be replayed: a person has to look at it."""
-
-    LEFT = "left"
-    """It waits behind another one, or for its time, or another worker has it."""
-
-    MISSING = "missing"
-    """Nobody has its payload any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """A message of a replay that had its turn."""
-
-    message_id: str
-    turn: Turn
-    why: str = ""
-    code: str = ""
-    """Of a failure; what stays where its words must not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +202,7 @@ class Replayer:
         if isinstance(item.arrival, Unreadable):
             outcome = await handle_unreadable(self.consumer, self.database, item.arrival)
             tell(item.arrival, outcome, self.consumer.name)
-            return _replayed(message_id, outcome)
+            return replayed(message_id, outcome)
         return Replayed(message_id, Turn.MISSING, "nobody has its payload any more")
 
     def _refusal(self, item: Item, *kept: Kept | None) -> str | None:
@@ -286,7 +228,7 @@ class Replayer:
             turn = await unit.waiting.take(name, message_id)
         if turn is None:
             return Replayed(message_id, Turn.LEFT, "it is not its turn, or not yet due")
-        return _replayed(message_id, await self._try(message, turn))
+        return replayed(message_id, await self._try(message, turn))
 
     async def _letter(self, letter: DeadLetter) -> Replayed:
         name, message_id = self.consumer.name, letter.message_id
@@ -329,14 +271,14 @@ class Replayer:
             async with self.database.begin() as unit:
                 ended = Ended(message.id, message.source, outcome)
                 await mark_ends(unit, self.consumer.name, [ended])
-        return _replayed(message.id, outcome)
+        return replayed(message.id, outcome)
 
     async def _read_at_last(self, letter: DeadLetter, message: Message) -> Replayed:
         """Handle a record that could not be read before, under the id that it really has."""
         async with self.database.begin() as unit:
             await need_review(unit, letter)
         outcome = await self._try(message, None)
-        done = _replayed(message.id, outcome)
+        done = replayed(message.id, outcome)
         if done.turn is not Turn.LEFT:
             await self._close(letter, Ended(message.id, letter.source, outcome))
         return done
@@ -344,7 +286,7 @@ class Replayer:
     async def _close(self, letter: DeadLetter, ended: Ended) -> None:
         """Take the letter of an unreadable record away: its message has an id now."""
         name, filed_as = self.consumer.name, letter.message_id
-        async with self.database.begin() as unit:
+        async with acting(self.database) as unit:
             if await unit.dead_letters.remove(name, filed_as):
                 await complete_without_effect(unit, name, filed_as, REPLACED)
                 await mark_ends(unit, name, [ended])
@@ -369,7 +311,7 @@ class Replayer:
         except Undecodable:
             # Refusals are kept with the replay, and why bytes are no message may quote them.
             return Replayed(message_id, Turn.REFUSED, "it cannot be read")
-        return _replayed(message_id, outcome)
+        return replayed(message_id, outcome)
 
     def _act(self, act: str, message_id: str, **details: str) -> Act:
         terms = self.terms
@@ -379,25 +321,3 @@ class Replayer:
 def _topic(arrival: Message | Unreadable) -> str:
     at = arrival.record.at if isinstance(arrival, Unreadable) else arrival.source
     return "" if at is None else at.topic
-
-
-def _replayed(message_id: str, outcome: Outcome) -> Replayed:
-    """Say what an outcome of the engine is in a replay."""
-    match outcome:
-        case Handled():
-            return Replayed(message_id, Turn.HANDLED)
-        case Skipped(why):
-            return Replayed(message_id, Turn.DUPLICATE, "" if why == "duplicate" else why)
-        case Refused(why):
-            return Replayed(message_id, Turn.REFUSED, why)
-        case Conflicted():
-            return Replayed(message_id, Turn.REFUSED, "its id is known with another payload")
-        case RetryLater() | RetryStored() | ParkedAway() | DeadLettered():
-            if outcome.failure is None:
-                why = "it waits for its turn, or another worker has it"
-                return Replayed(message_id, Turn.LEFT, why)
-            code = outcome.failure.code
-            words = f"{code}: {outcome.failure.reason}"
-            return Replayed(message_id, Turn.FAILED, words, code)
-        case _ as never:
-            assert_never(never)

@@ -17,8 +17,10 @@ from semel.errors import Misuse, Retryable
 from semel.message import Partition
 from semel.messaging.broker import Reader
 from semel.messaging.database import Database, Unit
+from semel.messaging.sweep import Sweep
 
 Delete: TypeAlias = Callable[[Unit], Awaitable[int]]
+Begin: TypeAlias = Callable[[Unit], Awaitable[None]]
 
 DAY_SECONDS: Final = 86_400.0
 WEEK_SECONDS: Final = 7 * DAY_SECONDS
@@ -153,12 +155,14 @@ async def prune(
     settings: Retention,
     progress: Callable[[Pruned], None] = lambda pruned: None,
     reader: Reader | None = None,
+    begin: Begin | None = None,
 ) -> Pruned:
     """Delete what is over and older than its time to live, a batch per transaction.
 
     May be stopped and begun again at any time.  IN_PROGRESS, FAILED_RETRYABLE and PARKED are
     never deleted, whatever their age.  With a *reader*, the outcomes of offsets go that the
-    broker has deleted: nobody can compare them with anything.
+    broker has deleted: nobody can compare them with anything.  What *begin* writes, a word of
+    who does it, becomes durable with the first batch.
 
     Raises:
         ReplayRuns: a replay of the consumer has not finished, or began meanwhile.
@@ -168,7 +172,9 @@ async def prune(
         *_deletes(consumer, settings),
         *await _outcome_deletes(database, consumer, settings, reader),
     ):
-        while deleted := await _one_batch(database, consumer, delete):
+        while deleted := await _one_batch(
+            database, consumer, delete, begin if not pruned.total else None
+        ):
             pruned = replace(pruned, **{what: getattr(pruned, what) + deleted})
             progress(pruned)
     return pruned
@@ -176,16 +182,17 @@ async def prune(
 
 def _deletes(consumer: str, settings: Retention) -> list[tuple[str, Delete]]:
     ttl, batch = settings.ttl_seconds, settings.batch
+    claims, inbox, attempts, approvals = (Sweep() for _ in range(4))
     # What is kept about messages that are gone goes behind the messages.
     return [
-        ("claims", lambda unit: unit.claims.delete_expired(consumer, ttl, batch)),
-        ("inbox", lambda unit: unit.inbox.delete_processed(consumer, ttl, batch)),
-        ("attempts", lambda unit: unit.attempts.delete_gone(consumer, ttl, batch)),
+        ("claims", lambda unit: unit.claims.delete_expired(consumer, ttl, batch, claims)),
+        ("inbox", lambda unit: unit.inbox.delete_processed(consumer, ttl, batch, inbox)),
+        ("attempts", lambda unit: unit.attempts.delete_gone(consumer, ttl, batch, attempts)),
         ("keys", lambda unit: unit.waiting.forget_keys(consumer, ttl, batch)),
         ("replays", lambda unit: unit.replays.delete_over(consumer, ttl, batch)),
         ("gaps", lambda unit: unit.versions.delete_closed(consumer, ttl, batch)),
         ("notes", lambda unit: unit.members.forget_notes(consumer, ttl, batch)),
-        ("approvals", lambda unit: unit.approvals.delete_decided(consumer, ttl, batch)),
+        ("approvals", lambda unit: unit.approvals.delete_decided(consumer, ttl, batch, approvals)),
     ]
 
 
@@ -209,8 +216,11 @@ async def _forget_outcomes(
     return await unit.outcomes.prune(consumer, place, below, batch)
 
 
-async def _one_batch(database: Database, consumer: str, delete: Delete) -> int:
+async def _one_batch(database: Database, consumer: str, delete: Delete, begin: Begin | None) -> int:
     async with database.begin() as unit:
         for replay in await unit.replays.unfinished(consumer):
             raise ReplayRuns(consumer, replay)
-        return await delete(unit)
+        deleted = await delete(unit)
+        if deleted and begin is not None:
+            await begin(unit)
+        return deleted

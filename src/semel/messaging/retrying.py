@@ -15,9 +15,8 @@ from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, NeedsOperator, Retryable, SemelError
 from semel.message import Message
-from semel.messaging.acts import ERASED
 from semel.messaging.cancelling import rung
-from semel.messaging.claims import ClaimRequest, ClaimState, Failure, NotClaimable
+from semel.messaging.claims import ERASED, ClaimRequest, ClaimState, Failure, NotClaimable
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, TransactionEnded
 from semel.messaging.draining import drain

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from semel.messaging.acts import (
-    SKIPPED,
     NoSuchMessage,
     NotPossible,
     acting,
@@ -24,7 +23,7 @@ from semel.messaging.acts import (
 )
 from semel.messaging.approvals import Approval
 from semel.messaging.audit import Act, AuditEntry
-from semel.messaging.claims import ClaimRow, ClaimState, Failure
+from semel.messaging.claims import SKIPPED, ClaimRow, ClaimState, Failure
 from semel.messaging.completeness import Mark
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetter

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import Row, Select, delete, insert, select, update
+from sqlalchemy import Row, Select, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
 from semel.messaging.approvals import Approval, Asked, Decision
 from semel.messaging.audit import plain
 from semel.messaging.ids import stored_id
+from semel.messaging.sweep import Sweep
 from semel.sqlalchemy.faults import translated
-from semel.sqlalchemy.gone import gone
+from semel.sqlalchemy.gone import delete_of_gone
 from semel.sqlalchemy.operator_tables import approval
 from semel.sqlalchemy.origins import original_names, seconds_or_none, stored_names
-from semel.sqlalchemy.times import now_us, to_seconds, to_us
+from semel.sqlalchemy.times import now_us, to_seconds
 
 _C: Final = approval.c
 
@@ -78,19 +79,13 @@ class SqlApprovals:
         )
         return bool((await self._run(decided)).rowcount)
 
-    async def delete_decided(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+    async def delete_decided(
+        self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
         """Delete requests decided so long ago whose message is gone; return how many."""
-        old = (
-            select(_C.number)
-            .where(
-                _C.consumer == consumer,
-                _C.decided_at <= now_us() - to_us(ttl_seconds),
-                gone(consumer, _C.message_id),
-            )
-            .order_by(_C.number)
-            .limit(limit)
-        )
-        return int((await self._run(delete(approval).where(_C.number.in_(old)))).rowcount)
+        sweep = sweep or Sweep()
+        old = delete_of_gone(_C.decided_at, _C.number, consumer, ttl_seconds, sweep.since(), limit)
+        return sweep.note(list((await self._run(old)).scalars()))
 
     async def _requests(self, found: Select[Any]) -> list[Approval]:
         return [_approval(row) for row in await self._run(found.order_by(_C.number))]

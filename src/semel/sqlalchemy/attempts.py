@@ -28,8 +28,9 @@ from semel.messaging.attempts import (
     FailedAttempt,
 )
 from semel.messaging.audit import plain
+from semel.messaging.sweep import Sweep
 from semel.sqlalchemy.faults import translated
-from semel.sqlalchemy.gone import gone
+from semel.sqlalchemy.gone import delete_of_gone
 from semel.sqlalchemy.origins import original_names, stored_name, stored_names
 from semel.sqlalchemy.tables import failed_attempt
 from semel.sqlalchemy.times import now_us, to_seconds, to_us
@@ -85,19 +86,13 @@ class SqlFailedAttempts:
         erased = update(failed_attempt).where(_are(which), _C.reason != "").values(reason="")
         return int((await self._run(erased)).rowcount)
 
-    async def delete_gone(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+    async def delete_gone(
+        self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
         """Delete attempts so old whose message is gone from everywhere; return how many."""
-        old = (
-            select(_C.place)
-            .where(
-                _C.consumer == consumer,
-                _C.at <= now_us() - to_us(ttl_seconds),
-                gone(consumer, _C.message_id),
-            )
-            .order_by(_C.at)
-            .limit(limit)
-        )
-        return int((await self._run(delete(failed_attempt).where(_C.place.in_(old)))).rowcount)
+        sweep = sweep or Sweep()
+        old = delete_of_gone(_C.at, _C.at, consumer, ttl_seconds, sweep.since(), limit)
+        return sweep.note(list((await self._run(old)).scalars()))
 
     async def _run(self, statement: Executable, values: Any = None) -> Any:
         async with translated("the failed attempts"):

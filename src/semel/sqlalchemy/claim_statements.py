@@ -33,7 +33,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
-from semel.messaging.claims import CLOSED, ClaimState
+from semel.messaging.claims import CLOSED, WITHOUT_EFFECT, ClaimState
 from semel.sqlalchemy.gone import is_over
 from semel.sqlalchemy.tables import processed_message
 from semel.sqlalchemy.times import now_us
@@ -206,6 +206,7 @@ _OLD: Final = (
     .where(
         _C.consumer_name == _BY,
         _C.state == bindparam("over", type_=Text),
+        _C.updated_at >= bindparam("since", type_=BigInteger),
         _C.updated_at <= _LONG_AGO,
         # Whoever sends it back asks the claim whether it was handled, and `erase` asks it whose
         # outgoing messages are meant.
@@ -220,7 +221,7 @@ DELETE_OLD: Final = (
     delete(processed_message)
     .where(_C.consumer_name == _BY, _C.message_id.in_(select(_OLD.c.message_id)))
     # sqlite3 counts the rows of a statement that begins with DELETE, and of no other.
-    .returning(_C.state)
+    .returning(_C.updated_at)
 )
 
 
@@ -273,6 +274,13 @@ IN_PROGRESS: Final = (
     .limit(bindparam("at_most", type_=Integer))
 )
 EXPIRED: Final = IN_PROGRESS.where(_C.lease_until <= now_us())
+
+HANDLED_FROM: Final = select(_C.source).where(
+    _C.consumer_name == _BY,
+    _C.state == ClaimState.COMPLETED.value,
+    _C.error_code.not_in(sorted(WITHOUT_EFFECT)),
+    _C.source.in_(bindparam("sources", expanding=True)),
+)
 
 CONSUMERS: Final = select(_C.consumer_name).order_by(_C.consumer_name)
 """Who has a claim, of any message: for explanations."""

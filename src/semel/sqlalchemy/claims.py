@@ -10,6 +10,8 @@ from sqlalchemy import Connection, CursorResult, Executable, Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.errors import Misuse
+from semel.message import Coordinates
+from semel.messaging.audit import plain
 from semel.messaging.claims import (
     CLOSED,
     TERMINAL,
@@ -28,6 +30,7 @@ from semel.messaging.claims import (
     refusal,
 )
 from semel.messaging.ids import stored_id
+from semel.messaging.sweep import Sweep
 from semel.sqlalchemy import claim_statements as sql
 from semel.sqlalchemy.claim_rows import MOST_TURNS, Asked, row_of, written
 from semel.sqlalchemy.faults import translated
@@ -276,17 +279,28 @@ class SqlAlchemyProcessedMessageStore:
         named = sql.CONSUMERS.where(processed_message.c.message_id == stored_id(message_id))
         return list((await self._execute(named, f"message {message_id!r}", {})).scalars())
 
-    async def delete_expired(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+    async def handled_from(
+        self, consumer: str, places: Sequence[Coordinates]
+    ) -> Sequence[Coordinates]:
+        """Return those places whose messages have a claim that is COMPLETED, with its effect."""
+        named = {plain(str(at)): at for at in places}
+        asked = {"by": consumer, "sources": list(named)}
+        found = await self._execute(sql.HANDLED_FROM, f"the claims of consumer {consumer}", asked)
+        return [named[source] for source in found.scalars()]
+
+    async def delete_expired(
+        self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
         """Delete at most *limit* terminal claims that were last changed so long ago.
 
         Claims that another transaction is changing are left for the next time.
         """
-        deleted = 0
+        deleted, sweep = 0, sweep or Sweep()
         for state in sorted(TERMINAL):
             which = {"by": consumer, "over": state.value, "age_us": to_us(older_than_seconds)}
-            old = {**which, "at_most": limit - deleted}
+            old = {**which, "at_most": limit - deleted, "since": sweep.since(state)}
             done = await self._execute(sql.DELETE_OLD, f"the claims of consumer {consumer}", old)
-            deleted += len(done.all())
+            deleted += sweep.note(list(done.scalars()), state)
         return deleted
 
     async def _answer(self, me: Asked, why: Row[Any]) -> ClaimAnswer | None:

@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
-from semel.message import Partition
+from semel.message import Coordinates, Partition
 from semel.messaging.completeness import ENDS, OutcomeRange
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.tables import consumer_outcome
@@ -81,6 +81,15 @@ class SqlOutcomeStore:
             .order_by(_C.first, _C.last, _C.outcome)
         )
         return [OutcomeRange(partition, row.first, row.last, row.outcome) for row in found]
+
+    async def covering(self, consumer: str, at: Coordinates) -> Sequence[OutcomeRange]:
+        """Return the ranges that an offset is in, in the order in which they began."""
+        found = await self._run(
+            select(_C.first, _C.last, _C.outcome)
+            .where(_in(consumer, at.place), _C.first <= at.offset, _C.last >= at.offset)
+            .order_by(_C.number)
+        )
+        return [OutcomeRange(at.place, row.first, row.last, row.outcome) for row in found]
 
     async def partitions(self, consumer: str) -> Sequence[Partition]:
         """Return the partitions that have ranges."""

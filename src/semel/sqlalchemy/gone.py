@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Table, Text, and_, exists, literal_column
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Table,
+    Text,
+    and_,
+    delete,
+    exists,
+    literal_column,
+    select,
+)
+from sqlalchemy.sql.dml import ReturningDelete
 
 from semel.sqlalchemy.tables import (
     dead_letter,
@@ -13,11 +24,41 @@ from semel.sqlalchemy.tables import (
     processed_message,
     waiting_message,
 )
+from semel.sqlalchemy.times import now_us, to_us
 
 _SLASH: Final = literal_column("'/'", Text)
 
 
-def gone(consumer: str, message_id: ColumnElement[str]) -> ColumnElement[bool]:
+def delete_of_gone(
+    when: Column[Any],
+    place: Column[Any],
+    consumer: str,
+    ttl_seconds: float,
+    since: float,
+    limit: int,
+) -> ReturningDelete[Any]:
+    """Delete old rows about messages that a consumer has nowhere any more.
+
+    In the order of *place*, from *since* on; gives back the places of those that were deleted.
+    """
+    table = when.table
+    (number,) = table.primary_key
+    old = (
+        select(number)
+        .where(
+            table.c.consumer == consumer,
+            place >= since,
+            # Read for every row, the clock could not bound a scan; read once, it can.
+            when <= select(now_us() - to_us(ttl_seconds)).scalar_subquery(),
+            _gone(consumer, table.c.message_id),
+        )
+        .order_by(place)
+        .limit(limit)
+    )
+    return delete(table).where(number.in_(old)).returning(place)
+
+
+def _gone(consumer: str, message_id: ColumnElement[str]) -> ColumnElement[bool]:
     """Say that a consumer has no message with the id that a column has."""
     claim = processed_message.c
     claimed = exists().where(claim.consumer_name == consumer, claim.message_id == message_id)

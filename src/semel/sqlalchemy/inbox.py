@@ -24,10 +24,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.errors import Misuse
 from semel.message import Coordinates
-from semel.messaging.acts import ERASED
 from semel.messaging.audit import plain
+from semel.messaging.claims import ERASED
 from semel.messaging.ids import stored_id
 from semel.messaging.inbox import InboxMessage
+from semel.messaging.sweep import Sweep
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.gone import is_over
 from semel.sqlalchemy.origins import origin_of, origin_values, seconds_or_none
@@ -103,16 +104,22 @@ CONSUMERS: Final = (
     select(_M.consumer).where(_M.message_id == bindparam("of_id")).order_by(_M.consumer)
 )
 PENDING: Final = select(func.count()).where(_OF, _M.processed_at.is_(None), _M.due_at.is_not(None))
-DELETE_PROCESSED: Final = delete(inbox_message).where(
-    _M.place.in_(
-        select(_M.place)
-        .where(
-            _OF,
-            _M.processed_at <= now_us() - bindparam("us"),
-            is_over(_M.consumer, _M.message_id),
+DELETE_PROCESSED: Final = (
+    delete(inbox_message)
+    .where(
+        _M.place.in_(
+            select(_M.place)
+            .where(
+                _OF,
+                _M.processed_at <= now_us() - bindparam("us"),
+                _M.place >= bindparam("since"),
+                is_over(_M.consumer, _M.message_id),
+            )
+            .order_by(_M.place)
+            .limit(bindparam("most"))
         )
-        .limit(bindparam("most"))
     )
+    .returning(_M.place)
 )
 _IS_OPEN: Final = _M.processed_at.is_(None)
 _HAS_NO_LETTER: Final = ~(
@@ -194,10 +201,14 @@ class SqlInboxStore:
         """Count what is not processed yet and will be tried."""
         return int((await self._run(PENDING, {"of_consumer": consumer})).scalar_one())
 
-    async def delete_processed(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+    async def delete_processed(
+        self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
         """Delete at most *limit* messages that were processed so long ago."""
+        sweep = sweep or Sweep()
         asked = {"of_consumer": consumer, "us": to_us(older_than_seconds), "most": limit}
-        return (await self._run(DELETE_PROCESSED, asked)).rowcount
+        deleted = await self._run(DELETE_PROCESSED, {**asked, "since": sweep.since()})
+        return sweep.note(list(deleted.scalars()))
 
     async def erase(
         self,

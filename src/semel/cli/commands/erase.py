@@ -14,6 +14,7 @@ from semel.cli.preamble import begins_with
 from semel.cli.reports.audit import EraseReport
 from semel.cli.words import counted
 from semel.errors import Misuse
+from semel.messaging.erase import LEFT
 from semel.messaging.erase import erase as erase_payloads
 
 
@@ -71,6 +72,7 @@ def erase(
         erased.inbox,
         erased.outbox,
         erased.results,
+        LEFT,
         actor.name,
         actor.reason,
     )
@@ -85,3 +87,4 @@ def show_erased(console: Console, report: EraseReport) -> None:
         f"outbox, {report.results} kept results",
         markup=False,
     )
+    console.print(report.left, markup=False)

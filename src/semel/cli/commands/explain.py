@@ -40,15 +40,27 @@ gaps_app = typer.Typer(no_args_is_help=True, help="Versions of aggregates that d
 
 @begins_with(asking, "explain")
 def explain(
-    answer: Answer, books: Books, *, message: MessageArgument, consumer: ConsumerFilter = None
+    answer: Answer,
+    books: Books,
+    *,
+    message: MessageArgument,
+    consumer: ConsumerFilter = None,
+    sent_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sent-to", metavar="TOPIC", help="Look for what it sent there; may be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Tell one message's story: where it came from, what was tried, who did what, what it sent.
 
-    For every consumer that knows it; no payload is shown.  Exit code 1: nobody knows it.
+    For every consumer that knows it; no payload is shown.  Of what it sent, the outbox has what
+    was not delivered yet; with --sent-to the ids of the rest are computed, and consumers in this
+    database are asked for them.  Exit code 1: nobody knows it.
 
-    Example: semel explain m-17 --database postgresql://db/shop
+    Example: semel explain m-17 --sent-to invoices --database postgresql://db/shop
     """
-    found = books.ask(lambda database: explain_message(database, message, consumer))
+    found = books.ask(lambda database: explain_message(database, message, consumer, sent_to or ()))
     answer.give(explain_report(books.name, found), show_explanation)
 
 
@@ -116,6 +128,7 @@ def show_explanation(console: Console, report: ExplainReport) -> None:
         key = f"key {story.key}, " if story.key is not None else ""
         attempts = counted(story.attempts, "attempt")
         console.print(f"  {where}{key}{attempts}, payload {story.payload_hash[:12]}", markup=False)
+        console.print(f"  deliveries: {story.deliveries}", markup=False)
         console.print(f"  sent: {story.children}", markup=False)
         _show_moments(console, story.moments)
     if report.acts:

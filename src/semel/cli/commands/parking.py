@@ -182,15 +182,21 @@ def fix_message(
             "--new-id", metavar="ID", help="Handle it under this id; the old one is over."
         ),
     ] = None,
+    second_effect: Annotated[
+        bool,
+        typer.Option("--second-effect", help="With --new-id: also if it was handled already."),
+    ] = False,
 ) -> None:
     """Replace a waiting message's payload, after showing the difference; needs a reason.
 
     The original and every revision are kept.  The message waits on: release it afterwards.
+    One that was handled already has its effect a second time under a new id, and only if you
+    say so.
 
     Example: semel parking fix m-17 --consumer billing --payload fixed.json --keep-id
     --reason "the currency was missing"
     """
-    ids = _ids(keep_id, new_id)
+    ids = _ids(keep_id, new_id, second_effect)
     need_reason(actor.reason, "fixing a message")
     new = sys.stdin.buffer.read() if payload == "-" else _content(payload)
     # Whoever sees the difference has seen the payload: that is written down first.
@@ -346,10 +352,12 @@ def approve(
     answer.give(RequestAnswer(books.name, request_report(request), actor.name), show_decided)
 
 
-def _ids(keep_id: bool, new_id: str | None) -> Ids:
+def _ids(keep_id: bool, new_id: str | None, second_effect: bool) -> Ids:
     if keep_id == (new_id is not None):
         raise Misuse("choose one of --keep-id and --new-id ID")
-    return KeepId() if new_id is None else NewId(new_id)
+    if new_id is None and second_effect:
+        raise Misuse("--second-effect needs --new-id ID: an id has one effect")
+    return KeepId() if new_id is None else NewId(new_id, second_effect)
 
 
 def _content(name: str) -> bytes:

@@ -16,8 +16,9 @@ from semel.cli.reports.audit import RetentionReport
 from semel.cli.selection import PolicyOption, ReaderOption, load_reader
 from semel.cli.words import counted, lasting
 from semel.errors import Misuse
+from semel.messaging.acts import acting as in_one_transaction
 from semel.messaging.audit import Act
-from semel.messaging.database import Database
+from semel.messaging.database import Database, Unit
 from semel.messaging.from_policy import retention_of
 from semel.messaging.retention import (
     DAY_SECONDS,
@@ -135,13 +136,18 @@ def retention(
 
     read_again = load_reader(reader)
 
+    def act(name: str, **details: object) -> Act:
+        said = {**details, "ttl_seconds": settings.ttl_seconds}
+        return Act(actor.name, name, consumer, "", actor.reason, said)
+
+    async def begin(unit: Unit) -> None:
+        await unit.audit.append(act("retention.begin"))
+
     async def prune_and_note(database: Database) -> Pruned:
-        pruned = await prune(database, consumer, settings, progress, read_again)
+        pruned = await prune(database, consumer, settings, progress, read_again, begin)
         if pruned.total:
-            details = {**asdict(pruned), "ttl_seconds": settings.ttl_seconds}
-            act = Act(actor.name, "retention", consumer, "", actor.reason, details)
-            async with database.begin() as unit:
-                await unit.audit.append(act)
+            async with in_one_transaction(database) as unit:
+                await unit.audit.append(act("retention", **asdict(pruned)))
         return pruned
 
     pruned = books.ask(prune_and_note)

@@ -73,6 +73,9 @@ class EraseReport:
     results: int
     """What handlers had returned, where their consumer keeps it."""
 
+    left: str
+    """What erasing does not do, in a sentence."""
+
     actor: str
     reason: str
 

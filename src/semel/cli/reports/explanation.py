@@ -63,6 +63,9 @@ class StoryReport:
     failures: list[FailedAttemptReport]
     """Each attempt that failed, in order; of more than 50 the first 5 and the latest 45."""
 
+    deliveries: str
+    """What is known of its deliveries, in a sentence."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExplainReport:
@@ -155,6 +158,7 @@ def _story(story: Story) -> StoryReport:
         _moments(story.moments),
         story.children,
         [_failure(attempt) for attempt in story.failures],
+        story.deliveries,
     )
 
 

@@ -12,7 +12,7 @@ from semel.messaging.dryrun import DryRun
 from semel.messaging.outcome import told
 from semel.messaging.replay_report import ReplayReport, report_of
 from semel.messaging.replay_sources import NoPayload
-from semel.messaging.replaying import Turn
+from semel.messaging.replay_turns import Turn
 from semel.messaging.replays import ReplayRun, ReplayState
 
 

@@ -21,19 +21,17 @@ if TYPE_CHECKING:
     from semel.testing.contracts.approvals import ApprovalsContract
     from semel.testing.contracts.attempts import AttemptsContract
     from semel.testing.contracts.audit import AuditContract
-    from semel.testing.contracts.bookkeeping import (
-        MembersContract,
-        OutcomesContract,
-        VersionsContract,
-    )
     from semel.testing.contracts.broker import BrokerAbility, BrokerContract
     from semel.testing.contracts.claims import ClaimsContract
     from semel.testing.contracts.deadletters import DeadLettersContract
     from semel.testing.contracts.inbox import InboxContract
     from semel.testing.contracts.ledger import LedgerContract
+    from semel.testing.contracts.members import MembersContract
     from semel.testing.contracts.outbox import OutboxContract
+    from semel.testing.contracts.outcomes import OutcomesContract
     from semel.testing.contracts.replays import ReplaysContract
     from semel.testing.contracts.revisions import RevisionsContract
+    from semel.testing.contracts.versions import VersionsContract
     from semel.testing.contracts.waiting import WaitingContract
 
 __all__ = [
@@ -70,12 +68,12 @@ __getattr__ = lazily(
         "DeadLettersContract": "semel.testing.contracts.deadletters",
         "InboxContract": "semel.testing.contracts.inbox",
         "LedgerContract": "semel.testing.contracts.ledger",
-        "MembersContract": "semel.testing.contracts.bookkeeping",
+        "MembersContract": "semel.testing.contracts.members",
         "OutboxContract": "semel.testing.contracts.outbox",
-        "OutcomesContract": "semel.testing.contracts.bookkeeping",
+        "OutcomesContract": "semel.testing.contracts.outcomes",
         "ReplaysContract": "semel.testing.contracts.replays",
         "RevisionsContract": "semel.testing.contracts.revisions",
-        "VersionsContract": "semel.testing.contracts.bookkeeping",
+        "VersionsContract": "semel.testing.contracts.versions",
         "WaitingContract": "semel.testing.contracts.waiting",
     },
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import pytest
 
+from semel.message import Coordinates
 from semel.messaging.claims import (
     CLAIM_TABLE,
+    SKIPPED,
     Claimed,
+    ClaimRequest,
     ClaimState,
     Conflict,
     Duplicate,
@@ -87,6 +91,26 @@ class TableRules(DatabaseContract):
                 answer = await claim(world, message_id, hash_for(found))
 
             assert type(answer) is CLAIM_TABLE[found][0], found
+
+    @in_world
+    async def test_places_are_told_whose_messages_were_handled_with_an_effect(
+        self, world: DatabaseWorld
+    ) -> None:
+        places = [Coordinates(topic, 0, n) for n in range(3) for topic in ("pay/ments", "nul\0")]
+        skipped, open_place, elsewhere = (Coordinates("pay/ments", 1, n) for n in range(3))
+        async with world.database.begin() as unit:
+            for at in (*places, skipped, open_place):
+                await unit.claims.try_claim(CONSUMER, ClaimRequest(f"at {at}", HASH, str(at)))
+            undone = failing(ClaimState.FAILED_RETRYABLE)
+            await unit.claims.undo(CONSUMER, f"at {open_place}", undone)
+            done = replace(failing(ClaimState.PARKED), error_code=SKIPPED)
+            await unit.claims.undo(CONSUMER, f"at {skipped}", done)
+            await unit.claims.mark_completed(CONSUMER, f"at {skipped}")
+            await unit.claims.try_claim("shipping", ClaimRequest("m", HASH, str(elsewhere)))
+            asked = [*places[1:], skipped, open_place, elsewhere, Coordinates("x", 0, 0)]
+            found = await unit.claims.handled_from(CONSUMER, asked)
+
+        assert sorted(found) == sorted(places[1:])
 
     @in_world
     async def test_every_cell_of_the_claim_table_has_its_answer_for_a_lease(
