@@ -39,6 +39,7 @@ from semel.messaging.members import Member
 from semel.messaging.notes import is_gone, note_try, noting_as, outlived, outliving
 from semel.messaging.outcome import DeadLettered, Handled, Outcome, RetryStored, Told
 from semel.messaging.reasons import ERASED_REASON, reason_of
+from semel.messaging.refusals import is_refusal
 from semel.messaging.retry import RetryIn, verdict
 from semel.messaging.telling import tell
 from semel.messaging.turns import TURNS
@@ -79,7 +80,7 @@ class InboxWorker:
         self._is_stopped = False
 
     async def run(self) -> None:
-        """Handle what is due until `stop`; a database that does not answer is asked again."""
+        """Handle what is due until `stop`; a database that is away or refuses is asked again."""
         while not self._is_stopped:
             self._bell.clear()
             try:
@@ -88,6 +89,9 @@ class InboxWorker:
             except (Retryable, InDoubt, Fenced) as error:
                 why = {"consumer": self.consumer.name, "reason": reason_of(error)}
                 log.warning("inbox worker waits", extra=why)
+            except Exception as error:
+                if not is_refusal(self.database, self.consumer.name, error):
+                    raise
             await self._rest()
         self._is_stopped = False
         await self._row.leave()
