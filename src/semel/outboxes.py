@@ -142,9 +142,14 @@ def _value(payload: Any) -> bytes | None:
     if isinstance(payload, bytearray | memoryview):
         return bytes(payload)
     if isinstance(payload, str):
+        if not _is_unicode(payload):
+            raise Misuse("an outgoing text has half a character in it; give its bytes instead")
         return payload.encode()
     try:
         text = json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        if not _is_unicode(text):
+            # Half an emoji, which JSON can say and UTF-8 cannot.
+            text = json.dumps(payload, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise Misuse(
             f"an outgoing payload is bytes, text, or what JSON can say; this is a "
@@ -162,7 +167,7 @@ def _headers(given: Mapping[str, str | bytes], cause: Message | None) -> dict[st
         headers[CORRELATION_HEADER] = raw_of(correlation_id)
         headers[CAUSATION_HEADER] = raw_of(cause.id)
     for name, value in given.items():
-        headers[name] = value.encode() if isinstance(value, str) else bytes(value)
+        headers[name] = raw_of(value) if isinstance(value, str) else bytes(value)
     return headers
 
 

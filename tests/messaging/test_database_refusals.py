@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
@@ -21,6 +21,8 @@ from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.inbox_worker import InboxWorker
 from semel.messaging.inboxes import Inbox
+from semel.messaging.outbox import OutboxEntry
+from semel.messaging.relay import Relay
 from semel.messaging.retry import RetryMode, RetryPolicy
 from semel.messaging.retrying import RetryWorker
 from semel.messaging.runner import Runner, RunnerSettings
@@ -181,6 +183,35 @@ class _Refusals(DatabaseScenarios):
 
         self.run(scenario)
 
+    def test_a_relay_asks_a_database_again_that_refused(self, caplog):
+        async def scenario(database: Any) -> None:
+            broker = MemoryBroker({"t": 1})
+            relay = Relay(database, broker.publisher(), lease_seconds=0.3)
+            task = asyncio.create_task(relay.run())
+            for number in range(3):
+                async with database.begin() as unit:
+                    await unit.outbox.add([OutboxEntry(f"m{number}", "t", b"{}")])
+                refuse(database, refuses, 3)
+                await until(lambda number=number: relay.published > number, task)
+                await until(lambda: database.begin.__name__ == "begin", task)
+            relay.stop()
+            await asyncio.wait_for(task, 5)
+            await broker.close()
+
+        self.run(scenario)
+
+        assert "no such table" in caplog.text
+
+    def test_a_job_that_empties_an_outbox_ends_with_what_the_database_refuses(self):
+        async def scenario(database: Any) -> None:
+            broker = MemoryBroker({"t": 1})
+            refuse(database, refuses, 3)
+            with pytest.raises(DBAPIError):
+                await Relay(database, broker.publisher()).run_until_empty()
+            await broker.close()
+
+        self.run(scenario)
+
     def test_what_is_not_the_databases_own_still_ends_the_service(self):
         async def scenario(database: Any) -> None:
             async with running(remembering([]), database) as (_, task):
@@ -192,7 +223,23 @@ class _Refusals(DatabaseScenarios):
 
 
 class TestInSqlite(InSqlite, _Refusals):
-    pass
+    def test_a_full_disk_is_nobodys_message(self):
+        async def scenario(database: SqlDatabase) -> None:
+            def is_small(driver: Any, record: Any) -> None:
+                driver.execute("PRAGMA max_page_count=1")  # as many as there are
+
+            event.listen(database.engine.sync_engine, "connect", is_small)
+            await database.engine.dispose()
+            with pytest.raises(DBAPIError) as full:
+                async with database.begin() as unit:
+                    await unit.session.execute(text("CREATE TABLE large AS SELECT zeroblob(9999)"))
+
+            assert database.classification.classify(full.value).code == "CONNECTION_LOST"
+            with pytest.raises(DatabaseUnavailable):
+                async with database.begin() as unit:
+                    await unit.outbox.add([OutboxEntry("m", "t", bytes(9999))])
+
+        self.run(scenario)
 
 
 class TestInPostgres(InPostgres, _Refusals):

@@ -17,7 +17,8 @@ from semel.messaging.failure import NonRetryableMessageError, RetryableMessageEr
 from semel.messaging.inbox_worker import InboxWorker
 from semel.messaging.inboxes import Inbox, Stored
 from semel.messaging.outcome import Conflicted, Handled, Skipped
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.retry import GiveUp
+from semel.messaging.settings import ConsumerSettings, Duplicates
 from tests.messaging.incoming import AT_ONCE, SETTINGS, Handling, get, letter, message
 from tests.messaging.outgoing import run, until
 
@@ -360,3 +361,20 @@ def test_an_inbox_is_for_single_messages_without_versions(memory, settings):
 
     with pytest.raises(Misuse, match="one by one"):
         Inbox(handle, memory)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (ConsumerSettings(on_exhausted=GiveUp.PARK), "never parked"),
+        (ConsumerSettings(on_hopeless=GiveUp.PARK), "never parked"),
+        (ConsumerSettings(duplicates=Duplicates.INVOKE), "for a duplicate"),
+    ],
+)
+def test_what_an_inbox_would_not_do_is_refused(memory, settings, why):
+    @consumer("stock", policy=settings)
+    async def handle(message, session):
+        pass
+
+    with pytest.raises(Misuse, match=why):
+        InboxWorker(handle, memory)

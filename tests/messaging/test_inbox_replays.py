@@ -84,6 +84,8 @@ class AfterAReplay:
     @in_world
     async def test_a_delivery_of_what_is_parked_is_refused(self, world):
         service = await replayed(world, PARKS, fails=refuse)
+        # As it is now; an inbox takes none that parks.
+        service.consumer = service.consumer.with_settings(DEAD)
 
         assert await deliver(service) == [Refused("parked")] * 2
         assert await service.paid() == []

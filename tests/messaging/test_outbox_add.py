@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session
 
 from semel.errors import Misuse
-from semel.message import Message
+from semel.message import Message, text_of
 from semel.messaging.context import handling
 from semel.messaging.outbox import OutboxConflict, outgoing_id, parent_of
 from semel.outboxes import Outbox
@@ -151,6 +151,7 @@ def test_what_an_earlier_handling_wrote_stays_whatever_the_time_is_now(database)
         (bytearray(b"ab"), b"ab"),
         ("grün", "grün".encode()),
         ({"name": "grün", "n": [1, None]}, '{"name":"grün","n":[1,null]}'.encode()),
+        ({"name": "half \ud83d", "n": "ü"}, b'{"name":"half \\ud83d","n":"\\u00fc"}'),
         ([], b"[]"),
         (7, b"7"),
         (None, None),
@@ -167,11 +168,25 @@ def test_payloads_are_bytes_text_or_json(memory, payload, value):
     run(memory, test)
 
 
+def test_a_header_that_was_no_text_goes_on_as_it_came(memory):
+    async def test(world):
+        came = ORDER.headers | {"trace": b"\xff\x00"}
+        async with world.database.begin() as unit:
+            said = {name: text_of(value) for name, value in came.items()}
+            await Outbox().add(unit.session, "t", b"", headers=said)
+
+        [found] = await pending(world)
+        assert found.headers == came
+
+    run(memory, test)
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
         ({"payload": object()}, "what JSON can say"),
         ({"payload": float("nan")}, "what JSON can say"),
+        ({"payload": "half \ud83d"}, "half a character"),
         ({"topic": ""}, "needs a topic"),
         ({"message_id": ""}, "needs a message id"),
         ({"message_id": "a\0b"}, "no plain text"),

@@ -36,7 +36,8 @@ from semel.messaging.inbox import InboxMessage
 from semel.messaging.inbox_acts import send_back
 from semel.messaging.kept import unread
 from semel.messaging.outcome import Conflicted, Handled, Refused, Skipped
-from semel.messaging.settings import Mode
+from semel.messaging.retry import GiveUp
+from semel.messaging.settings import Duplicates, Mode
 from semel.messaging.telling import tell, tell_received
 
 
@@ -55,7 +56,8 @@ class Inbox:
         """Name the consumer.
 
         Raises:
-            Misuse: it takes batches or leases, or checks versions: an inbox does none of it.
+            Misuse: it takes batches or leases, checks versions, parks messages, or is called for
+                duplicates: an inbox does none of it.
         """
         if consumer.takes_batches or consumer.settings.versioned:
             raise Misuse(
@@ -66,6 +68,16 @@ class Inbox:
             raise Misuse(
                 f"consumer {consumer.name}: an inbox handles each message in one transaction, "
                 f"and has no leases to give"
+            )
+        if GiveUp.PARK in (consumer.settings.on_exhausted, consumer.settings.on_hopeless):
+            raise Misuse(
+                f"consumer {consumer.name}: what an inbox gives up is a dead letter, and is never "
+                f"parked; use GiveUp.DEAD_LETTER (onExhausted: dlq in a policy)"
+            )
+        if consumer.settings.duplicates is Duplicates.INVOKE:
+            raise Misuse(
+                f"consumer {consumer.name}: an inbox does not call the handler for a duplicate; "
+                f"send through an outbox, and use Duplicates.SKIP"
             )
         self.consumer = consumer
         self.database = database

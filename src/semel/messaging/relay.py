@@ -34,6 +34,7 @@ from semel.messaging.leading import Leading
 from semel.messaging.outbox import Leadership, OutboxEntry, OutboxStore
 from semel.messaging.publishing import Publishing
 from semel.messaging.reasons import reason_of
+from semel.messaging.refusals import is_refusal
 from semel.messaging.relay_telling import RelayTelling
 from semel.messaging.retry import RetryPolicy, backoff
 from semel.messaging.sending import Sending, Settled, outgoing_of
@@ -204,6 +205,10 @@ class Relay:
             return False
         except (Retryable, InDoubt) as error:
             self._warn("stopped while the database was away", error)
+        except Exception as error:
+            if until_empty or not is_refusal(self._database, f"outbox {self.outbox}", error):
+                raise
+            return False
         return True
 
     async def _relay(self, leadership: Leadership, until_empty: bool) -> None:

@@ -32,9 +32,15 @@ SQLITE_READONLY: Final = 8
 SQLITE_CORRUPT: Final = 11
 SQLITE_CANTOPEN: Final = 14
 SQLITE_NOTADB: Final = 26
+SQLITE_IOERR: Final = 10
+SQLITE_FULL: Final = 13
+SQLITE_LOCKS: Final = frozenset({SQLITE_BUSY, SQLITE_LOCKED})
 SQLITE_CODES: Final[Mapping[int, str]] = {
     SQLITE_BUSY: "DATABASE_TIMEOUT",
     SQLITE_LOCKED: "DATABASE_TIMEOUT",
+    # What PostgreSQL has its classes 53 and 58 for.
+    SQLITE_IOERR: "CONNECTION_LOST",
+    SQLITE_FULL: "CONNECTION_LOST",
 }
 
 
@@ -83,7 +89,7 @@ def _is_disconnect(error: BaseException) -> bool:
 def translated_error(error: BaseException, what: str) -> SemelError | None:
     """Turn a database's error into ours; None where it is not one that only time can mend."""
     code = code_of(error)
-    if sqlstate(error) in LOCK_STATES or sqlite_code(error) in SQLITE_CODES:
+    if sqlstate(error) in LOCK_STATES or sqlite_code(error) in SQLITE_LOCKS:
         return Locked(what)
     if code == "DATABASE_CONFLICT":
         return DatabaseConflict(f"{what}: {reason_of(error)}")

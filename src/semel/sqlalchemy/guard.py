@@ -3,7 +3,8 @@
     commit, rollback, close of the connection      refused, the transaction stands
     a transaction's own commit                     refused, the transaction is given up
     COMMIT, ROLLBACK, BEGIN … as a statement       refused before it is sent
-    SET without LOCAL                              refused: it would outlive the transaction
+    SET without LOCAL, set_config(…, false)        refused: it would outlive the transaction
+    ROLLBACK TO, RELEASE of our own savepoints     refused: they are other messages'
     whatever is said to the driver's connection    noticed before the unit ends
 
 `session` guards a handler's session; this guards what is below it.
@@ -21,6 +22,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointClause
 
 from semel.errors import Misuse
 from semel.messaging.context import Handling, handling_now, refuse_if_late
@@ -42,6 +44,13 @@ _QUOTED: Final = re.compile(
 )
 _SETS: Final = re.compile(
     rf"{_BLANK}*set\b(?!{_BLANK}+(?:local|constraints|transaction)\b)", re.IGNORECASE
+)
+_CONFIGURES: Final = re.compile(
+    r"\bset_config\b[^;]*,\s*(?:false|'f[a-z]*'|'0')\s*(?:::\s*bool\w*\s*)?\)", re.I
+)
+# Those of a batch have the names that SQLAlchemy gives.
+_OUR_SAVEPOINT: Final = re.compile(
+    rf"{_BLANK}*(?:rollback\b.*?\bto|release)\b.*\bsa_savepoint_\d", re.IGNORECASE | re.DOTALL
 )
 # A trigger's or a function's body has semicolons, and an END of its own.
 _HAS_BODY: Final = re.compile(rf"{_BLANK}*create\b", re.IGNORECASE)
@@ -93,6 +102,8 @@ def _before_statement(
         refuse_if_late(hold.opened_in)
         if not _is_harmless(statement):
             _refuse_statement(statement)
+        if _OUR_SAVEPOINT.match(statement) and not _is_sqlalchemys(context):
+            refuse("end the savepoints of other messages in")
         hold.has_begun = True
     return statement, parameters
 
@@ -100,7 +111,19 @@ def _before_statement(
 @lru_cache(maxsize=1024)
 def _is_harmless(statement: str) -> bool:
     """Tell whether a statement may be sent; handlers send the same few again and again."""
-    return ending_in(statement) is None and not _SETS.match(statement)
+    return (
+        ending_in(statement) is None
+        and not _SETS.match(statement)
+        and not _CONFIGURES.search(statement)
+    )
+
+
+def _is_sqlalchemys(context: Any) -> bool:
+    """Tell whether SQLAlchemy ends a savepoint of its own, and not a text that somebody wrote."""
+    return isinstance(
+        getattr(context, "invoked_statement", None),
+        RollbackToSavepointClause | ReleaseSavepointClause,
+    )
 
 
 def _refuse_statement(statement: str) -> NoReturn:
@@ -109,7 +132,7 @@ def _refuse_statement(statement: str) -> NoReturn:
         refuse(f"send {verb} on")
     raise Misuse(
         "a handler must not send SET on its session: it would hold for whoever gets the "
-        "connection next. SET LOCAL ends with the transaction"
+        "connection next. SET LOCAL, or set_config(…, true), ends with the transaction"
     )
 
 

@@ -190,6 +190,10 @@ class HandlerSession(AsyncSession):
                 "undone. End it, best with `async with session.begin_nested():`"
             )
 
+    def begin(self) -> AsyncSessionTransaction:
+        """Refuse: the consumer has begun, and ends it."""
+        refuse("begin a transaction of")
+
     async def commit(self) -> None:
         """Refuse."""
         refuse("commit")
