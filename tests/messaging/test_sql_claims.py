@@ -11,7 +11,7 @@ from sqlalchemy import event, select, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from semel.errors import Retryable
+from semel.errors import Misuse, Retryable
 from semel.messaging.claims import Claimed, ClaimRequest, Duplicate, Locked
 from semel.sqlalchemy import claim_statements as sql
 from semel.sqlalchemy.claim_rows import MOST_TURNS
@@ -105,6 +105,28 @@ async def test_a_session_on_a_connection_of_the_callers_keeps_its_isolation(engi
         level = (await session.execute(LEVEL)).scalar_one()
 
     assert level == "serializable"
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+def test_a_claim_that_could_not_be_taken_back_is_refused(claims_url, driver):
+    async def test():
+        url = claims_url.replace("postgresql://", f"postgresql+{driver}://")
+        engine = create_async_engine(url, isolation_level="AUTOCOMMIT")
+        async with AsyncSession(engine) as session:
+            await session.execute(select(1))
+            with pytest.raises(Misuse, match="AUTOCOMMIT"):
+                await claimed(session)
+        async with engine.connect() as connection, AsyncSession(connection) as session:
+            with pytest.raises(Misuse, match="AUTOCOMMIT"):
+                await claimed(session)
+        async with AsyncSession(engine) as session:
+            assert await claimed(session)
+            await session.rollback()
+            assert await claimed(session)
+        await engine.dispose()
+
+    asyncio.run(test())
 
 
 @with_engine
@@ -297,7 +319,8 @@ def test_a_claim_that_vanished_before_it_was_read_is_asked_for_again(url):
 
 @pytest.mark.postgres
 def test_retention_reads_no_more_of_the_index_than_it_deletes(claims_url):
-    values = {"by": "'billing'", "over": "'COMPLETED'", "age_us": "1000000", "at_most": "100"}
+    values = {"by": "'billing'", "over": "'COMPLETED'", "age_us": "1000000"}
+    values |= {"at_most": "100", "since": "0"}
     statement = str(sql.DELETE_OLD.compile(dialect=postgresql.dialect())) % values
 
     async def plan():

@@ -100,10 +100,8 @@ def _before_statement(
     hold = _HELD.get(connection)
     if hold is not None:
         refuse_if_late(hold.opened_in)
-        if not _is_harmless(statement):
+        if not _is_harmless(statement) and not _is_sqlalchemys(context):
             _refuse_statement(statement)
-        if _OUR_SAVEPOINT.match(statement) and not _is_sqlalchemys(context):
-            refuse("end the savepoints of other messages in")
         hold.has_begun = True
     return statement, parameters
 
@@ -115,6 +113,7 @@ def _is_harmless(statement: str) -> bool:
         ending_in(statement) is None
         and not _SETS.match(statement)
         and not _CONFIGURES.search(statement)
+        and not _OUR_SAVEPOINT.match(statement)
     )
 
 
@@ -130,6 +129,8 @@ def _refuse_statement(statement: str) -> NoReturn:
     verb = ending_in(statement)
     if verb is not None:
         refuse(f"send {verb} on")
+    if _OUR_SAVEPOINT.match(statement):
+        refuse("end the savepoints of other messages in")
     raise Misuse(
         "a handler must not send SET on its session: it would hold for whoever gets the "
         "connection next. SET LOCAL, or set_config(…, true), ends with the transaction"
