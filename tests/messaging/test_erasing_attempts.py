@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 
 from semel.codec import RawCodec
@@ -221,6 +222,24 @@ class TestErasingAttemptsInSqlite(InSqlite, ErasingAttempts):
 
 
 class TestErasingAttemptsInPostgres(InPostgres, ErasingAttempts):
+    @in_world
+    async def test_whatever_fails_around_an_erasure_and_was_read_before_leaves_nothing(self, world):
+        chance = random.Random(7)
+
+        @consumer(BILLING, policy=ONCE)
+        async def handle(message, session):
+            await asyncio.sleep(chance.random() / 20)
+            raise NonRetryableMessageError("no")
+
+        read = [message(f"m{number}") for number in range(40)]
+        attempts = [handle_message(handle, world.database, one) for one in read]
+        erasing = erase(world.database, key="alice", **ANN)
+
+        *outcomes, _ = await asyncio.gather(*attempts, erasing)
+
+        assert len([one for one in outcomes if isinstance(one, DeadLettered)]) > 20
+        assert await payloads(world) == []
+
     @in_world
     async def test_erasing_waits_for_a_failure_that_is_being_written(self, world):
         other = failing(ONCE, NonRetryableMessageError)
