@@ -130,13 +130,13 @@ class Owed:
         service.broker.kill(first.subscription)
         second = await service.runner(world.database)
         await asyncio.wait_for(second.run_until_idle(), 10)
-        left = await noted(world.database, UNREAD)
+        left = await noted(world.database, UNREAD, "m0")
 
         falling.keeps_notes = False
         first.stop()
         await asyncio.wait_for(first.run(), 10)
 
-        assert left == [UNREAD], "only its writer takes a note back"
+        assert left == [], "the first may die before it takes them back"
         assert await noted(world.database, UNREAD, "m0") == []
 
     @in_world
@@ -188,7 +188,7 @@ class Owed:
                 one.stop()
             await asyncio.wait_for(asyncio.gather(task, others_task), 10)
 
-            assert left == list(ids), "only its writer takes a note back"
+            assert left == [], "the first may die before it takes them back"
             assert await noted(world.database, *ids) == []
 
     @in_world

@@ -118,10 +118,14 @@ class _Drain:
         reach(CrashPoint.CLAIM_AFTER, name)
         for message, answer in zip(due, answers, strict=True):
             self.outcomes[message.id] = await self._one(unit, message, answer)
-        await unit.waiting.remove_many(name, [ended.message_id for ended in self._leaving])
+        over = [ended.message_id for ended in self._leaving]
+        await unit.waiting.remove_many(name, over)
         await mark_ends(unit, name, self._leaving)
         # Nothing is outlived before the commit is, and it takes the note along.
         await outlived(unit, name, list(self.outcomes))
+        for message_id in await unit.members.notes(name, over):
+            # Another worker's, which may die before it takes it back.
+            await unit.members.acquit(name, message_id)
 
     async def _still_due(self, unit: Unit, messages: Mapping[str, Message]) -> list[Message]:
         """Lock what nobody has handled, locked or changed since it was read."""

@@ -43,7 +43,7 @@ from semel.messaging.keeping import (
     without_payload,
 )
 from semel.messaging.marks import Ended, mark_ends
-from semel.messaging.notes import LEFT_SECONDS, forget_note, this_process
+from semel.messaging.notes import LEFT_SECONDS, this_process
 from semel.messaging.outcome import (
     Conflicted,
     DeadLettered,
@@ -305,7 +305,7 @@ async def leave_the_room(
     its *outcome* noted of its offset; there is none where it is a dead letter by now.
     """
     await unit.waiting.remove(consumer, message_id)
-    await forget_note(unit, consumer, message_id)
+    await unit.members.acquit(consumer, message_id)
     if outcome is not None:
         await mark_ends(unit, consumer, [Ended(message_id, came_from, outcome)])
 

@@ -160,11 +160,14 @@ async def unless_begun(
         raise
 
 
-async def take_back(consumer: str, database: Database, message_ids: Collection[str]) -> None:
+async def take_back(
+    consumer: str, database: Database, message_ids: Collection[str], *, whoever: bool = False
+) -> None:
     """Do what `outlived` does in a transaction of its own, if the database answers.
 
     Where it does not, a note stays that says nothing while this process runs.  A worker owes
-    it, and takes it back with the next ones, whatever they are.
+    it, and takes it back with the next ones, whatever they are.  *whoever* wrote them: for
+    messages that are over.
     """
     writer = _WRITER.get()
     owed = set[str]() if writer is None else writer.owed
@@ -175,11 +178,19 @@ async def take_back(consumer: str, database: Database, message_ids: Collection[s
     try:
         async with database.begin() as unit:
             await outlived(unit, consumer, now)
+            for message_id in message_ids if whoever else ():
+                await unit.members.acquit(consumer, message_id)
     except Exception as error:  # noqa: BLE001  what became of the messages matters more
         why = {"consumer": consumer, "reason": reason_of(error)}
         log.warning("a note of tries stays", extra=why)
     else:
         owed -= now
+
+
+async def is_noted_by_another(unit: Unit, consumer: str, message_id: str) -> bool:
+    """Tell whether the note of a message is that of another worker."""
+    note = (await unit.members.notes(consumer, [message_id])).get(message_id)
+    return note is not None and note.writer != _me()
 
 
 async def forget_note(unit: Unit, consumer: str, message_id: str) -> None:

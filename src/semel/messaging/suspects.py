@@ -45,13 +45,14 @@ from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.kept import unread
 from semel.messaging.notes import (
     forget_note,
+    is_noted_by_another,
     note_try,
     outlived,
     outliving,
     take_back,
     unless_begun,
 )
-from semel.messaging.outcome import Outcome, Refused, Skipped
+from semel.messaging.outcome import Ack, Outcome, Refused, Skipped, settlement
 from semel.messaging.turns import TURNS
 from semel.messaging.waiting import WaitingMessage
 
@@ -95,7 +96,7 @@ async def handle_record(
                 suspect = _Suspect(arrival, was_read_as=unread.id, deaths=limit)
                 begun = await _begin(consumer, database, suspect)
         if isinstance(arrival, Unreadable):
-            await take_back(consumer.name, database, [unread.id])
+            await take_back(consumer.name, database, [unread.id], whoever=True)
             return await handle(arrival)
         if begun.aside is not None:
             put_aside(arrival, begun.aside)
@@ -157,6 +158,8 @@ class _Begun:
     message: Message
     is_noted: bool
     aside: Outcome | None
+    is_anothers: bool = False
+    """The note that stands is that of another worker, which ran when this try began."""
 
 
 async def _begin(consumer: Consumer, database: Database, suspect: _Suspect) -> _Begun:
@@ -169,7 +172,8 @@ async def _begin(consumer: Consumer, database: Database, suspect: _Suspect) -> _
     noted: list[str] = []
     async with unless_begun(name, database, noted), database.begin() as unit:
         if suspect.was_read_as:
-            await outlived(unit, name, [suspect.was_read_as])
+            # Whoever else noted it may die of something else: reading it does not kill.
+            await unit.members.acquit(name, suspect.was_read_as)
         row = await unit.claims.look_up(name, message.id)
         runs = await _runs(unit, consumer, suspect, row)
         may_kill = runs in (_Runs.YES, _Runs.AGAIN)
@@ -180,10 +184,18 @@ async def _begin(consumer: Consumer, database: Database, suspect: _Suspect) -> _
         aside: Outcome | None = None
         if runs is _Runs.ASIDE or tries > suspect.deaths:
             aside = await _put_aside(unit, consumer, suspect, runs)
-        if runs is _Runs.OVER or aside is not None:
+        if runs is _Runs.OVER and row is not None and row.state is ClaimState.COMPLETED:
+            # Whoever noted it: he may die before he takes it back, and nobody comes here again.
+            await unit.members.acquit(name, message.id)
+        elif runs is _Runs.OVER or aside is not None:
             await forget_note(unit, name, message.id)
+        is_anothers = (
+            may_kill
+            and suspect.waiting is None
+            and await is_noted_by_another(unit, name, message.id)
+        )
     reach(CrashPoint.CAREFUL_ATTEMPT_AFTER, name)
-    return _Begun(message, tries > 0, aside)
+    return _Begun(message, tries > 0, aside, is_anothers)
 
 
 async def _carry_out(
@@ -199,7 +211,11 @@ async def _carry_out(
         return begun.aside
     noted = [message.id] if begun.is_noted else []
     async with outliving(consumer.name, database, noted):
-        return await handle()
+        outcome = await handle()
+    if begun.is_anothers and isinstance(settlement(outcome), Ack):
+        # Its writer may have died meanwhile, and nobody comes back to a message that is over.
+        await take_back(consumer.name, database, noted, whoever=True)
+    return outcome
 
 
 class _Runs(Enum):
