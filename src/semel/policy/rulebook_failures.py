@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from semel.policy.effective import topic_path
 from semel.policy.guarantee import STRATEGIES
+from semel.policy.model import ConsumerPolicy, Policy
 from semel.policy.rules import PATH, AntiPattern, Case, Nouns, Rule, Severity, once
 from semel.policy.vocabulary import (
     BatchPolicy,
@@ -113,9 +115,36 @@ def _parks(case: Case) -> bool:
     return case.effective.on_exhausted is OnExhausted.PARK or by_gap
 
 
-def _letters_come_back(case: Case) -> bool:
-    own, topic = case.own.dlq, case.effective.topic_name
-    return own.enabled and topic is not None and own.topic == topic
+def _letters_come_back(case: Case) -> Iterator[Nouns]:
+    start, target = case.effective.topic_name, _letter_topic(case.own)
+    if start is None or target is None:
+        return
+    if target == start:
+        yield {"target": target, "way": "which it reads"}
+    elif by := _way(case.policy, target, start):
+        yield {
+            "target": target,
+            "way": f"and from there to {start} again, as dead letters of {' and '.join(by)}",
+        }
+
+
+def _letter_topic(own: ConsumerPolicy) -> str | None:
+    return own.dlq.topic if own.dlq.enabled else None
+
+
+def _way(policy: Policy, start: str, end: str) -> tuple[str, ...]:
+    """Name the consumers whose dead letters lead from one topic to another; none: nothing does."""
+    ways: dict[str, tuple[str, ...]] = {start: ()}
+    ahead = deque([start])
+    while ahead:
+        topic = ahead.popleft()
+        for name, own in policy.consumers.items():
+            target = _letter_topic(own)
+            if target is None or target in ways or topic not in policy.topics_of(name):
+                continue
+            ways[target] = (*ways[topic], name)
+            ahead.append(target)
+    return ways.get(end, ())
 
 
 def _without_effect(case: Case) -> Iterator[Nouns]:
@@ -242,9 +271,9 @@ FAILURE_RULES: Final = (
         "dlq-topic-is-read",
         Severity.REFUSED,
         "dlq.topic",
-        once(_letters_come_back),
-        "the dead letters of {consumer} are published to {topic}, which it reads: each comes back "
-        "as a message that fails",
+        _letters_come_back,
+        "the dead letters of {consumer} are published to {target}, {way}: each comes back as a "
+        "message that fails",
         "give the dead letters a topic of their own",
     ),
     Rule(
