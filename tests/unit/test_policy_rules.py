@@ -98,6 +98,27 @@ def test_the_codes_of_unreadable_messages_are_the_consumers_own():
     assert {code for code, kind in CODES.items() if kind is FailureClass.SCHEMA} == UNREADABLE_CODES
 
 
+@pytest.mark.parametrize(
+    ("retry", "words"),
+    [
+        # 1+2+4+8+16+32 s, then a minute each
+        ({"maxAttempts": 1_000_000}, "1,000,000 times, with waits of 694 days in all"),
+        ({"maxAttempts": 10**9, "maxDelayMs": 10**9}, "waits of 11,574,073,"),
+        ({"maxAttempts": 2000, "initialDelayMs": 0, "maxDelayMs": 0}, "waits of 0 s in all"),
+        ({"maxAttempts": 2000, "initialDelayMs": 0}, "waits of 0 s in all"),
+        ({"maxAttempts": 1447}, "waits of 24.0 h in all"),
+        (
+            {"maxAttempts": 200, "maxDelayMs": 3_600_000, "mode": "retry-table"},
+            "waits of 8 days in all",
+        ),
+    ],
+)
+def test_attempts_that_only_look_bounded_are_told_with_their_time(retry, words):
+    (found,) = findings_with("retries-too-long", {"retry": retry, "lagSlo": None})
+
+    assert words in found.sentence
+
+
 ROUND = """
 deliverySemantics:
   topics: {t: {}, t.dlq: {}, t.lost: {}}

@@ -10,6 +10,7 @@ from semel.policy.effective import topic_path
 from semel.policy.guarantee import STRATEGIES
 from semel.policy.model import ConsumerPolicy, Policy
 from semel.policy.rules import PATH, AntiPattern, Case, Nouns, Rule, Severity, once
+from semel.policy.sections import Retry
 from semel.policy.vocabulary import (
     BatchPolicy,
     Mode,
@@ -41,6 +42,12 @@ BATCH_KEEPS_ORDER: Final[Mapping[tuple[BatchPolicy, bool], bool]] = {
     (BatchPolicy.FAIL_BATCH, True): True,
     (BatchPolicy.FAIL_BATCH, False): True,
 }
+
+# More help nobody: what a thousand attempts do not mend, a person has to look at.
+MOST_ATTEMPTS: Final = 1_000
+DAY_SECONDS: Final = 86_400
+# A message beside its partition holds nobody up; a broker's usual retention is as long.
+WEEK_SECONDS: Final = 7 * DAY_SECONDS
 
 UNREADABLE_CODES: Final = frozenset(
     {"DESERIALIZATION_FAILED", "SCHEMA_INVALID", "UNKNOWN_EVENT_TYPE", "MESSAGE_ID_MISSING"}
@@ -92,16 +99,37 @@ def blocked_seconds(case: Case) -> float:
     retry, attempts = case.own.retry, case.effective.attempts
     if retry.mode is not RetryMode.BLOCKING or attempts is None:
         return 0.0
-    # The largest that is counted, so that a silly number costs no time; it waits for days.
-    waits = min(attempts, 10_000) - 1
-    lengths = (min(retry.initial_delay_ms << min(n, 60), retry.max_delay_ms) for n in range(waits))
-    return sum(lengths) / 1000
+    return _waiting_seconds(retry, attempts)
+
+
+def _waiting_seconds(retry: Retry, attempts: int) -> float:
+    """Return how long all waits between attempts are together, if none is shortened at random."""
+    waits, length, waited = attempts - 1, retry.initial_delay_ms, 0
+    while waits > 0 and 0 < length < retry.max_delay_ms:
+        waits, length, waited = waits - 1, length * 2, waited + length
+    return (waited + waits * min(length, retry.max_delay_ms)) / 1000
 
 
 def _blocks_too_long(case: Case) -> Iterator[Nouns]:
     slo, blocked = case.own.lag_slo, blocked_seconds(case)
     if slo is not None and blocked > slo.max_lag_seconds:
         yield {"blocked": f"{blocked:g}", "slo": f"{slo.max_lag_seconds:g}"}
+
+
+def _retries_too_long(case: Case) -> Iterator[Nouns]:
+    retry, attempts = case.own.retry, case.effective.attempts
+    if attempts is None:
+        return
+    waiting = _waiting_seconds(retry, attempts)
+    blocks = retry.mode is RetryMode.BLOCKING
+    if attempts > MOST_ATTEMPTS or waiting > (DAY_SECONDS if blocks else WEEK_SECONDS):
+        yield {"attempts": f"{attempts:,}", "lasting": _lasting(waiting)}
+
+
+def _lasting(seconds: float) -> str:
+    if seconds >= 2 * DAY_SECONDS:
+        return f"{seconds / DAY_SECONDS:,.0f} days"
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds:g} s"
 
 
 def _retries_unreadable(case: Case) -> Iterator[Nouns]:
@@ -237,6 +265,16 @@ FAILURE_RULES: Final = (
         "one failing message can hold its partition up for {blocked} s, and the lag must not "
         "exceed {slo} s",
         "use retry.mode: retry-table, or fewer or shorter waits",
+    ),
+    Rule(
+        "retries-too-long",
+        Severity.WARN,
+        "retry.maxAttempts",
+        _retries_too_long,
+        "{consumer} tries a failing message {attempts} times, with waits of {lasting} in all, "
+        "before anybody hears of it",
+        "use fewer attempts or shorter waits: what is set aside is kept, and can be sent back",
+        AntiPattern.RETRYING_FOREVER,
     ),
     Rule(
         "retries-unreadable",
