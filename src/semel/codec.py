@@ -86,7 +86,11 @@ class FromHeader:
 
 @dataclass(frozen=True, slots=True)
 class FromPayload:
-    """A value in the payload; dots lead into nested objects."""
+    """A value in the payload; dots lead into nested objects.
+
+    Of a codec's own objects the attributes count, and nothing that can be called; of lists,
+    texts and numbers nothing does.
+    """
 
     path: str
 
@@ -94,13 +98,19 @@ class FromPayload:
         """Return the field's value, or None."""
         found = payload
         for step in self.path.split("."):
-            found = found.get(step) if isinstance(found, Mapping) else getattr(found, step, None)
+            found = found.get(step) if isinstance(found, Mapping) else _attribute(found, step)
             if found is None:
                 return None
         return found
 
     def __str__(self) -> str:
         return f"payload field {self.path!r}"
+
+
+def _attribute(found: Any, name: str) -> Any:
+    # What Python's own values have is no field that a producer wrote: `count` of a list.
+    value = None if type(found).__module__ == "builtins" else getattr(found, name, None)
+    return None if callable(value) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,10 +181,11 @@ def test_an_error_of_the_database_shows_no_parameters(books):
     books.fill(forbid)
     typed = ("erase", "--message", "alice-7", "--actor", "ann", "--reason", "asked", "--yes")
 
-    error = books.ask(*typed, code=70)["error"]
-    text = books.read(*typed, "--debug", code=70)
+    error = books.ask(*typed, code=4)["error"]
+    text = books.read(*typed, "--debug", code=4)
 
     assert "IntegrityError: not here" in error
+    assert "take off what was added: triggers" in error
     assert "IntegrityError: not here" in text
     assert "Traceback" in text
     assert "erase.py" in text

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from semel.cli.plain import plain
+from semel.cli.plain import plain, shortened
+from semel.messaging.outbox import OutboxEntry
 from tests.messaging.act_world import bury, park
 
 ON = ("--consumer", "billing")
@@ -85,3 +86,53 @@ def test_what_is_no_json_behind_the_word_is_refused_and_other_ids_are_as_they_ar
 
     books.fill(lambda world: park(world, "json:m"))
     assert books.ask("parking", "show", "json:m", *ON)["message"]["message_id"] == "json:m"
+
+
+LONG = f"first-{'x' * 2000}-last"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("parking", "list"), ("parking", "keys", *ON), ("dlq", "list"), ("outbox", "parked")],
+)
+def test_a_table_shows_little_of_a_long_id_and_json_the_whole(books, command):
+    books.fill(lambda world: park(world, LONG, key=LONG))
+    books.fill(lambda world: bury(world, LONG))
+    books.fill(set_aside)
+
+    text = books.read(*command)
+    document = books.ask(*command)
+
+    assert len(text.splitlines()) < 40
+    assert "first-xxx" in text
+    assert "--json has them whole" in text
+    assert LONG in str(document)
+
+
+async def set_aside(world):
+    async with world.database.begin() as unit:
+        await unit.outbox.add([OutboxEntry(LONG, "payments", b"{}", LONG)])
+        leadership = await unit.outbox.lead("outbox", "ann", 60.0)
+        (entry,) = await unit.outbox.read("outbox", 0, 10)
+        await unit.outbox.park(leadership, entry.place, "too large")
+
+
+def test_one_message_is_shown_with_its_whole_id(books):
+    books.fill(lambda world: bury(world, LONG))
+
+    assert LONG in books.read("dlq", "show", LONG, *ON).replace("\n", "").replace(" ", "")
+
+
+@pytest.mark.parametrize("length", [1, 71, 72])
+def test_an_id_of_a_usual_length_is_not_shortened(length):
+    assert shortened("i" * length) == "i" * length
+
+
+@pytest.mark.parametrize("length", [73, 74, 2000])
+def test_a_shortened_id_is_as_long_as_the_longest_that_is_not_and_has_both_ends(length):
+    short = shortened(f"first-{'x' * (length - 11)}-last")
+
+    assert len(short) == 72
+    assert short.startswith("first-xxx")
+    assert "…" in short
+    assert short.endswith("xxx-last")

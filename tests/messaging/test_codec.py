@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import example, given
@@ -329,3 +329,34 @@ def test_what_are_no_coordinates_is_refused(text):
 def test_undecodable_is_permanent_and_names_what_it_is_not():
     with pytest.raises(Undecodable, match="not JSON"):
         JsonCodec().decode(b"{", {})
+
+
+@pytest.mark.parametrize(
+    ("payload", "name"),
+    [(["a", "b"], "count"), ("plain", "title"), (7, "real"), ({"n": 7}, "n.numerator")],
+)
+def test_what_python_adds_to_a_list_a_text_or_a_number_is_no_field_of_the_payload(payload, name):
+    place = FromPayload(name)
+
+    assert refused(read(payload, place)).why is Unread.NO_ID
+    found = understood(read(payload, FromCoordinates(), key_from=place, type_from=place))
+    assert (found.key, found.type) == (None, "")
+
+
+def test_attributes_of_a_codecs_own_objects_are_fields_and_their_methods_are_not():
+    class Order(NamedTuple):
+        id: str
+        place: tuple[int, ...]
+
+    class Orders:
+        name = "orders"
+
+        def decode(self, raw, headers):
+            return Order(raw.decode(), (1, 2))
+
+    def reading(path):
+        return Reading(FromPayload(path), codec=Orders()).read(record(b"order-7"))
+
+    assert understood(reading("id")).id == "order-7"
+    for path in ("count", "place.count", "id.title"):
+        assert refused(reading(path)).why is Unread.NO_ID

@@ -263,6 +263,18 @@ CASES = [
         ({"retry": {"maxAttempts": 10**9, "mode": "retry-table"}}, {}),
     ),
     (
+        "retries-too-long",
+        WARN,
+        ({"retry": {"maxAttempts": 1001, "initialDelayMs": 0}, "lagSlo": None}, {}),
+        ({"retry": {"maxAttempts": 1000}, "lagSlo": None}, {}),
+    ),
+    (
+        "retries-too-long",
+        WARN,
+        ({"retry": {"maxAttempts": 100, "maxDelayMs": 3_600_000}}, {}),
+        ({"retry": {"maxAttempts": 100, "maxDelayMs": 3_600_000, "mode": "retry-table"}}, {}),
+    ),
+    (
         "retries-unreadable",
         WARN,
         ({"retry": {"retryable": ["SCHEMA_INVALID"]}}, {}),

@@ -74,7 +74,27 @@ def problem_of(body: str) -> str:
         (
             "      lagSlo: {maxLagSeconds: .inf}",
             "p.yaml:6: deliverySemantics.consumers.c.lagSlo.maxLagSeconds: found the number inf; "
+            "expected a number of seconds above 0, and at most 1000000000",
+        ),
+        (
+            "      lagSlo: {maxLagSeconds: 6000000000}",
+            "p.yaml:6: deliverySemantics.consumers.c.lagSlo.maxLagSeconds: found the number "
+            "6000000000; expected a number of seconds above 0, and at most 1000000000",
+        ),
+        (
+            "      lagSlo: {maxLagSeconds: 0}",
+            "p.yaml:6: deliverySemantics.consumers.c.lagSlo.maxLagSeconds: found the number 0; "
             "expected a number of seconds above 0",
+        ),
+        (
+            "      concurrency: 6000000000",
+            "p.yaml:6: deliverySemantics.consumers.c.concurrency: found the number 6000000000; "
+            "expected a whole number of 1 or more, and at most 1000000000",
+        ),
+        (
+            "      retry: {maxAttempts: 6000000000}",
+            "p.yaml:6: deliverySemantics.consumers.c.retry.maxAttempts: found the number "
+            "6000000000; expected a whole number of attempts of 1 or more, and at most 1000000000",
         ),
         (
             "      retry: {maxAttempts: 2.5}",

@@ -96,3 +96,73 @@ def test_the_tables_about_order_are_complete():
 
 def test_the_codes_of_unreadable_messages_are_the_consumers_own():
     assert {code for code, kind in CODES.items() if kind is FailureClass.SCHEMA} == UNREADABLE_CODES
+
+
+@pytest.mark.parametrize(
+    ("retry", "words"),
+    [
+        # 1+2+4+8+16+32 s, then a minute each
+        ({"maxAttempts": 1_000_000}, "1,000,000 times, with waits of 694 days in all"),
+        ({"maxAttempts": 10**9, "maxDelayMs": 10**9}, "waits of 11,574,073,"),
+        ({"maxAttempts": 2000, "initialDelayMs": 0, "maxDelayMs": 0}, "waits of 0 s in all"),
+        ({"maxAttempts": 2000, "initialDelayMs": 0}, "waits of 0 s in all"),
+        ({"maxAttempts": 1447}, "waits of 24.0 h in all"),
+        (
+            {"maxAttempts": 200, "maxDelayMs": 3_600_000, "mode": "retry-table"},
+            "waits of 8 days in all",
+        ),
+    ],
+)
+def test_attempts_that_only_look_bounded_are_told_with_their_time(retry, words):
+    (found,) = findings_with("retries-too-long", {"retry": retry, "lagSlo": None})
+
+    assert words in found.sentence
+
+
+ROUND = """
+deliverySemantics:
+  topics: {t: {}, t.dlq: {}, t.lost: {}}
+  consumers:
+    c: {topics: [t], dlq: {enabled: true, topic: t.dlq, owner: a-team}}
+    d: {topics: [t.dlq], dlq: {enabled: true, topic: t.lost, owner: a-team}}
+    e: {topics: [t.lost], dlq: {enabled: true, topic: t, owner: a-team}}
+"""
+
+
+def letters_that_come_back(text):
+    reviews = lint_policy(Policy.parse(text)).reviews
+    found = {
+        (review.consumer, finding.severity): finding.sentence
+        for review in reviews
+        for finding in review.findings
+        if finding.code == "dlq-topic-is-read"
+    }
+    assert len(found) == len({consumer for consumer, _ in found})
+    return found
+
+
+def test_dead_letters_that_go_round_over_several_consumers_are_found_at_each_of_them():
+    found = letters_that_come_back(ROUND)
+
+    assert found.keys() == {(name, Severity.REFUSED) for name in "cde"}
+    assert (
+        "published to t.dlq, and from there to t again, as dead letters of d and e"
+        in (found["c", Severity.REFUSED])
+    )
+
+
+def test_dead_letters_go_round_over_two_consumers_too():
+    found = letters_that_come_back(ROUND.replace("topic: t.lost", "topic: t"))
+
+    assert {consumer for consumer, _ in found} == {"c", "d"}
+
+
+@pytest.mark.parametrize("end", ["t.rest", "t.lost.dlq"])
+def test_dead_letters_of_dead_letters_are_fine_where_they_end(end):
+    assert letters_that_come_back(ROUND.replace("topic: t,", f"topic: {end},")) == {}
+
+
+def test_dead_letters_that_are_not_enabled_go_nowhere():
+    silent = ROUND.replace("[t.dlq], dlq: {enabled: true", "[t.dlq], dlq: {enabled: false")
+
+    assert letters_that_come_back(silent) == {}

@@ -12,7 +12,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from typing import Any, Final, Protocol, TypeVar
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from semel.cli.exits import ExitCode, exit_code_of
-from semel.cli.plain import PlainConsole
+from semel.cli.plain import PlainConsole, shortened
 from semel.errors import Misuse, SemelError
 from semel.messaging.reasons import reason_of
 from semel.secrets import scrubbed
@@ -168,6 +168,12 @@ def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) 
     for column in columns:
         started.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return started
+
+
+def tell_shortened(console: Console, names: Iterable[str | None]) -> None:
+    """Say below a table where the whole ids and keys are, if it shows one without its middle."""
+    if any(name is not None and shortened(name) != name for name in names):
+        console.print("long ids and keys are shortened; --json has them whole", markup=False)
 
 
 def _traced(error: BaseException) -> str:

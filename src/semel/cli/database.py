@@ -104,10 +104,12 @@ class Books:
 
         Raises:
             Misuse: there is no such database, it has none of semel's tables, or the package
-                that opens it is not installed.
+                that opens it is not installed; or its role lacks a right.
+            Permanent: the database refuses it.
         """
         try:
             from semel.sqlalchemy.existing import open_existing
+            from semel.sqlalchemy.faults import refusals
         except ModuleNotFoundError as error:
             raise MissingExtra(error.name or "sqlalchemy", "sqlalchemy") from error
 
@@ -115,7 +117,8 @@ class Books:
             database = await open_existing(self.url)
             waiting = asyncio.create_task(self._say_that_it_lasts())
             try:
-                return await question(database)
+                async with refusals(f"database {self.name}"):
+                    return await question(database)
             finally:
                 waiting.cancel()
                 await database.close()

@@ -23,10 +23,21 @@ _UNSEEN: Final = re.compile(
 
 AS_JSON: Final = "json:"
 
+SHOWN_CHARACTERS: Final = 72
+"""How much of an id or a key a table shows: a UUID or a SHA-256 with its prefix is whole."""
+
 
 def plain(text: str) -> str:
     """Return *text* with escapes for what is not seen, or acts on a terminal."""
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def shortened(text: str) -> str:
+    """Return *text* for a table, without its middle where it is long: ids differ at both ends."""
+    if len(text) <= SHOWN_CHARACTERS:
+        return text
+    half = SHOWN_CHARACTERS // 2
+    return f"{text[:half]}…{text[1 - half :]}"
 
 
 def given(text: str) -> str:

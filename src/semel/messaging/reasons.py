@@ -54,12 +54,18 @@ def reason_of(error: BaseException) -> str:
     if is_of_driver(error):
         return _told(error)
     text = errors.reason_of(error)
-    for cause in _causes(error):
-        if is_of_driver(cause) and (told := _told(cause)) not in text:
+    tellings: list[str] = []
+    for cause in filter(is_of_driver, _causes(error)):
+        told = _told(cause)
+        if told not in text:
             quoted = map(_line, (cause, _orig(cause), _innermost(cause)))
             # One of them is in the other; whoever tells twice repeats it in itself.
             said = next((one for one in quoted if one and one in text), None)
-            text = text if said is None else text.replace(said, told)
+            # The driver's own error behind SQLAlchemy's says nothing that is not told by now.
+            if said is None or any(said in one for one in tellings):
+                continue
+            text = text.replace(said, told)
+        tellings.append(told)
     return _QUOTES_A_ROW.sub("", text).rstrip(" :") or type(error).__name__
 
 

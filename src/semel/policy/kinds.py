@@ -134,6 +134,14 @@ def whole(node: Node) -> int | None:
     return None
 
 
+def refuse_number(kind: Kind, node: Node, at: Path, notes: Notes) -> Any:
+    """Note that *node* is not of *kind*, with the upper limit where it is beyond that."""
+    number = node.value if isinstance(node, Scalar) else None
+    is_too_large = isinstance(number, int | float) and number > MOST
+    limit = f", and at most {MOST}" if is_too_large else ""
+    notes.wrong(at, node.line, found_words(node), kind.expects + limit, "")
+
+
 @dataclass(frozen=True, slots=True)
 class Whole:
     """A whole number from a lowest one on."""
@@ -150,7 +158,7 @@ class Whole:
         """Return the number."""
         value = whole(node)
         if value is None or value < self.lowest:
-            return refuse(self, node, at, notes)
+            return refuse_number(self, node, at, notes)
         return value
 
     def words(self, value: Any) -> str:
@@ -173,11 +181,11 @@ class Seconds:
         """Return the number."""
         match node:
             case Scalar(bool()):
-                return refuse(self, node, at, notes)
+                return refuse_number(self, node, at, notes)
             case Scalar(int(value) | float(value)) if 0 < value <= MOST:
                 return value
             case _:
-                return refuse(self, node, at, notes)
+                return refuse_number(self, node, at, notes)
 
     def words(self, value: Any) -> str:
         """Write the number."""
@@ -208,7 +216,7 @@ class Attempts:
         if isinstance(node, Scalar) and node.value == math.inf:
             value = UNBOUNDED
         if value is None or value < -1:
-            return refuse(self, node, at, notes)
+            return refuse_number(self, node, at, notes)
         return max(value, UNBOUNDED)
 
     def words(self, value: Any) -> str:

@@ -76,7 +76,7 @@ def review(policy: Policy, consumer: str, topic: str | None = None) -> Review:
         PolicyNameUnknown: there is no such consumer or topic, or it does not read it.
     """
     effective = policy.effective(consumer, topic)
-    case = Case(effective, guarantee_of(effective), policy.source)
+    case = Case(effective, guarantee_of(effective), policy)
     found = [finding for rule in RULES for finding in rule.judge(case)]
     findings = tuple(sorted(found, key=lambda f: [*Severity].index(f.severity), reverse=True))
     answers = tuple(

@@ -298,7 +298,13 @@ QUESTIONS: Final = (
         "Is retry bounded?",
         "retry.maxAttempts",
         _bounded,
-        ("retries-forever", "retries-exceed-lag-slo", "code-unknown", "code-of-your-own"),
+        (
+            "retries-forever",
+            "retries-too-long",
+            "retries-exceed-lag-slo",
+            "code-unknown",
+            "code-of-your-own",
+        ),
     ),
     Question(
         "Is the DLQ owned?",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from semel.policy.effective import topic_path
 from semel.policy.guarantee import STRATEGIES
+from semel.policy.model import ConsumerPolicy, Policy
 from semel.policy.rules import PATH, AntiPattern, Case, Nouns, Rule, Severity, once
+from semel.policy.sections import Retry
 from semel.policy.vocabulary import (
     BatchPolicy,
     Mode,
@@ -39,6 +42,12 @@ BATCH_KEEPS_ORDER: Final[Mapping[tuple[BatchPolicy, bool], bool]] = {
     (BatchPolicy.FAIL_BATCH, True): True,
     (BatchPolicy.FAIL_BATCH, False): True,
 }
+
+# More help nobody: what a thousand attempts do not mend, a person has to look at.
+MOST_ATTEMPTS: Final = 1_000
+DAY_SECONDS: Final = 86_400
+# A message beside its partition holds nobody up; a broker's usual retention is as long.
+WEEK_SECONDS: Final = 7 * DAY_SECONDS
 
 UNREADABLE_CODES: Final = frozenset(
     {"DESERIALIZATION_FAILED", "SCHEMA_INVALID", "UNKNOWN_EVENT_TYPE", "MESSAGE_ID_MISSING"}
@@ -90,16 +99,37 @@ def blocked_seconds(case: Case) -> float:
     retry, attempts = case.own.retry, case.effective.attempts
     if retry.mode is not RetryMode.BLOCKING or attempts is None:
         return 0.0
-    # The largest that is counted, so that a silly number costs no time; it waits for days.
-    waits = min(attempts, 10_000) - 1
-    lengths = (min(retry.initial_delay_ms << min(n, 60), retry.max_delay_ms) for n in range(waits))
-    return sum(lengths) / 1000
+    return _waiting_seconds(retry, attempts)
+
+
+def _waiting_seconds(retry: Retry, attempts: int) -> float:
+    """Return how long all waits between attempts are together, if none is shortened at random."""
+    waits, length, waited = attempts - 1, retry.initial_delay_ms, 0
+    while waits > 0 and 0 < length < retry.max_delay_ms:
+        waits, length, waited = waits - 1, length * 2, waited + length
+    return (waited + waits * min(length, retry.max_delay_ms)) / 1000
 
 
 def _blocks_too_long(case: Case) -> Iterator[Nouns]:
     slo, blocked = case.own.lag_slo, blocked_seconds(case)
     if slo is not None and blocked > slo.max_lag_seconds:
         yield {"blocked": f"{blocked:g}", "slo": f"{slo.max_lag_seconds:g}"}
+
+
+def _retries_too_long(case: Case) -> Iterator[Nouns]:
+    retry, attempts = case.own.retry, case.effective.attempts
+    if attempts is None:
+        return
+    waiting = _waiting_seconds(retry, attempts)
+    blocks = retry.mode is RetryMode.BLOCKING
+    if attempts > MOST_ATTEMPTS or waiting > (DAY_SECONDS if blocks else WEEK_SECONDS):
+        yield {"attempts": f"{attempts:,}", "lasting": _lasting(waiting)}
+
+
+def _lasting(seconds: float) -> str:
+    if seconds >= 2 * DAY_SECONDS:
+        return f"{seconds / DAY_SECONDS:,.0f} days"
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds:g} s"
 
 
 def _retries_unreadable(case: Case) -> Iterator[Nouns]:
@@ -113,9 +143,36 @@ def _parks(case: Case) -> bool:
     return case.effective.on_exhausted is OnExhausted.PARK or by_gap
 
 
-def _letters_come_back(case: Case) -> bool:
-    own, topic = case.own.dlq, case.effective.topic_name
-    return own.enabled and topic is not None and own.topic == topic
+def _letters_come_back(case: Case) -> Iterator[Nouns]:
+    start, target = case.effective.topic_name, _letter_topic(case.own)
+    if start is None or target is None:
+        return
+    if target == start:
+        yield {"target": target, "way": "which it reads"}
+    elif by := _way(case.policy, target, start):
+        yield {
+            "target": target,
+            "way": f"and from there to {start} again, as dead letters of {' and '.join(by)}",
+        }
+
+
+def _letter_topic(own: ConsumerPolicy) -> str | None:
+    return own.dlq.topic if own.dlq.enabled else None
+
+
+def _way(policy: Policy, start: str, end: str) -> tuple[str, ...]:
+    """Name the consumers whose dead letters lead from one topic to another; none: nothing does."""
+    ways: dict[str, tuple[str, ...]] = {start: ()}
+    ahead = deque([start])
+    while ahead:
+        topic = ahead.popleft()
+        for name, own in policy.consumers.items():
+            target = _letter_topic(own)
+            if target is None or target in ways or topic not in policy.topics_of(name):
+                continue
+            ways[target] = (*ways[topic], name)
+            ahead.append(target)
+    return ways.get(end, ())
 
 
 def _without_effect(case: Case) -> Iterator[Nouns]:
@@ -210,6 +267,16 @@ FAILURE_RULES: Final = (
         "use retry.mode: retry-table, or fewer or shorter waits",
     ),
     Rule(
+        "retries-too-long",
+        Severity.WARN,
+        "retry.maxAttempts",
+        _retries_too_long,
+        "{consumer} tries a failing message {attempts} times, with waits of {lasting} in all, "
+        "before anybody hears of it",
+        "use fewer attempts or shorter waits: what is set aside is kept, and can be sent back",
+        AntiPattern.RETRYING_FOREVER,
+    ),
+    Rule(
         "retries-unreadable",
         Severity.WARN,
         "retry.retryable",
@@ -242,9 +309,9 @@ FAILURE_RULES: Final = (
         "dlq-topic-is-read",
         Severity.REFUSED,
         "dlq.topic",
-        once(_letters_come_back),
-        "the dead letters of {consumer} are published to {topic}, which it reads: each comes back "
-        "as a message that fails",
+        _letters_come_back,
+        "the dead letters of {consumer} are published to {target}, {way}: each comes back as a "
+        "message that fails",
         "give the dead letters a topic of their own",
     ),
     Rule(

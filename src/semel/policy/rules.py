@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from semel.policy.effective import Effective, consumer_path, is_protected
 from semel.policy.guarantee import Guarantee
-from semel.policy.model import ConsumerPolicy, Source
+from semel.policy.model import ConsumerPolicy, Policy, Source
 from semel.policy.problems import Path, path_words
 from semel.policy.sections import SideEffect
 
@@ -48,7 +48,13 @@ class Case:
 
     effective: Effective
     guarantee: Guarantee
-    source: Source
+    policy: Policy
+    """The whole file: what one consumer sends, another one reads."""
+
+    @property
+    def source(self) -> Source:
+        """Where the policy was written."""
+        return self.policy.source
 
     @property
     def own(self) -> ConsumerPolicy:

@@ -12,7 +12,13 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from semel.errors import InDoubt, Misuse, Permanent, Retryable, SemelError
 from semel.messaging.claims import Locked
 from semel.messaging.failure import CLASSIFICATION, Classification
-from semel.messaging.reasons import reason_of, sqlite_code, sqlstate
+from semel.messaging.reasons import (
+    SYNTAX_ERROR,
+    VALUE_CLASS,
+    reason_of,
+    sqlite_code,
+    sqlstate,
+)
 
 LOCK_STATES: Final = frozenset({"55P03"})
 CONFLICT_STATES: Final = frozenset({"40001", "40P01"})
@@ -24,6 +30,7 @@ OUTAGE_CLASSES: Final = frozenset({"08", "53", "58"})
 
 NO_SUCH_DATABASE: Final = "3D000"
 REFUSED_CLASS: Final = "28"
+NO_RIGHT: Final = "42501"
 
 # The stdlib's primary result codes, https://sqlite.org/rescode.html.
 SQLITE_BUSY: Final = 5
@@ -32,6 +39,7 @@ SQLITE_READONLY: Final = 8
 SQLITE_CORRUPT: Final = 11
 SQLITE_CANTOPEN: Final = 14
 SQLITE_NOTADB: Final = 26
+SQLITE_CONSTRAINT: Final = 19
 SQLITE_IOERR: Final = 10
 SQLITE_FULL: Final = 13
 SQLITE_LOCKS: Final = frozenset({SQLITE_BUSY, SQLITE_LOCKED})
@@ -60,6 +68,14 @@ class DatabaseUnusable(Permanent):
     """There is something at the URL, and it is no database that can be read."""
 
 
+class RightMissing(Misuse):
+    """The role of the URL may not do with semel's tables what was asked for."""
+
+
+class DatabaseRefused(Permanent):
+    """The database refuses a statement that it takes where semel's tables are as they were made."""
+
+
 class CommitInDoubt(InDoubt):
     """The commit was sent, and the connection ended before the answer."""
 
@@ -75,7 +91,7 @@ def code_of(error: BaseException) -> str | None:
         return "CONNECTION_LOST"
     if state[:2] == "23" or isinstance(error, IntegrityError):
         return "CONSTRAINT_VIOLATED"
-    if state[:2] == "28" or state == "42501":
+    if state[:2] == "28" or state == NO_RIGHT:
         return "AUTHORIZATION_FAILED"
     return SQLITE_CODES.get(sqlite_code(error) or 0)
 
@@ -105,11 +121,28 @@ def opening_error(error: BaseException, what: str) -> SemelError | None:
         return DatabaseNotThere(f"{what}: {said}; create it, or correct the URL")
     if state[:2] == REFUSED_CLASS:
         return DatabaseNotThere(f"{what}: {said}; correct the role and the password of the URL")
+    if state == NO_RIGHT:
+        return RightMissing(
+            f"{what}: {said}; grant the role what is missing (commands use SELECT, INSERT, UPDATE "
+            f"and DELETE on semel's tables), or use the URL of another role"
+        )
     if code in (SQLITE_CANTOPEN, SQLITE_READONLY):
         return DatabaseNotThere(f"{what}: {said}; let this user read and write the file")
     if code in (SQLITE_NOTADB, SQLITE_CORRUPT):
         return DatabaseUnusable(f"{what}: {said}; name another file, or restore a backup of it")
     return None
+
+
+def refusal_error(error: BaseException, what: str) -> SemelError | None:
+    """Say what a database has against a statement; None: the statement is wrong, which is ours."""
+    state = sqlstate(error)
+    is_ours = state[:2] == VALUE_CLASS or state == SYNTAX_ERROR
+    if (not state or is_ours) and sqlite_code(error) != SQLITE_CONSTRAINT:
+        return None
+    return DatabaseRefused(
+        f"{what}: {reason_of(error)}; see with `semel db check` whether the tables are as semel "
+        f"made them, and take off what was added: triggers, constraints, policies"
+    )
 
 
 def _first_line(error: BaseException) -> str:
@@ -137,6 +170,25 @@ async def opening(what: str) -> AsyncIterator[None]:
             yield
     except DBAPIError as error:
         ours = opening_error(error, what)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+@asynccontextmanager
+async def refusals(what: str) -> AsyncIterator[None]:
+    """Raise what a database refuses in words that name the way out, for commands of people.
+
+    A service's handler is told the driver's own error, which its failure is classified by.
+    """
+    try:
+        yield
+    except DBAPIError as error:
+        ours = (
+            translated_error(error, what)
+            or opening_error(error, what)
+            or refusal_error(error, what)
+        )
         if ours is None:
             raise
         raise ours from error

@@ -95,6 +95,7 @@ async def create(engine: AsyncEngine, schema: Schema = CURRENT) -> SchemaChange:
 
     Raises:
         SchemaUnusable: there are tables of another version, or tables that are not semel's.
+        Misuse: the role may not make tables.
         Retryable: the database does not answer, or another process migrates for long.
     """
 
@@ -183,6 +184,7 @@ async def require_version(engine: AsyncEngine, schema: Schema = CURRENT) -> None
 
     Raises:
         SchemaUnusable: they are missing, older or newer.
+        Misuse: the role may not read them.
         Retryable: the database does not answer.
     """
 
@@ -217,7 +219,7 @@ async def _connected(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
         async with opening(f"database {name}"):
             yield made_ready(engine)
     except DBAPIError as error:
-        # No right to make tables, for one: nothing that time can mend.
+        # Somebody's event trigger, for one: nothing that time can mend.
         raise SchemaUnusable(name, reason_of(error.orig or error)) from error
 
 

@@ -8,8 +8,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from semel.cli.answer import Answer, table
+from semel.cli.answer import Answer, table, tell_shortened
 from semel.cli.database import Books, ConsumerOption, LimitOption, asking
+from semel.cli.plain import shortened
 from semel.cli.preamble import begins_with
 from semel.cli.reports.claims import ClaimList, claim_list
 from semel.cli.words import at, counted, lasting
@@ -49,7 +50,7 @@ def show_claims(console: Console, report: ClaimList) -> None:
         else:
             lease = f"{lasting(one.seconds_left)} left"
         rows.add_row(
-            escape(one.message_id),
+            escape(shortened(one.message_id)),
             lease,
             escape(one.owner),
             str(one.attempts),
@@ -58,6 +59,7 @@ def show_claims(console: Console, report: ClaimList) -> None:
             one.error_code or "-",
         )
     console.print(rows)
+    tell_shortened(console, (one.message_id for one in report.claims))
     found = counted(len(report.claims), "claim")
     more = "; there are more, see --limit" if report.has_more else ""
     console.print(f"{found} of {report.consumer} in progress{more}", markup=False)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from semel.cli.answer import Answer, table
+from semel.cli.answer import Answer, table, tell_shortened
 from semel.cli.database import (
     Actor,
     Books,
@@ -24,6 +24,7 @@ from semel.cli.database import (
     asking,
     inspecting,
 )
+from semel.cli.plain import shortened
 from semel.cli.preamble import begins_with
 from semel.cli.reports.deadletters import LetterList, LetterReport, letter_list, letter_report
 from semel.cli.reports.messages import ActReport, PayloadReport, one_by_one
@@ -226,8 +227,8 @@ def show_letters(console: Console, report: LetterList) -> None:
     for one in report.letters:
         rows.add_row(
             one.consumer,
-            escape(one.message_id),
-            escape(one.key or "-"),
+            escape(shortened(one.message_id)),
+            escape(shortened(one.key or "-")),
             one.outcome,
             one.error_code,
             str(one.attempts),
@@ -235,6 +236,7 @@ def show_letters(console: Console, report: LetterList) -> None:
             escape("(erased) " if one.erased else "") + escape(one.reason),
         )
     console.print(rows)
+    tell_shortened(console, (name for one in report.letters for name in (one.message_id, one.key)))
     shown = len(report.letters)
     console.print(some_of(shown, report.total, "dead letter", report.database), markup=False)
 

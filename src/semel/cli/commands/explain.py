@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from semel.cli.answer import Answer, table
+from semel.cli.answer import Answer, table, tell_shortened
 from semel.cli.database import (
     Actor,
     Books,
@@ -19,7 +19,7 @@ from semel.cli.database import (
     acting,
     asking,
 )
-from semel.cli.plain import given
+from semel.cli.plain import given, shortened
 from semel.cli.preamble import begins_with
 from semel.cli.reports.explanation import (
     ExplainReport,
@@ -163,5 +163,7 @@ def _show(console: Console, gaps: list[GapReport]) -> None:
         missing = f"{gap.first_missing} to {gap.last_missing}"
         if gap.first_missing == gap.last_missing:
             missing = str(gap.first_missing)
-        rows.add_row(escape(gap.consumer), escape(gap.key), missing, str(gap.found), at(gap.since))
+        key = escape(shortened(gap.key))
+        rows.add_row(escape(gap.consumer), key, missing, str(gap.found), at(gap.since))
     console.print(rows)
+    tell_shortened(console, (gap.key for gap in gaps))

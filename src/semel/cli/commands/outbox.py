@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from semel.cli.answer import Answer, table
+from semel.cli.answer import Answer, table, tell_shortened
 from semel.cli.database import (
     Actor,
     AnyMessagesArgument,
@@ -19,6 +19,7 @@ from semel.cli.database import (
     acting,
     asking,
 )
+from semel.cli.plain import shortened
 from semel.cli.preamble import begins_with
 from semel.cli.reports.messages import one_by_one
 from semel.cli.reports.outbox import (
@@ -178,14 +179,15 @@ def show_parked(console: Console, report: ParkedList) -> None:
     rows = table("message", "topic", "key", "attempts", "written", "reason", right=("attempts",))
     for one in report.messages:
         rows.add_row(
-            escape(one.message_id),
+            escape(shortened(one.message_id)),
             escape(one.topic),
-            escape(one.key or "-"),
+            escape(shortened(one.key or "-")),
             str(one.attempts),
             at(one.created_at),
             escape("(erased) " if one.erased else "") + escape(one.reason),
         )
     console.print(rows)
+    tell_shortened(console, (name for one in report.messages for name in (one.message_id, one.key)))
     shown = len(report.messages)
     console.print(some_of(shown, report.total, "parked message", report.outbox), markup=False)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.markup import escape
 
-from semel.cli.answer import table
+from semel.cli.answer import table, tell_shortened
 from semel.cli.commands.dlq import show_facts, show_payload
+from semel.cli.plain import shortened
 from semel.cli.reports.parking import (
     FixReport,
     KeyList,
@@ -27,9 +28,9 @@ def show_waiting_list(console: Console, report: WaitingList) -> None:
     for one in report.messages:
         rows.add_row(
             one.consumer,
-            escape(one.message_id),
+            escape(shortened(one.message_id)),
             one.waits,
-            escape(one.key or "-"),
+            escape(shortened(one.key or "-")),
             escape(one.label or "-"),
             one.error_code or "-",
             str(one.attempts),
@@ -37,6 +38,7 @@ def show_waiting_list(console: Console, report: WaitingList) -> None:
             escape("(erased) " if one.erased else "") + escape(one.reason),
         )
     console.print(rows)
+    tell_shortened(console, (name for one in report.messages for name in (one.message_id, one.key)))
     shown = len(report.messages)
     console.print(some_of(shown, report.total, "waiting message", report.database), markup=False)
 
@@ -46,14 +48,17 @@ def show_keys(console: Console, report: KeyList) -> None:
     rows = table("key", "head", "waits", "behind", "held since", "reason", right=("behind",))
     for key in report.keys:
         rows.add_row(
-            escape(key.key),
-            escape(key.head.message_id),
+            escape(shortened(key.key)),
+            escape(shortened(key.head.message_id)),
             key.head.waits,
             f"{key.behind:,}",
             at(key.since),
             escape(key.head.reason),
         )
     console.print(rows)
+    tell_shortened(
+        console, (name for one in report.keys for name in (one.key, one.head.message_id))
+    )
     found = counted(len(report.keys), "held key")
     more = "; there are more, see --limit" if report.has_more else ""
     console.print(f"{found} of {report.consumer}{more}", markup=False)
