@@ -21,18 +21,7 @@ from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failing import Held, write_failure
-from semel.messaging.handling import (
-    Try,
-    apply,
-    behind,
-    claim_and_handle,
-    classify,
-    comes_back,
-    not_claimed,
-    queue_up,
-    refused,
-    says_nothing,
-)
+from semel.messaging.handling import apply, claim_and_handle, classify, comes_back, says_nothing
 from semel.messaging.one_by_one import NOT_ATTEMPTED as NOT_ATTEMPTED
 from semel.messaging.one_by_one import Blocked, blocks_key
 from semel.messaging.one_by_one import consume_each as consume_each
@@ -44,7 +33,10 @@ from semel.messaging.outcome import (
     settlement,
 )
 from semel.messaging.overtaking import is_next
+from semel.messaging.queueing import behind, queue_up
+from semel.messaging.refusing import not_claimed, refused
 from semel.messaging.settings import BatchPolicy, Duplicates
+from semel.messaging.tries import Try
 from semel.messaging.whole import all_or_nothing
 
 log = logging.getLogger("semel.messaging")
