@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from semel.message import Message
-from semel.messaging.claims import ClaimState, Failure, refusal
+from semel.messaging.claims import ERASED, ClaimRow, ClaimState, Failure, refusal
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
 from semel.messaging.failing import holds_key
-from semel.messaging.keeping import mark_waiting
+from semel.messaging.keeping import mark_waiting, was_erased
 from semel.messaging.outcome import (
     NO_LONGER_WAITING,
     Outcome,
@@ -26,6 +26,7 @@ from semel.messaging.outcome import (
     Skipped,
 )
 from semel.messaging.overtaking import is_next
+from semel.messaging.reasons import ERASED_REASON
 from semel.messaging.refusing import not_claimed
 from semel.messaging.tries import Try
 from semel.messaging.waiting import BEHIND, WaitingMessage, Waits
@@ -80,20 +81,42 @@ async def behind_others(consumer: Consumer, unit: Unit, state: Try) -> Outcome |
             return await not_claimed(consumer, unit, state, no)
     if await unit.waiting.get(consumer.name, message.id) is not None:
         return RetryStored()
-    if not await unit.claims.mark_failed(consumer.name, message.id, behind(message)):
+    is_erased = await _is_erased(unit, message, row)
+    if not await unit.claims.mark_failed(consumer.name, message.id, _behind(message, is_erased)):
         return RetryLater(consumer.settings.held_retry_seconds)
-    return await queue_up(consumer, unit, message)
+    return await _queue_up(consumer, unit, message, is_erased)
 
 
-def behind(message: Message) -> Failure:
+async def queue_claimed_up(consumer: Consumer, unit: Unit, message: Message) -> Outcome:
+    """Put a message that this transaction has claimed behind the one of its key that failed."""
+    row = await unit.claims.look_up(consumer.name, message.id)
+    is_erased = await _is_erased(unit, message, row)
+    await unit.claims.undo(consumer.name, message.id, _behind(message, is_erased))
+    return await _queue_up(consumer, unit, message, is_erased)
+
+
+async def _is_erased(unit: Unit, message: Message, claim: ClaimRow | None) -> bool:
+    return (claim is not None and claim.erased_at is not None) or await was_erased(unit, message)
+
+
+def _behind(message: Message, is_erased: bool) -> Failure:
     """Return what the claim of a message says that waits for an earlier one of its key."""
-    return Failure(ClaimState.PARKED, 0, BEHIND, payload_hash=message.digest)
+    code = ERASED if is_erased else BEHIND
+    return Failure(ClaimState.PARKED, 0, code, payload_hash=message.digest)
 
 
-async def queue_up(consumer: Consumer, unit: Unit, message: Message) -> Outcome:
-    """Put a message behind those of its key; its claim says so already."""
-    why = "an earlier message of its key waits"
+async def _queue_up(
+    consumer: Consumer, unit: Unit, message: Message, is_erased: bool
+) -> ParkedAway:
+    """Put a message behind those of its key, as its claim says; nothing of what was erased."""
+    why = ERASED_REASON if is_erased else "an earlier message of its key waits"
     waiting = WaitingMessage.of(consumer.name, message, Waits.BEHIND, held=True)
-    await unit.waiting.put(replace(waiting, reason=why))
+    waiting = replace(waiting, reason=why)
+    if is_erased:
+        await unit.claims.erase(consumer.name, message.id)
+        # Nothing can be handled whose payload is gone.
+        gone = replace(waiting, waits=Waits.PARKED, payload=None, headers={})
+        waiting = replace(gone, error_code=ERASED, erased_at=await unit.now())
+    await unit.waiting.put(waiting)
     await mark_waiting(unit, consumer.name, message)
     return ParkedAway(why)
