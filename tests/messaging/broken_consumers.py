@@ -19,6 +19,7 @@ from semel.messaging import (
     leased,
     notes,
     one_by_one,
+    refusing,
     retrying,
     runner,
     suspects,
@@ -125,14 +126,14 @@ def attempts_are_without_end(patch):
 
 
 def whoever_is_held_elsewhere_is_taken_for_a_duplicate(patch):
-    refused = handling.refused
+    refused = refusing.refused
 
     async def guess(consumer, unit, message, answer):
         if isinstance(answer, HeldElsewhere):
             return Skipped("duplicate")
         return await refused(consumer, unit, message, answer)
 
-    for module in (handling, batch, leased):
+    for module in (refusing, batch, leased):
         patch.setattr(module, "refused", guess)
 
 
@@ -140,7 +141,7 @@ def a_conflict_is_swallowed(patch):
     async def swallow(unit, consumer, message, expected):
         return Conflicted(expected, message.digest)
 
-    for module in (handling, failing, inboxes):
+    for module in (refusing, failing, inboxes):
         patch.setattr(module, "write_conflict", swallow)
 
 

@@ -74,16 +74,18 @@ def test_gaps_are_listed_and_closed_with_a_reason(shop):
 
 
 def test_a_gap_is_passed_over(shop):
-    shop.fill(lambda world: gapped(world, GapPolicy.PARK_KEY))
+    async def fill(world: Any) -> None:
+        shop.offer(await gapped(world, GapPolicy.PARK_KEY))
 
-    text = shop.read(
-        *("gaps", "close", "--consumer", "billing", "--key", "k", "--pass-over"),
-        *("--reason", "lost for good"),
-        answer="y\n",
-    )
+    shop.fill(fill)
+    close = ("gaps", "close", "--key", "k", "--pass-over", "--reason", "lost for good")
+
+    refused = shop.ask(*close, "--consumer", "billing", "--yes", code=2)
+    text = shop.read(*close, *CONSUMER, answer="y\n")
 
     assert "2 to 3" in text
     assert "passed over" in text
+    assert "--consumer billing" in refused["error"]
 
 
 def test_completeness_names_the_missing_offsets(shop):

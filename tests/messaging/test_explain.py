@@ -344,7 +344,7 @@ class Gaps:
         service = await gapped(world, GapPolicy.PARK_KEY)
         assert await queue(world) == [("m4", "parked")]
 
-        await pass_over_gaps(world.database, "billing", "k", **ANN)
+        await pass_over_gaps(world.database, service.consumer, "k", **ANN)
         await release(world.database, "billing", "m4", actor="ann")
         await retry_due(service.consumer, world.database)
 

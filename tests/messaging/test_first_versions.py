@@ -98,7 +98,7 @@ class FirstVersions(DatabaseContract):
         handle, _ = counting(first_version=0)
         await deliver(world, handle, 1)
 
-        gaps = await pass_over_gaps(world.database, "c", "k", actor="ann", reason="never sent")
+        gaps = await pass_over_gaps(world.database, handle, "k", actor="ann", reason="never sent")
 
         assert [(gap.expected, gap.found) for gap in gaps] == [(0, 1)]
         async with world.database.begin() as unit:

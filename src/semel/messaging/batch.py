@@ -21,18 +21,7 @@ from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failing import Held, write_failure
-from semel.messaging.handling import (
-    Try,
-    apply,
-    behind,
-    claim_and_handle,
-    classify,
-    comes_back,
-    not_claimed,
-    queue_up,
-    refused,
-    says_nothing,
-)
+from semel.messaging.handling import apply, claim_and_handle, classify, comes_back, says_nothing
 from semel.messaging.one_by_one import NOT_ATTEMPTED as NOT_ATTEMPTED
 from semel.messaging.one_by_one import Blocked, blocks_key
 from semel.messaging.one_by_one import consume_each as consume_each
@@ -44,7 +33,10 @@ from semel.messaging.outcome import (
     settlement,
 )
 from semel.messaging.overtaking import is_next
+from semel.messaging.queueing import queue_claimed_up
+from semel.messaging.refusing import not_claimed, refused
 from semel.messaging.settings import BatchPolicy, Duplicates
+from semel.messaging.tries import Try
 from semel.messaging.whole import all_or_nothing
 
 log = logging.getLogger("semel.messaging")
@@ -208,7 +200,7 @@ class _Batch:
             return NOT_ATTEMPTED
         queues = isinstance(step.answer, Claimed) and self.blocked.holds(message)
         if queues and not await is_next(consumer, unit, message):
-            return await _queue_up(consumer, unit, message)
+            return await queue_claimed_up(consumer, unit, message)
         state = Try(message, overtakes=queues)
         try:
             async with unit.savepoint():
@@ -298,12 +290,6 @@ async def _batch_handler(consumer: Consumer, unit: Unit, messages: Sequence[Mess
     with handling(consumer.name, messages[0], messages):
         await consumer.invoke(messages, unit.session)
     reach(CrashPoint.HANDLE_AFTER, consumer.name)
-
-
-async def _queue_up(consumer: Consumer, unit: Unit, message: Message) -> Outcome:
-    """Put a message that this batch has claimed behind the one of its key that failed."""
-    await unit.claims.undo(consumer.name, message.id, behind(message))
-    return await queue_up(consumer, unit, message)
 
 
 def _raise_if_over(consumer: Consumer, database: Database, error: Exception) -> None:

@@ -27,17 +27,12 @@ from semel.messaging.claims import (
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failing import Held, holds_key, write_failure
-from semel.messaging.handling import (
-    Try,
-    apply,
-    classify,
-    ends_waiting,
-    not_claimed,
-    says_nothing,
-)
+from semel.messaging.handling import apply, classify, says_nothing
 from semel.messaging.marks import Ended, mark_ends
 from semel.messaging.notes import outlived
 from semel.messaging.outcome import Outcome, RetryLater, Skipped
+from semel.messaging.refusing import ends_waiting, not_claimed
+from semel.messaging.tries import Try
 from semel.messaging.waiting import Waits
 
 log = logging.getLogger("semel.messaging")

@@ -20,7 +20,7 @@ from semel.messaging.context import handling
 from semel.messaging.database import Database, Unit
 from semel.messaging.failing import write_failure
 from semel.messaging.failure import Classification, Classified
-from semel.messaging.handling import Try, apply, call, classify
+from semel.messaging.handling import apply, call, classify
 from semel.messaging.leased import Lease
 from semel.messaging.letter_records import is_letter_record
 from semel.messaging.outbox import OutboxEntry, parent_of
@@ -28,6 +28,7 @@ from semel.messaging.outcome import Handled, Outcome, Skipped
 from semel.messaging.replay_sources import NoPayload, Source
 from semel.messaging.selection import Selection, settled
 from semel.messaging.settings import Mode
+from semel.messaging.tries import Try
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@
 What is erased stays visible where it was, and can never be handled: a waiting
 message is parked, an outgoing one is not sent.  An attempt that is under way and
 fails afterwards finds the claim closed, or notes on it that nothing may be kept: also
-a first attempt, which has no row that could be found while it runs.
+a first attempt, which has no row that could be found while it runs, and a message that was
+read and only queues up behind its key.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass, field, replace
-from typing import assert_never
+from dataclasses import replace
 
 from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
@@ -21,73 +20,27 @@ from semel.errors import Fenced, InDoubt
 from semel.message import Message
 from semel.messaging.alerts import alert
 from semel.messaging.cancelling import called
-from semel.messaging.claims import (
-    OLD_VERSION,
-    ClaimAnswer,
-    Claimed,
-    ClaimRequest,
-    ClaimState,
-    Conflict,
-    Duplicate,
-    Failure,
-    HeldElsewhere,
-    NotDue,
-    NotOurs,
-    Parked,
-    Stale,
-    Terminal,
-    refusal,
-)
+from semel.messaging.claims import OLD_VERSION, Claimed, ClaimRequest
 from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
 from semel.messaging.database import Database, Unit
 from semel.messaging.failing import (
     Held,
-    forget_tries,
     holds_key,
-    invokes,
     leave_the_room,
-    write_conflict,
     write_failure,
     write_unreadable,
 )
 from semel.messaging.failure import Classified, NonRetryableMessageError, SequenceGap
-from semel.messaging.keeping import mark_waiting
-from semel.messaging.outcome import (
-    NO_LONGER_WAITING,
-    Handled,
-    Outcome,
-    ParkedAway,
-    Refused,
-    RetryLater,
-    RetryStored,
-    Skipped,
-)
-from semel.messaging.overtaking import is_next, let_next_go
+from semel.messaging.outcome import Handled, Outcome, RetryLater, Skipped
+from semel.messaging.overtaking import let_next_go
+from semel.messaging.queueing import into_the_room, out_of_the_room
+from semel.messaging.refusing import ends_waiting, not_claimed
 from semel.messaging.sequence import Gap, GapPolicy, InSequence, due_version, in_sequence
-from semel.messaging.waiting import BEHIND, WaitingMessage, Waits
+from semel.messaging.tries import Try
+from semel.messaging.waiting import WaitingMessage
 
 log = logging.getLogger("semel.messaging")
-
-
-@dataclass(slots=True)
-class Try:
-    """How far an attempt came before it failed."""
-
-    message: Message
-    began: bool = False
-    """The handler was called: the failure counts as an attempt."""
-
-    ended: bool = False
-    """The handler returned: whatever fails now is not its doing."""
-
-    from_waiting: bool = False
-    """The message comes out of the waiting room, not from the broker."""
-
-    overtakes: bool = False
-    """Others of its key wait in the room for its version."""
-
-    gap: Gap | None = field(default=None)
 
 
 async def handle_message(consumer: Consumer, database: Database, message: Message) -> Outcome:
@@ -173,121 +126,6 @@ async def claim_and_handle(consumer: Consumer, unit: Unit, state: Try) -> Outcom
     if state.from_waiting and ends_waiting(answer):
         await leave_the_room(unit, consumer.name, message.id, outcome, message.source)
     return outcome
-
-
-def ends_waiting(answer: ClaimAnswer) -> bool:
-    """Tell whether a message out of the waiting room is over with this answer to its claim."""
-    return not isinstance(answer, Parked | NotDue | HeldElsewhere)
-
-
-async def into_the_room(
-    consumer: Consumer, unit: Unit, message: Message, state: Try | None = None
-) -> Outcome | None:
-    """Queue a delivery up whose key is held; None where it may be handled now."""
-    if not holds_key(consumer, message):
-        return None
-    key = message.key or ""
-    if key not in await unit.waiting.hold(consumer.name, [key]):
-        return None
-    return await behind_others(consumer, unit, state or Try(message))
-
-
-async def out_of_the_room(consumer: Consumer, unit: Unit, message: Message) -> Outcome | None:
-    """Make sure that a waiting message still waits for its turn; None where it does.
-
-    Another worker may have handled or parked it since it was read, and a person may have
-    changed it: then it is read again, with what it says now.
-    """
-    if holds_key(consumer, message):
-        await unit.waiting.hold(consumer.name, [message.key or ""])
-    waiting = await unit.waiting.take(consumer.name, message.id)
-    if waiting is None:
-        left = await unit.waiting.get(consumer.name, message.id)
-        if left is None:
-            return Skipped(NO_LONGER_WAITING)
-        if left.waits is Waits.PARKED:
-            return Refused("parked")
-        return RetryLater(consumer.settings.held_retry_seconds)
-    if waiting.payload_hash != message.digest:
-        return RetryLater(0.0)
-    if waiting.waits is Waits.BEHIND:
-        # Its claim says parked, too, and under the key's lock nobody else can have it.
-        await unit.claims.reopen(consumer.name, message.id)
-    return None
-
-
-async def behind_others(consumer: Consumer, unit: Unit, state: Try) -> Outcome | None:
-    """Queue a message up whose key is held; None where its version says that it is next."""
-    message = state.message
-    if await is_next(consumer, unit, message):
-        state.overtakes = True
-        return None
-    row = await unit.claims.look_up(consumer.name, message.id)
-    if row is not None:
-        no = refusal(row, message.digest, await unit.now())
-        if no is not None:
-            return await not_claimed(consumer, unit, state, no)
-    if await unit.waiting.get(consumer.name, message.id) is not None:
-        return RetryStored()
-    if not await unit.claims.mark_failed(consumer.name, message.id, behind(message)):
-        return RetryLater(consumer.settings.held_retry_seconds)
-    return await queue_up(consumer, unit, message)
-
-
-def behind(message: Message) -> Failure:
-    """Return what the claim of a message says that waits for an earlier one of its key."""
-    return Failure(ClaimState.PARKED, 0, BEHIND, payload_hash=message.digest)
-
-
-async def queue_up(consumer: Consumer, unit: Unit, message: Message) -> Outcome:
-    """Put a message behind those of its key; its claim says so already."""
-    why = "an earlier message of its key waits"
-    waiting = WaitingMessage.of(consumer.name, message, Waits.BEHIND, held=True)
-    await unit.waiting.put(replace(waiting, reason=why))
-    await mark_waiting(unit, consumer.name, message)
-    return ParkedAway(why)
-
-
-async def not_claimed(consumer: Consumer, unit: Unit, state: Try, answer: NotOurs) -> Outcome:
-    """Answer as `refused` does; *state* tells whether the handler was invoked all the same."""
-    if invokes(consumer, answer):
-        state.message = state.message.repeated()
-        state.began = True
-    return await refused(consumer, unit, state.message, answer)
-
-
-async def refused(
-    consumer: Consumer,
-    unit: Unit,
-    message: Message,
-    answer: NotOurs,
-) -> Outcome:
-    """Answer a delivery whose message is not ours to handle now."""
-    settings = consumer.settings
-    match answer:
-        case Duplicate(result):
-            if invokes(consumer, answer):
-                await unit.begin_message()
-                with handling(consumer.name, message.repeated()) as now:
-                    await consumer.invoke(now.message, unit.session)
-                await forget_tries(unit, consumer, message)
-            return Skipped("duplicate", result)
-        case NotDue(seconds_left):
-            if settings.stores_retries and await unit.waiting.get(consumer.name, message.id):
-                return RetryStored()
-            return RetryLater(max(seconds_left, 0.0))
-        case HeldElsewhere(seconds_left=seconds):
-            return RetryLater(min(max(seconds, 0.05), settings.held_retry_seconds))
-        case Stale():
-            return RetryLater(settings.held_retry_seconds)
-        case Parked():
-            return Refused("parked")
-        case Terminal(error_code):
-            return Refused(f"dead letter ({error_code})")
-        case Conflict(expected):
-            return await write_conflict(unit, consumer, message, expected)
-        case _ as never:
-            assert_never(never)
 
 
 async def apply(consumer: Consumer, unit: Unit, state: Try) -> Outcome:

@@ -17,7 +17,7 @@ from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
 from semel.messaging.failed_attempts import keep_attempt_of_inbox
 from semel.messaging.failure import Classified
-from semel.messaging.handling import Try, classify, comes_back, says_nothing
+from semel.messaging.handling import classify, comes_back, says_nothing
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.inbox_acts import send_back
 from semel.messaging.inboxes import handle, message_of
@@ -25,6 +25,7 @@ from semel.messaging.letter_topic import keep_letter
 from semel.messaging.outcome import DeadLettered, Handled, Outcome, RetryStored, Told
 from semel.messaging.retry import RetryIn, verdict
 from semel.messaging.review import need_not_too_often
+from semel.messaging.tries import Try
 
 
 async def try_given_up(

@@ -43,17 +43,12 @@ from semel.messaging.consumer import Consumer
 from semel.messaging.context import handling
 from semel.messaging.database import Database, Unit
 from semel.messaging.failing import leave_the_room
-from semel.messaging.handling import (
-    Try,
-    after_failure,
-    classify,
-    ends_waiting,
-    into_the_room,
-    out_of_the_room,
-    refused,
-)
+from semel.messaging.handling import after_failure, classify
 from semel.messaging.outcome import Handled, Outcome, RetryLater, Skipped
+from semel.messaging.queueing import into_the_room, out_of_the_room
+from semel.messaging.refusing import ends_waiting, refused
 from semel.messaging.stale import park_killer, settle_stale
+from semel.messaging.tries import Try
 from semel.messaging.waiting import WaitingMessage
 
 log = logging.getLogger("semel.messaging")

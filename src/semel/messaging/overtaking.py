@@ -48,10 +48,14 @@ async def overtakes(consumer: Consumer, unit: Unit, message: Message) -> bool:
 
 async def let_next_go(consumer: Consumer, unit: Unit, applied: Message) -> None:
     """Give the next version behind *applied* its turn, if it waits behind later ones."""
-    if applied.version is None:
-        return
-    due, is_behind_later = applied.version + 1, False
-    which = WaitingFilter(consumer.name, key=applied.key, held=True)
+    if applied.version is not None and applied.key is not None:
+        await let_go(consumer, unit, applied.key, applied.version + 1)
+
+
+async def let_go(consumer: Consumer, unit: Unit, key: str, due: int) -> None:
+    """Give the version that is *due* its turn, if it waits behind later ones of its key."""
+    is_behind_later = False
+    which = WaitingFilter(consumer.name, key=key, held=True)
     limit = FIRST_PAGE
     while queue := await unit.waiting.find(which, limit):
         for waiting in queue:
@@ -62,6 +66,18 @@ async def let_next_go(consumer: Consumer, unit: Unit, applied: Message) -> None:
                 return
             is_behind_later |= version is not None and version > due
         which, limit = replace(which, after_place=queue[-1].place), PAGE
+
+
+async def waiting_versions(consumer: Consumer, unit: Unit, key: str) -> set[int]:
+    """Return the versions of a key that are in the room, whatever they wait for."""
+    versions: set[int] = set()
+    which = WaitingFilter(consumer.name, key=key)
+    while queue := await unit.waiting.find(which, PAGE):
+        versions |= {
+            version for waiting in queue if (version := _version_of(consumer, waiting)) is not None
+        }
+        which = replace(which, after_place=queue[-1].place)
+    return versions
 
 
 def _version_of(consumer: Consumer, waiting: WaitingMessage) -> int | None:

@@ -22,7 +22,6 @@ from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failing import holds_key, write_failure
 from semel.messaging.failure import Classified
 from semel.messaging.handling import (
-    Try,
     after_failure,
     claim_and_handle,
     classify,
@@ -32,6 +31,7 @@ from semel.messaging.handling import (
 from semel.messaging.one_by_one import consume_each
 from semel.messaging.outcome import Nack, Outcome, RetryLater, Skipped, settlement
 from semel.messaging.reasons import reason_of
+from semel.messaging.tries import Try
 
 log = logging.getLogger("semel.messaging")
 

@@ -13,7 +13,6 @@ from semel.cli.database import (
     Actor,
     Books,
     ConsumerFilter,
-    ConsumerOption,
     LimitOption,
     MessageArgument,
     acting,
@@ -30,6 +29,7 @@ from semel.cli.reports.explanation import (
     explain_report,
     gap_reports,
 )
+from semel.cli.selection import load_consumer
 from semel.cli.words import at, counted, listed
 from semel.errors import Misuse
 from semel.messaging.explain import explain as explain_message
@@ -86,29 +86,41 @@ def close(
     books: Books,
     actor: Actor,
     *,
-    consumer: ConsumerOption,
+    consumer: Annotated[
+        str,
+        typer.Option(
+            "--consumer",
+            "-c",
+            metavar="NAME",
+            help="The consumer; with --pass-over as MODULE:NAME, for only itself reads versions.",
+        ),
+    ],
     key: Annotated[
         str, typer.Option("--key", metavar="KEY", parser=given, help="The aggregate's key.")
     ],
     pass_over: Annotated[
         bool,
         typer.Option(
-            "--pass-over", help="The versions never come: the one that came instead is next."
+            "--pass-over", help="The versions never come: the lowest one that waits is next."
         ),
     ] = False,
 ) -> None:
     """Take a key's gaps off the list; needs a reason, which the audit trail keeps.
 
+    With --pass-over, what is missing behind the lowest version that waits stays on the list.
+
     Example: semel gaps close --consumer billing --key case-7 --reason "back-filled by hand"
     """
     if not actor.reason.strip():
         raise Misuse("closing a gap needs a reason, which the audit trail keeps: add --reason '…'")
-    will = "Go on without the missing versions" if pass_over else "Close the gaps"
-    actor.confirm(answer, f"{will} of {key!r} for {consumer}?")
-    act = pass_over_gaps if pass_over else close_gaps
-    found = books.ask(
-        lambda database: act(database, consumer, key, actor=actor.name, reason=actor.reason)
-    )
+    asked = {"actor": actor.name, "reason": actor.reason}
+    if pass_over:
+        handler = load_consumer(consumer)
+        actor.confirm(answer, f"Go on without the missing versions of {key!r} for {handler.name}?")
+        found = books.ask(lambda database: pass_over_gaps(database, handler, key, **asked))
+    else:
+        actor.confirm(answer, f"Close the gaps of {key!r} for {consumer}?")
+        found = books.ask(lambda database: close_gaps(database, consumer, key, **asked))
     report = GapsClosed(books.name, gap_reports(found), pass_over, actor.name, actor.reason)
     answer.give(report, show_closed)
 
