@@ -145,11 +145,6 @@ def refusal_error(error: BaseException, what: str) -> SemelError | None:
     )
 
 
-def _first_line(error: BaseException) -> str:
-    # SQLAlchemy adds the statement and its parameters, which may hold people's data.
-    return reason_of(getattr(error, "orig", None) or error)
-
-
 @asynccontextmanager
 async def translated(what: str) -> AsyncIterator[None]:
     """Raise what only time can mend as `Retryable`, whatever the driver calls it."""
