@@ -263,10 +263,11 @@ class TestErasingAttemptsInPostgres(InPostgres, ErasingAttempts):
             attempt = asyncio.create_task(
                 handle_message(failing(ONCE, NonRetryableMessageError), world.database, message())
             )
-            await asyncio.wait([attempt], timeout=0.2)
+            await asyncio.wait([attempt], timeout=0.1)
             assert not attempt.done()
             details = {"key_hash": hash_of_key("alice")}
             await erasing.audit.append(Act("ann", "erase", details=details))
+            await asyncio.sleep(0.15)  # longer than from reading the message to asking
 
         assert isinstance(await attempt, DeadLettered)
         assert await payloads(world) == []

@@ -141,10 +141,11 @@ class TestErasingQueuedInPostgres(InPostgres, ErasingQueued):
         async with world.database.begin() as erasing:
             await erasing.audit.begin_erasing()
             queues = asyncio.create_task(handle_message(parking(), world.database, message("m2")))
-            await asyncio.wait([queues], timeout=0.2)
+            await asyncio.wait([queues], timeout=0.1)
             assert not queues.done()
             details = {"key_hash": hash_of_key("alice")}
             await erasing.audit.append(Act("ann", "erase", details=details))
+            await asyncio.sleep(0.15)  # longer than from reading the message to asking
 
         assert isinstance(await queues, ParkedAway)
         assert await is_gone(world, "m2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -38,13 +39,16 @@ from semel.sqlalchemy.times import now_us, to_seconds, to_us
 
 ONLY_ROW: Final = 1
 
+# Far beyond every lock timeout: so long may whoever asks wait for an erasure.
+MOST_WAITED_SECONDS: Final = 3600
+
 _C: Final = audit_entry.c
 
 HEAD: Final = select(audit_head.c.number, audit_head.c.hash, now_us().label("now"))
 LOCK_HEAD: Final = HEAD.with_for_update()
 # Few acts are about no consumer, so that the index finds them.  Asking the head, too, waits
 # for an erasure that is under way.
-ERASED: Final = select(audit_entry).where(
+ERASED: Final = select(audit_entry, now_us().label("now")).where(
     _C.consumer == "",
     or_(_C.message_id == "", _C.message_id == bindparam("id", type_=Text)),
     _C.act == ERASE,
@@ -102,9 +106,13 @@ class SqlAuditTrail:
 
     async def was_erased(self, message_id: str, key: str | None, seconds: float) -> bool:
         """Tell whether a message, or its key, was erased within so many seconds until now."""
-        asked = {"id": stored_id(message_id), "age_us": to_us(seconds)}
-        found = [_entry(row) for row in await self._run(ERASED, asked)]
-        return any(is_erasure_of(entry.act, message_id, key) for entry in found)
+        asked = {"id": stored_id(message_id), "age_us": to_us(seconds + MOST_WAITED_SECONDS)}
+        asked_at = time.monotonic()
+        found = (await self._run(ERASED, asked)).all()
+        # The database's clock went on while an erasure was waited for.
+        age_us = to_us(seconds + time.monotonic() - asked_at)
+        since_then = [_entry(row) for row in found if row.at >= row.now - age_us]
+        return any(is_erasure_of(entry.act, message_id, key) for entry in since_then)
 
     async def _entries(self, found: Select[Any]) -> list[AuditEntry]:
         return [_entry(row) for row in await self._run(found.order_by(_C.number))]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Connection, CursorResult, Engine, Executable, Row
+from sqlalchemy import CursorResult, Executable, Row
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import SessionTransaction
 
 from semel.errors import Misuse
 from semel.message import Coordinates
@@ -33,6 +31,7 @@ from semel.messaging.claims import (
 from semel.messaging.ids import stored_id
 from semel.messaging.sweep import Sweep
 from semel.sqlalchemy import claim_statements as sql
+from semel.sqlalchemy.beginning import Beginning
 from semel.sqlalchemy.claim_rows import MOST_TURNS, Asked, row_of, written
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.origins import stored_name
@@ -51,7 +50,7 @@ class SqlAlchemyProcessedMessageStore:
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
-        self._checked: SessionTransaction | None = None
+        self._beginning = Beginning(session)
 
     @property
     def session(self) -> AsyncSession:
@@ -338,7 +337,7 @@ class SqlAlchemyProcessedMessageStore:
         ids = sorted(batch)
         statement: Executable = sql.TAKE
         parameters: Any
-        if self._is_postgres:
+        if self._beginning.is_postgres:
             statement = sql.TAKE_MANY
             parameters = {
                 "by": consumer,
@@ -355,7 +354,7 @@ class SqlAlchemyProcessedMessageStore:
     async def _why_many(self, consumer: str, ids: Sequence[str]) -> Sequence[Row[Any]]:
         if not ids:
             return []
-        statement = sql.WHY_MANY if self._is_postgres else sql.WHY_MANY_SQLITE
+        statement = sql.WHY_MANY if self._beginning.is_postgres else sql.WHY_MANY_SQLITE
         what = f"the claims of consumer {consumer}"
         return (await self._execute(statement, what, {"by": consumer, "ids": list(ids)})).all()
 
@@ -371,50 +370,5 @@ class SqlAlchemyProcessedMessageStore:
 
     async def _execute(self, statement: Executable, what: str, values: Any) -> CursorResult[Any]:
         async with translated(what):
-            await self._begin()
+            await self._beginning.begin()
             return await self._session.execute(statement, values)  # type: ignore[return-value]
-
-    async def _begin(self) -> None:
-        """Begin the transaction as READ COMMITTED, where it is ours to begin.
-
-        At a higher level, the second of two claims fails instead of finding the first.
-        """
-        if not self._is_postgres:
-            return
-        if self._has_connection():
-            self._refuse_autocommit()
-        else:
-            await self._session.connection(
-                bind_arguments={"clause": processed_message},
-                execution_options={"isolation_level": "READ COMMITTED"},
-            )
-
-    def _has_connection(self) -> bool:
-        begun = self._session.sync_session.get_transaction()
-        # `session.begin()` takes no connection yet, and nothing else in SQLAlchemy tells.
-        if begun is not None and begun._connections:
-            return True
-        # A connection of the caller's keeps its level beyond this transaction: theirs to choose.
-        return isinstance(self._session.get_bind(clause=processed_message), Connection)
-
-    def _refuse_autocommit(self) -> None:
-        """See that the claim can be taken back: a message whose handler fails would be lost."""
-        begun = self._session.sync_session.get_transaction()
-        if begun is not None and begun is self._checked:
-            return
-        known = begun._connections.values() if begun is not None else ()
-        used: list[Engine | Connection] = [one[0] for one in known]
-        for one in used or [self._session.get_bind(clause=processed_message)]:
-            driver: Any = one.connection.dbapi_connection if isinstance(one, Connection) else None
-            # As SQLAlchemy's wrapper of asyncpg says it, and as psycopg does.
-            level = getattr(driver, "isolation_level", None)
-            if level == "autocommit" or getattr(driver, "autocommit", False):
-                raise Misuse(
-                    "the session's connection is in AUTOCOMMIT: a claim would be durable before "
-                    "its message is handled. Claim first, or use an engine with transactions"
-                )
-        self._checked = begun
-
-    @cached_property
-    def _is_postgres(self) -> bool:
-        return self._session.get_bind(clause=processed_message).dialect.name == "postgresql"
