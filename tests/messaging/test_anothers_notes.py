@@ -16,12 +16,13 @@ from semel.messaging.claims import ClaimRequest
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handling import handle_message, handle_unreadable
-from semel.messaging.outcome import Outcome
+from semel.messaging.outcome import DeadLettered, Outcome
+from semel.messaging.settings import ConsumerSettings
 from semel.messaging.suspects import handle_record
 from semel.testing.contracts.messaging_world import in_world
-from tests.messaging.deaths import POLICY
+from tests.messaging.deaths import IN_TABLE, POLICY
 from tests.messaging.places import InMemory, InPostgres, InSqlite
-from tests.messaging.processes import running
+from tests.messaging.processes import gone, running
 
 UNREAD = "unreadable:payments/0/7"
 
@@ -30,8 +31,8 @@ def record(value: bytes = b"{}") -> Record:
     return Record(Coordinates("payments", 0, 7), None, value, {"message-id": b"m1"}, 0.0)
 
 
-def failing_with(error: Exception | None) -> Consumer:
-    @consumer("billing", policy=POLICY)
+def failing_with(error: Exception | None, policy: ConsumerSettings = POLICY) -> Consumer:
+    @consumer("billing", policy=policy)
     async def handle(message: Message, session: Any) -> None:
         if error is not None:
             raise error
@@ -98,6 +99,22 @@ class Anothers:
 
         await carefully(handle, world.database, given)
 
+        assert await noted_by(world.database) == {}
+
+    @in_world
+    async def test_of_a_message_that_is_taken_out_of_the_room_no_note_stays(self, world):
+        """A worker died that had taken it there, and another delivery made a dead letter of it."""
+        later = failing_with(RetryableMessageError("later"), IN_TABLE)
+        never = failing_with(NonRetryableMessageError("no"), IN_TABLE)
+        delivered = Message("m1", {}, b"{}")
+        await handle_message(later, world.database, delivered)
+        async with world.database.begin() as unit:
+            await unit.members.note("billing", ["m1"], gone())
+        await world.age(3600)
+
+        outcome = await handle_message(never, world.database, delivered)
+
+        assert isinstance(outcome, DeadLettered)
         assert await noted_by(world.database) == {}
 
     @in_world

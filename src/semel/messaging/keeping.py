@@ -55,6 +55,8 @@ async def take_out(unit: Unit, consumer: str, message_id: str) -> None:
     waiting = await unit.waiting.get(consumer, message_id)
     if waiting is not None:
         await unit.waiting.remove(consumer, message_id)
+        # Nobody will take it out of there any more, and with it the note of a worker that died.
+        await unit.members.acquit(consumer, message_id)
         ended = Ended(message_id, waiting.source, Refused("dead letter"))
         await mark_ends(unit, consumer, [ended])
 
