@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from semel.cli.app import app
+from semel.codec import FromHeader
+from semel.message import Message
+from semel.messaging.consumer import consumer
+from semel.messaging.settings import ConsumerSettings
+
+
+@consumer("billing", policy=ConsumerSettings(versioned=True), id_from=FromHeader("message-id"))
+async def billing(message: Message, session: Any) -> None:
+    """Stand for the consumer whose versions are passed over."""
 
 
 def main(arguments: Sequence[str]) -> int:
