@@ -16,7 +16,8 @@ from semel.messaging.claims import ClaimRequest
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handling import handle_message, handle_unreadable
-from semel.messaging.outcome import DeadLettered, Outcome
+from semel.messaging.leased import handle_leased
+from semel.messaging.outcome import DeadLettered, Handled, Outcome
 from semel.messaging.settings import ConsumerSettings
 from semel.messaging.suspects import handle_record
 from semel.testing.contracts.messaging_world import in_world
@@ -115,6 +116,23 @@ class Anothers:
         outcome = await handle_message(never, world.database, delivered)
 
         assert isinstance(outcome, DeadLettered)
+        assert await noted_by(world.database) == {}
+
+    @in_world
+    async def test_of_a_message_whose_lease_ended_just_then_no_note_stays(self, world):
+        """Its worker died, and the lease ran out behind the look whether it may be tried."""
+        async with world.database.begin() as unit:
+            await unit.claims.lease("billing", ClaimRequest("m1", ""), owner="x", seconds=60)
+            await unit.members.note("billing", ["m1"], gone())
+
+        async def handled(arrival: Any) -> Outcome:
+            await world.age(61)
+            return await handle_leased(handle, world.database, arrival, "y")
+
+        handle = failing_with(None)
+        outcome = await handle_record(handle, world.database, record(), handled)
+
+        assert isinstance(outcome, Handled)
         assert await noted_by(world.database) == {}
 
     @in_world

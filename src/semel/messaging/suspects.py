@@ -159,7 +159,7 @@ class _Begun:
     is_noted: bool
     aside: Outcome | None
     is_anothers: bool = False
-    """The note that stands is that of another worker, which ran when this try began."""
+    """The note that stands is another worker's: it ran when this try began, or its lease did."""
 
 
 async def _begin(consumer: Consumer, database: Database, suspect: _Suspect) -> _Begun:
@@ -189,11 +189,9 @@ async def _begin(consumer: Consumer, database: Database, suspect: _Suspect) -> _
             await unit.members.acquit(name, message.id)
         elif runs is _Runs.OVER or aside is not None:
             await forget_note(unit, name, message.id)
-        is_anothers = (
-            may_kill
-            and suspect.waiting is None
-            and await is_noted_by_another(unit, name, message.id)
-        )
+        is_anothers = False
+        if runs is not _Runs.OVER and aside is None and suspect.waiting is None:
+            is_anothers = await is_noted_by_another(unit, name, message.id)
     reach(CrashPoint.CAREFUL_ATTEMPT_AFTER, name)
     return _Begun(message, tries > 0, aside, is_anothers)
 
@@ -213,8 +211,8 @@ async def _carry_out(
     async with outliving(consumer.name, database, noted):
         outcome = await handle()
     if begun.is_anothers and isinstance(settlement(outcome), Ack):
-        # Its writer may have died meanwhile, and nobody comes back to a message that is over.
-        await take_back(consumer.name, database, noted, whoever=True)
+        # Its writer is dead, or may die, and nobody comes back to a message that is over.
+        await take_back(consumer.name, database, [message.id], whoever=True)
     return outcome
 
 
