@@ -38,6 +38,7 @@ from semel.messaging.keeping import (
     file,
     let_in,
     make_letter,
+    parked_without_payload,
     take_out,
     was_erased,
     without_payload,
@@ -393,6 +394,4 @@ async def _waiting(
     )
     if claim.erased_at is None:
         return waiting
-    # Nothing can be handled whose payload is gone.
-    gone = replace(waiting, waits=Waits.PARKED, payload=None, headers={}, reason=ERASED_REASON)
-    return replace(gone, erased_at=claim.erased_at)
+    return parked_without_payload(waiting, claim.erased_at)

@@ -20,7 +20,7 @@ from semel.messaging.letters import Failed, letter_of
 from semel.messaging.marks import Ended, mark_ends, mark_kept
 from semel.messaging.outcome import Refused, Told
 from semel.messaging.reasons import ERASED_REASON
-from semel.messaging.waiting import WaitingMessage
+from semel.messaging.waiting import WaitingMessage, Waits
 
 
 async def let_in(
@@ -82,6 +82,12 @@ async def make_letter(
 def without_payload(letter: DeadLetter, erased_at: float) -> DeadLetter:
     """Return a dead letter as erasing leaves it."""
     gone = replace(letter, payload=None, headers={}, reason=ERASED_REASON)
+    return replace(gone, erased_at=erased_at)
+
+
+def parked_without_payload(waiting: WaitingMessage, erased_at: float) -> WaitingMessage:
+    """Return a waiting message as erasing leaves it: nothing can be handled that is gone."""
+    gone = replace(waiting, waits=Waits.PARKED, payload=None, headers={}, reason=ERASED_REASON)
     return replace(gone, erased_at=erased_at)
 
 

@@ -15,7 +15,7 @@ from semel.messaging.claims import ERASED, ClaimRow, ClaimState, Failure, refusa
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
 from semel.messaging.failing import holds_key
-from semel.messaging.keeping import mark_waiting, was_erased
+from semel.messaging.keeping import mark_waiting, parked_without_payload, was_erased
 from semel.messaging.outcome import (
     NO_LONGER_WAITING,
     Outcome,
@@ -114,9 +114,8 @@ async def _queue_up(
     waiting = replace(waiting, reason=why)
     if is_erased:
         await unit.claims.erase(consumer.name, message.id)
-        # Nothing can be handled whose payload is gone.
-        gone = replace(waiting, waits=Waits.PARKED, payload=None, headers={})
-        waiting = replace(gone, error_code=ERASED, erased_at=await unit.now())
+        waiting = parked_without_payload(waiting, await unit.now())
+        waiting = replace(waiting, error_code=ERASED)
     await unit.waiting.put(waiting)
     await mark_waiting(unit, consumer.name, message)
     return ParkedAway(why)
