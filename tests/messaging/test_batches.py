@@ -192,3 +192,18 @@ def test_a_batch_without_failures_calls_each_handler_once():
     assert [type(o) for o in outcomes] == [Handled] * 5 + [Skipped] * 3
     assert calls == ["m0", "m1", "m2", "m3", "m4"]
     assert not any(isinstance(o, RetryLater) for o in outcomes)
+
+
+def test_a_handler_of_batches_is_not_called_for_what_stands_behind_a_late_claim():
+    """The first m4 of the batch has another payload, and the second is claimed on its turn."""
+    settings = ConsumerSettings(
+        retry=RetryPolicy(max_attempts=1, initial_delay_seconds=0.0, jitter=False),
+        held_retry_seconds=0.0,
+    )
+    repeated = [Planned(4, "no", 1, 1), Planned(4, "no", 0, 1), Planned(0, "no", 0, 1)]
+
+    ends_alike(
+        strict_memory_world,
+        Behaviour(settings, takes_batches=True, went_well=0),
+        [[Planned(4, "let go", 0, 1)], repeated],
+    )

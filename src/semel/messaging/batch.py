@@ -272,15 +272,18 @@ async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step], ran: _Ran
 def _calls(consumer: Consumer, chunk: Sequence[_Step]) -> dict[int, list[Message]]:
     """Say before which steps a handler of batches is called, and with which messages.
 
-    Once; more often where duplicates are invoked, which must not come behind a newer message
-    of their key.
+    Once; more often where others are handled between them, which must not come behind a newer
+    message of their key: duplicates that are invoked, and what is only claimed on its turn.
     """
     calls: dict[int, list[Message]] = {}
     begin = 0
+    claimed = {step.message.id for step in chunk if isinstance(step.answer, Claimed)}
     for index, step in enumerate(chunk):
         if isinstance(step.answer, Claimed):
             calls.setdefault(begin, []).append(step.message.tried(step.answer.attempt))
-        elif consumer.settings.duplicates is Duplicates.INVOKE:
+        elif consumer.settings.duplicates is Duplicates.INVOKE or (
+            step.answer is None and step.message.id not in claimed
+        ):
             begin = index + 1
     return calls
 
