@@ -36,7 +36,8 @@ from semel.policy import ConsumerPolicy
 from semel.policy.kinds import Choice
 from semel.policy.reference import REFERENCE, Rows, leaves
 from semel.spark.supervise import NEXT, RESTART_BACKOFF, Exit
-from semel.sql.schema import MIGRATIONS
+from semel.sql.schema import INDEXES, VERSION
+from semel.sql.schema import TABLES as LEDGER_TABLES
 from semel.testing.contracts import LedgerContract, SinkContract
 from semel.testing.world import Invariant
 
@@ -251,13 +252,11 @@ def doctor() -> str:
 
 
 def ledger_schema() -> str:
-    """The ledger's statements, version by version."""
-    parts = []
-    for version, statements in MIGRATIONS.items():
-        lines = [f"-- version {version}"]
-        lines += [f"{textwrap.dedent(statement).strip()};" for statement in statements]
-        parts.append("```sql\n" + "\n\n".join(lines) + "\n```")
-    return "\n\n".join(parts)
+    """The statements that make the ledger's tables."""
+    lines = [f"-- version {VERSION}"]
+    for statement in (*LEDGER_TABLES.values(), *INDEXES):
+        lines.append(f"{textwrap.dedent(statement).strip()};")
+    return "```sql\n" + "\n\n".join(lines) + "\n```"
 
 
 def policy_words() -> str:

@@ -238,6 +238,11 @@ def test_every_page_can_be_reached_from_the_index():
     assert [NAMES[page] for page in PAGES if page not in {*reached, ROOT / "README.md"}] == []
 
 
+FOREIGN = {
+    "python", "git", "cd", "mkdir", "mv", "cp", "echo", "spark-submit", "psql", "pg_dump",
+    "pg_restore",
+}  # fmt: skip
+
 COMMANDS = [
     (NAMES[page], block.line + number, line[2:])
     for page in NAMES
@@ -266,7 +271,7 @@ def test_a_command_exists_as_it_is_written(command):
         case ["semel", *arguments]:
             assert_command_exists(arguments)
         case _:
-            assert words[0] in {"python", "git", "cd", "spark-submit", "psql", "echo"}, command
+            assert words[0] in FOREIGN, command
 
 
 def assert_extras_exist(package: str) -> None:

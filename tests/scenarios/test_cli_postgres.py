@@ -189,14 +189,15 @@ def test_lint_says_what_readers_see(place: Place) -> None:
     assert "entries" in document["sinks"][0]["effect"]
 
 
-def test_a_ledger_in_a_database_is_backed_up_and_restored(place: Place, tmp_path: Path) -> None:
+def test_a_ledger_in_a_database_names_pg_dump_and_is_restored(place: Place) -> None:
     place.run(0)
     place.driver.stop()
     url = ("--ledger", place.url, "--json")
 
-    made = place.shell.type("ledger", "backup", str(tmp_path / "copy"), *url)
-    back = place.shell.type("ledger", "restore", str(tmp_path / "copy"), *url, *WHY)
+    told = place.shell.type("ledger", "backup", "copy", *url)
+    back = place.shell.type("ledger", "restore", *url, *WHY)
 
-    assert made.exit_code == 0, made.output
+    assert told.exit_code == 2, told.output
+    assert "pg_dump --format=custom --table='semel.semel_*' --file=copy" in told.stdout
     assert back.exit_code == 0, back.output
     assert json.loads(back.stdout)["marks"] == {"shop/main": "g1.b0"}

@@ -10,7 +10,9 @@ from cli_world import Shell, World
 
 from semel.memory.ledger import MemoryLedger
 from semel.pipeline.driver import Driver
+from semel.sql.ledger import EPOCH_LEAP
 from semel.sql.sqlite import SqliteLedger
+from semel.testing.contracts.ledger_world import owner_elsewhere
 
 WHY = ("--why", "disk replaced", "--who", "ann")
 
@@ -74,45 +76,51 @@ def test_a_ledger_in_an_odd_place_needs_attention(world):
     assert bool(document["weakened_by"]) == ("/tmp/" in world.ledger.url)
 
 
-def test_a_backup_is_restored_where_the_ledger_was_lost(world, path, tmp_path):
+def test_a_copy_takes_the_place_of_a_lost_ledger(world, path, tmp_path):
     made = ask("ledger", "backup", tmp_path / "copy")
     assert made["scopes"] == ["shop/main"]
     assert made["bytes"] == (tmp_path / "copy").stat().st_size
     world.ledger.close()
-    path.unlink()
+    (tmp_path / "copy").replace(path)
 
-    document = ask("ledger", "restore", tmp_path / "copy", *WHY, "--yes")
+    document = ask("ledger", "restore", *WHY, "--yes")
 
     assert document["marks"] == {"shop/main": "g1.b0"}
-    assert document["forced"] is False
+    assert document["epochs"] == {"shop/main": EPOCH_LEAP + 1}
     restored = SqliteLedger(path)
     assert restored.acts(restored.scopes()[0])[0].who == "ann"
 
 
-def test_a_ledger_that_knows_more_is_replaced_by_force_only(world, tmp_path):
-    ask("ledger", "backup", tmp_path / "copy")
-    world.driver.start()
-    world.run()
-    world.stop()
+def test_an_owner_that_may_still_run_is_fenced_by_takeover_only(world):
+    scope = world.ledger.scopes()[0]
+    world.ledger.acquire(scope, owner_elsewhere(), 60)
 
-    refused = ask("ledger", "restore", tmp_path / "copy", *WHY, "--yes", code=4)
-    assert "g1.b1" in refused["error"]
-    forced = ask("ledger", "restore", tmp_path / "copy", *WHY, "--yes", "--force")
+    refused = ask("ledger", "restore", *WHY, "--yes", code=3)
+    done = ask("ledger", "restore", *WHY, "--yes", "--takeover")
 
-    assert forced["marks"] == {"shop/main": "g1.b0"}
+    assert "--takeover" in refused["error"]
+    assert done["epochs"] == {"shop/main": EPOCH_LEAP + 2}
 
 
-def test_a_backup_replaces_nothing_and_a_restore_wants_a_file_and_a_reason(world, tmp_path):
+def test_a_copy_replaces_nothing_and_a_restore_wants_a_reason_and_an_answer(world, tmp_path):
     ask("ledger", "backup", tmp_path / "copy")
 
     assert "exists already" in ask("ledger", "backup", tmp_path / "copy", code=2)["error"]
-    assert "--why" in ask("ledger", "restore", tmp_path / "copy", "--yes", code=2)["error"]
-    assert "no file" in ask("ledger", "restore", tmp_path / "none", *WHY, code=2)["error"]
+    assert "--why" in ask("ledger", "restore", "--yes", code=2)["error"]
+    assert "--yes" in ask("ledger", "restore", *WHY, code=2)["error"]
+    assert world.ledger.scope_record(world.ledger.scopes()[0]).epoch == 1
 
 
 @pytest.mark.parametrize(
     "command",
-    [("status",), ("history",), ("doctor",), ("ledger", "check"), ("ledger", "backup", "copy")],
+    [
+        ("status",),
+        ("history",),
+        ("doctor",),
+        ("ledger", "check"),
+        ("ledger", "backup", "copy"),
+        ("ledger", "restore", *WHY, "--yes"),
+    ],
 )
 def test_asking_never_makes_a_ledger(path, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

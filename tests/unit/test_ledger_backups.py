@@ -1,21 +1,30 @@
-"""A backup holds the whole ledger, and never replaces one that knows more."""
+"""A backup holds the whole ledger; a restored one fences the owners that it does not know."""
 
 from __future__ import annotations
 
-import json
+import shlex
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
 
+import psycopg
 import pytest
 
-from semel.errors import LeaseHeld, LeaseLost, LedgerUnusable, Misuse, NeedsOperator
+from semel.errors import LeaseHeld, LeaseLost, LedgerUnusable, Misuse
+from semel.lease import Takeover
 from semel.memory.sink import MemorySink
 from semel.pipeline.states import CycleState
 from semel.postgres.ledger import PostgresLedger
-from semel.sql.backup import EPOCH_LEAP, Overwrite
+from semel.sql.ledger import EPOCH_LEAP
 from semel.sql.sqlite import SqliteLedger
-from semel.testing.contracts.ledger_world import Driver, files, offsets
+from semel.testing.contracts.ledger_world import (
+    LEASE_SECONDS,
+    Driver,
+    files,
+    offsets,
+    owner_elsewhere,
+    scope_of,
+)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -64,184 +73,112 @@ def contents(ledger, scope):
     )
 
 
-def test_a_restored_ledger_is_the_same_ledger(make, tmp_path):
-    ledger = make()
+def test_a_restore_leaps_every_epoch_and_is_recorded_in_every_scope(ledger):
     driver = filled(ledger)
-    ledger.backup(tmp_path / "backup")
+    *before, acts, record = contents(ledger, driver.scope)
 
-    restored = make("elsewhere")
-    restored.restore(tmp_path / "backup")
+    ledger.restore("ann", "disk replaced")
 
-    *everything, record = contents(restored, driver.scope)
-    *expected, left = contents(ledger, driver.scope)
-    assert everything == expected
-    assert record == replace(left, epoch=left.epoch + EPOCH_LEAP)
-    successor = Driver.of(restored)
-    successor.commit(offsets(10, 20, topic_id="id"), 2)
-
-
-def test_owners_of_a_restored_ledger_are_not_fenced_by_sinks_that_outlived_the_lost_one(
-    ledger, make, tmp_path
-):
-    sink = MemorySink()
-    driver = Driver.of(ledger)
-    ledger.backup(tmp_path / "backup")
-    for _ in range(5):
-        sink.fence(driver.scope, Driver.of(ledger).lease.epoch)
-
-    restored = make("elsewhere")
-    restored.restore(tmp_path / "backup")
-
-    sink.fence(driver.scope, Driver.of(restored).lease.epoch)
+    *after, all_acts, restored = contents(ledger, driver.scope)
+    assert after == before
+    assert restored == replace(record, epoch=record.epoch + EPOCH_LEAP)
+    assert all_acts[1:] == acts
+    told = (all_acts[0].who, all_acts[0].act, all_acts[0].why)
+    assert told == ("ann", "ledger-restore", "disk replaced")
+    Driver.of(ledger).commit(offsets(10, 20, topic_id="id"), 2)
 
 
-def test_a_backup_is_taken_while_the_ledger_is_in_use(ledger, tmp_path):
-    driver = Driver.of(ledger)
-    driver.commit(offsets(0, 10), 0)
+def test_a_scope_that_the_backup_saw_before_its_first_owner_leaps_too(ledger):
+    ledger.record_act(scope_of(ledger), "ann", "note", "mentioned only")
 
-    ledger.backup(tmp_path / "backup")
-    driver.commit(offsets(10, 20), 1)
+    ledger.restore("ann", "disk replaced")
 
-    assert driver.end() == 20
-    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+    assert Driver.of(ledger).lease.epoch == EPOCH_LEAP + 1
 
 
-def test_a_backup_replaces_no_file(ledger, tmp_path):
-    (tmp_path / "backup").write_text("mine")
-
-    with pytest.raises(Misuse, match="exists already"):
-        ledger.backup(tmp_path / "backup")
-
-    assert (tmp_path / "backup").read_text() == "mine"
-
-
-def test_a_ledger_that_knows_more_is_kept(ledger, tmp_path):
-    driver = filled(ledger)
-    ledger.backup(tmp_path / "backup")
-    later = Driver.of(ledger)
-    later.commit(offsets(10, 20, topic_id="id"), 2)
-    ledger.release(later.lease)
-    before = contents(ledger, driver.scope)
-
-    with pytest.raises(NeedsOperator, match=r"epoch 2.*g1\.b2 is committed"):
-        ledger.restore(tmp_path / "backup")
-
-    assert contents(ledger, driver.scope) == before
-
-
-def test_a_ledger_that_is_in_use_is_kept(ledger, tmp_path):
-    filled(ledger)
-    Driver.of(ledger)
-    ledger.backup(tmp_path / "backup")
+def test_an_owner_that_may_still_run_is_fenced_only_by_takeover(ledger):
+    running = Driver.of(ledger)
+    txn = running.reach(CycleState.PREPARED, 0, offsets(0, 10))
 
     with pytest.raises(LeaseHeld):
-        ledger.restore(tmp_path / "backup")
-
-
-def test_force_goes_back_and_fences_whoever_still_runs(ledger, tmp_path):
-    filled(ledger)
-    running = Driver.of(ledger)
-    ledger.backup(tmp_path / "backup")
-    running = Driver.of(ledger)
-    txn = running.reach(CycleState.PREPARED, 2, offsets(10, 20, topic_id="id"))
-
-    ledger.restore(tmp_path / "backup", Overwrite.FORCE)
+        ledger.restore("ann", "disk replaced")
+    assert ledger.scope_record(running.scope).epoch == running.lease.epoch
+    ledger.restore("ann", "disk replaced", Takeover.FORCE)
 
     with pytest.raises(LeaseLost):
         ledger.decide_commit(running.lease, txn)
-    assert Driver.of(ledger).lease.epoch == running.lease.epoch + 1
-    assert running.end() == 10
+    assert Driver.of(ledger).lease.epoch == running.lease.epoch + EPOCH_LEAP + 1
 
 
-def test_pruning_after_the_backup_loses_no_decision(ledger, tmp_path):
+def test_a_restore_that_one_scope_refuses_changes_no_other(ledger):
     driver = filled(ledger)
-    ledger.backup(tmp_path / "backup")
-    ledger.prune(driver.scope, 0)
+    ledger.acquire(replace(driver.scope, query="zz"), owner_elsewhere(), LEASE_SECONDS)
 
-    ledger.restore(tmp_path / "backup")
+    with pytest.raises(LeaseHeld):
+        ledger.restore("ann", "disk replaced")
 
-    assert len(ledger.history(driver.scope)) == 3
-
-
-def test_another_ledger_is_replaced_only_by_force(make, tmp_path):
-    ledger, other = make(), make("other")
-    filled(ledger)
-    driver = filled(other)
-    ledger.backup(tmp_path / "backup")
-
-    with pytest.raises(NeedsOperator, match="another ledger"):
-        other.restore(tmp_path / "backup")
-    assert other.scopes() == [driver.scope]
-
-    other.restore(tmp_path / "backup", Overwrite.FORCE)
-    assert other.ledger_id == ledger.ledger_id
+    assert ledger.scope_record(driver.scope).epoch == 1
+    assert [act.act for act in ledger.acts(driver.scope)] == ["adopt"]
 
 
-@pytest.mark.parametrize("overwrite", Overwrite)
-def test_a_damaged_backup_changes_nothing(ledger, tmp_path, overwrite):
-    driver = filled(ledger)
-    ledger.backup(tmp_path / "backup")
-    whole = (tmp_path / "backup").read_bytes()
-    before = contents(ledger, driver.scope)
+def test_owners_of_a_restored_ledger_are_not_fenced_by_sinks_that_outlived_the_lost_one(tmp_path):
+    sink = MemorySink()
+    with closing(SqliteLedger(tmp_path / "lost.ledger")) as lost:
+        driver = Driver.of(lost)
+        lost.release(driver.lease)
+        lost.backup(tmp_path / "restored.ledger")
+        for _ in range(5):
+            sink.fence(driver.scope, Driver.of(lost).lease.epoch)
 
-    for damage in (b"", b"junk", whole[: len(whole) // 2], None):
-        (tmp_path / "damaged").unlink(missing_ok=True)
-        if damage is not None:
-            (tmp_path / "damaged").write_bytes(damage)
-        with pytest.raises(LedgerUnusable):
-            ledger.restore(tmp_path / "damaged", overwrite)
+    with closing(SqliteLedger(tmp_path / "restored.ledger")) as restored:
+        restored.restore("ann", "disk replaced")
 
-    assert contents(ledger, driver.scope) == before
+        sink.fence(driver.scope, Driver.of(restored).lease.epoch)
 
 
-@pytest.mark.postgres
-def test_a_changed_line_of_a_backup_is_noticed(postgres_url, tmp_path):
-    with closing(PostgresLedger(postgres_url)) as ledger:
-        filled(ledger)
-        ledger.backup(tmp_path / "backup")
-        text = (tmp_path / "backup").read_text()
-        (tmp_path / "backup").write_text(text.replace("finished", "aborted"))
-
-        with pytest.raises(LedgerUnusable, match="checksum"):
-            ledger.restore(tmp_path / "backup", Overwrite.FORCE)
+@pytest.fixture
+def sqlite_ledger(tmp_path):
+    with closing(SqliteLedger(tmp_path / "test.ledger")) as made:
+        yield made
 
 
-@pytest.mark.postgres
-def test_a_backup_of_version_1_is_brought_up_to_date(postgres_url, tmp_path):
-    with closing(PostgresLedger(postgres_url)) as ledger:
-        driver = filled(ledger)
-        with ledger._database.transaction("test", "read") as session:
-            snapshot = _as_version_1(session)
-        ledger.backup(tmp_path / "backup")
-        _write(tmp_path / "old", snapshot)
+def test_a_copy_is_the_same_ledger(sqlite_ledger, tmp_path):
+    driver = filled(sqlite_ledger)
 
-        ledger.restore(tmp_path / "old")
+    sqlite_ledger.backup(tmp_path / "backup")
 
-        assert driver.mark() is not None
-        with pytest.raises(NeedsOperator):
-            ledger.decide_abort(driver.cycle(0).attempt())
+    with closing(SqliteLedger(tmp_path / "backup")) as copy:
+        assert contents(copy, driver.scope) == contents(sqlite_ledger, driver.scope)
 
 
-def test_force_sets_a_damaged_file_aside(tmp_path):
-    path = tmp_path / "test.ledger"
-    with closing(SqliteLedger(path)) as ledger:
-        driver = filled(ledger)
-        ledger.backup(tmp_path / "backup")
-    path.write_bytes(b"not a database at all, but long enough" * 100)
+def test_a_copy_is_taken_while_the_ledger_is_in_use(sqlite_ledger, tmp_path):
+    driver = Driver.of(sqlite_ledger)
+    driver.commit(offsets(0, 10), 0)
 
-    with closing(SqliteLedger(path)) as ledger:
-        with pytest.raises(LedgerUnusable):
-            ledger.restore(tmp_path / "backup")
-        ledger.restore(tmp_path / "backup", Overwrite.FORCE)
+    sqlite_ledger.backup(tmp_path / "backup")
+    driver.commit(offsets(10, 20), 1)
 
-        assert len(ledger.history(driver.scope)) == 3
-    assert (tmp_path / "test.ledger.damaged").read_bytes().startswith(b"not a database")
+    assert driver.end() == 20
+    with closing(SqliteLedger(tmp_path / "backup")) as copy:
+        assert copy.positions(driver.scope).ends[("0", "t/0")].end == 10
 
 
-def test_a_sqlite_backup_is_one_whole_database(tmp_path):
-    with closing(SqliteLedger(tmp_path / "test.ledger")) as ledger:
-        filled(ledger)
-        ledger.backup(tmp_path / "backup")
+def test_a_copy_replaces_no_file(sqlite_ledger, tmp_path):
+    (tmp_path / "backup").write_text("mine")
+
+    with pytest.raises(Misuse, match="exists already"):
+        sqlite_ledger.backup(tmp_path / "backup")
+    with pytest.raises(Misuse, match="nowhere does not exist"):
+        sqlite_ledger.backup(tmp_path / "nowhere" / "backup")
+
+    assert (tmp_path / "backup").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+def test_a_copy_is_one_whole_database(sqlite_ledger, tmp_path):
+    filled(sqlite_ledger)
+
+    sqlite_ledger.backup(tmp_path / "backup")
 
     with closing(sqlite3.connect(tmp_path / "backup")) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
@@ -249,19 +186,65 @@ def test_a_sqlite_backup_is_one_whole_database(tmp_path):
     assert not list(tmp_path.glob("backup-*"))
 
 
-def _as_version_1(session):
-    from semel.sql import backup
+def test_a_damaged_file_is_neither_copied_nor_taken_for_restored(sqlite_ledger, tmp_path):
+    driver = filled(sqlite_ledger)
+    sqlite_ledger.close()
+    damage_an_index(tmp_path / "test.ledger")
 
-    taken = backup.take(session.run)
-    scopes = [
-        {name: value for name, value in row.items() if not name.startswith("pruned")}
-        for row in taken.tables["semel_scope"]
-    ]
-    return backup.Snapshot(taken.ledger_id, 1, {**taken.tables, "semel_scope": scopes})
+    with pytest.raises(LedgerUnusable, match="damaged"):
+        sqlite_ledger.backup(tmp_path / "backup")
+    with pytest.raises(LedgerUnusable, match="damaged"):
+        sqlite_ledger.restore("ann", "disk replaced")
+
+    assert not (tmp_path / "backup").exists()
+    assert sqlite_ledger.scope_record(driver.scope).epoch == 1
 
 
-def _write(path, snapshot):
-    from semel.sql import backup
+def damage_an_index(path):
+    """Let an index hold other rows than it should: only an integrity check notices."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(
+            "UPDATE sqlite_master SET sql = replace(sql, 'finished', 'planned')"
+            " WHERE name = 'semel_attempt_one_commit'"
+        )
 
-    backup.write_lines(snapshot, path)
-    assert json.loads(path.read_text().splitlines()[0])["version"] == 1
+
+@pytest.mark.postgres
+def test_a_ledger_in_postgres_names_the_command_that_copies_it():
+    ledger = PostgresLedger("postgresql://ann:s3cret@db/shop")
+
+    with pytest.raises(Misuse) as refused:
+        ledger.backup("my backup")
+
+    assert str(refused.value).endswith(
+        "pg_dump --format=custom --table='semel.semel_*' --file='my backup' "
+        "--dbname=postgresql://ann@db/shop"
+    )
+
+
+@pytest.mark.postgres
+def test_what_pg_dump_copied_comes_back_without_the_records_of_a_sink(
+    postgres_url, postgres_server
+):
+    file = postgres_server.folder / "ledger.backup"  # the server's user may not write elsewhere
+    with closing(PostgresLedger(postgres_url)) as ledger:
+        driver = filled(ledger)
+        expected = contents(ledger, driver.scope)
+        with pytest.raises(Misuse) as told:
+            ledger.backup(file)
+        command = str(told.value).partition("pg_dump ")[2]
+        postgres_server._run("pg_dump", *shlex.split(command))
+        Driver.of(ledger).commit(offsets(10, 20, topic_id="id"), 2)
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("CREATE TABLE semel.sink_fence AS SELECT 7 AS epoch")
+
+    options = ("--clean", "--if-exists", "--single-transaction", f"--dbname={postgres_url}")
+    postgres_server._run("pg_restore", *options, str(file))
+
+    with closing(PostgresLedger(postgres_url)) as restored:
+        assert contents(restored, driver.scope) == expected
+        restored.restore("ann", "server replaced")
+        assert Driver.of(restored).lease.epoch == EPOCH_LEAP + 2
+    with psycopg.connect(postgres_url) as connection:
+        assert connection.execute("SELECT epoch FROM semel.sink_fence").fetchone() == (7,)

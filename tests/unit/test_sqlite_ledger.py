@@ -20,8 +20,7 @@ from semel.ledgers import open_ledger
 from semel.memory.ledger import MemoryLedger
 from semel.pipeline.states import CycleState, Decision
 from semel.sql import sqlite
-from semel.sql.mounts import network_file_system
-from semel.sql.sqlite import SqliteLedger
+from semel.sql.sqlite import SqliteLedger, network_file_system
 from semel.testing.contracts.ledger_world import Driver, offsets, scope_of, together
 
 

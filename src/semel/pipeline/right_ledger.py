@@ -37,7 +37,7 @@ def check_ledger(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) ->
                 raise NeedsOperator(
                     f"sink {sink.name!r} holds cycles of {scope} that were decided in another "
                     f"ledger ({other}), which {ledger.url} knows nothing of: use the other "
-                    f"ledger, restore it with `semel ledger restore`, or accept this one with "
+                    f"ledger, restore a backup of it, or accept this one with "
                     f"`semel adopt`"
                 )
     return False

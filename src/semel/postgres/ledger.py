@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
-from semel.errors import LedgerUnavailable, LedgerUnusable, NeedsOperator, Retryable, SemelError
+from semel.errors import (
+    LedgerUnavailable,
+    LedgerUnusable,
+    Misuse,
+    NeedsOperator,
+    Retryable,
+    SemelError,
+)
 from semel.lease import Owner, Takeover
 from semel.pipeline import rules
 from semel.pipeline.ledger import Lease
 from semel.pipeline.txn import Scope
 from semel.postgres.connect import Address, Connection
 from semel.postgres.faults import LOCK_NOT_AVAILABLE, words
-from semel.secrets import Password, masked, scrubbed
-from semel.sql import backup, statements
-from semel.sql.backup import Overwrite
+from semel.secrets import HIDDEN, Password, masked, scrubbed
+from semel.sql import statements
 from semel.sql.database import Database, Mode, Row, Session
 from semel.sql.ledger import SqlLedger
 
@@ -39,7 +46,7 @@ FAULTS: Final[Mapping[str, tuple[type[LedgerUnavailable | LedgerUnusable], str]]
     "53100": (LedgerUnusable, "the disk is full; no decision was taken; make room"),
     "54": (LedgerUnusable, "a limit of the server is reached"),
     "55P03": (LedgerUnavailable, "another session holds the scope's lock"),
-    "XX": (LedgerUnusable, "the database is damaged; restore it (semel ledger restore)"),
+    "XX": (LedgerUnusable, "the database is damaged; restore a backup of it"),
 }
 """What stays as it is until somebody acts; everything else is unavailable now."""
 
@@ -112,34 +119,22 @@ class PostgresLedger(SqlLedger):
             self._end_holders(scope, record.epoch if record else 0)
             return super().acquire(scope, owner, seconds, takeover)
 
-    def backup(self, destination: str | Path) -> None:
-        """Write the ledger, as it is at one moment, to a new file of JSON lines.
+    def backup(self, destination: str | Path) -> NoReturn:
+        """Name the command that copies the ledger: PostgreSQL has its own.
+
+        Only the ledger's tables are named: a sink may keep its records in the same schema, and
+        those must stay as they are when the ledger goes back.
 
         Raises:
-            Misuse: the file exists already.
+            Misuse: always.
         """
-        with self._database.transaction("semel:backup", Mode.READ) as session:
-            snapshot = backup.take(session.run)
-        backup.write_lines(snapshot, Path(destination).absolute())
-
-    def restore(self, source: str | Path, overwrite: Overwrite = Overwrite.REFUSE) -> None:
-        """Become the ledger in the backup at *source*, with every lease ended.
-
-        Raises:
-            LeaseHeld: an owner is live.
-            NeedsOperator: decisions that the backup lacks would be lost.
-            LedgerUnusable: the backup is damaged or of a newer version; nothing was changed.
-        """
-        saved = backup.read_lines(Path(source).absolute())
-        backup.check_version(str(source), saved.version)
-        with self._database.transaction("semel:restore", Mode.WRITE) as session:
-            session.lock_schema()
-            current = backup.take(session.run)
-            if overwrite is Overwrite.REFUSE:
-                (time,) = session.run(f"SELECT {PostgresDriver.words['now']} AS now")
-                backup.check_replaceable(self.url, current, saved, time["now"])
-            backup.load(session, saved, current.epochs())
-        self._database.forget()
+        url, schema, *_ = self._given
+        place = masked(url).replace(f":{HIDDEN}@", "@")
+        raise Misuse(
+            f"a ledger in PostgreSQL is copied by PostgreSQL: pg_dump --format=custom "
+            f"--table='{schema}.semel_*' --file={shlex.quote(str(destination))} "
+            f"--dbname={shlex.quote(place)}"
+        )
 
     def _end_holders(self, scope: Scope, epoch: int) -> None:
         """End the ledger's sessions of *scope* up to *epoch* that are inside a transaction."""

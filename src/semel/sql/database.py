@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import StrEnum
@@ -19,6 +20,9 @@ from semel.sql import schema
 
 Row: TypeAlias = Any
 """One row; its values by column name."""
+
+MICROSECONDS: Final = 1_000_000
+"""In a second: times are stored as whole microseconds."""
 
 
 class Mode(StrEnum):
@@ -168,12 +172,6 @@ class Database:
             with suppress(*self.driver.errors):
                 session.close()
 
-    def forget(self) -> None:
-        """Take whatever ledger is there next for ours: it was restored on purpose."""
-        with self._lock:
-            self.close()
-            self._ledger_id = None
-
     def __del__(self) -> None:
         if getattr(self, "_session", None) is not None:
             self.close()
@@ -198,7 +196,7 @@ class Database:
         if self._session is None:
             session = self.driver.connect(self._ledger_id)
             try:
-                found = schema.prepare(session, self.driver.url)
+                found = _prepare(session, self.driver.url)
                 self._check_same(found)
             except BaseException:
                 session.close()
@@ -241,3 +239,56 @@ class Database:
             yield
         except self.driver.errors as error:
             raise self.driver.fault(error) from error
+
+
+def _prepare(session: Session, url: str) -> str:
+    """Make the tables unless they are there; return the ledger's id.
+
+    Two processes may do it at once.  Version 1 is the first: the step from it to a second
+    one belongs here, in the transaction that holds the schema's lock.
+
+    Raises:
+        LedgerUnusable: the tables are of another version than this code.
+    """
+    session.begin("semel:schema", Mode.READ)
+    try:
+        ledger_id = _find(session, url)
+    finally:
+        session.rollback()
+    if ledger_id is not None:
+        return ledger_id
+    session.begin("semel:schema", Mode.WRITE)
+    try:
+        session.lock_schema()
+        # Another process may have made the tables since the first look.
+        ledger_id = _find(session, url)
+        if ledger_id is None:
+            for statement in (*schema.TABLES.values(), *schema.INDEXES):
+                session.run(statement)
+            ledger_id = str(uuid.uuid4())
+            session.run(_MAKE, {"version": schema.VERSION, "id": ledger_id})
+        session.commit()
+    except BaseException:
+        session.rollback()
+        raise
+    return ledger_id
+
+
+def _find(session: Session, url: str) -> str | None:
+    """Return the id of the ledger that is there; None if there is none."""
+    if not session.has_table("semel_ledger_meta"):
+        return None
+    (meta,) = session.run("SELECT version, ledger_id FROM semel_ledger_meta")
+    if meta["version"] != schema.VERSION:
+        raise LedgerUnusable(
+            url,
+            f"it has schema version {meta['version']}, and this semel knows version "
+            f"{schema.VERSION}; upgrade semel, or restore a backup made before the upgrade",
+        )
+    ledger_id: str = meta["ledger_id"]
+    return ledger_id
+
+
+_MAKE: Final = (
+    "INSERT INTO semel_ledger_meta (only_row, version, ledger_id) VALUES (1, :version, :id)"
+)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from functools import partial
@@ -14,13 +16,10 @@ from typing import Any, Final
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import LedgerUnavailable, LedgerUnusable, Misuse, NeedsOperator, SemelError
-from semel.lease import Owner
-from semel.sql import sqlite_backup, statements
-from semel.sql.backup import Overwrite, sync
-from semel.sql.database import Database, Mode, Row, Session
+from semel.lease import Owner, Takeover
+from semel.sql import statements
+from semel.sql.database import MICROSECONDS, Database, Mode, Row, Session
 from semel.sql.ledger import SqlLedger
-from semel.sql.mounts import network_file_system
-from semel.sql.rows import MICROSECONDS
 
 FAULTS: Final[Mapping[str, tuple[type[LedgerUnavailable | LedgerUnusable], str]]] = {
     # the first word of SQLite's code    what to raise        what to say
@@ -34,10 +33,25 @@ FAULTS: Final[Mapping[str, tuple[type[LedgerUnavailable | LedgerUnusable], str]]
     "READONLY": (LedgerUnusable, "the file is read-only; no decision was taken; make it writable"),
     "PERM": (LedgerUnusable, "the file may not be opened; change its permissions"),
     "CANTOPEN": (LedgerUnusable, "the file cannot be opened; look at its path and permissions"),
-    "CORRUPT": (LedgerUnusable, "the file is damaged; restore it (semel ledger restore)"),
+    "CORRUPT": (LedgerUnusable, "the file is damaged; restore a backup of it"),
     "NOTADB": (LedgerUnusable, "the file is not a SQLite database; look at its path"),
 }
 """What SQLite's errors mean, by code (https://sqlite.org/rescode.html)."""
+
+NETWORK: Final = frozenset(
+    {
+        "9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "drvfs", "glusterfs", "gpfs",
+        "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "vboxsf",
+    }
+)  # fmt: skip
+
+NETWORK_FUSE: Final = frozenset(
+    {
+        "ceph", "davfs", "davfs2", "gcsfuse", "glusterfs", "goofys", "hdfs", "juicefs",
+        "mount-s3", "rclone", "s3fs", "seaweedfs", "smbnetfs", "sshfs",
+    }
+)  # fmt: skip
+"""What stands behind ``fuse.``: FUSE itself is no network."""
 
 _IS_LEDGER: Final = "SELECT 1 FROM sqlite_master WHERE name = 'semel_ledger_meta'"
 
@@ -76,29 +90,40 @@ class SqliteLedger(SqlLedger):
         return made, (str(self._path),)
 
     def backup(self, destination: str | Path) -> None:
-        """Copy the ledger to a new file, while it is in use; the copy is checked and synced.
+        """Copy the ledger to a new file, as it is at one moment, while it is in use.
+
+        The file appears whole, checked and synced, or not at all.
 
         Raises:
-            Misuse: the file exists already.
+            Misuse: the file exists already, or its folder does not.
         """
-        assert self.ledger_id  # it is there, and up to date
-        with self._database.translated():
-            sqlite_backup.copy(self._path, Path(destination).absolute())
+        _ = self.ledger_id  # opens the ledger, and refuses one of another version
+        target = Path(destination).absolute()
+        if not target.parent.is_dir():
+            raise Misuse(f"the folder {target.parent} does not exist; make it")
+        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
+        try:
+            with (
+                self._database.translated(),
+                closing(sqlite3.connect(f"{self._path.as_uri()}?mode=ro", uri=True)) as ledger,
+                closing(sqlite3.connect(partial, isolation_level=None)) as made,
+            ):
+                ledger.backup(made)
+                made.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
+                _check_whole(made, str(target))
+            _sync(partial)
+            os.link(partial, target)  # unlike a rename, it replaces nothing
+        except FileExistsError as error:
+            raise Misuse(f"{target} exists already; a backup replaces nothing") from error
+        finally:
+            partial.unlink(missing_ok=True)
+        _sync(target.parent)
 
-    def restore(self, source: str | Path, overwrite: Overwrite = Overwrite.REFUSE) -> None:
-        """Become the ledger in the backup at *source*, with every lease ended.
-
-        With `Overwrite.FORCE` a damaged file is set aside as ``….damaged``.
-
-        Raises:
-            LeaseHeld: an owner is live.
-            NeedsOperator: decisions that the backup lacks would be lost.
-            LedgerUnusable: the backup is damaged or of a newer version; nothing was changed.
-        """
-        now = round(self._clock.now() * MICROSECONDS)
-        with self._database.translated():
-            sqlite_backup.restore(self, self._path, Path(source).absolute(), overwrite, now)
-        self._database.forget()
+    def restore(self, who: str, why: str, takeover: Takeover = Takeover.WAIT) -> None:
+        """End every lease and leap every epoch, if the file is whole."""
+        with self._database.translated(), closing(sqlite3.connect(self._path)) as connection:
+            _check_whole(connection, self.url)
+        super().restore(who, why, takeover)
 
 
 def path_of(path_or_url: str | Path) -> Path:
@@ -151,7 +176,7 @@ class SqliteDriver:
             connection.close()
             raise
         if is_new:
-            sync(self._path.parent)
+            _sync(self._path.parent)
         return SqliteSession(connection, self._path, self._clock, self.url)
 
     def fault(self, error: Exception) -> SemelError:
@@ -299,3 +324,47 @@ def _condition(owner: Owner) -> str:
         return ""
     stopped = stat.rpartition(")")[2].split()[0] in "Tt"
     return ", which is stopped: continue it (kill -CONT) or end it" if stopped else ""
+
+
+def _check_whole(connection: sqlite3.Connection, where: str) -> None:
+    found = [row[0] for row in connection.execute("PRAGMA integrity_check")]
+    if found != ["ok"]:
+        raise LedgerUnusable(where, f"the file is damaged: {'; '.join(found[:3])}")
+
+
+def _sync(path: Path) -> None:
+    """Bring a file or a folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def network_file_system(path: Path, mounts: str | None = None) -> str | None:
+    """Return the type of the network file system that *path* is on; None if it is on none we know.
+
+    *mounts* is what the kernel lists; where it lists nothing, nothing is known.
+    """
+    if mounts is None:
+        try:
+            mounts = Path("/proc/self/mounts").read_text(errors="surrogateescape")
+        except OSError:
+            return None
+    kind = _type_of(path.resolve(), mounts)
+    is_network = kind in NETWORK or kind.removeprefix("fuse.") in NETWORK_FUSE
+    return kind if is_network else None
+
+
+def _type_of(path: Path, mounts: str) -> str:
+    """The type of the last and deepest mount above *path*; the last one hides those before it."""
+    best, kind = -1, ""
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = Path(re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[1]))
+        depth = len(point.parts)
+        if depth >= best and path.is_relative_to(point):
+            best, kind = depth, fields[2]
+    return kind

@@ -30,6 +30,15 @@ READ_SCOPE: Final = LOCK_SCOPE.replace("{for_update}", "")
 # A scope whose epoch is 0 was mentioned, but never owned.
 LIST_SCOPES: Final = "SELECT app, query FROM semel_scope WHERE epoch > 0 ORDER BY app, query"
 
+# A restore leaps them all: the lost ledger may have had owners of any of them.
+LIST_EVERY_SCOPE: Final = "SELECT app, query FROM semel_scope ORDER BY app, query"
+
+# Sinks have seen epochs of the lost ledger: the next owner's epoch must be above them.
+LEAP_EPOCH: Final = """
+    UPDATE semel_scope SET epoch = epoch + :leap, owner = NULL, lease_until = 0
+     WHERE app = :app AND query = :query
+"""
+
 # Every acquisition bumps the epoch; the number is read from the locked row.
 TAKE_LEASE: Final = """
     UPDATE semel_scope SET epoch = :epoch, owner = :owner, lease_until = :until

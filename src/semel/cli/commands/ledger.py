@@ -14,6 +14,7 @@ from semel.cli.options import (
     DebugOption,
     JsonOption,
     LedgerOption,
+    TakeoverOption,
     WhoOption,
     WhyOption,
     YesOption,
@@ -26,12 +27,11 @@ from semel.cli.reports.ledger import (
     back_up,
     ledger_check,
 )
-from semel.cli.reports.ledger import restore as put_back
-from semel.cli.target import ledger_url, need_ledger
+from semel.cli.reports.ledger import restore as fence
+from semel.cli.target import need_ledger
 from semel.cli.words import counted, listed, pairs
 from semel.errors import Misuse
-from semel.ledgers import open_ledger
-from semel.sql.backup import Overwrite
+from semel.lease import Takeover
 
 app = typer.Typer(no_args_is_help=True, help="Look after the ledger itself.")
 
@@ -59,6 +59,8 @@ def backup(
 ) -> None:
     """Copy the ledger to a file, as it is at one moment, while it is in use.
 
+    Of a ledger in PostgreSQL it names the pg_dump command that does so.
+
     Example: semel ledger backup payments.backup --ledger sqlite:///payments.ledger
     """
     with answering("ledger backup", as_json, debug) as answer:
@@ -67,41 +69,33 @@ def backup(
 
 @app.command("restore")
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `ledger backup` wrote.")],
     ledger: LedgerOption = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Replace a ledger that knows more: those decisions are lost."),
-    ] = False,
+    takeover: TakeoverOption = False,
     who: WhoOption = None,
     why: WhyOption = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Replace the ledger by a backup; whoever still runs is fenced.
+    """Fence the owners of a lost ledger, after a backup was put in its place.
 
-    Refuses to replace a ledger with a live owner, or with decisions that the backup lacks.
-    A pipeline whose sinks know more than the restored ledger refuses to start.
+    Put the backup in place first: copy the file, or run pg_restore.  This command then ends
+    every lease and raises every epoch by 10,000, above those that the lost ledger gave out.
+    It refuses while an owner may still run.  A pipeline whose sinks know more than the
+    restored ledger refuses to start.
 
-    Example: semel ledger restore payments.backup --ledger sqlite:///payments.ledger
-    --why "disk replaced"
+    Example: semel ledger restore --ledger sqlite:///payments.ledger --why "disk replaced"
     """
     with answering("ledger restore", as_json, debug) as answer:
-        url = ledger_url(answer, ledger)
-        opened = open_ledger(url)
-        if not file.is_file():
-            raise Misuse(f"there is no file {file}")
-        answer.say(f"{opened.url} will hold what {file} holds; every lease in it is ended")
-        if force:
-            answer.say("--force: decisions that are there and not in the backup are lost")
+        opened = need_ledger(answer, ledger)
+        answer.say(f"{opened.url}: every lease in it ends, and every epoch is raised")
         if not why:
             raise Misuse(
-                "restoring changes everything, and the audit wants a reason: add --why '…'"
+                "restoring fences every owner, and the audit wants a reason: add --why '…'"
             )
-        answer.confirm(f"Restore {opened.url} from {file}?", yes)
-        overwrite = Overwrite.FORCE if force else Overwrite.REFUSE
-        answer.give(put_back(opened, file, overwrite, who_is_it(who), why), show_restore)
+        answer.confirm(f"Go on with {opened.url} as it was restored?", yes)
+        chosen = Takeover.FORCE if takeover else Takeover.WAIT
+        answer.give(fence(opened, chosen, who_is_it(who), why), show_restore)
 
 
 def show_check(console: Console, report: LedgerCheck) -> None:
@@ -136,6 +130,7 @@ def show_backup(console: Console, report: BackupReport) -> None:
 
 def show_restore(console: Console, report: RestoreReport) -> None:
     """Print where the restored ledger stands."""
-    console.print(f"restored {report.ledger} from {report.file}", markup=False)
+    console.print(f"{report.ledger}: owners of the lost ledger are fenced", markup=False)
     for scope, mark in report.marks.items():
-        console.print(f"  {scope}: mark {mark or 'none'}", markup=False)
+        stands = f"epoch {report.epochs[scope]}, mark {mark or 'none'}"
+        console.print(f"  {scope}: {stands}", markup=False)

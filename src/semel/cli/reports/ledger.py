@@ -11,10 +11,10 @@ from typing import Protocol, runtime_checkable
 
 from semel.cli.reports.weakness import Weakness, of_ledger
 from semel.errors import Misuse
+from semel.lease import Takeover
 from semel.pipeline.ledger import AttemptRecord, Ledger
 from semel.pipeline.states import CycleState
 from semel.pipeline.txn import CycleId, Scope
-from semel.sql.backup import Overwrite
 
 EVERY = sys.maxsize // 8
 
@@ -117,10 +117,11 @@ class RestoreReport:
 
     ledger: str
     ledger_id: str
-    file: str
-    forced: bool
     who: str
     why: str
+    epochs: dict[str, int]
+    """By scope: the epoch after the leap."""
+
     marks: dict[str, str | None]
     """By scope: the highest finished cycle of the restored ledger."""
 
@@ -132,14 +133,14 @@ class RestoreReport:
 
 @runtime_checkable
 class CanBeBackedUp(Protocol):
-    """A ledger that can be copied to a file and made from one."""
+    """A ledger that outlives its process."""
 
     def backup(self, destination: str | Path) -> None:
         """Copy the ledger to a new file."""
         ...
 
-    def restore(self, source: str | Path, overwrite: Overwrite = Overwrite.REFUSE) -> None:
-        """Become the ledger in the backup."""
+    def restore(self, who: str, why: str, takeover: Takeover = Takeover.WAIT) -> None:
+        """Fence the owners of the lost ledger, after a copy was put in its place."""
         ...
 
 
@@ -147,29 +148,30 @@ def back_up(ledger: Ledger, file: Path) -> BackupReport:
     """Copy the ledger to a new file.
 
     Raises:
-        Misuse: the file exists already.
+        Misuse: the file exists already, or the ledger's database has its own command for that.
     """
     _copyable(ledger).backup(file)
     scopes = [str(scope) for scope in ledger.scopes()]
     return BackupReport(ledger.url, ledger.ledger_id, str(file), file.stat().st_size, scopes)
 
 
-def restore(ledger: Ledger, file: Path, overwrite: Overwrite, who: str, why: str) -> RestoreReport:
-    """Replace the ledger by the backup in *file*; records who and why in every scope of it.
+def restore(ledger: Ledger, takeover: Takeover, who: str, why: str) -> RestoreReport:
+    """Fence the owners of the lost ledger; record who and why in every scope.
 
     Raises:
-        LeaseHeld: an owner is live.
-        NeedsOperator: decisions that the backup lacks would be lost.
+        LeaseHeld: an owner may still run.
     """
-    _copyable(ledger).restore(file, overwrite)
-    marks: dict[str, str | None] = {}
-    for scope in ledger.scopes():
-        record = ledger.scope_record(scope)
-        marks[str(scope)] = record.mark.cycle.label if record and record.mark else None
-        detail = {"file": str(file), "overwrite": overwrite.value}
-        ledger.record_act(scope, who, "ledger-restore", why, detail)
-    forced = overwrite is Overwrite.FORCE
-    return RestoreReport(ledger.url, ledger.ledger_id, str(file), forced, who, why, marks)
+    _copyable(ledger).restore(who, why, takeover)
+    records = [ledger.scope_record(scope) for scope in ledger.scopes()]
+    found = {str(record.scope): record for record in records if record is not None}
+    return RestoreReport(
+        ledger=ledger.url,
+        ledger_id=ledger.ledger_id,
+        who=who,
+        why=why,
+        epochs={scope: record.epoch for scope, record in found.items()},
+        marks={scope: r.mark.cycle.label if r.mark else None for scope, r in found.items()},
+    )
 
 
 def _copyable(ledger: Ledger) -> CanBeBackedUp:
