@@ -1,8 +1,7 @@
-"""The tables' version: making them, bringing them up to date, refusing those of a newer semel.
+"""The tables of the messaging half: making them, comparing them, refusing those of a newer semel.
 
-    nothing ──create──▶ this version ◀──upgrade── an older version
-                          ▲
-    tables of Alembic ────┘ (upgrade or create, if nothing is missing)
+    nothing ───────────create──▶ version 1
+    tables of Alembic ─create──▶ version 1, if nothing is missing
 
 A newer version is refused by everything: its rows may mean what this code does not
 know.  So are tables that bear our names and are somebody else's.
@@ -10,57 +9,54 @@ know.  So are tables that bear our names and are somebody else's.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
-from sqlalchemy import Connection, MetaData, Table, insert, inspect, select, text, update
+from sqlalchemy import Column, Connection, Index, MetaData, Table, insert, inspect, select, text
 from sqlalchemy.engine import Engine
+from sqlalchemy.engine.interfaces import (
+    ReflectedColumn,
+    ReflectedIndex,
+    ReflectedPrimaryKeyConstraint,
+)
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from semel.errors import Permanent, reason_of
 from semel.secrets import masked
 from semel.sqlalchemy.engine import made_ready
 from semel.sqlalchemy.faults import opening
-from semel.sqlalchemy.schema_check import Problem, differences
 from semel.sqlalchemy.tables import metadata
+
+VERSION: Final = 1
+"""The version of the tables that this code reads and writes."""
 
 VERSION_TABLE: Final = "semel_messaging"
 
-# What two processes that migrate at once both lock; "semel" in ASCII.
+MAKE: Final = "semel db create"
+CHECK: Final = "semel db check"
+
+# What two processes that make the tables at once both lock; "semel" in ASCII.
 _LOCK: Final = 0x73656D656C
-# A migration may take its time; whoever waits for it is at a start, not in a transaction.
+# A process waits for the lock at its start, not in a transaction: it may take a while.
 _WAIT_SECONDS: Final = 60
 
-MIGRATE: Final = "semel db upgrade"
-MAKE: Final = "semel db create"
-
-Migration = Callable[[Connection], None]
-"""Brings tables of one version to the next, in the transaction that writes the new version."""
+# The same type by another name, with no difference that a statement could see.
+_SAME_TYPES: Final = {"VARCHAR": "TEXT"}
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
-    """One version of the tables, and the ways to it from the older ones."""
+class Problem:
+    """One thing that is wrong with the tables, and what to do about it."""
 
-    version: int
-    metadata: MetaData
-    migrations: Mapping[int, Migration] = field(default_factory=dict)
-    """By the version that each leads to."""
+    what: str
+    way_out: str
 
-    @property
-    def table(self) -> Table:
-        """The table that holds the version; it is the same in every version."""
-        return self.metadata.tables[VERSION_TABLE]
-
-
-MIGRATIONS: Final[Mapping[int, Migration]] = {}
-"""None yet: version 1 is the first."""
-
-CURRENT: Final = Schema(1, metadata, MIGRATIONS)
-"""What this code reads and writes."""
+    def __str__(self) -> str:
+        return f"{self.what}; {self.way_out}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,69 +86,43 @@ class SchemaUnusable(Permanent):
         return f"database {self.database}: {self.reason}"
 
 
-async def create(engine: AsyncEngine, schema: Schema = CURRENT) -> SchemaChange:
+async def create(engine: AsyncEngine) -> SchemaChange:
     """Make the tables; doing so again changes nothing.  Two processes may do it at once.
 
     Raises:
-        SchemaUnusable: there are tables of another version, or tables that are not semel's.
+        SchemaUnusable: there are tables of a newer version, or tables that are not semel's.
         Misuse: the role may not make tables.
-        Retryable: the database does not answer, or another process migrates for long.
+        Retryable: the database does not answer, or another process makes the tables for long.
     """
 
     def make(connection: Connection) -> SchemaChange:
-        before = _version(connection, schema)
+        before = _version(connection)
         if before is None:
-            _refuse_strangers(connection, schema)
-            schema.metadata.create_all(connection)
-            _write(connection, schema, None)
+            _refuse_strangers(connection)
+            metadata.create_all(connection)
+            _write_version(connection)
         elif before == 0:
-            _adopt(connection, schema)
-        elif before < schema.version:
-            raise _unusable(connection, _older(before, schema))
-        return SchemaChange(before, schema.version)
+            _adopt(connection)
+        return SchemaChange(before, VERSION)
 
     return await _changed(engine, make)
 
 
-async def upgrade(engine: AsyncEngine, schema: Schema = CURRENT) -> SchemaChange:
-    """Bring the tables to this version.  Two processes may do it at once.
+async def upgrade(engine: AsyncEngine) -> SchemaChange:
+    """Bring the tables to this version, and make them where there are none.
+
+    Version 1 is the first, so there is nothing to migrate from.  The step to a second
+    version belongs here, in the transaction that writes its number.
 
     Raises:
-        SchemaUnusable: there are no tables, or newer ones, or some that are not semel's.
-        Retryable: the database does not answer, or another process migrates for long.
+        SchemaUnusable: there are tables of a newer version, or tables that are not semel's.
+        Misuse: the role may not make tables.
+        Retryable: the database does not answer, or another process makes the tables for long.
     """
-
-    def migrate(connection: Connection) -> SchemaChange:
-        before = _version(connection, schema)
-        if before is None:
-            raise _unusable(connection, _MISSING)
-        if before == 0:
-            _adopt(connection, schema)
-        elif before < schema.version:
-            for version in range(before + 1, schema.version + 1):
-                schema.migrations[version](connection)
-            _write(connection, schema, before)
-        return SchemaChange(before, schema.version)
-
-    return await _changed(engine, migrate)
+    return await create(engine)
 
 
-async def is_behind(engine: AsyncEngine, schema: Schema = CURRENT) -> bool:
-    """Tell whether `upgrade` would change something.
-
-    Raises:
-        Retryable: the database does not answer.
-    """
-
-    def look(connection: Connection) -> bool:
-        version = _version_there(connection, schema)
-        return version is not None and version < schema.version
-
-    async with _connected(engine) as ready, ready.connect() as connection:
-        return await connection.run_sync(look)
-
-
-async def check(engine: AsyncEngine, schema: Schema = CURRENT) -> Sequence[Problem]:
+async def check(engine: AsyncEngine) -> Sequence[Problem]:
     """Compare the database with what this code needs; empty where nothing is wrong.
 
     Raises:
@@ -160,40 +130,35 @@ async def check(engine: AsyncEngine, schema: Schema = CURRENT) -> Sequence[Probl
     """
 
     def compare(connection: Connection) -> Sequence[Problem]:
-        version = _version_there(connection, schema)
+        version = _version_there(connection)
         if version is None:
-            strangers = _present(connection, schema)
+            strangers = _present(connection)
             return [_stranger(name) for name in strangers] or [Problem(*_MISSING)]
-        if version > schema.version:
-            return [Problem(*_newer(version, schema))]
-        if 0 < version < schema.version:
-            return [Problem(*_older(version, schema))]
-        found = list(differences(connection, schema.metadata))
+        if version > VERSION:
+            return [Problem(*_newer(version))]
+        found = list(differences(connection, metadata))
         if version == 0 and not found:
-            found = [Problem("the tables have no version", f"write it: {MIGRATE}")]
+            found = [Problem("the tables have no version", f"write it: {MAKE}")]
         return found
 
     async with _connected(engine) as ready, ready.connect() as connection:
         return await connection.run_sync(compare)
 
 
-async def require_version(engine: AsyncEngine, schema: Schema = CURRENT) -> None:
-    """See that the tables are of the version that this code knows; for the start of a service.
+async def require_version(engine: AsyncEngine) -> None:
+    """Refuse tables of another version than this code's; for the start of a service.
 
     One small read: what else may be wrong with the tables, `check` finds.
 
     Raises:
-        SchemaUnusable: they are missing, older or newer.
+        SchemaUnusable: they are missing or newer.
         Misuse: the role may not read them.
         Retryable: the database does not answer.
     """
 
     def look(connection: Connection) -> None:
-        version = _version(connection, schema)
-        if version is None:
+        if _version(connection) is None:
             raise _unusable(connection, _MISSING)
-        if 0 < version < schema.version:
-            raise _unusable(connection, _older(version, schema))
 
     async with _connected(engine) as ready, ready.connect() as connection:
         await connection.run_sync(look)
@@ -223,34 +188,31 @@ async def _connected(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
         raise SchemaUnusable(name, reason_of(error.orig or error)) from error
 
 
-def _version(connection: Connection, schema: Schema) -> int | None:
-    """Return the version of the tables; None: there are none, 0: nobody wrote it down.
+def _version(connection: Connection) -> int | None:
+    """Return the version of the tables; None: there are none, 0: no version is written down.
 
     Raises:
         SchemaUnusable: it is newer than this code.
     """
-    version = _version_there(connection, schema)
-    if version is not None and version > schema.version:
-        raise _unusable(connection, _newer(version, schema))
+    version = _version_there(connection)
+    if version is not None and version > VERSION:
+        raise _unusable(connection, _newer(version))
     return version
 
 
-def _version_there(connection: Connection, schema: Schema) -> int | None:
+def _version_there(connection: Connection) -> int | None:
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
-    return connection.execute(select(schema.table.c.version)).scalar() or 0
+    return connection.execute(select(metadata.tables[VERSION_TABLE].c.version)).scalar() or 0
 
 
-def _write(connection: Connection, schema: Schema, before: int | None) -> None:
-    if before:
-        connection.execute(update(schema.table).values(version=schema.version))
-    else:
-        connection.execute(insert(schema.table).values(only_row=1, version=schema.version))
+def _write_version(connection: Connection) -> None:
+    connection.execute(insert(metadata.tables[VERSION_TABLE]).values(only_row=1, version=VERSION))
 
 
-def _adopt(connection: Connection, schema: Schema) -> None:
+def _adopt(connection: Connection) -> None:
     """Write the version of tables that another tool made, such as Alembic, if they are whole."""
-    problems = list(differences(connection, schema.metadata))
+    problems = list(differences(connection, metadata))
     if problems:
         raise _unusable(
             connection,
@@ -260,29 +222,20 @@ def _adopt(connection: Connection, schema: Schema) -> None:
                 f"mend them, or see all with: {CHECK}",
             ),
         )
-    _write(connection, schema, None)
+    _write_version(connection)
 
-
-CHECK: Final = "semel db check"
 
 _MISSING: Final = ("there are no tables of semel", f"make them: {MAKE}")
 
 
-def _older(version: int, schema: Schema) -> tuple[str, str]:
-    what = f"the tables have version {version}, and this semel needs version {schema.version}"
-    return what, f"stop the consumers that run an older semel, then: {MIGRATE}"
-
-
-def _newer(version: int, schema: Schema) -> tuple[str, str]:
-    what = (
-        f"the tables have version {version}, and this semel knows versions up to {schema.version}"
-    )
+def _newer(version: int) -> tuple[str, str]:
+    what = f"the tables have version {version}, and this semel knows versions up to {VERSION}"
     return what, "upgrade semel"
 
 
-def _present(connection: Connection, schema: Schema) -> list[str]:
+def _present(connection: Connection) -> list[str]:
     there = set(inspect(connection).get_table_names())
-    return [name for name in schema.metadata.tables if name in there]
+    return [name for name in metadata.tables if name in there]
 
 
 def _stranger(name: str) -> Problem:
@@ -293,8 +246,8 @@ def _stranger(name: str) -> Problem:
     )
 
 
-def _refuse_strangers(connection: Connection, schema: Schema) -> None:
-    problems = [_stranger(name) for name in _present(connection, schema)]
+def _refuse_strangers(connection: Connection) -> None:
+    problems = [_stranger(name) for name in _present(connection)]
     if problems:
         what = f"{problems[0].what}{_and_more(problems)}"
         raise _unusable(connection, (what, problems[0].way_out))
@@ -310,3 +263,131 @@ def _unusable(connection: Connection, why: tuple[str, str]) -> SchemaUnusable:
 
 def _name(engine: Engine) -> str:
     return masked(engine.url.render_as_string(hide_password=True))
+
+
+def differences(connection: Connection, needed: MetaData) -> Iterator[Problem]:
+    """Compare the database's tables with *needed*, and name every difference that matters."""
+    found = _Found.of(connection, list(needed.tables))
+    for table in needed.sorted_tables:
+        if table.name in found.columns:
+            yield from _Compared(connection, found, table).problems()
+        else:
+            make = _one_line(CreateTable(table), connection)
+            yield Problem(
+                f"table {table.name} is missing",
+                f"restore it from a backup, or make it anew, empty: {make}",
+            )
+            yield from (_missing_index(connection, index) for index in _indexes(table))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the database says about all tables, asked at once; by table."""
+
+    columns: dict[str, list[ReflectedColumn]]
+    keys: dict[str, ReflectedPrimaryKeyConstraint]
+    indexes: dict[str, list[ReflectedIndex]]
+
+    @classmethod
+    def of(cls, connection: Connection, tables: list[str]) -> _Found:
+        ask = inspect(connection)
+        return cls(
+            {
+                name: found
+                for (_, name), found in ask.get_multi_columns(filter_names=tables).items()
+            },
+            {
+                name: found
+                for (_, name), found in ask.get_multi_pk_constraint(filter_names=tables).items()
+            },
+            {
+                name: found
+                for (_, name), found in ask.get_multi_indexes(filter_names=tables).items()
+            },
+        )
+
+
+class _Compared:
+    """One table as it is, beside what it should be."""
+
+    def __init__(self, connection: Connection, found: _Found, table: Table) -> None:
+        self._connection = connection
+        self._table = table
+        self._columns = {each["name"]: each for each in found.columns[table.name]}
+        self._key = found.keys[table.name]["constrained_columns"]
+        self._indexes = {each["name"]: each for each in found.indexes.get(table.name, [])}
+
+    def problems(self) -> Iterator[Problem]:
+        """Name what differs: columns, the key, indexes."""
+        for column in self._table.columns:
+            yield from self._of_column(column)
+        yield from self._of_strange_columns()
+        yield from self._of_key()
+        for index in _indexes(self._table):
+            yield from self._of_index(index)
+
+    def _of_column(self, column: Column[Any]) -> Iterator[Problem]:
+        name = f"column {column.name} of table {self._table.name}"
+        found = self._columns.get(column.name)
+        if found is None:
+            definition = _one_line(CreateColumn(column), self._connection)
+            yield Problem(
+                f"{name} is missing", f"ALTER TABLE {self._table.name} ADD COLUMN {definition}"
+            )
+            return
+        wanted, has = self._type(column.type), self._type(found["type"])
+        if wanted != has:
+            yield Problem(
+                f"{name} has the type {has}, not {wanted}", f"change its type to {wanted}"
+            )
+        if column.nullable and not found["nullable"]:
+            yield Problem(f"{name} refuses NULL", "let it be NULL: semel writes none there")
+
+    def _of_strange_columns(self) -> Iterator[Problem]:
+        for name, found in self._columns.items():
+            silent = found["default"] is None and not found["nullable"]
+            if name not in self._table.columns and silent:
+                yield Problem(
+                    f"column {name} of table {self._table.name} is not semel's, and every insert "
+                    f"fails without a value for it",
+                    "drop it, give it a default, or let it be NULL",
+                )
+
+    def _of_key(self) -> Iterator[Problem]:
+        wanted = [column.name for column in self._table.primary_key]
+        if list(self._key) != wanted:
+            yield Problem(
+                f"the primary key of table {self._table.name} is ({', '.join(self._key)}), "
+                f"not ({', '.join(wanted)})",
+                "make it so: without that key, a message can be claimed twice",
+            )
+
+    def _of_index(self, index: Index) -> Iterator[Problem]:
+        found = self._indexes.get(index.name)
+        if found is None:
+            yield _missing_index(self._connection, index)
+            return
+        columns = [column.name for column in index.columns]
+        if list(found["column_names"]) != columns or bool(found["unique"]) != index.unique:
+            make = _one_line(CreateIndex(index), self._connection)
+            yield Problem(
+                f"index {index.name} of table {self._table.name} is another one",
+                f"DROP INDEX {index.name}, then {make}",
+            )
+
+    def _type(self, kind: Any) -> str:
+        name = str(kind.compile(self._connection.dialect)).upper()
+        return _SAME_TYPES.get(name, name)
+
+
+def _indexes(table: Table) -> list[Index]:
+    return sorted(table.indexes, key=lambda index: str(index.name))
+
+
+def _missing_index(connection: Connection, index: Index) -> Problem:
+    what = f"index {index.name} of table {index.table.name if index.table is not None else ''}"
+    return Problem(f"{what} is missing", _one_line(CreateIndex(index), connection))
+
+
+def _one_line(statement: Any, connection: Connection) -> str:
+    return " ".join(str(statement.compile(dialect=connection.dialect)).split())

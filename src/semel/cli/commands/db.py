@@ -8,18 +8,16 @@ from rich.markup import escape
 
 from semel.cli.answer import Answer
 from semel.cli.database import Books, asking
-from semel.cli.options import YesOption
 from semel.cli.preamble import begins_with
 from semel.cli.reports.db import (
     TablesChange,
     TablesCheck,
-    tables_are_behind,
     tables_checked,
     tables_created,
     tables_upgraded,
 )
 
-app = typer.Typer(no_args_is_help=True, help="Make, migrate and check the consumers' tables.")
+app = typer.Typer(no_args_is_help=True, help="Make and check the consumers' tables.")
 
 
 @app.command("create")
@@ -37,18 +35,13 @@ def create(answer: Answer, books: Books) -> None:
 
 @app.command("upgrade")
 @begins_with(asking, "db upgrade")
-def upgrade(answer: Answer, books: Books, *, yes: YesOption = False) -> None:
-    """Bring tables of an older semel up to date, in one transaction.
+def upgrade(answer: Answer, books: Books) -> None:
+    """Make the tables where there are none, or say that they are up to date.
 
-    Asks before it changes anything.  Two processes may do it at once: one migrates, the other
-    waits and finds it done.
+    Of tables that Alembic made it writes the version down.  Two processes may do it at once.
 
-    Example: semel db upgrade --database postgresql://db/shop --yes
+    Example: semel db upgrade --database postgresql://db/shop
     """
-    if tables_are_behind(books.url):
-        answer.confirm(
-            f"Migrate the tables in {books.name}? Consumers of an older semel must be stopped.", yes
-        )
     answer.give(tables_upgraded(books.url), show_change)
 
 
@@ -70,10 +63,8 @@ def show_change(console: Console, report: TablesChange) -> None:
         done = f"the tables have version {report.after} already"
     elif report.before is None:
         done = f"made the tables of version {report.after}"
-    elif report.before == 0:
-        done = f"the tables were there; wrote down that they have version {report.after}"
     else:
-        done = f"migrated the tables from version {report.before} to {report.after}"
+        done = f"the tables were there; wrote down that they have version {report.after}"
     console.print(f"{report.database}: {done}", markup=False)
 
 

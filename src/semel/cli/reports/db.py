@@ -60,7 +60,7 @@ def tables_created(url: str) -> TablesChange:
 
     Raises:
         Misuse: a file cannot be made there, or nobody would ever see it.
-        SchemaUnusable: there are tables of another version, or of somebody else's.
+        SchemaUnusable: there are tables of a newer version, or of somebody else's.
     """
     from semel.sqlalchemy.schema import create
 
@@ -69,27 +69,16 @@ def tables_created(url: str) -> TablesChange:
 
 
 def tables_upgraded(url: str) -> TablesChange:
-    """Bring the tables up to date.
+    """Bring the tables up to date, and make them where there are none.
 
     Raises:
         Misuse: there is no such file.
-        SchemaUnusable: there are no tables, or newer ones, or some of somebody else's.
+        SchemaUnusable: there are newer tables, or some of somebody else's.
     """
     from semel.sqlalchemy.schema import upgrade
 
     change = _on_engine(url, _is_there, upgrade)
     return TablesChange(masked(url), change.before, change.after, change.changed)
-
-
-def tables_are_behind(url: str) -> bool:
-    """Tell whether an upgrade would change something.
-
-    Raises:
-        Misuse: there is no such file.
-    """
-    from semel.sqlalchemy.schema import is_behind
-
-    return _on_engine(url, _is_there, is_behind)
 
 
 def tables_checked(url: str) -> TablesCheck:
@@ -98,11 +87,11 @@ def tables_checked(url: str) -> TablesCheck:
     Raises:
         Misuse: there is no such file.
     """
-    from semel.sqlalchemy.schema import CURRENT, check
+    from semel.sqlalchemy.schema import VERSION, check
 
     found = _on_engine(url, _is_there, check)
     problems = [TablesProblem(problem.what, problem.way_out) for problem in found]
-    return TablesCheck(masked(url), CURRENT.version, problems)
+    return TablesCheck(masked(url), VERSION, problems)
 
 
 def _on_engine(
