@@ -200,6 +200,15 @@ def test_a_damaged_file_is_neither_copied_nor_taken_for_restored(sqlite_ledger, 
     assert sqlite_ledger.scope_record(driver.scope).epoch == 1
 
 
+def test_a_restore_makes_no_ledger(tmp_path):
+    ledger = SqliteLedger(tmp_path / "none.ledger")
+
+    with pytest.raises(LedgerUnusable, match="cannot be opened"):
+        ledger.restore("ann", "disk replaced")
+
+    assert list(tmp_path.iterdir()) == []
+
+
 def damage_an_index(path):
     """Let an index hold other rows than it should: only an integrity check notices."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:

@@ -384,16 +384,8 @@ class _ScopeRow:
         if row["pruned_generation"] is not None:
             pruned = CycleId(scope, row["pruned_generation"], row["pruned_batch"])
         owner = None if row["owner"] is None else Owner.from_json(json.loads(row["owner"]))
-        return cls(
-            scope=scope,
-            epoch=row["epoch"],
-            owner=owner,
-            lease_until=row["lease_until"],
-            generation=row["generation"],
-            mark=mark,
-            pruned=pruned,
-            now=row["now"],
-        )
+        plain = {name: row[name] for name in ("epoch", "lease_until", "generation", "now")}
+        return cls(scope=scope, owner=owner, mark=mark, pruned=pruned, **plain)
 
     @property
     def left_seconds(self) -> float:
@@ -416,7 +408,6 @@ def _read_scope(session: Session, statement: str, scope: Scope) -> _ScopeRow | N
 
 
 def _read_attempt(session: Session, txn: SinkTxnId) -> AttemptRecord | None:
-    """Read one attempt."""
     found = session.run(statements.READ_ATTEMPT, _txn_keys(txn))
     return _attempt_of(txn.scope, found[0]) if found else None
 
@@ -450,7 +441,6 @@ def _add_generation(
 
 
 def _use_generation(session: Session, scope: Scope, number: int) -> None:
-    """Say which generation is in use."""
     session.run(statements.USE_GENERATION, {**_keys(scope), "number": number})
 
 
@@ -498,7 +488,6 @@ def _move(
     positions: Mapping[tuple[str, str], Position],
     generation: int,
 ) -> None:
-    """Set where partitions stand."""
     session.run_many(
         statements.MOVE_POSITION,
         (
@@ -518,7 +507,6 @@ def _move(
 def _add_attempt(
     session: Session, txn: SinkTxnId, epoch: int, state: CycleState, now: int, reason: str = ""
 ) -> None:
-    """Write a new attempt."""
     values = {
         "epoch": epoch,
         "state": state.value,
@@ -548,27 +536,22 @@ def _raise_mark(session: Session, scope: Scope) -> None:
 
 
 def _keys(scope: Scope) -> dict[str, Any]:
-    """Name the scope in a statement."""
     return {"app": scope.app, "query": scope.query}
 
 
 def _cycle_keys(cycle: CycleId) -> dict[str, Any]:
-    """Name the cycle in a statement."""
     return {**_keys(cycle.scope), "generation": cycle.generation, "batch": cycle.batch}
 
 
 def _txn_keys(txn: SinkTxnId) -> dict[str, Any]:
-    """Name the attempt in a statement."""
     return {**_cycle_keys(txn.cycle), "attempt": txn.attempt}
 
 
 def _txn_of(scope: Scope, row: Row) -> SinkTxnId:
-    """Read which attempt a row is about."""
     return CycleId(scope, row["generation"], row["batch"]).attempt(row["attempt"])
 
 
 def _attempt_of(scope: Scope, row: Row) -> AttemptRecord:
-    """Read a row of an attempt."""
     read = row["range_read"]
     return AttemptRecord(
         txn=_txn_of(scope, row),

@@ -121,7 +121,8 @@ class SqliteLedger(SqlLedger):
 
     def restore(self, who: str, why: str, takeover: Takeover = Takeover.WAIT) -> None:
         """End every lease and leap every epoch, if the file is whole."""
-        with self._database.translated(), closing(sqlite3.connect(self._path)) as connection:
+        uri = f"{self._path.as_uri()}?mode=rw"  # a file that is not there is not made
+        with self._database.translated(), closing(sqlite3.connect(uri, uri=True)) as connection:
             _check_whole(connection, self.url)
         super().restore(who, why, takeover)
 
