@@ -11,7 +11,6 @@ deliveries, and whatever is derived from it handles a message twice.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -88,9 +87,6 @@ class Message:
 
     digest: str = field(default="", compare=False)
     """The sha256 of *raw*, in hex; made where none is given."""
-
-    read_at: float = field(default_factory=time.monotonic, compare=False, repr=False)
-    """When this process got hold of it, on its monotonic clock."""
 
     def __post_init__(self) -> None:
         if not self.digest:

@@ -58,20 +58,6 @@ class FindsEveryConsumersEntries(MemoryAuditTrail):
         return [e for e in self._in_order() if e.act.message_id == message_id]
 
 
-class ErasesForOneKeyAlone(MemoryAuditTrail):
-    """Finds no erasure of a message."""
-
-    async def was_erased(self, message_id, key, seconds):
-        return key is not None and await super().was_erased("", key, seconds)
-
-
-class ErasesForEver(MemoryAuditTrail):
-    """Takes what comes after an erasure for what it erased."""
-
-    async def was_erased(self, message_id, key, seconds):
-        return await super().was_erased(message_id, key, 1e9)
-
-
 class NumbersFromOne(MemoryRevisions):
     """Takes the original for nothing special."""
 
@@ -159,8 +145,6 @@ TRAILS_CONVICTED_BY = {
     NumbersBySequence: "test_an_act_and_its_entry_are_durable_together",
     LeavesTheHead: "test_the_head_is_the_last_entry",
     FindsEveryConsumersEntries: "test_the_entries_about_a_message_are_found",
-    ErasesForOneKeyAlone: "test_what_was_erased_is_told_by_its_id_and_by_its_key",
-    ErasesForEver: "test_what_was_erased_is_told_by_its_id_and_by_its_key",
 }
 REVISIONS_CONVICTED_BY = {
     NumbersFromOne: "test_revisions_are_numbered_from_the_original_on",

@@ -79,13 +79,6 @@ class AppendsWithoutLocking(SqlAuditTrail):
         return await super()._run(audit_sql.HEAD if statement is audit_sql.LOCK_HEAD else statement)
 
 
-class ErasesBesideOthers(SqlAuditTrail):
-    """Lets whoever asks what was erased have the answer from before."""
-
-    async def begin_erasing(self):
-        return
-
-
 IN_POSTGRES = [
     (
         WaitingContract,
@@ -106,12 +99,6 @@ IN_POSTGRES = [
         "test_what_one_worker_has_taken_another_does_not_get",
     ),
     (AuditContract, "audit", AppendsWithoutLocking, "test_appends_at_once_form_one_chain"),
-    (
-        AuditContract,
-        "audit",
-        ErasesBesideOthers,
-        "test_whoever_asks_what_was_erased_waits_for_an_erasure_under_way",
-    ),
 ]
 
 

@@ -208,7 +208,7 @@ def test_payloads_are_erased(books):
     assert books.fill(lambda world: waiting_of(world, "m1")).payload is None
     text = books.read("erase", "--message", "n1", "--reason", "asked", "--yes")
     assert "erased: 0 dead letters, 1 waiting" in text
-    assert "erase again when they are over" in " ".join(text.split())
+    assert "run it again when such attempts are over" in " ".join(text.split())
     assert document["left"].startswith("keys, ids, hashes and the audit trail stay")
     assert "--key, or --message" in books.act("erase", code=2)["error"]
     assert "reason" in books.ask("erase", "--key", "k", "--yes", code=2)["error"]

@@ -61,7 +61,7 @@ def test_a_role_without_any_right_is_a_mistake(books, role_url, command):
 @pytest.mark.parametrize(
     ("command", "table"),
     [
-        (("erase", "--message", "alice-7", *WHO), "audit_head"),
+        (("erase", "--message", "alice-7", *WHO), "waiting_message"),
         (("retention", *ON, *WHO), "replay_run"),
         (("dlq", "show", "alice-7", *ON), "audit_head"),
     ],

@@ -26,7 +26,7 @@ from semel.messaging.retry import RetryMode, RetryPolicy
 from semel.messaging.retrying import RetryWorker
 from semel.messaging.settings import BatchPolicy, ConsumerSettings
 from semel.sqlalchemy.database import SqlDatabase
-from semel.sqlalchemy.guard import ending_in
+from semel.sqlalchemy.session import _refusal_of
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.worlds import postgres_world
 
@@ -285,8 +285,20 @@ class TestSqlite(Ends, InSqlite):
 
         async def test(database):
             handle = ending(by_driver).with_settings(replace(ONCE, batch=batch))
-            with pytest.raises(TransactionEnded):
+            with pytest.raises(TransactionEnded, match="message 'm2'"):
                 await consume_many(handle, database, MESSAGES)
+
+        self.run(test)
+
+    def test_a_transaction_that_was_ended_and_begun_again_is_noticed_in_a_batch(self):
+        async def by_driver(session):
+            raw = await (await session.connection()).get_raw_connection()
+            await raw.driver_connection.execute("COMMIT")
+            await raw.driver_connection.execute("BEGIN")
+
+        async def test(database):
+            with pytest.raises(TransactionEnded):
+                await consume_many(ending(by_driver), database, MESSAGES)
 
         self.run(test)
 
@@ -312,6 +324,55 @@ class TestPostgres(Ends, InPostgres):
             async with database.begin() as unit:
                 await unit.now()
                 await by_driver(unit.session)
+
+        self.run(test)
+
+    @pytest.mark.parametrize("said", ["SELECT 1; COMMIT", "SELECT 1; COMMIT; BEGIN"])
+    def test_several_statements_at_once_are_noticed_before_anything_is_acknowledged(self, said):
+        async def test(database):
+            url = database.engine.url.set(drivername="postgresql+psycopg")
+            other = SqlDatabase(url.render_as_string(hide_password=False))
+            with pytest.raises(TransactionEnded):
+                await consume_many(ending(by_statement(said)), other, MESSAGES)
+            await other.close()
+
+        self.run(test)
+
+    def test_no_handler_behind_it_is_called(self):
+        calls = []
+
+        async def by_driver(session):
+            raw = await (await session.connection()).get_raw_connection()
+            await raw.driver_connection.execute("ROLLBACK")
+
+        @consumer("c", policy=ONCE, id_from=FromHeader("message-id"))
+        async def handle(message: Message, session: Any) -> None:
+            calls.append(message.id)
+            if message.id == "m2":
+                await by_driver(session)
+
+        async def test(database):
+            with pytest.raises(TransactionEnded, match="the handler of message 'm2'"):
+                await consume_many(handle, database, MESSAGES)
+
+            async with database.begin() as unit:
+                found = [await unit.claims.look_up("c", one.id) for one in MESSAGES]
+            assert calls == ["m1", "m2"]
+            assert found == [None] * 4
+
+        self.run(test)
+
+    def test_nothing_is_written_beside_an_ended_transaction(self):
+        async def by_driver(session):
+            raw = await (await session.connection()).get_raw_connection()
+            await raw.driver_connection.execute("ROLLBACK")
+            await session.execute(text("INSERT INTO paid VALUES ('late')"))
+
+        async def test(database):
+            with pytest.raises(TransactionEnded, match="message 'm2'"):
+                await consume_many(ending(by_driver), database, MESSAGES)
+
+            assert await paid(database) == []
 
         self.run(test)
 
@@ -345,33 +406,39 @@ class TestPostgres(Ends, InPostgres):
 
 
 @pytest.mark.parametrize(
-    ("statement", "verb"),
+    ("statement", "refused"),
     [
-        ("COMMIT", "COMMIT"),
-        ("  -- done\n/* really */ commit work", "COMMIT"),
-        ("start   transaction", "START TRANSACTION"),
-        ("prepare transaction 'x'", "PREPARE TRANSACTION"),
-        ("INSERT INTO t VALUES (';'); COMMIT", "COMMIT"),
-        ("rollback and chain", "ROLLBACK"),
-        ("ABORT;", "ABORT"),
-        ("ROLLBACK TO SAVEPOINT a", None),
-        ("rollback work to a", None),
-        ("RELEASE SAVEPOINT a", None),
-        ("SAVEPOINT a", None),
-        ("SELECT 'x; COMMIT'", None),
-        ("UPDATE t SET begins = 1", None),
-        ("DO $$ BEGIN PERFORM 1; END $$", None),
-        ("CREATE TRIGGER t AFTER INSERT ON a BEGIN SELECT 1; END", None),
-        ("PREPARE plan AS SELECT 1", None),
-        ("ENDPOINT", None),
-        ("SELECT 1 -- as above; end of story", None),
-        ("SELECT 1 /* first; begin again */", None),
-        (r"SELECT E'it\'s; commit'", None),
-        ("SELECT 1; /* now */ -- really\n COMMIT", "COMMIT"),
+        ("COMMIT", "send COMMIT"),
+        ("  -- done\n/* really */ commit work", "send COMMIT"),
+        ("start   transaction", "send START"),
+        ("prepare transaction 'x'", "send PREPARE TRANSACTION"),
+        ("rollback and chain", "send ROLLBACK"),
+        ("ABORT;", "send ABORT"),
+        ("COMMIT; BEGIN", "send COMMIT"),
+        ("ROLLBACK TO sa_savepoint_1", "savepoints of other messages"),
+        ("SET search_path = elsewhere", "send SET"),
+        ("SELECT set_config('a.b', :value, FALSE )", "send SET"),
+        ("ROLLBACK TO SAVEPOINT a", ""),
+        ("rollback work to a", ""),
+        ("RELEASE SAVEPOINT a", ""),
+        ("SAVEPOINT a", ""),
+        ("SET LOCAL lock_timeout = 0", ""),
+        ("SET CONSTRAINTS ALL DEFERRED", ""),
+        ("SELECT set_config('a.b', :value, true)", ""),
+        ("SELECT set_config, false FROM settings", ""),
+        ("SELECT 'x; COMMIT'", ""),
+        ("UPDATE t SET begins = 1", ""),
+        ("DO $$ BEGIN PERFORM 1; END $$", ""),
+        ("CREATE TRIGGER t AFTER INSERT ON a BEGIN SELECT 1; END", ""),
+        ("PREPARE plan AS SELECT 1", ""),
+        ("ENDPOINT", ""),
+        ("", ""),
     ],
 )
-def test_statements_that_end_a_transaction_are_known(statement, verb):
-    assert ending_in(statement) == verb
+def test_statements_that_reach_beyond_the_handlers_message_are_known(statement, refused):
+    why = _refusal_of(statement)
+
+    assert (refused in why) if refused else why == ""
 
 
 @pytest.mark.postgres

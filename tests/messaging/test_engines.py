@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from semel.sqlalchemy.aborted import _note
 from semel.sqlalchemy.database import SqlDatabase
 from semel.sqlalchemy.engine import CompletelyClosed, _begin_immediate, made_ready
+from semel.sqlalchemy.session import _note
 
 ENGINES = 1000
 

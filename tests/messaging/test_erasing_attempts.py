@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import replace
 
+import pytest
+
 from semel.codec import RawCodec
-from semel.messaging.audit import Act
+from semel.errors import Retryable
 from semel.messaging.claims import ClaimState
 from semel.messaging.consumer import consumer
 from semel.messaging.erase import Erased, erase
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handling import handle_message
-from semel.messaging.ids import hash_of_key
 from semel.messaging.inbox_worker import InboxWorker
 from semel.messaging.inboxes import Inbox
 from semel.messaging.leased import handle_leased
@@ -30,7 +30,6 @@ from tests.messaging.erasures import (
     Late,
     erased,
     failing,
-    invoicing,
     message,
     payloads,
 )
@@ -143,72 +142,67 @@ class ErasingAttempts:
         assert await payloads(world) == []
 
     @in_world
-    async def test_a_first_attempt_is_stored_nowhere_and_still_leaves_nothing(self, world):
-        ends = {
-            "buried": ConsumerSettings(),
-            "stored": ConsumerSettings(retry=replace(TWICE, max_attempts=5)),
-            "parked": ConsumerSettings(on_hopeless=GiveUp.PARK),
-        }
-        for name, settings in ends.items():
-            error = TimeoutError if name == "stored" else NonRetryableMessageError
-            for how in ("key", "message_id"):
-                its_name = f"{name}-{how}"
-                late = Late(world, **{how: its_name})
-                handle = failing(settings, error, late.fail)
-                await handle_message(handle, late, message(its_name, its_name))
+    async def test_a_first_attempt_is_stored_nowhere_and_is_erased_by_the_next_run(self, world):
+        late = Late(world, key="alice")
+        handle = failing(ONCE, NonRetryableMessageError, late.fail)
 
-        for how in ("key", "message_id"):
-            letter = await letter_of(world, f"buried-{how}")
-            assert (letter.payload, letter.headers) == (None, {})
-            for name in ("stored", "parked"):
-                waiting = await waiting_of(world, f"{name}-{how}")
-                assert (waiting.payload, waiting.headers) == (None, {})
-                assert (waiting.waits, waiting.erased_at is None) == ("parked", False)
-        async with world.database.begin() as unit:
-            tries = [await unit.attempts.of(BILLING, f"{name}-key") for name in ends]
-        assert [one.reason for (one,) in tries] == ["", "", ""]
+        await handle_message(handle, late, message())
+        stored = await payloads(world)
+        again = await erase(world.database, key="alice", **ANN)
+
+        assert stored == [(SECRET, {"message-id": b"m1"})]
+        assert "run it again when such attempts are over" in again.left
+        assert again.dead_letters == 1
         assert await payloads(world) == []
 
     @in_world
-    async def test_a_first_attempt_under_a_lease_leaves_nothing_of_its_key(self, world):
-        @consumer(BILLING, policy=ONCE)
-        async def fails(message, lease):
-            await erased(world, key="alice")
-            raise NonRetryableMessageError("no")
+    async def test_the_answer_counts_what_is_handled_under_a_lease(self, world):
+        answers = []
 
-        outcome = await handle_leased(fails, world.database, message(), "w1")
+        @consumer(BILLING, policy=ConsumerSettings(retry=TWICE), codec=RawCodec())
+        async def handle(message, lease):
+            for by in ({"message_id": message.id}, {"key": "alice"}):
+                answers.append(await erase(world.database, **by, **ANN))
+            if message.attempt == 1:
+                raise RetryableMessageError("down")
 
-        assert isinstance(outcome, DeadLettered)
-        assert (await letter_of(world, "m1")).erased_at is not None
-        assert await payloads(world) == []
+        async def leased(message, waiting):
+            return await handle_leased(handle, world.database, message, "w1", waiting=waiting)
+
+        await handle_leased(handle, world.database, message(), "w1")
+        over = await erase(world.database, message_id="m1", **ANN)
+
+        # Its claim has no key: by the key, a first attempt is not found before it waits.
+        assert [done.in_progress for done in answers] == [1, 0]
+        assert [done.total for done in answers] == [0, 0]
+        assert answers[0].left.startswith("1 message is being handled right now; ")
+        assert "run it again" in answers[0].left
+        assert (over.in_progress, "right now" in over.left) == (0, False)
 
     @in_world
-    async def test_a_conflict_that_was_under_way_keeps_nothing(self, world):
-        handle = invoicing()
-        await handle_message(handle, world.database, message())
-        other = message(raw=b'{"name": "Alicia"}')
-        await erased(world, key="alice")
+    async def test_the_answer_counts_retries_that_are_handled_under_a_lease(self, world):
+        answers = []
 
-        await handle_message(handle, world.database, other)
+        @consumer(BILLING, policy=ConsumerSettings(retry=TWICE), codec=RawCodec())
+        async def handle(message, lease):
+            if message.attempt == 1:
+                raise RetryableMessageError("down")
+            answers.append(await erase(world.database, key="alice", **ANN))
 
-        assert await payloads(world) == []
+        async def leased(message, waiting):
+            return await handle_leased(handle, world.database, message, "w1", waiting=waiting)
+
+        await handle_leased(handle, world.database, message(), "w1")
+        await retry_due(handle, world.database, handle=leased)
+
+        assert [(done.waiting, done.in_progress) for done in answers] == [(1, 1)]
 
     @in_world
     async def test_what_is_read_after_the_erasing_is_new(self, world):
         await erased(world, key="alice")
         await erased(world, message_id="m1")
-        await world.age(60)
 
         await handle_message(failing(ONCE, NonRetryableMessageError), world.database, message())
-
-        assert (await letter_of(world, "m1")).payload == SECRET
-
-    @in_world
-    async def test_erasing_others_touches_no_attempt(self, world):
-        for by in ({"key": "bob"}, {"message_id": "m2"}):
-            late = Late(world, **by)
-            handle = failing(ONCE, NonRetryableMessageError, late.fail)
-            await handle_message(handle, late, message())
 
         assert (await letter_of(world, "m1")).payload == SECRET
 
@@ -222,56 +216,6 @@ class TestErasingAttemptsInSqlite(InSqlite, ErasingAttempts):
 
 
 class TestErasingAttemptsInPostgres(InPostgres, ErasingAttempts):
-    @in_world
-    async def test_whatever_fails_around_an_erasure_and_was_read_before_leaves_nothing(self, world):
-        chance = random.Random(7)
-
-        @consumer(BILLING, policy=ONCE)
-        async def handle(message, session):
-            await asyncio.sleep(chance.random() / 20)
-            raise NonRetryableMessageError("no")
-
-        read = [message(f"m{number}") for number in range(40)]
-        attempts = [handle_message(handle, world.database, one) for one in read]
-        erasing = erase(world.database, key="alice", **ANN)
-
-        *outcomes, _ = await asyncio.gather(*attempts, erasing)
-
-        assert len([one for one in outcomes if isinstance(one, DeadLettered)]) > 20
-        assert await payloads(world) == []
-
-    @in_world
-    async def test_erasing_waits_for_a_failure_that_is_being_written(self, world):
-        other = failing(ONCE, NonRetryableMessageError)
-        await handle_message(other, world.database, message("m0", "bob"))
-        letter = replace(await letter_of(world, "m0"), message_id="m1", key="alice")
-        async with world.database.begin() as unit:
-            await unit.dead_letters.remove(BILLING, "m0")
-            assert not await unit.audit.was_erased("m1", "alice", 60.0)
-            erasing = asyncio.create_task(erase(world.database, key="alice", **ANN))
-            await asyncio.wait([erasing], timeout=0.2)
-            assert not erasing.done()
-            await unit.dead_letters.put(letter)
-
-        assert (await erasing).dead_letters == 1
-        assert await payloads(world) == []
-
-    @in_world
-    async def test_a_failure_waits_for_the_erasing_that_is_under_way(self, world):
-        async with world.database.begin() as erasing:
-            await erasing.audit.begin_erasing()
-            attempt = asyncio.create_task(
-                handle_message(failing(ONCE, NonRetryableMessageError), world.database, message())
-            )
-            await asyncio.wait([attempt], timeout=0.1)
-            assert not attempt.done()
-            details = {"key_hash": hash_of_key("alice")}
-            await erasing.audit.append(Act("ann", "erase", details=details))
-            await asyncio.sleep(0.15)  # longer than from reading the message to asking
-
-        assert isinstance(await attempt, DeadLettered)
-        assert await payloads(world) == []
-
     @in_world
     async def test_whoever_handles_a_message_is_waited_for(self, world):
         began, go_on = asyncio.Event(), asyncio.Event()
@@ -322,3 +266,16 @@ class TestErasingAttemptsInPostgres(InPostgres, ErasingAttempts):
             ClaimState.PARKED,
             ClaimState.FAILED_TERMINAL,
         )
+
+    @in_world
+    async def test_a_worker_that_holds_a_message_too_long_is_named_and_nothing_is_erased(
+        self, world
+    ):
+        await handle_message(failing(ConsumerSettings(retry=TWICE)), world.database, message())
+        async with world.database.begin() as worker:
+            assert await worker.waiting.take(BILLING, "m1") is not None
+            with pytest.raises(Retryable, match=r"nothing was erased\. Run it again"):
+                await erase(world.database, key="alice", **ANN)
+
+        assert (await waiting_of(world, "m1")).payload == SECRET
+        assert (await erase(world.database, key="alice", **ANN)).waiting == 1

@@ -14,7 +14,6 @@ from semel.message import Message
 from semel.messaging.batch import consume_many
 from semel.messaging.consumer import consumer
 from semel.messaging.outcome import DeadLettered, Handled
-from semel.sqlalchemy.guard import _is_harmless
 from tests.messaging.worlds import postgres_world, sqlite_world
 
 MESSAGES = [Message(f"m{number}", {}, b"{}") for number in (1, 2, 3)]
@@ -61,17 +60,3 @@ def test_neighbours_keep_their_effects_and_the_handler_hears_why(request, tmp_pa
     assert effects == ["m1", "m3"]
     assert [type(outcome) for outcome in outcomes] == [Handled, DeadLettered, Handled]
     assert outcomes[1].failure.code == "HANDLER_MISUSE"
-
-
-@pytest.mark.parametrize(
-    ("statement", "harmless"),
-    [
-        ("SELECT set_config('app.tenant', :tenant, true)", True),
-        ("SELECT set_config('app.tenant', :tenant, false)", False),
-        ("SELECT pg_catalog.SET_CONFIG('lock_timeout', '0', 'f'::bool)", False),
-        ("SELECT 1 WHERE set_config('a.b', 'c', FALSE ) = 'c'", False),
-        ("SELECT set_config, false FROM settings", True),
-    ],
-)
-def test_a_setting_that_outlives_the_transaction_is_known(statement, harmless):
-    assert _is_harmless(statement) is harmless

@@ -6,15 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from semel.memory.tables import MemoryTables, Table
-from semel.messaging.audit import (
-    ERASE,
-    FIRST_HASH,
-    Act,
-    AuditEntry,
-    hash_of,
-    is_erasure_of,
-    recorded,
-)
+from semel.messaging.audit import FIRST_HASH, Act, AuditEntry, hash_of, recorded
 from semel.messaging.ids import stored_id
 
 MICROSECONDS: Final = 1_000_000
@@ -52,18 +44,6 @@ class MemoryAuditTrail:
     async def head(self) -> tuple[int, str]:
         """Return number and hash of the last entry, as the head's own record has them."""
         return self._head.get(ONLY_ROW) or (0, FIRST_HASH)
-
-    async def begin_erasing(self) -> None:
-        """Do nothing: one transaction is open at a time."""
-
-    async def was_erased(self, message_id: str, key: str | None, seconds: float) -> bool:
-        """Tell whether a message, or its key, was erased within so many seconds until now."""
-        since = self._tables.clock.now() - seconds
-        return any(
-            is_erasure_of(entry.act, message_id, key)
-            for entry in self._entries.rows()
-            if entry.act.act == ERASE and entry.at >= since
-        )
 
     def _in_order(self) -> list[AuditEntry]:
         return sorted(self._entries.rows(), key=lambda entry: entry.number)

@@ -14,16 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from semel.messaging.accounts import account_now
-from semel.messaging.ids import hash_of_key, stored_id
+from semel.messaging.ids import stored_id
 
 if TYPE_CHECKING:
     from semel.messaging.database import Database
 
 FIRST_HASH: Final = "0" * 64
 """What the first entry has for the hash of the one before it."""
-
-ERASE: Final = "erase"
-"""The act of erasing, which attempts that are under way ask for when they fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +89,6 @@ def plain(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
-def is_erasure_of(act: Act, message_id: str, key: str | None) -> bool:
-    """Tell whether an act erased a message, by its id or by its key."""
-    if act.message_id:
-        return act.message_id == stored_id(message_id)
-    return key is not None and act.details.get("key_hash") == hash_of_key(key)
-
-
 def break_in(entries: Sequence[AuditEntry], before: AuditEntry | None = None) -> str | None:
     """Say where a stretch of the chain is broken; None where it is whole."""
     number = before.number if before else 0
@@ -134,17 +124,6 @@ class AuditTrail(Protocol):
 
     async def head(self) -> tuple[int, str]:
         """Return number and hash of the last entry, as the head's own record has them."""
-        ...
-
-    async def begin_erasing(self) -> None:
-        """Keep everybody who asks `was_erased` waiting until this transaction ends.
-
-        Whoever has asked, and has not committed what he writes by the answer, is waited for.
-        """
-        ...
-
-    async def was_erased(self, message_id: str, key: str | None, seconds: float) -> bool:
-        """Tell whether a message, or its key, was erased within so many seconds until now."""
         ...
 
 

@@ -38,11 +38,17 @@ class TransactionEnded(Misuse):
     handled.  Nothing more is done in it, and no message of a batch is acknowledged.
     """
 
+    def __init__(self, message_id: str = "") -> None:
+        super().__init__(message_id)
+        self.message_id = message_id
+        """Of the message whose handler used the connection last; empty where none did."""
+
     def __str__(self) -> str:
+        handler = f"the handler of message {self.message_id!r}" if self.message_id else "a handler"
         return (
-            "a handler has ended the transaction of its messages over the driver's own "
-            "connection: claims of messages that were not handled may be durable. Compare the "
-            "claims with their effects before these messages are acknowledged"
+            f"{handler} has ended the transaction of its messages, past every guard: claims of "
+            f"messages that were not handled may be durable. Compare the claims with their "
+            f"effects before these messages are acknowledged"
         )
 
 

@@ -1,17 +1,14 @@
-"""Erasing a person's payloads everywhere, with hashes and the audit trail kept.
+"""Erasing a person's payloads wherever they are stored; hashes and the audit trail stay.
 
-    lock      whoever writes that an attempt failed              what they wrote is found, or
-                                                                 they find the erasure
-    then      the waiting messages, their claims, the inbox      whoever handles one of them
-                                                                 is waited for
-    then      dead letters, revisions, the outbox, results,      what they wrote is found
+    first     the waiting messages, their claims, the inbox      a transaction that has locked
+                                                                 one of them is waited for
+    then      dead letters, revisions, the outbox, results,      what it wrote is found
               the reasons of failed attempts
 
-What is erased stays visible where it was, and can never be handled: a waiting
-message is parked, an outgoing one is not sent.  An attempt that is under way and
-fails afterwards finds the claim closed, or notes on it that nothing may be kept: also
-a first attempt, which has no row that could be found while it runs, and a message that was
-read and only queues up behind its key.
+An erased row stays visible and is never handled: a waiting message is parked, an outgoing
+one is not sent.  Its claim says that it was erased, so an attempt that fails later stores no
+payload.  What is not stored is not covered: the first attempt of a message that runs now has
+no row yet.  The answer says so, and to run the command again.
 """
 
 from __future__ import annotations
@@ -23,8 +20,8 @@ from typing import Final
 from semel.errors import Misuse, Retryable
 from semel.messaging.acts import acting, need_actor, need_reason, overrule
 from semel.messaging.attempts import AttemptFilter
-from semel.messaging.audit import ERASE, Act
-from semel.messaging.claims import ERASED, ClaimState, Failure, is_leased
+from semel.messaging.audit import Act
+from semel.messaging.claims import ERASED, ClaimState, Failure, Locked, is_leased
 from semel.messaging.completeness import Mark
 from semel.messaging.database import Database, Unit
 from semel.messaging.deadletters import DeadLetterFilter
@@ -35,16 +32,16 @@ from semel.messaging.revisions import RevisionFilter
 from semel.messaging.waiting import WaitingFilter, WaitingMessage
 
 LEFT: Final = (
-    "keys, ids, hashes and the audit trail stay; what attempts that are under way complete "
-    "becomes durable behind this: erase again when they are over"
+    "keys, ids, hashes and the audit trail stay; only what is stored was erased, and an attempt "
+    "that runs now may still store something: run it again when such attempts are over"
 )
-"""What erasing does not do, for whoever has promised it to somebody."""
+"""What erasing does not do."""
 
 PAGE: Final = 500
 MOST_NAMES: Final = 100_000
 
-# Somebody who handles one of the messages may hold it for longer than the lock timeout, and
-# two who lock the same rows in another order are told apart by the database.
+# A worker that handles one of the messages may hold it for longer than the lock timeout, and
+# the database ends one of two transactions that lock the same rows in another order.
 MOST_TRIES: Final = 3
 
 
@@ -60,10 +57,22 @@ class Erased:
     results: int = 0
     """What handlers returned, where their consumer keeps it."""
 
+    in_progress: int = 0
+    """Messages that a worker is handling under a lease: it may still store something of them."""
+
     @property
     def total(self) -> int:
-        """All together."""
-        return sum(asdict(self).values())
+        """All payloads together."""
+        counts: dict[str, int] = asdict(self)
+        return sum(counts.values()) - self.in_progress
+
+    @property
+    def left(self) -> str:
+        """What erasing did not do, in a sentence."""
+        if not self.in_progress:
+            return LEFT
+        are = "message is" if self.in_progress == 1 else "messages are"
+        return f"{self.in_progress} {are} being handled right now; {LEFT}"
 
     def __add__(self, other: Erased) -> Erased:
         mine, more = asdict(self), asdict(other)
@@ -88,11 +97,12 @@ async def erase(
     The audit entry says how much was erased and why, by whom, and holds no payload; of the
     key it has the hash, for the key itself may name a person.
 
-    What the broker still has is not erased, and a message that it delivers afterwards is new.
+    Only what is stored is erased: what an attempt that runs now stores later, and what the
+    broker delivers later, is new.
 
     Raises:
         Misuse: both or neither of *key* and *message_id* is given, or no reason.
-        Retryable: somebody is handling one of the messages; nothing was erased.
+        Retryable: a worker is handling one of the stored messages; nothing was erased.
     """
     actor, reason = need_actor(actor), need_reason(reason, "erasing")
     if (key is None) == (message_id is None):
@@ -100,7 +110,6 @@ async def erase(
     for left in reversed(range(MOST_TRIES)):
         try:
             async with acting(database) as unit:
-                await unit.audit.begin_erasing()
                 if key is not None:
                     erased = await _erase_key(unit, key, progress)
                 else:
@@ -109,8 +118,14 @@ async def erase(
                 if key is not None:
                     details["key_hash"] = hash_of_key(key)
                 await unit.audit.append(
-                    Act(actor, ERASE, message_id=message_id or "", reason=reason, details=details)
+                    Act(actor, "erase", message_id=message_id or "", reason=reason, details=details)
                 )
+        except Locked as error:
+            if not left:
+                raise Retryable(
+                    "another transaction holds one of these messages, as a worker does that is "
+                    "handling it: nothing was erased. Run it again when that is over"
+                ) from error
         except Retryable:
             if not left:
                 raise
@@ -120,7 +135,7 @@ async def erase(
 
 
 async def _erase_key(unit: Unit, key: str, progress: Callable[[int], None]) -> Erased:
-    waiting = await _erase_waiting(unit, WaitingFilter(key=key), progress)
+    waiting, in_progress = await _erase_waiting(unit, WaitingFilter(key=key), progress)
     inbox = await unit.inbox.erase(key=key)
     await unit.attempts.erase(AttemptFilter(key=key))
     return Erased(
@@ -130,14 +145,18 @@ async def _erase_key(unit: Unit, key: str, progress: Callable[[int], None]) -> E
         inbox=inbox,
         outbox=await unit.outbox.erase(key=key),
         results=await unit.claims.erase_key(key),
+        in_progress=in_progress,
     )
 
 
 async def _erase_message(unit: Unit, message_id: str, progress: Callable[[int], None]) -> Erased:
     erased = Erased()
     for name in sorted(await _names(unit, message_id)):
-        waiting = await _erase_waiting(unit, WaitingFilter(message_id=name), progress)
+        waiting, _ = await _erase_waiting(unit, WaitingFilter(message_id=name), progress)
         consumers = await unit.claims.consumers_of(name)
+        rows = [await unit.claims.look_up(consumer, name) for consumer in consumers]
+        now = await unit.now()
+        in_progress = sum(row is not None and is_leased(row, now) for row in rows)
         results = sum([await unit.claims.erase(consumer, name) for consumer in consumers])
         inbox = await unit.inbox.erase(message_id=name)
         outbox = await unit.outbox.erase(message_id=name)
@@ -153,6 +172,7 @@ async def _erase_message(unit: Unit, message_id: str, progress: Callable[[int], 
             inbox=inbox,
             outbox=outbox,
             results=results,
+            in_progress=in_progress,
         )
     return erased
 
@@ -171,29 +191,36 @@ async def _names(unit: Unit, message_id: str) -> set[str]:
     return known
 
 
-async def _erase_waiting(unit: Unit, which: WaitingFilter, progress: Callable[[int], None]) -> int:
-    """Erase waiting messages, and close their claims to deliveries that repeat them."""
+async def _erase_waiting(
+    unit: Unit, which: WaitingFilter, progress: Callable[[int], None]
+) -> tuple[int, int]:
+    """Erase waiting messages, and close their claims, so that deliveries find them parked.
+
+    Return how many were erased, and how many are held under a lease.
+    """
     erased = await unit.waiting.erase(which)
-    closed = 0
+    closed = held = 0
     while page := await unit.waiting.find(which, PAGE):
         for message in page:
-            await _close(unit, message)
+            held += await _close(unit, message)
         closed += len(page)
         progress(closed)
         which = replace(which, after_place=page[-1].place)
-    return erased
+    return erased, held
 
 
-async def _close(unit: Unit, message: WaitingMessage) -> None:
+async def _close(unit: Unit, message: WaitingMessage) -> bool:
+    """Close the claim of an erased message; True where a lease holds it, which stays."""
     consumer, message_id, attempts = message.consumer, message.message_id, message.attempts
     row = await unit.claims.look_up(consumer, message_id)
-    # Whoever handles it under a lease ends it, with its effect or without its payload.
+    # The owner of the lease ends the message itself, with its effect or without its payload.
     is_held = row is not None and is_leased(row, await unit.now())
     if row is not None and row.state is ClaimState.COMPLETED:
-        # A delivery was quicker than the retry worker: nobody has to decide anything.
+        # A delivery was quicker than the retry worker: there is nothing left to decide.
         await unit.waiting.remove(consumer, message_id)
         await mark(unit, consumer, Mark.DUPLICATE, message.source)
     elif not is_held and (row is None or row.error_code != ERASED):
         await overrule(unit, consumer, message_id, Failure(ClaimState.PARKED, attempts, ERASED))
     if row is None or row.erased_at is None:
         await unit.claims.erase(consumer, message_id)
+    return is_held

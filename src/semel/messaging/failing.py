@@ -40,8 +40,6 @@ from semel.messaging.keeping import (
     make_letter,
     parked_without_payload,
     take_out,
-    was_erased,
-    without_payload,
 )
 from semel.messaging.marks import Ended, mark_ends
 from semel.messaging.notes import LEFT_SECONDS, this_process
@@ -99,8 +97,8 @@ async def write_failure(
     """Write what became of a failed attempt; None where the message is COMPLETED after all.
 
     Where others, or a person, ended the message while it was tried, what they made of it
-    stays; where another owner is at it, it comes back.  Where its payload was erased
-    meanwhile, none of it is written.
+    stays; where another owner is at it, it comes back.  Where the claim says that its payload
+    was erased, none of it is written.
     """
     claim = claim or Held()
     if message.is_duplicate:
@@ -130,8 +128,6 @@ async def _not_sent_again(
     Its claim stays COMPLETED, and its attempts are counted beside it: they are as bounded as
     those of any other message.
     """
-    if not claim.from_waiting and await was_erased(unit, message):
-        await unit.claims.erase(consumer.name, message.id)
     message = message.tried(await _count(unit, consumer, message))
     handled = await unit.claims.look_up(consumer.name, message.id)
     await keep_attempt(unit, consumer.name, message, failure, handled)
@@ -179,13 +175,8 @@ async def _fail(
     seconds: float = 0.0,
 ) -> ClaimRow | None:
     """Write the failure and the attempt; return the claim, None where the message is over."""
-    # Whoever erases finds what waits, and waits for it himself.
-    is_erased = not claim.from_waiting and await was_erased(unit, message)
     written = _failure(message, state, failure, seconds)
     row = await _mark(unit, consumer, message, written, claim)
-    if row is not None and is_erased:
-        await unit.claims.erase(consumer.name, message.id)
-        row = await unit.claims.look_up(consumer.name, message.id)
     if row is not None:
         await keep_attempt(unit, consumer.name, message, failure, row)
     return row
@@ -337,11 +328,8 @@ async def write_conflict(
         f"the id is known with the payload {expected[:12]}…, this one is {message.digest[:12]}…",
         "",
     )
-    is_erased = await was_erased(unit, message)
     first = await unit.claims.look_up(consumer.name, message.id)
     letter = await make_letter(unit, consumer, message, failure, Told.CONFLICT, first)
-    if is_erased:
-        letter = without_payload(letter, await unit.now())
     # The id's own dead letter, if it has one, is about the first payload.
     its_own = conflict_id(message.id, message.digest)
     letter = replace(letter, message_id=its_own, expected_hash=expected)

@@ -6,7 +6,6 @@ what is lost.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 from semel.message import Message
@@ -69,33 +68,18 @@ async def make_letter(
     told: Told,
     claim: ClaimRow | None,
 ) -> DeadLetter:
-    """Put a failed message into words of the dead letters; nothing of what was erased."""
+    """Make the dead letter of a failed message; without payload where its claim says erased."""
     now = max(claim.updated_at, claim.failed_at or 0.0) if claim else await unit.now()
     first = claim.first_seen_at if claim else now
     letter = letter_of(consumer, message, Failed(failure, told, first, now))
     # What comes as a conflict is another payload than the one that the claim is about.
     if claim is None or claim.erased_at is None or told is Told.CONFLICT:
         return letter
-    return without_payload(letter, claim.erased_at)
-
-
-def without_payload(letter: DeadLetter, erased_at: float) -> DeadLetter:
-    """Return a dead letter as erasing leaves it."""
     gone = replace(letter, payload=None, headers={}, reason=ERASED_REASON)
-    return replace(gone, erased_at=erased_at)
+    return replace(gone, erased_at=claim.erased_at)
 
 
 def parked_without_payload(waiting: WaitingMessage, erased_at: float) -> WaitingMessage:
     """Return a waiting message as erasing leaves it: nothing can be handled that is gone."""
     gone = replace(waiting, waits=Waits.PARKED, payload=None, headers={}, reason=ERASED_REASON)
     return replace(gone, erased_at=erased_at)
-
-
-async def was_erased(unit: Unit, message: Message) -> bool:
-    """Tell whether a message was erased since this process read it; nobody found it then.
-
-    A first attempt is stored nowhere while it runs.  Asked before anything is written of its
-    failure; an erasure that is under way is waited for.
-    """
-    seconds = max(time.monotonic() - message.read_at, 0.0)
-    return await unit.audit.was_erased(message.id, message.key, seconds)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from semel.message import Message
-from semel.messaging.claims import ERASED, ClaimRow, ClaimState, Failure, refusal
+from semel.messaging.claims import ERASED, ClaimState, Failure, refusal
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
 from semel.messaging.failing import holds_key
-from semel.messaging.keeping import mark_waiting, parked_without_payload, was_erased
+from semel.messaging.keeping import mark_waiting, parked_without_payload
 from semel.messaging.outcome import (
     NO_LONGER_WAITING,
     Outcome,
@@ -81,41 +81,35 @@ async def behind_others(consumer: Consumer, unit: Unit, state: Try) -> Outcome |
             return await not_claimed(consumer, unit, state, no)
     if await unit.waiting.get(consumer.name, message.id) is not None:
         return RetryStored()
-    is_erased = await _is_erased(unit, message, row)
-    if not await unit.claims.mark_failed(consumer.name, message.id, _behind(message, is_erased)):
+    erased_at = None if row is None else row.erased_at
+    if not await unit.claims.mark_failed(consumer.name, message.id, _behind(message, erased_at)):
         return RetryLater(consumer.settings.held_retry_seconds)
-    return await _queue_up(consumer, unit, message, is_erased)
+    return await _queue_up(consumer, unit, message, erased_at)
 
 
 async def queue_claimed_up(consumer: Consumer, unit: Unit, message: Message) -> Outcome:
     """Put a message that this transaction has claimed behind the one of its key that failed."""
-    row = await unit.claims.look_up(consumer.name, message.id)
-    is_erased = await _is_erased(unit, message, row)
-    await unit.claims.undo(consumer.name, message.id, _behind(message, is_erased))
-    return await _queue_up(consumer, unit, message, is_erased)
+    row = await unit.claims.undo(consumer.name, message.id, _behind(message))
+    if row.erased_at is not None:
+        await unit.claims.undo(consumer.name, message.id, _behind(message, row.erased_at))
+    return await _queue_up(consumer, unit, message, row.erased_at)
 
 
-async def _is_erased(unit: Unit, message: Message, claim: ClaimRow | None) -> bool:
-    return (claim is not None and claim.erased_at is not None) or await was_erased(unit, message)
-
-
-def _behind(message: Message, is_erased: bool) -> Failure:
+def _behind(message: Message, erased_at: float | None = None) -> Failure:
     """Return what the claim of a message says that waits for an earlier one of its key."""
-    code = ERASED if is_erased else BEHIND
+    code = BEHIND if erased_at is None else ERASED
     return Failure(ClaimState.PARKED, 0, code, payload_hash=message.digest)
 
 
 async def _queue_up(
-    consumer: Consumer, unit: Unit, message: Message, is_erased: bool
+    consumer: Consumer, unit: Unit, message: Message, erased_at: float | None
 ) -> ParkedAway:
-    """Put a message behind those of its key, as its claim says; nothing of what was erased."""
-    why = ERASED_REASON if is_erased else "an earlier message of its key waits"
+    """Put a message behind those of its key; without payload where its claim says erased."""
+    why = "an earlier message of its key waits" if erased_at is None else ERASED_REASON
     waiting = WaitingMessage.of(consumer.name, message, Waits.BEHIND, held=True)
     waiting = replace(waiting, reason=why)
-    if is_erased:
-        await unit.claims.erase(consumer.name, message.id)
-        waiting = parked_without_payload(waiting, await unit.now())
-        waiting = replace(waiting, error_code=ERASED)
+    if erased_at is not None:
+        waiting = replace(parked_without_payload(waiting, erased_at), error_code=ERASED)
     await unit.waiting.put(waiting)
     await mark_waiting(unit, consumer.name, message)
     return ParkedAway(why)

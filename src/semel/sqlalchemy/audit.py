@@ -3,60 +3,26 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import (
-    BigInteger,
-    Row,
-    Select,
-    Text,
-    bindparam,
-    insert,
-    or_,
-    select,
-    text,
-    update,
-)
+from sqlalchemy import Row, Select, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as insert_once
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
-from semel.messaging.audit import (
-    ERASE,
-    FIRST_HASH,
-    Act,
-    AuditEntry,
-    hash_of,
-    is_erasure_of,
-    recorded,
-)
+from semel.messaging.audit import FIRST_HASH, Act, AuditEntry, hash_of, recorded
 from semel.messaging.ids import stored_id
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.operator_tables import audit_entry, audit_head
-from semel.sqlalchemy.times import now_us, to_seconds, to_us
+from semel.sqlalchemy.times import now_us, to_seconds
 
 ONLY_ROW: Final = 1
-
-# Far beyond every lock timeout: so long may whoever asks wait for an erasure.
-MOST_WAITED_SECONDS: Final = 3600
 
 _C: Final = audit_entry.c
 
 HEAD: Final = select(audit_head.c.number, audit_head.c.hash, now_us().label("now"))
 LOCK_HEAD: Final = HEAD.with_for_update()
-# Few acts are about no consumer, so that the index finds them.  Asking the head, too, waits
-# for an erasure that is under way.
-ERASED: Final = select(audit_entry, now_us().label("now")).where(
-    _C.consumer == "",
-    or_(_C.message_id == "", _C.message_id == bindparam("id", type_=Text)),
-    _C.act == ERASE,
-    _C.at >= now_us() - bindparam("age_us", type_=BigInteger),
-    _C.number <= select(audit_head.c.number).scalar_subquery(),
-)
-# A SELECT holds its own lock on the table until its transaction ends.
-LOCK_ASKING: Final = text(f"LOCK TABLE {audit_head.name} IN ACCESS EXCLUSIVE MODE")
 # Two first appends at once: the second waits for the first's row, and finds it.
 MAKE_HEAD: Final = (
     insert_once(audit_head)
@@ -98,28 +64,12 @@ class SqlAuditTrail:
         row = (await self._run(HEAD)).first()
         return (0, FIRST_HASH) if row is None else (row.number, row.hash)
 
-    async def begin_erasing(self) -> None:
-        """Keep everybody who asks `was_erased` waiting until this transaction ends."""
-        # In SQLite there is one writer at a time.
-        if self._session.get_bind(clause=audit_head).dialect.name == "postgresql":
-            await self._run(LOCK_ASKING)
-
-    async def was_erased(self, message_id: str, key: str | None, seconds: float) -> bool:
-        """Tell whether a message, or its key, was erased within so many seconds until now."""
-        asked = {"id": stored_id(message_id), "age_us": to_us(seconds + MOST_WAITED_SECONDS)}
-        asked_at = time.monotonic()
-        found = (await self._run(ERASED, asked)).all()
-        # The database's clock went on while an erasure was waited for.
-        age_us = to_us(seconds + time.monotonic() - asked_at)
-        since_then = [_entry(row) for row in found if row.at >= row.now - age_us]
-        return any(is_erasure_of(entry.act, message_id, key) for entry in since_then)
-
     async def _entries(self, found: Select[Any]) -> list[AuditEntry]:
         return [_entry(row) for row in await self._run(found.order_by(_C.number))]
 
-    async def _run(self, statement: Executable, values: Any = None) -> Any:
+    async def _run(self, statement: Executable) -> Any:
         async with translated("the audit trail"):
-            return await self._session.execute(statement, values)
+            return await self._session.execute(statement)
 
 
 def _values(entry: AuditEntry, at_us: int) -> dict[str, Any]:

@@ -31,10 +31,10 @@ from semel.messaging.claims import (
 from semel.messaging.ids import stored_id
 from semel.messaging.sweep import Sweep
 from semel.sqlalchemy import claim_statements as sql
-from semel.sqlalchemy.beginning import Beginning
 from semel.sqlalchemy.claim_rows import MOST_TURNS, Asked, row_of, written
 from semel.sqlalchemy.faults import translated
 from semel.sqlalchemy.origins import stored_name
+from semel.sqlalchemy.session import Beginning
 from semel.sqlalchemy.tables import processed_message
 from semel.sqlalchemy.times import to_seconds, to_us
 

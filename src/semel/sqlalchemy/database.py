@@ -12,9 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransactio
 
 from semel.errors import Misuse
 from semel.messaging.changes import RowChange
-from semel.messaging.database import TransactionEnded
 from semel.messaging.failure import Classification
-from semel.sqlalchemy.aborted import FAILED, has_failed, note_failures, refuse_if_aborted
 from semel.sqlalchemy.approvals import SqlApprovals
 from semel.sqlalchemy.attempts import SqlFailedAttempts
 from semel.sqlalchemy.audit import SqlAuditTrail
@@ -26,10 +24,10 @@ from semel.sqlalchemy.faults import (
     SQL_CLASSIFICATION,
     CommitInDoubt,
     code_of,
+    is_unknown_savepoint,
     translated,
     translated_error,
 )
-from semel.sqlalchemy.guard import UnitConnection, guard_transactions
 from semel.sqlalchemy.inbox import SqlInboxStore
 from semel.sqlalchemy.members import SqlMembers
 from semel.sqlalchemy.outbox import SqlOutboxStore
@@ -37,7 +35,15 @@ from semel.sqlalchemy.replays import SqlReplays
 from semel.sqlalchemy.revisions import SqlRevisions
 from semel.sqlalchemy.schema import require_version
 from semel.sqlalchemy.sequence import SqlVersions
-from semel.sqlalchemy.session import HandlerSession
+from semel.sqlalchemy.session import (
+    FAILED,
+    HandlerSession,
+    UnitConnection,
+    guard_transactions,
+    has_failed,
+    note_failures,
+    refuse_if_aborted,
+)
 from semel.sqlalchemy.times import now_us, to_seconds
 from semel.sqlalchemy.waiting import SqlWaitingRoom
 from semel.sqlalchemy.watching import watching
@@ -66,25 +72,32 @@ class SqlUnit:
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         """Take back what the block did if it raises, the session's pending objects included."""
+        inside: Exception | None = None
+        failed = False
         try:
             async with self.session.begin_nested() as nested:
                 try:
                     yield
-                except Exception:
-                    if not has_failed(self._connection):
+                    await self.session.flush()
+                    await refuse_if_aborted(nested, self._connection)
+                    self.session.refuse_if_nested(nested)
+                    await self._connection.refuse_if_ended()
+                except Exception as error:
+                    inside, failed = error, has_failed(self._connection)
+                    if not failed:
                         self._connection.refuse_if_idle()
                     raise
-                await refuse_if_aborted(nested, self._connection)
-                self.session.refuse_if_nested(nested)
-                await self._connection.refuse_if_ended()
         except Exception as error:
-            if self._connection.has_ended:
-                # There was no savepoint left to go back to, and that error says less.
-                raise TransactionEnded from error
+            # Neither the block nor its checks failed, but the end of the savepoint: it is gone,
+            # and with it the transaction that it was made in.
+            if error is not inside and is_unknown_savepoint(error, after_a_failure=failed):
+                self._connection.savepoint_is_gone()
             raise
 
     async def begin_message(self) -> None:
         """Let the next handler find the session as if it were its own."""
+        if not has_failed(self._connection):
+            self._connection.refuse_if_idle()
         await self.session.begin_message()
 
     def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:

@@ -8,17 +8,18 @@ cannot become a write.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import event
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from semel.errors import Misuse, reason_of
 from semel.secrets import masked
-from semel.sqlalchemy.listening import listen_once
 from semel.sqlalchemy.urls import ASYNCPG, connect_arguments, read_url
 
 LOCK_SECONDS: Final = 2.0
@@ -108,3 +109,33 @@ def _own_transactions(lock_seconds: float) -> Any:
 
 def _begin_immediate(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+Listener = tuple[str, Callable[..., Any]]
+
+# `sqlalchemy.event.contains` knows engines by their address, and takes a new engine at the
+# address of a freed one for one that is listened to already.
+_LISTENING: Final[WeakKeyDictionary[Engine, set[Listener]]] = WeakKeyDictionary()
+
+
+def listen_once(
+    engine: AsyncEngine, name: str, listener: Callable[..., Any], **options: Any
+) -> bool:
+    """Register *listener* for *engine*'s event *name* once; False where it is registered.
+
+    An engine that differs from another in its execution options only is that other one: they
+    have their connections in common.
+    """
+    inside = _whole(engine.sync_engine)
+    known = _LISTENING.setdefault(inside, set())
+    if (name, listener) in known:
+        return False
+    event.listen(inside, name, listener, **options)
+    known.add((name, listener))
+    return True
+
+
+def _whole(engine: Engine) -> Engine:
+    while (proxied := getattr(engine, "_proxied", None)) is not None:
+        engine = proxied
+    return engine

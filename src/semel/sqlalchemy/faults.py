@@ -31,8 +31,11 @@ OUTAGE_CLASSES: Final = frozenset({"08", "53", "58"})
 NO_SUCH_DATABASE: Final = "3D000"
 REFUSED_CLASS: Final = "28"
 NO_RIGHT: Final = "42501"
+# Of RELEASE and ROLLBACK TO: no such savepoint, no transaction at all.
+NO_SAVEPOINT_STATES: Final = frozenset({"3B001", "25P01"})
 
 # The stdlib's primary result codes, https://sqlite.org/rescode.html.
+SQLITE_ERROR: Final = 1
 SQLITE_BUSY: Final = 5
 SQLITE_LOCKED: Final = 6
 SQLITE_READONLY: Final = 8
@@ -100,6 +103,17 @@ def _is_disconnect(error: BaseException) -> bool:
     if isinstance(error, DBAPIError):
         return error.connection_invalidated or isinstance(error, InterfaceError)
     return isinstance(error, OSError | PoolTimeout)
+
+
+def is_unknown_savepoint(error: BaseException, *, after_a_failure: bool) -> bool:
+    """Tell whether a savepoint could not be ended because it is not there any more.
+
+    SQLite itself gives a transaction up after some failures, a full disk for one; PostgreSQL
+    never does.
+    """
+    if sqlite_code(error) == SQLITE_ERROR:
+        return not after_a_failure
+    return sqlstate(error) in NO_SAVEPOINT_STATES
 
 
 def translated_error(error: BaseException, what: str) -> SemelError | None:

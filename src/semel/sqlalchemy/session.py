@@ -1,22 +1,59 @@
-"""The session that handlers get: it writes, and cannot end the transaction.
+"""The session that handlers get, and the connection below it: neither can end the transaction.
 
-A handler's ``commit()`` would make the claims of messages durable that are not
-handled yet, which loses them; its ``rollback()`` would undo its neighbours.
+    commit, rollback, close                    of session and connection: refused, nothing is lost
+    COMMIT, ROLLBACK, BEGIN … as a statement   refused before it is sent
+    SET without LOCAL, set_config(…, false)    refused: it would hold for the next transaction
+    statements that name our savepoints        refused: other messages are in them
+    everything else that ends it               the driver knows: `TransactionEnded`, before the
+                                               next statement, the next message, or the commit
+    a failed statement, caught by the handler  noticed before savepoint or transaction end
 
-Messages that share it find what a session of their own would give them: rows as
-the database has them, what their neighbours wrote included.
+A handler's COMMIT would make claims of messages durable that are not handled yet, which loses
+them; its ROLLBACK would undo its neighbours.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Final, NoReturn
+from weakref import WeakKeyDictionary
 
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, AsyncSessionTransaction
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    AsyncSessionTransaction,
+    AsyncTransaction,
+)
+from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointClause
 
 from semel.errors import Misuse
 from semel.messaging.context import Handling, handling_now, refuse_if_late
+from semel.messaging.database import TransactionEnded
+from semel.messaging.reasons import sqlstate
+from semel.sqlalchemy.engine import listen_once
+from semel.sqlalchemy.tables import processed_message
+
+FAILED: Final = "semel_failed"
+"""Where a connection says that a statement failed since it was last known to be well."""
+
+ABORTED_STATE: Final = "25P02"
+NUMBER: Final = text("SELECT txid_current()")
+
+# The first two words of a statement, behind blanks and comments.
+_WORDS: Final = re.compile(r"(?:\s|--[^\n]*|/\*.*?\*/)*(\w+)\W*(\w*)", re.DOTALL)
+_ENDING: Final = frozenset({"commit", "end", "abort", "rollback", "begin", "start"})
+_OF_THIS_TRANSACTION: Final = frozenset({"local", "constraints", "transaction"})
+# SQLAlchemy gives this name to all savepoints that it makes, those of a batch included.
+_OUR_SAVEPOINTS: Final = "sa_savepoint_"
 
 
 def refuse(what: str) -> NoReturn:
@@ -25,7 +62,11 @@ def refuse(what: str) -> NoReturn:
     Raises:
         Misuse: always.
     """
-    raise Misuse(
+    raise Misuse(_must_not(what))
+
+
+def _must_not(what: str) -> str:
+    return (
         f"a handler must not {what} its session: claims of other messages are in the same "
         f"transaction. Return to have it committed, raise to have it rolled back; "
         f"session.begin_nested() makes a savepoint"
@@ -33,7 +74,11 @@ def refuse(what: str) -> NoReturn:
 
 
 class GuardedSession(Session):
-    """The synchronous inside of a `HandlerSession`."""
+    """The synchronous inside of a `HandlerSession`.
+
+    Messages that share it find what a session of their own would give them: rows as the
+    database has them, what their neighbours wrote included.
+    """
 
     guarded = False
     opened_in: Handling | None = None
@@ -216,3 +261,324 @@ class HandlerSession(AsyncSession):
 
     async def __aexit__(self, *_: object) -> None:
         """Do nothing: ``async with session:`` in a handler does not close it."""
+
+
+@dataclass(slots=True)
+class _Hold:
+    """What is known of a transaction that is held open."""
+
+    has_begun: bool = False
+    """A statement was sent: drivers begin with the first one."""
+
+    has_ended: bool = False
+    """It was ended, past every guard."""
+
+    last: Handling | None = None
+    """The call of a handler that used the connection last."""
+
+    opened_in: Handling | None = None
+    """The call of a handler that opened it; None for the consumer's own."""
+
+    number: int | None = None
+    """PostgreSQL's own number of it; asked for when a handler gets the driver's connection."""
+
+    def refuse_if_idle(self, connection: Connection) -> None:
+        """Raise `TransactionEnded` where the driver says that there is no transaction."""
+        driver = connection.connection.driver_connection
+        if self.has_ended or _is_in_transaction(driver) is False:
+            self.raise_ended()
+
+    def raise_ended(self) -> NoReturn:
+        """Remember that the transaction has ended, and name the message that was at it."""
+        self.has_ended = True
+        raise TransactionEnded("" if self.last is None else self.last.message.id)
+
+
+_HELD: Final[WeakKeyDictionary[Connection, _Hold]] = WeakKeyDictionary()
+
+
+def guard_transactions(engine: AsyncEngine) -> None:
+    """Refuse on every held connection of *engine* what would end its transaction."""
+    listen_once(engine, "commit", _before_commit)
+    listen_once(engine, "before_cursor_execute", _before_statement, retval=True)
+
+
+def _before_commit(connection: Connection) -> None:
+    if connection in _HELD:
+        refuse("commit")
+
+
+def _before_statement(
+    connection: Connection,
+    cursor: Any,
+    statement: str,
+    parameters: Any,
+    context: Any,
+    executemany: bool,
+) -> tuple[str, Any]:
+    hold = _HELD.get(connection)
+    if hold is not None:
+        refuse_if_late(hold.opened_in)
+        why = _refusal_of(statement)
+        if why and not _is_sqlalchemys(context):
+            raise Misuse(why)
+        # Before this one is sent: a driver would begin another transaction with it, or none.
+        if hold.has_begun and FAILED not in connection.info:
+            hold.refuse_if_idle(connection)
+        hold.has_begun = True
+        hold.last = handling_now() or hold.last
+    return statement, parameters
+
+
+def _is_sqlalchemys(context: Any) -> bool:
+    """Tell whether SQLAlchemy ends a savepoint of its own, and it is no text of a handler."""
+    return isinstance(
+        getattr(context, "invoked_statement", None),
+        RollbackToSavepointClause | ReleaseSavepointClause,
+    )
+
+
+# Handlers send the same few statements again and again.
+@lru_cache(maxsize=1024)
+def _refusal_of(statement: str) -> str:
+    """Say why a handler must not send *statement*; empty where it may.
+
+    What is not seen here (a COMMIT behind a semicolon, in a driver that takes several
+    statements at once) is convicted by the driver's own state.
+    """
+    found = _WORDS.match(statement)
+    if found is None:
+        return ""
+    first, second = found[1].lower(), found[2].lower()
+    said = statement.lower()
+    if first in _ENDING and not (first == "rollback" and "to" in said.split()):
+        return _must_not(f"send {first.upper()} on")
+    # A prepared transaction keeps its locks until somebody finds it.
+    if (first, second) == ("prepare", "transaction"):
+        return _must_not("send PREPARE TRANSACTION on")
+    # The claims are outside of the savepoint: a message would be completed without its effect.
+    if first in ("rollback", "release") and _OUR_SAVEPOINTS in said:
+        return _must_not("end the savepoints of other messages in")
+    is_set = first == "set" and second not in _OF_THIS_TRANSACTION
+    if is_set or ("set_config" in said and ",false)" in "".join(said.split())):
+        return (
+            "a handler must not send SET on its session: it would hold for the next transaction "
+            "on the connection. SET LOCAL, or set_config(…, true), ends with its own transaction"
+        )
+    return ""
+
+
+class UnitConnection(AsyncConnection):
+    """A connection that can be held: then its transaction is its owner's to end."""
+
+    __slots__ = ()
+
+    def hold(self) -> None:
+        """Refuse from now on whatever would end the transaction."""
+        _HELD[self._inside] = _Hold(opened_in=handling_now())
+
+    def let_go(self) -> None:
+        """Allow the end of the transaction: for the code that began it."""
+        _HELD.pop(self._inside, None)
+
+    @property
+    def _inside(self) -> Connection:
+        inside = self.sync_connection
+        if inside is None:
+            raise TransactionEnded
+        return inside
+
+    @property
+    def _hold(self) -> _Hold | None:
+        return _HELD.get(self._inside)
+
+    @property
+    def is_in_transaction(self) -> bool | None:
+        """What the driver says; None where it does not, or the connection is gone."""
+        if self.invalidated or self.closed:
+            return None
+        return _is_in_transaction(self._inside.connection.driver_connection)
+
+    def _refuse_while_held(self, what: str) -> None:
+        if self._hold is not None:
+            refuse(what)
+
+    async def commit(self) -> None:
+        """Commit, unless the transaction is held."""
+        self._refuse_while_held("commit")
+        await super().commit()
+
+    async def rollback(self) -> None:
+        """Roll back, unless the transaction is held."""
+        self._refuse_while_held("rollback")
+        await super().rollback()
+
+    async def close(self) -> None:
+        """Close, unless the transaction is held."""
+        self._refuse_while_held("close")
+        await super().close()
+
+    async def invalidate(self, exception: BaseException | None = None) -> None:
+        """Invalidate, unless the transaction is held."""
+        self._refuse_while_held("invalidate")
+        await super().invalidate(exception)
+
+    async def get_raw_connection(self) -> PoolProxiedConnection:
+        """Return the driver's connection, and remember which transaction it was given in.
+
+        It is for what SQLAlchemy cannot say, as PostgreSQL's COPY.
+        """
+        hold = self._hold
+        if hold is not None:
+            hold.last = handling_now() or hold.last
+        if hold is not None and hold.number is None and self.dialect.name == "postgresql":
+            hold.number = (await self.execute(NUMBER)).scalar_one()
+        return await super().get_raw_connection()
+
+    def refuse_if_idle(self) -> None:
+        """Check that there is a transaction at all; the driver knows, no statement is sent.
+
+        Raises:
+            TransactionEnded: it was ended, past every guard.
+        """
+        hold = self._hold
+        if hold is not None and hold.has_begun and not (self.invalidated or self.closed):
+            hold.refuse_if_idle(self._inside)
+
+    async def refuse_if_ended(self) -> None:
+        """Check that the transaction is still the one that was held.
+
+        The database is asked only if the driver's connection was given away.
+
+        Raises:
+            TransactionEnded: it was ended, past every guard.
+        """
+        self.refuse_if_idle()
+        hold = self._hold
+        if hold is None or hold.number is None:
+            return
+        if (await self.execute(NUMBER)).scalar_one() != hold.number:
+            hold.raise_ended()
+
+    def savepoint_is_gone(self) -> None:
+        """Say that the transaction has ended, where a savepoint of ours is not there any more."""
+        hold = self._hold
+        if hold is not None:
+            hold.raise_ended()
+
+
+def _is_in_transaction(driver: Any) -> bool | None:
+    if hasattr(driver, "is_in_transaction"):  # asyncpg
+        return None if driver.is_closed() else bool(driver.is_in_transaction())
+    if hasattr(driver, "in_transaction"):  # aiosqlite
+        return bool(driver.in_transaction)
+    status = getattr(getattr(driver, "info", None), "transaction_status", None)  # psycopg
+    name = getattr(status, "name", "UNKNOWN")
+    return None if name == "UNKNOWN" else name != "IDLE"
+
+
+def note_failures(engine: AsyncEngine) -> None:
+    """Make every connection of *engine* remember that a statement failed."""
+    listen_once(engine, "handle_error", _note)
+
+
+def _note(context: ExceptionContext) -> None:
+    connection = context.connection
+    if connection is not None and not connection.invalidated and not connection.closed:
+        connection.info[FAILED] = True
+
+
+def has_failed(connection: AsyncConnection) -> bool:
+    """Tell whether a statement of a living connection failed since it was known to be well."""
+    return not (connection.invalidated or connection.closed) and FAILED in connection.info
+
+
+async def refuse_if_aborted(
+    transaction: AsyncTransaction | AsyncSessionTransaction, connection: AsyncConnection
+) -> None:
+    """Check that a transaction or savepoint still stands, before it is ended as if it did.
+
+    After a failed statement PostgreSQL refuses every other one, and answers COMMIT with a
+    rollback and without an error; after a failed flush, SQLAlchemy rolls the innermost
+    savepoint back, and leaves its block as if nothing had happened.  A handler that catches
+    the error and returns would have its message acknowledged, and nothing kept.
+
+    The database is asked only if a statement of the connection failed.
+
+    Raises:
+        Misuse: it does not stand; a handler has caught an error and gone on.
+    """
+    # A failed flush has rolled back the session's innermost transaction, whoever caught it.
+    if not transaction.is_active:
+        _refuse_swallowed(None)
+    if not has_failed(connection):
+        return
+    try:
+        await connection.execute(text("SELECT 1"))
+    except DBAPIError as error:
+        if sqlstate(error) != ABORTED_STATE:
+            raise
+        _refuse_swallowed(error)
+    connection.info.pop(FAILED, None)
+
+
+def _refuse_swallowed(cause: BaseException | None) -> NoReturn:
+    raise Misuse(
+        "a handler caught a database error and went on, but the transaction had been given up: "
+        "nothing of it would have been kept. Let the error out, or put what may fail into "
+        "session.begin_nested()"
+    ) from cause
+
+
+class Beginning:
+    """The begin of the transaction that *session* is in, before each statement about a claim."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+        self._checked: SessionTransaction | None = None
+
+    @cached_property
+    def is_postgres(self) -> bool:
+        """Tell whether the claims are in PostgreSQL."""
+        return self._session.get_bind(clause=processed_message).dialect.name == "postgresql"
+
+    async def begin(self) -> None:
+        """Begin the transaction as READ COMMITTED, where it is ours to begin.
+
+        At a higher level, the second of two claims fails instead of finding the first.
+        """
+        if not self.is_postgres:
+            return
+        if self._has_connection():
+            self._refuse_autocommit()
+        else:
+            await self._session.connection(
+                bind_arguments={"clause": processed_message},
+                execution_options={"isolation_level": "READ COMMITTED"},
+            )
+
+    def _has_connection(self) -> bool:
+        begun = self._session.sync_session.get_transaction()
+        # `session.begin()` takes no connection yet, and nothing else in SQLAlchemy tells.
+        if begun is not None and begun._connections:
+            return True
+        # A connection of the caller's keeps its level beyond this transaction: theirs to choose.
+        return isinstance(self._session.get_bind(clause=processed_message), Connection)
+
+    def _refuse_autocommit(self) -> None:
+        """See that the claim can be taken back: a message whose handler fails would be lost."""
+        begun = self._session.sync_session.get_transaction()
+        if begun is not None and begun is self._checked:
+            return
+        known = begun._connections.values() if begun is not None else ()
+        used: list[Engine | Connection] = [one[0] for one in known]
+        for one in used or [self._session.get_bind(clause=processed_message)]:
+            driver: Any = one.connection.dbapi_connection if isinstance(one, Connection) else None
+            # As SQLAlchemy's wrapper of asyncpg says it, and as psycopg does.
+            level = getattr(driver, "isolation_level", None)
+            if level == "autocommit" or getattr(driver, "autocommit", False):
+                raise Misuse(
+                    "the session's connection is in AUTOCOMMIT: a claim would be durable before "
+                    "its message is handled. Claim first, or use an engine with transactions"
+                )
+        self._checked = begun

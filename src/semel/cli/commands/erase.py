@@ -14,7 +14,6 @@ from semel.cli.preamble import begins_with
 from semel.cli.reports.audit import EraseReport
 from semel.cli.words import counted
 from semel.errors import Misuse
-from semel.messaging.erase import LEFT
 from semel.messaging.erase import erase as erase_payloads
 
 
@@ -41,8 +40,8 @@ def erase(
     """Remove payloads and headers everywhere, for all consumers; needs a reason.
 
     From dead letters, waiting messages, their revisions, the inbox, the outbox and kept
-    results; whoever is handling one of the messages is waited for.  Hashes and the audit trail
-    stay.  What is erased is never handled and never sent.
+    results.  What is erased is never handled and never sent.  Hashes and the audit trail stay.
+    What is not stored is not covered: where a message is being handled, run it again.
 
     Example: semel erase --key customer-7 --reason "request 4711 of the customer"
     """
@@ -72,7 +71,8 @@ def erase(
         erased.inbox,
         erased.outbox,
         erased.results,
-        LEFT,
+        erased.in_progress,
+        erased.left,
         actor.name,
         actor.reason,
     )

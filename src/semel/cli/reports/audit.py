@@ -73,8 +73,11 @@ class EraseReport:
     results: int
     """What handlers had returned, where their consumer keeps it."""
 
+    in_progress: int
+    """How many of the messages a worker is handling under a lease: run it again later."""
+
     left: str
-    """What erasing does not do, in a sentence."""
+    """What erasing did not do, in a sentence."""
 
     actor: str
     reason: str

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from semel.messaging.audit import ERASE, FIRST_HASH, Act, AuditEntry, break_in
-from semel.messaging.ids import hash_of_key
+from semel.messaging.audit import FIRST_HASH, Act, AuditEntry, break_in
 from semel.testing.contracts.claims_world import Rollback, rolled_back
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from semel.testing.contracts.patience import patiently
@@ -110,55 +109,6 @@ class AuditContract(DatabaseContract):
             about_long = await unit.audit.about("billing", long_id)
         assert [entry.number for entry in about] == [1, 4]
         assert [entry.number for entry in about_long] == [3]
-
-    @in_world
-    async def test_what_was_erased_is_told_by_its_id_and_by_its_key(
-        self, world: DatabaseWorld
-    ) -> None:
-        long_id = "x" * 5000
-        await append(world, Act("ann", ERASE, details={"key_hash": hash_of_key("alice")}))
-        await append(world, Act("ann", ERASE, message_id=long_id))
-        await append(world, Act("ann", "park.skip", "", "m3"))
-        await world.age(50)
-        # Nobody makes entries of the chain older: their hashes know their time.
-        await asyncio.sleep(0.02)
-
-        async with world.database.begin() as unit:
-            found = [
-                await unit.audit.was_erased(message_id, key, seconds)
-                for message_id, key, seconds in (
-                    ("m1", "alice", 60),
-                    ("m1", "alice", 0.001),
-                    ("m1", "bob", 60),
-                    ("m1", None, 60),
-                    (long_id, None, 60),
-                    (long_id, "bob", 0.001),
-                    ("m3", "bob", 60),
-                )
-            ]
-
-        assert found == [True, False, False, False, True, False, False]
-
-    @in_world
-    async def test_whoever_asks_what_was_erased_waits_for_an_erasure_under_way(
-        self, world: DatabaseWorld
-    ) -> None:
-        if not world.waits_for_locks:
-            return
-
-        async def ask() -> bool:
-            async with world.database.begin() as unit:
-                return await unit.audit.was_erased("m1", None, 60)
-
-        await append(world, ACT)
-        async with world.database.begin() as erasing:
-            await erasing.audit.begin_erasing()
-            asking = asyncio.create_task(ask())
-            await asyncio.wait({asking}, timeout=0.1)
-            early = asking.done()
-            await erasing.audit.append(Act("ann", ERASE, message_id="m1"))
-
-        assert (early, await asking) == (False, True)
 
     @in_world
     async def test_appends_at_once_form_one_chain(self, world: DatabaseWorld) -> None:
