@@ -11,8 +11,9 @@ import json
 import os
 import socket
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,17 @@ def _started(pid: int) -> str:
         return ""
     state, *rest = stat.rpartition(")")[2].split()
     return "" if state in "ZX" else rest[18]
+
+
+def owner_text(owner: Owner, worker: str = "") -> str:
+    """Write an owner, and one worker of it, as one text that tables keep."""
+    return json.dumps(replace(owner, instance=worker).to_json(), sort_keys=True)
+
+
+@cache
+def this_process() -> str:
+    """Return the text of this process, where no worker of it is named."""
+    return owner_text(Owner.here())
+
+
+os.register_at_fork(after_in_child=this_process.cache_clear)

@@ -15,18 +15,18 @@ _numbers = count(1)
 
 def gone() -> str:
     """Return the writer of notes that is a process of this host which runs no more."""
-    return notes._written(replace(Owner.here(), started=f"made up {next(_numbers)}"))
+    return notes.owner_text(replace(Owner.here(), started=f"made up {next(_numbers)}"))
 
 
 def running() -> str:
     """Return the writer of notes that is another process of this host, which runs."""
     parent = os.getppid()
-    return notes._written(replace(Owner.here(), pid=parent, started=lease._started(parent)))
+    return notes.owner_text(replace(Owner.here(), pid=parent, started=lease._started(parent)))
 
 
 def elsewhere() -> str:
     """Return the writer of notes that is a process of another host."""
-    return notes._written(replace(Owner.here(), host="elsewhere.example"))
+    return notes.owner_text(replace(Owner.here(), host="elsewhere.example"))
 
 
 def next_process() -> None:

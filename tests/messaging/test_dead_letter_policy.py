@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from semel.messaging.inbox_acts import retry_inbox_message
 from semel.codec import Unread, Unreadable
 from semel.memory.broker import MemoryBroker
 from semel.message import Coordinates, Partition, Record
@@ -152,14 +153,14 @@ class DeadLetterReview(DatabaseContract):
         service.heal()
 
         with pytest.raises(NotPossible, match=r"dlq\.manualReviewRequired"):
-            await inbox.try_again("m1", **ANN)
+            await retry_inbox_message(inbox.database, inbox.consumer.name, "m1", **ANN)
         assert counts(await service.run(Letters())) == {"refused": 1}
         await InboxWorker(service.consumer, world.database).run_until_empty()
         unseen = await service.paid()
         await inspect_dead_letter(world.database, BILLING, "m1", actor="bob")
 
         assert unseen == []
-        assert await inbox.try_again("m1", **ANN)
+        assert await retry_inbox_message(inbox.database, inbox.consumer.name, "m1", **ANN)
 
     @in_world
     async def test_a_range_does_not_bring_back_an_unreadable_record_that_nobody_has_looked_at(

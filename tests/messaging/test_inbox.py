@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from sqlalchemy import Column, ForeignKey, Integer, MetaData, String, Table, insert, text
 
+from semel.messaging.inbox_acts import retry_inbox_message
 from semel.codec import FromHeader, Reading
 from semel.errors import Misuse, Retryable
 from semel.message import Message
@@ -207,14 +208,14 @@ def test_a_message_that_was_given_up_is_tried_again_when_a_person_says_so(databa
         await worker.run_until_empty()
         ours.failures = {}
 
-        assert await inbox.try_again("1", actor="ann")
-        assert not await inbox.try_again("1", actor="ann")
+        assert await retry_inbox_message(inbox.database, inbox.consumer.name, "1", actor="ann")
+        assert not await retry_inbox_message(inbox.database, inbox.consumer.name, "1", actor="ann")
         await worker.run_until_empty()
 
         assert (await get(world, "1")).processed_at is not None
         assert await letter(world, "1") is None
         with pytest.raises(NotPossible):
-            await inbox.try_again("1", actor="ann")
+            await retry_inbox_message(inbox.database, inbox.consumer.name, "1", actor="ann")
 
     run(database, test)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from semel.messaging.inbox_acts import retry_inbox_message
 from semel.codec import FromHeader
 from semel.crashpoints import CrashPoint
 from semel.errors import Misuse
@@ -83,7 +84,7 @@ class InboxActs:
 
         assert await retry_dead_letter(world.database, BILLING, "m1", **ANN) == 1
         waits = await queue(world)
-        again = await paying.inbox.try_again("m1", **ANN)
+        again = await retry_inbox_message(paying.inbox.database, paying.inbox.consumer.name, "m1", **ANN)
         await paying.work()
         await paying.work()
 
@@ -91,7 +92,7 @@ class InboxActs:
         assert paying.paid == ["m1"]
         assert await letter_of(world, "m1") is None
         with pytest.raises(NotPossible, match="it was handled"):
-            await paying.inbox.try_again("m1", **ANN)
+            await retry_inbox_message(paying.inbox.database, paying.inbox.consumer.name, "m1", **ANN)
         await paying.work()
         assert paying.paid == ["m1"]
         assert await acts(world) == [("ann", "dlq.retry", "m1")]
@@ -103,12 +104,12 @@ class InboxActs:
         paying = await given_up(world, "m1")
 
         with crash_at(CrashPoint.ACT_BEFORE), pytest.raises(Crash):
-            await paying.inbox.try_again("m1", **ANN)
+            await retry_inbox_message(paying.inbox.database, paying.inbox.consumer.name, "m1", **ANN)
         assert (await paying.row()).due_at is None
         assert await letter_of(world, "m1") is not None
         assert await acts(world) == []
         with crash_at(CrashPoint.ACT_AFTER), pytest.raises(Crash):
-            await paying.inbox.try_again("m1", **ANN)
+            await retry_inbox_message(paying.inbox.database, paying.inbox.consumer.name, "m1", **ANN)
 
         assert await acts(world) == [("ann", "inbox.retry", "m1")]
         assert await letter_of(world, "m1") is None
@@ -132,7 +133,7 @@ class InboxActs:
 
         await skip_dead_letter(world.database, BILLING, "m1", **ANN)
         with pytest.raises(NotPossible, match="a person ended it"):
-            await paying.inbox.try_again("m1", **ANN)
+            await retry_inbox_message(paying.inbox.database, paying.inbox.consumer.name, "m1", **ANN)
         await paying.work()
 
         row, claim = await paying.row(), await claim_of(world, "m1")
@@ -158,7 +159,7 @@ class InboxActs:
 
         await approve_delete(world.database, asked.number, actor="bob")
         with pytest.raises(NotPossible):
-            await paying.inbox.try_again("m1", **ANN)
+            await retry_inbox_message(paying.inbox.database, paying.inbox.consumer.name, "m1", **ANN)
 
         row = await paying.row()
         assert (row.payload, row.error) == (None, "DELETED")
@@ -173,7 +174,7 @@ class InboxActs:
         await paying.work()
         row = await paying.row()
         with pytest.raises(NotPossible, match=r"a person ended it \(ERASED\)"):
-            await paying.inbox.try_again("m1", **ANN)
+            await retry_inbox_message(paying.inbox.database, paying.inbox.consumer.name, "m1", **ANN)
         await world.age(400 * DAY_SECONDS)
         pruned = await prune(world.database, BILLING, Retention())
 
@@ -189,11 +190,11 @@ class InboxActs:
             await unit.claims.mark_completed(BILLING, "m3")
         await park(world, "m4")
 
-        tried = [await paying.inbox.try_again(name, **ANN) for name in ("m1", "m1", "m9")]
+        tried = [await retry_inbox_message(paying.inbox.database, paying.inbox.consumer.name, name, **ANN) for name in ("m1", "m1", "m9")]
         refusals = [("m2", "erased"), ("m3", "handled already"), ("m4", "waits")]
         for name, why in refusals:
             with pytest.raises(NotPossible, match=why):
-                await paying.inbox.try_again(name, **ANN)
+                await retry_inbox_message(paying.inbox.database, paying.inbox.consumer.name, name, **ANN)
         with pytest.raises(Misuse, match="actor"):
             await Paying(world).inbox.try_again("m1", actor=" ")
 

@@ -14,10 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from semel.errors import Misuse
-from semel.messaging.approvals import Approvals
 from semel.messaging.attempts import FailedAttempts
-from semel.messaging.audit import AuditTrail
-from semel.messaging.changes import RowChange
 from semel.messaging.claim_store import ProcessedMessageStore
 from semel.messaging.completeness import OutcomeStore
 from semel.messaging.deadletters import DeadLetters
@@ -25,8 +22,6 @@ from semel.messaging.failure import Classification
 from semel.messaging.inbox import InboxStore
 from semel.messaging.members import Members
 from semel.messaging.outbox import OutboxStore
-from semel.messaging.replays import Replays
-from semel.messaging.revisions import Revisions
 from semel.messaging.sequence import Versions
 from semel.messaging.waiting import WaitingRoom
 
@@ -81,26 +76,6 @@ class Unit(Protocol):
         ...
 
     @property
-    def audit(self) -> AuditTrail:
-        """What operators did."""
-        ...
-
-    @property
-    def revisions(self) -> Revisions:
-        """What people changed in messages."""
-        ...
-
-    @property
-    def approvals(self) -> Approvals:
-        """What waits for a second person."""
-        ...
-
-    @property
-    def replays(self) -> Replays:
-        """The replays that were begun."""
-        ...
-
-    @property
     def outbox(self) -> OutboxStore:
         """The outgoing messages."""
         ...
@@ -137,14 +112,6 @@ class Unit(Protocol):
         """Let the next handler find the session as if no other had used it.
 
         It reads what the database has, what the messages before it wrote included.
-        """
-        ...
-
-    def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:
-        """Collect what the block changes outside of semel's own tables: for dry runs.
-
-        The list is complete when the block has ended, which sends the session's pending
-        writes and fails where a commit would: for constraints that are checked at its end.
         """
         ...
 

@@ -6,9 +6,10 @@ room whose message an inbox has.
 
 from __future__ import annotations
 
-from semel.messaging.acts import NotPossible, need_not_handled
+from semel.messaging.acts import NotPossible, acting, need_actor, need_not_handled
+from semel.messaging.audit import Act
 from semel.messaging.completeness import Mark
-from semel.messaging.database import Unit
+from semel.messaging.database import Database, Unit
 from semel.messaging.inbox import InboxMessage
 from semel.messaging.marks import mark
 from semel.messaging.review import need_review
@@ -55,3 +56,25 @@ async def need_no_inbox(unit: Unit, consumer: str, message_id: str) -> None:
             "back with `dlq retry`, or skip it"
         )
         raise NotPossible(consumer, message_id, why)
+
+
+async def retry_inbox_message(
+    database: Database, consumer: str, message_id: str, *, actor: str, reason: str = ""
+) -> bool:
+    """Let an inbox's workers try a message again that they had given up; its dead letter goes.
+
+    False, and nothing changed, where there is none, or they have not given it up.  Who did it,
+    and why, is in the audit trail.
+
+    Raises:
+        NotPossible: it was handled, skipped, deleted or erased, or a person must look at it
+            first.
+    """
+    actor = need_actor(actor)
+    async with acting(database) as unit:
+        stored = await unit.inbox.get(consumer, message_id)
+        if stored is None or (stored.processed_at is None and stored.due_at is not None):
+            return False
+        await send_back(unit, stored)
+        await unit.audit.append(Act(actor, "inbox.retry", consumer, message_id, reason))
+        return True

@@ -17,8 +17,6 @@ from semel.clock import SYSTEM_CLOCK
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse, Retryable
 from semel.message import Message, value_of
-from semel.messaging.acts import acting, need_actor
-from semel.messaging.audit import Act
 from semel.messaging.claims import (
     ClaimRow,
     Conflict,
@@ -33,7 +31,6 @@ from semel.messaging.context import handling
 from semel.messaging.database import Database, Unit
 from semel.messaging.failing import write_conflict
 from semel.messaging.inbox import InboxMessage
-from semel.messaging.inbox_acts import send_back
 from semel.messaging.kept import unread
 from semel.messaging.outcome import Conflicted, Handled, Refused, Skipped
 from semel.messaging.retry import GiveUp
@@ -126,25 +123,6 @@ class Inbox:
         tell_received(message, self.consumer.name)
         tell(message, answer, self.consumer.name, SYSTEM_CLOCK.monotonic() - began)
         return answer
-
-    async def try_again(self, message_id: str, *, actor: str, reason: str = "") -> bool:
-        """Let workers try a message again that they had given up; its dead letter goes.
-
-        False, and nothing changed, where there is none, or they have not given it up.  Who
-        did it, and why, is in the audit trail.
-
-        Raises:
-            NotPossible: it was handled, skipped, deleted or erased, or a person must look at
-                it first.
-        """
-        name, actor = self.consumer.name, need_actor(actor)
-        async with acting(self.database) as unit:
-            stored = await unit.inbox.get(name, message_id)
-            if stored is None or (stored.processed_at is None and stored.due_at is not None):
-                return False
-            await send_back(unit, stored)
-            await unit.audit.append(Act(actor, "inbox.retry", name, message_id, reason))
-            return True
 
     async def _known(self, unit: Unit, message: Message) -> NotNew | None:
         """Store a message; say what is known of its id where it is not new.

@@ -10,17 +10,13 @@ owes that, whoever handles the message meanwhile, and pays when the database ans
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
-from functools import cache
 from typing import Final
 
-from semel.lease import Owner
+from semel.lease import Owner, owner_text, this_process
 from semel.messaging.database import Database, Unit
 from semel.messaging.members import Member, Note
 from semel.messaging.reasons import reason_of
@@ -30,19 +26,6 @@ log = logging.getLogger("semel.messaging")
 LEFT_SECONDS: Final = 60.0
 """How old a note is when a process elsewhere that has no row as a member is gone, and one that
 runs has left it behind."""
-
-
-@cache
-def this_process() -> str:
-    """Return who writes the notes of this process, where no worker of it is named."""
-    return _written(Owner.here())
-
-
-os.register_at_fork(after_in_child=this_process.cache_clear)
-
-
-def _written(owner: Owner, worker: str = "") -> str:
-    return json.dumps(replace(owner, instance=worker).to_json(), sort_keys=True)
 
 
 class Writer:
@@ -79,7 +62,7 @@ def _me() -> str:
     writer, process = _WRITER.get(), this_process()
     if writer is None:
         return process
-    return _written(Owner.from_json(json.loads(process)), writer.name)
+    return owner_text(Owner.from_json(json.loads(process)), writer.name)
 
 
 async def note_try(unit: Unit, consumer: str, message_id: str) -> int:
@@ -219,6 +202,6 @@ async def _is_gone(unit: Unit, consumer: str, note: Note) -> bool:
         return False
     for member in await unit.members.running(consumer):
         known = Owner.read(member.owner)
-        if known is not None and owner is not None and _written(known) == _written(owner):
+        if known is not None and owner is not None and owner_text(known) == owner_text(owner):
             return False
     return True

@@ -6,18 +6,18 @@ import signal
 import threading
 from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import Fenced, LeaseHeld, Retryable, SemelError, reason_of
-from semel.events import CycleEnded, Event, QueryRestarted, log
+from semel.events import CycleEnded, Event, Events, QueryRestarted, log
 from semel.pipeline.cycle import CommitFatal
+from semel.pipeline.driver import CycleOutcome
 from semel.pipeline.twophase import Backoff
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from semel.spark.exactly_once import ExactlyOnce
 
 
 class Exit(IntEnum):
@@ -66,8 +66,27 @@ _ENDED_BY_STOPPING: Final = (Exit.DONE, Exit.GAVE_UP, Exit.FAILED)
 RESTART_BACKOFF: Final = Backoff(tries=10, first_seconds=1.0, factor=2.0, most_seconds=60.0)
 
 
+class Supervised(Protocol):
+    """What is supervised: an `ExactlyOnce`."""
+
+    app: str
+    query: str
+    failure: BaseException | None
+    outcome: CycleOutcome | None
+
+    @property
+    def events(self) -> Events:
+        """The bus on which it reports."""
+
+    def recover(self) -> object:
+        """Settle what earlier runs left."""
+
+    def stop(self) -> None:
+        """Release the scope."""
+
+
 def supervise(
-    pipeline: ExactlyOnce,
+    pipeline: Supervised,
     start_query: Callable[[], StreamingQuery],
     *,
     backoff: Backoff = RESTART_BACKOFF,
@@ -118,7 +137,7 @@ def supervise(
 
 
 def _once(
-    pipeline: ExactlyOnce, start_query: Callable[[], StreamingQuery], sigterm: _Sigterm
+    pipeline: Supervised, start_query: Callable[[], StreamingQuery], sigterm: _Sigterm
 ) -> tuple[Exit, str]:
     pipeline.failure = pipeline.outcome = None
     try:
@@ -179,7 +198,7 @@ def _stop(query: StreamingQuery) -> None:
         log.warning("query not stopped", extra={"reason": reason_of(error)})
 
 
-def _known_failure(pipeline: ExactlyOnce) -> BaseException | None:
+def _known_failure(pipeline: Supervised) -> BaseException | None:
     """What our function raised: Spark's own exception has it as text only."""
     return pipeline.failure
 
@@ -205,7 +224,7 @@ def _exit_of(error: BaseException) -> Exit:
     return Exit.FAILED
 
 
-def _let_go(pipeline: ExactlyOnce) -> None:
+def _let_go(pipeline: Supervised) -> None:
     try:
         pipeline.stop()
     except Exception as error:  # noqa: BLE001  the lease ends by itself
