@@ -22,7 +22,7 @@ help: ## Print the targets.
 
 .PHONY: demo
 demo: $(VENV)/demo.stamp java ## Kill a real pipeline at its worst moments and count every row (no set-up).
-	$(BIN)/python -m semel.demo $(ARGS)
+	$(BIN)/python -m examples.demo $(ARGS)
 
 .PHONY: test
 test: check java ## Check, then run the tests with real services; ARGS="-k name" goes to pytest.

@@ -8,9 +8,9 @@ from functools import partial
 
 from bench.harness import Benchmark, Row, Scale, Spread, Table, Target, measure, timed
 from bench.server import Database, postgres
-from semel.messaging.claims import Claimed, ClaimRequest
-from semel.sqlalchemy.database import SqlDatabase
-from semel.sqlalchemy.tables import metadata
+from semel.messaging.handle.claims import Claimed, ClaimRequest
+from semel.sql.database import SqlDatabase
+from semel.sql.types import metadata
 
 ABOUT = """\
 The same claims, one transaction each, in a table of 100,000 and in one of 10,000,000 earlier ones

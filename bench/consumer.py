@@ -17,12 +17,12 @@ from bench.harness import Benchmark, Row, Scale, Table, Target, Times, measure, 
 from bench.server import postgres
 from bench.team import Team
 from semel.message import Coordinates, Message
-from semel.messaging.batch import consume_many
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError
-from semel.sqlalchemy.claims import SqlAlchemyProcessedMessageStore
-from semel.sqlalchemy.database import SqlDatabase
-from semel.sqlalchemy.tables import metadata
+from semel.messaging.handle.batch import consume_many
+from semel.sql.claims import SqlAlchemyProcessedMessageStore
+from semel.sql.database import SqlDatabase
+from semel.sql.types import metadata
 
 Handle: TypeAlias = Callable[[list[Message]], Coroutine[Any, Any, None]]
 

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.frames import PARTITIONS, payments, spark_session
 from bench.harness import Alternative, Benchmark, Row, Scale, Spread, Table, Target, measure
 from bench.noop import NoopSink, NoopStager
-from semel.spark import ExactlyOnce
+from semel.spark.exactly_once import ExactlyOnce
 from semel.spark.staging import RECEIPTS, Tee, select_rows
 
 ROWS_PER_BATCH = 10_000

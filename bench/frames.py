@@ -11,13 +11,13 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from semel.ledger.sqlite import SqliteLedger
 from semel.pipeline.cycle import CommitSucceeded
 from semel.pipeline.driver import Driver
 from semel.pipeline.sink import TwoPhaseSink
 from semel.pipeline.source import BatchRange
 from semel.pipeline.txn import CycleId
 from semel.spark.staging import arrow_schemas, select_rows, stage
-from semel.sql.sqlite import SqliteLedger
 from semel.testing.services import jdbc_jars
 
 PARTITIONS = 2

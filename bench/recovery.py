@@ -12,12 +12,12 @@ import pyarrow as pa
 from bench.harness import Benchmark, Row, Scale, Spread, Table, Target, measure, timed
 from bench.server import Database, postgres
 from semel.files.sink import FilesSink
+from semel.ledger.sqlite import SqliteLedger
 from semel.pipeline.driver import Driver
 from semel.pipeline.sink import SinkOK, TwoPhaseSink
 from semel.pipeline.source import BatchRange
 from semel.pipeline.txn import CycleId
 from semel.postgres.sink import Mode, PostgresSink
-from semel.sql.sqlite import SqliteLedger
 
 MOST_SECONDS = 2.0
 

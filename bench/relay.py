@@ -11,10 +11,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from bench.harness import Benchmark, Row, Scale, Spread, Table, Target, Times, measure
 from bench.server import Database, postgres
-from semel.messaging.broker import Outgoing
-from semel.messaging.relay import Relay
-from semel.sqlalchemy.database import SqlDatabase
-from semel.sqlalchemy.tables import metadata, outbox_message
+from semel.messaging.receive.broker import Outgoing
+from semel.messaging.send.relay import Relay
+from semel.sql.database import SqlDatabase
+from semel.sql.tables import outbox_message
+from semel.sql.types import metadata
 
 RELAY = "relay"
 LOOP = "one message per transaction"

@@ -25,19 +25,19 @@ from semel.cli.app import app
 from semel.cli.exits import MEANS
 from semel.cli.reports.doctor import RUNBOOKS, Kind
 from semel.crashpoints import CrashPoint
+from semel.ledger.schema import INDEXES, VERSION
+from semel.ledger.schema import TABLES as LEDGER_TABLES
+from semel.pipeline.cycle import FAILURES, Step
 from semel.pipeline.driver import Settings
 from semel.pipeline.recovery import DECIDE
 from semel.pipeline.sink import Found, TwoPhaseSink
 from semel.pipeline.source import SourceKind
 from semel.pipeline.states import ARROWS
-from semel.pipeline.steps import FAILURES, Step
 from semel.pipeline.twophase import Backoff
 from semel.policy import ConsumerPolicy
 from semel.policy.kinds import Choice
 from semel.policy.reference import REFERENCE, Rows, leaves
 from semel.spark.supervise import NEXT, RESTART_BACKOFF, Exit
-from semel.sql.schema import INDEXES, VERSION
-from semel.sql.schema import TABLES as LEDGER_TABLES
 from semel.testing.contracts import LedgerContract, SinkContract
 from semel.testing.world import Invariant
 

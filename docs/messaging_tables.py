@@ -7,29 +7,25 @@ from enum import StrEnum
 from typing import Final
 
 from docs.markdown import attribute_docs, first_sentence, rules_of, table
-from semel.measures import LABELS
-from semel.messaging.claims import CLAIM_TABLE, StalePolicy
+from semel.events import LABELS
 from semel.messaging.failure import CODES, RETRYABLE_CLASSES, FailureClass
+from semel.messaging.handle.claims import CLAIM_TABLE
 from semel.messaging.outcome import Told
-from semel.messaging.sequence import GapPolicy
-from semel.messaging.settings import BatchPolicy
-from semel.messaging.waiting import Waits
-from semel.testing.contracts import (
-    ApprovalsContract,
-    AttemptsContract,
-    AuditContract,
-    BrokerContract,
-    ClaimsContract,
-    DeadLettersContract,
-    InboxContract,
-    MembersContract,
-    OutboxContract,
-    OutcomesContract,
-    ReplaysContract,
-    RevisionsContract,
-    VersionsContract,
-    WaitingContract,
-)
+from semel.messaging.records import Waits
+from semel.messaging.settings import BatchPolicy, GapPolicy, StalePolicy
+from semel.testing.contracts import BrokerContract, ClaimsContract
+from tests.stores.approvals import ApprovalsContract
+from tests.stores.attempts import AttemptsContract
+from tests.stores.audit import AuditContract
+from tests.stores.deadletters import DeadLettersContract
+from tests.stores.inbox import InboxContract
+from tests.stores.members import MembersContract
+from tests.stores.outbox import OutboxContract
+from tests.stores.outcomes import OutcomesContract
+from tests.stores.replays import ReplaysContract
+from tests.stores.revisions import RevisionsContract
+from tests.stores.versions import VersionsContract
+from tests.stores.waiting import WaitingContract
 
 CONTRACTS: Final = (
     ClaimsContract,

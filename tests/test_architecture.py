@@ -358,7 +358,7 @@ assert asyncio.run(serve()) == ["m1"]
     [
         ("from semel import SqlDatabase", "sqlalchemy"),
         ("from semel import SqlAlchemyProcessedMessageStore", "sqlalchemy"),
-        ("import semel.sqlalchemy.tables", "sqlalchemy"),
+        ("import semel.sql.tables", "sqlalchemy"),
         ("from semel.sinks import FilesSink; FilesSink('lake')", "files"),
         (
             "from semel.sinks import PostgresSink; PostgresSink('postgresql://h/d', table='t')",

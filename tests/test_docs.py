@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from docs.generate import TABLES, regenerated
-from semel.measures import Metric
+from semel.events import Metric
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ import pytest
 
 import semel
 import semel.sinks
-from semel.sqlalchemy import tables
+from semel.sql import tables
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "semel"
@@ -94,7 +94,7 @@ def _is_overload(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) ->
 
 def test_the_metadata_that_alembic_is_given_has_every_table():
     # In a process of its own: here, somebody else has imported every table.
-    script = "from semel.sqlalchemy.tables import metadata; print(*sorted(metadata.tables))"
+    script = "from semel.sql.tables import metadata; print(*sorted(metadata.tables))"
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()

@@ -12,7 +12,7 @@ JVM: Final = (
     "tests/scenarios/test_demo.py",
     "tests/test_docs.py",
     "tests/unit/test_bench.py",
-    "tests/unit/test_files_readers.py",
+    "tests/unit/files/test_files_readers.py",
 )
 """Where tests start a JVM, which has two cores' work for itself."""
 

@@ -19,11 +19,10 @@ from semel.lazy import lazily
 if TYPE_CHECKING:
     from semel.ledgers import open_ledger
     from semel.message import Message
-    from semel.messaging.base import IdempotentConsumerBase
+    from semel.messaging.classic import IdempotentConsumerBase, MessageEnvelope
     from semel.messaging.consumer import consumer
-    from semel.messaging.envelope import MessageEnvelope
     from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
-    from semel.messaging.runner import Runner
+    from semel.messaging.receive.runner import Runner
     from semel.outboxes import Outbox
     from semel.pipeline.cycle import (
         CommitAborted,
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
     from semel.pipeline.txn import SinkTxnId
     from semel.policy import Policy
     from semel.spark.exactly_once import ExactlyOnce
-    from semel.sqlalchemy.claims import SqlAlchemyProcessedMessageStore
-    from semel.sqlalchemy.database import SqlDatabase
+    from semel.sql.claims import SqlAlchemyProcessedMessageStore
+    from semel.sql.database import SqlDatabase
 
 __version__ = "0.1.0"
 
@@ -83,22 +82,22 @@ __getattr__ = lazily(
         "Coordinator": "semel.pipeline.cycle",
         "Driver": "semel.pipeline.driver",
         "ExactlyOnce": "semel.spark.exactly_once",
-        "IdempotentConsumerBase": "semel.messaging.base",
+        "IdempotentConsumerBase": "semel.messaging.classic",
         "Message": "semel.message",
-        "MessageEnvelope": "semel.messaging.envelope",
+        "MessageEnvelope": "semel.messaging.classic",
         "NonRetryableMessageError": "semel.messaging.failure",
         "Outbox": "semel.outboxes",
         "Policy": "semel.policy",
         "RecoveryDecision": "semel.pipeline.recovery",
         "RetryableMessageError": "semel.messaging.failure",
-        "Runner": "semel.messaging.runner",
+        "Runner": "semel.messaging.receive.runner",
         "Settings": "semel.pipeline.driver",
         "SinkFatal": "semel.pipeline.sink",
         "SinkOK": "semel.pipeline.sink",
         "SinkRetryable": "semel.pipeline.sink",
         "SinkTxnId": "semel.pipeline.txn",
-        "SqlAlchemyProcessedMessageStore": "semel.sqlalchemy.claims",
-        "SqlDatabase": "semel.sqlalchemy.database",
+        "SqlAlchemyProcessedMessageStore": "semel.sql.claims",
+        "SqlDatabase": "semel.sql.database",
         "TwoPhaseSink": "semel.pipeline.sink",
         "consumer": "semel.messaging.consumer",
         "open_ledger": "semel.ledgers",

@@ -35,7 +35,7 @@ def open_ledger(ledger: str | Ledger) -> Ledger:
 
 
 def _sqlite(url: str) -> Ledger:
-    from semel.sql.sqlite import SqliteLedger
+    from semel.ledger.sqlite import SqliteLedger
 
     return SqliteLedger(url)
 

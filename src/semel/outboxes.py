@@ -6,7 +6,7 @@
         session.add(Invoice(…))
         await outbox.add(session, "invoices", {"id": 7}, key="customer-3")
 
-A `semel.messaging.relay.Relay` takes it to the broker later.
+A `semel.messaging.send.relay.Relay` takes it to the broker later.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any
 
 from semel.errors import Misuse
 from semel.message import Message, raw_of
-from semel.messaging.context import Handling, handling_now
-from semel.messaging.outbox import (
+from semel.messaging.database import OutboxStore
+from semel.messaging.handle.attempt import Handling, handling_now
+from semel.messaging.send.outbox import (
     CAUSATION_HEADER,
     CORRELATION_HEADER,
     MESSAGE_ID_HEADER,
     OutboxConflict,
     OutboxEntry,
-    OutboxStore,
     outgoing_id,
     parent_of,
 )
-from semel.messaging.relay import is_relayed_here, wake_relays
+from semel.messaging.send.relay import is_relayed_here, wake_relays
 
 
 class Outbox:
@@ -131,7 +131,7 @@ def _store_of(session: Any) -> tuple[OutboxStore, AfterCommit]:
         from semel.memory.outbox import store_of as of_memory
 
         return of_memory(session), lambda outbox, wake: wake(outbox)
-    from semel.sqlalchemy.outbox import after_commit, store_of
+    from semel.sql.outbox import after_commit, store_of
 
     return store_of(session), lambda outbox, wake: after_commit(session, outbox, wake)
 

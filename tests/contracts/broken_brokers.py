@@ -7,12 +7,15 @@ from collections import defaultdict
 from dataclasses import replace
 
 from semel.errors import Fenced, Misuse, Permanent, Retryable
-from semel.memory.broker import MemoryBroker
-from semel.memory.broker_bell import Bell
+from semel.memory.broker import (
+    Bell,
+    MemoryBroker,
+    MemoryPublisher,
+    MemoryReader,
+    MemorySubscription,
+)
 from semel.memory.broker_failures import Call
 from semel.memory.broker_groups import Group
-from semel.memory.broker_member import MemorySubscription
-from semel.memory.broker_publisher import MemoryPublisher, MemoryReader
 from semel.memory.broker_store import MemoryBrokerStore
 from semel.message import Partition
 

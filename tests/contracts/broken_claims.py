@@ -9,18 +9,18 @@ from sqlalchemy import insert, select, update
 
 from semel.errors import Retryable
 from semel.memory.claims import MemoryProcessedMessageStore
-from semel.messaging.claims import (
+from semel.messaging.handle.claims import (
     Claimed,
     ClaimRequest,
     ClaimState,
     Duplicate,
     HeldElsewhere,
-    StalePolicy,
 )
-from semel.sqlalchemy import claim_statements as sql
-from semel.sqlalchemy.claims import SqlAlchemyProcessedMessageStore
-from semel.sqlalchemy.tables import processed_message
-from semel.sqlalchemy.times import to_us
+from semel.messaging.settings import StalePolicy
+from semel.sql import claim_statements as sql
+from semel.sql.claims import SqlAlchemyProcessedMessageStore
+from semel.sql.tables import processed_message
+from semel.sql.types import to_us
 
 
 class NeverTriesAgain(MemoryProcessedMessageStore):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from semel.memory.sink import MemorySink
-from semel.memory.store import Shown
+from semel.memory.sink import MemorySink, Shown
 from semel.pipeline.sink import SinkFatal, SinkOK, SinkRetryable
 from semel.pipeline.txn import CycleId
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from semel.memory.deadletters import MemoryDeadLetters
 from semel.memory.waiting import MemoryWaitingRoom
-from semel.messaging.deadletters import DeadLetterFilter
-from semel.messaging.waiting import WaitingFilter, Waits
+from semel.messaging.records import DeadLetterFilter, WaitingFilter, Waits
 
 
 class ForgetsTheBeginning(MemoryDeadLetters):

@@ -8,9 +8,8 @@ from semel.memory.approvals import MemoryApprovals
 from semel.memory.attempts import MemoryFailedAttempts
 from semel.memory.audit import MemoryAuditTrail
 from semel.memory.revisions import MemoryRevisions
-from semel.messaging.approvals import Decision
-from semel.messaging.attempts import LATEST_KEPT, AttemptFilter
-from semel.messaging.audit import FIRST_HASH, AuditEntry, hash_of, recorded
+from semel.messaging.records import LATEST_KEPT, AttemptFilter
+from semel.operate.stores import FIRST_HASH, AuditEntry, Decision, hash_of, recorded
 
 
 class DoesNotChain(MemoryAuditTrail):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
-from semel.memory.broker import Call, Failure
+from semel.memory.broker_failures import Call, Failure
 from semel.testing.contracts.broker import BrokerContract
 
 

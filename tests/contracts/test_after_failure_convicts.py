@@ -8,19 +8,11 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from semel.memory.database import MemoryDatabase
-from semel.sqlalchemy import audit as audit_sql
-from semel.sqlalchemy import waiting_statements as waiting_sql
-from semel.sqlalchemy.audit import SqlAuditTrail
-from semel.sqlalchemy.database import SqlDatabase
-from semel.sqlalchemy.waiting import SqlWaitingRoom
-from semel.testing.contracts import (
-    ApprovalsContract,
-    AttemptsContract,
-    AuditContract,
-    DeadLettersContract,
-    RevisionsContract,
-    WaitingContract,
-)
+from semel.sql import operators as audit_sql
+from semel.sql import waiting as waiting_sql
+from semel.sql.database import SqlDatabase
+from semel.sql.operators import SqlAuditTrail
+from semel.sql.waiting import SqlWaitingRoom
 from tests.contracts.broken_letters import LETTERS_CONVICTED_BY, ROOMS_CONVICTED_BY
 from tests.contracts.broken_records import (
     APPROVALS_CONVICTED_BY,
@@ -29,6 +21,12 @@ from tests.contracts.broken_records import (
     TRAILS_CONVICTED_BY,
 )
 from tests.messaging.worlds import memory_world, postgres_world
+from tests.stores.approvals import ApprovalsContract
+from tests.stores.attempts import AttemptsContract
+from tests.stores.audit import AuditContract
+from tests.stores.deadletters import DeadLettersContract
+from tests.stores.revisions import RevisionsContract
+from tests.stores.waiting import WaitingContract
 
 IN_MEMORY = [
     *((DeadLettersContract, "dead_letters", *one) for one in LETTERS_CONVICTED_BY.items()),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from semel.testing.contracts import (
-    ApprovalsContract,
-    AttemptsContract,
-    AuditContract,
-    DeadLettersContract,
-    RevisionsContract,
-    WaitingContract,
-)
 from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.stores.approvals import ApprovalsContract
+from tests.stores.attempts import AttemptsContract
+from tests.stores.audit import AuditContract
+from tests.stores.deadletters import DeadLettersContract
+from tests.stores.revisions import RevisionsContract
+from tests.stores.waiting import WaitingContract
 
 
 class TestMemoryDeadLetters(InMemory, DeadLettersContract):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from semel.testing.contracts import MembersContract, OutcomesContract, VersionsContract
 from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.stores.members import MembersContract
+from tests.stores.outcomes import OutcomesContract
+from tests.stores.versions import VersionsContract
 
 
 class TestMemoryMembers(InMemory, MembersContract):

@@ -12,7 +12,8 @@ from semel.memory.ledger import MemoryLedger, _Held
 from semel.pipeline.ledger import Lease
 from semel.pipeline.states import CycleState, Decision
 from semel.testing.clock import SimulatedClock
-from semel.testing.contracts.ledger import LEASE_SECONDS, LedgerContract, violations
+from semel.testing.contracts.ledger import LedgerContract, violations
+from semel.testing.contracts.ledger_world import LEASE_SECONDS
 
 
 class ForgetsTheEpoch(MemoryLedger):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from semel.ledger.schema import TABLES
+from semel.ledger.sqlite import SqliteLedger
 from semel.memory.ledger import MemoryLedger
 from semel.postgres.ledger import PostgresLedger
-from semel.sql.schema import TABLES
-from semel.sql.sqlite import SqliteLedger
 from semel.testing.clock import SimulatedClock
-from semel.testing.contracts.ledger import LEASE_SECONDS, LedgerContract
+from semel.testing.contracts.ledger import LedgerContract
+from semel.testing.contracts.ledger_world import LEASE_SECONDS
 
 
 class TestMemoryLedger(LedgerContract):

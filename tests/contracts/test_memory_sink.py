@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.memory.sink import MemorySink
-from semel.memory.store import MemoryStore
+from semel.memory.sink import MemorySink, MemoryStore
 from semel.testing.contracts import SinkContract
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from semel.testing.contracts.inbox import InboxContract
-from semel.testing.contracts.outbox import OutboxContract
 from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.stores.inbox import InboxContract
+from tests.stores.outbox import OutboxContract
 
 
 class TestMemoryOutbox(InMemory, OutboxContract):

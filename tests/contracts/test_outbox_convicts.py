@@ -9,11 +9,11 @@ import pytest
 
 from semel.memory.inbox import MemoryInboxStore
 from semel.memory.outbox import MemoryOutboxStore, _Lease
-from semel.messaging.outbox import Leadership, LeadershipLost
-from semel.testing.contracts.inbox import InboxContract
+from semel.messaging.send.outbox import Leadership, LeadershipLost
 from semel.testing.contracts.messaging_world import DatabaseWorld
-from semel.testing.contracts.outbox import OutboxContract
 from tests.messaging.worlds import memory_world
+from tests.stores.inbox import InboxContract
+from tests.stores.outbox import OutboxContract
 
 
 class DeletesRanges(MemoryOutboxStore):

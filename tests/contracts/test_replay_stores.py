@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from semel.testing.contracts import ReplaysContract
 from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.stores.replays import ReplaysContract
 
 
 class TestMemoryReplays(InMemory, ReplaysContract):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from broken_sinks import CONVICTED_BY
 
-from semel.memory.sink import MemorySink
-from semel.memory.store import MemoryStore
+from semel.memory.sink import MemorySink, MemoryStore
 from semel.testing.contracts import SinkContract
 from semel.testing.contracts.sink import rules, violations
 

@@ -12,7 +12,7 @@ MODULES = (
     "semel.files.sink",
     "semel.postgres.sink",
     "semel.postgres.ledger",
-    "semel.sql.sqlite",
+    "semel.ledger.sqlite",
     "pyarrow",
 )
 
@@ -20,13 +20,13 @@ MODULES = (
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """A process that forks local drivers."""
-    with Zygote("semel.testing.local_driver:main", MODULES) as zygote:
+    with Zygote("tests.crash.local_driver:main", MODULES) as zygote:
         yield zygote
 
 
 @pytest.fixture(scope="session")
 def workers() -> Iterator[Zygote]:
     """A process that forks consumer workers."""
-    modules = ("semel.testing.scripted", "aiosqlite", "asyncpg")
+    modules = ("tests.crash.scripted", "aiosqlite", "asyncpg")
     with Zygote("semel.testing.worker:main", modules) as zygote:
         yield zygote

@@ -6,11 +6,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-from semel.messaging.claims import ClaimState
-from semel.testing import scripted
+from semel.messaging.handle.claims import ClaimState
 from semel.testing.kill import Zygote
 from semel.testing.trial import Trial
 from semel.testing.trial_audit import TrialAudit
+from tests.crash import scripted
 
 HANDLERS = {
     "single": {"consumer": "one_by_one", "mode": "transactional"},
@@ -45,7 +45,7 @@ class Scene(Trial):
         **more: Any,
     ) -> None:
         handler = {**HANDLERS[kind], **more}
-        consumer = f"semel.testing.scripted:{handler.pop('consumer')}"
+        consumer = f"tests.crash.scripted:{handler.pop('consumer')}"
         super().__init__(
             zygote,
             folder,

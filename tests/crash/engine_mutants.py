@@ -7,16 +7,14 @@ such a mutant lists them.
 from __future__ import annotations
 
 from semel.memory.ledger import MemoryLedger
-from semel.memory.sink import MemorySink
-from semel.memory.store import Shown
+from semel.memory.sink import MemorySink, Shown
 from semel.pipeline import recovery, rules
 from semel.pipeline.coordinator import LedgerCoordinator
-from semel.pipeline.cycle import AbortAnswer, _Run
+from semel.pipeline.cycle import FAILURES, AbortAnswer, Failure, Step, Verdict, _Run
 from semel.pipeline.driver import Driver
 from semel.pipeline.recovery import _Recovery
 from semel.pipeline.sink import SinkOK
 from semel.pipeline.states import CycleState
-from semel.pipeline.steps import FAILURES, Failure, Step, Verdict
 from semel.testing.world import Invariant, World
 from tests.mutants import mutants
 

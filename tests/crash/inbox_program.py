@@ -16,11 +16,9 @@ from sqlalchemy import Column, Integer, MetaData, Table, Text, insert
 from semel.message import Message
 from semel.messaging.consumer import consumer
 from semel.messaging.failure import RetryableMessageError
-from semel.messaging.inbox_worker import InboxWorker
-from semel.messaging.inboxes import Inbox
-from semel.messaging.retry import RetryPolicy
-from semel.messaging.settings import ConsumerSettings
-from semel.sqlalchemy.database import SqlDatabase
+from semel.messaging.receive.inbox import Inbox, InboxWorker
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
+from semel.sql.database import SqlDatabase
 
 BATCH = 3
 SETTINGS = ConsumerSettings(

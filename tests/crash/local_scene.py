@@ -14,7 +14,7 @@ from semel.ledgers import open_ledger
 from semel.pipeline.txn import Scope
 from semel.testing.audit import Audit, audit
 from semel.testing.kill import Forked, Zygote
-from semel.testing.local_driver import APP, TABLE
+from tests.crash.local_driver import APP, TABLE
 
 BATCH_ROWS = 6
 KINDS = ("files", "jsonl", "postgres-staging", "postgres-prepared")

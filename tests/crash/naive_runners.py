@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from semel.crashpoints import CrashPoint, reach
 from semel.message import Coordinates, Message, Record
-from semel.messaging.claims import Claimed, ClaimRequest
-from semel.messaging.context import handling
+from semel.messaging.handle.attempt import handling
+from semel.messaging.handle.claims import Claimed, ClaimRequest
 from semel.messaging.outcome import Handled, Outcome, Skipped
-from semel.messaging.runner import Arrival, Runner
+from semel.messaging.receive.runner import Arrival, Runner
 
 
 class AckFirst(Runner):

@@ -11,10 +11,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from semel.messaging.broker import Outgoing
-from semel.messaging.outbox import MESSAGE_ID_HEADER
-from semel.messaging.relay import Relay
-from semel.sqlalchemy.database import SqlDatabase
+from semel.messaging.receive.broker import Outgoing
+from semel.messaging.send.outbox import MESSAGE_ID_HEADER
+from semel.messaging.send.relay import Relay
+from semel.sql.database import SqlDatabase
 
 BATCH = 8
 

@@ -14,12 +14,11 @@ from pathlib import Path
 from semel.memory.broker_groups import Patience
 from semel.message import Message
 from semel.messaging.consumer import consumer
+from semel.messaging.failed.retries import RetryWorker
 from semel.messaging.failure import RetryableMessageError
-from semel.messaging.retry import RetryMode, RetryPolicy
-from semel.messaging.retrying import RetryWorker
-from semel.messaging.runner import Runner, RunnerSettings
-from semel.messaging.settings import ConsumerSettings
-from semel.sqlalchemy.database import SqlDatabase
+from semel.messaging.receive.runner import Runner
+from semel.messaging.settings import ConsumerSettings, RetryMode, RetryPolicy, RunnerSettings
+from semel.sql.database import SqlDatabase
 from semel.testing.filebroker import FileBroker
 
 SOON, LATER = 0.15, 0.4

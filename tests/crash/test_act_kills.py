@@ -14,14 +14,14 @@ import pytest
 from sqlalchemy import Connection, MetaData, select
 
 from semel.crashpoints import CrashPoint
-from semel.messaging.deletion import ask_to_delete
 from semel.messaging.failure import NonRetryableMessageError
-from semel.messaging.outbox import OutboxEntry
-from semel.messaging.replay_report import Cursor
-from semel.messaging.replays import ReplayRun
-from semel.messaging.selection import Letters, to_json
-from semel.messaging.sequence import Gap
-from semel.sqlalchemy.database import SqlDatabase
+from semel.messaging.records import Gap
+from semel.messaging.send.outbox import OutboxEntry
+from semel.operate.deletion import ask_to_delete
+from semel.operate.replay import Cursor
+from semel.operate.selection import Letters, to_json
+from semel.operate.stores import ReplayRun
+from semel.sql.database import SqlDatabase
 from semel.testing.kill import Zygote
 from tests.messaging.replay_world import DEAD, PARKS, Service
 from tests.messaging.worlds import sql_world

@@ -8,8 +8,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from semel.files.sink import FilesSink
-from semel.memory.sink import MemorySink
-from semel.memory.store import MemoryStore, Shown
+from semel.memory.sink import MemorySink, MemoryStore, Shown
 from semel.pipeline.sink import SinkOK
 from semel.testing.chaos import ChaosContract, prove
 from semel.testing.world import Invariant, Violation

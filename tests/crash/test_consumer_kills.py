@@ -9,7 +9,7 @@ import pytest
 from consumer_scene import QUICK_RETRY, Scene
 
 from semel.crashpoints import MESSAGING_POINTS
-from semel.messaging.claims import ClaimState
+from semel.messaging.handle.claims import ClaimState
 from semel.testing.trial import KILLS
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kill, pytest.mark.timeout(600)]

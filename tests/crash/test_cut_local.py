@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from local_scene import KINDS, Scene
 
-from semel.testing.local_driver import DONE, STOPPED
 from semel.testing.services import CutProxy, PostgresServer
+from tests.crash.local_driver import DONE, STOPPED
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kill, pytest.mark.timeout(600)]
 

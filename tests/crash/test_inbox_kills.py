@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from semel.messaging.deadletters import DeadLetterFilter
-from semel.messaging.inbox_worker import PLACE
-from semel.messaging.inboxes import Inbox
-from semel.sqlalchemy.database import SqlDatabase
-from semel.sqlalchemy.tables import metadata
+from semel.messaging.receive.inbox import PLACE, Inbox
+from semel.messaging.records import DeadLetterFilter
+from semel.sql.database import SqlDatabase
+from semel.sql.types import metadata
 from semel.testing.kill import Ended, Zygote
 from tests.crash.inbox_program import effect, effects, message, stock
 

@@ -14,7 +14,7 @@ from local_scene import KINDS, Scene
 
 from semel.crashpoints import PIPELINE_POINTS
 from semel.testing.kill import Zygote
-from semel.testing.local_driver import DONE, FENCED
+from tests.crash.local_driver import DONE, FENCED
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kill, pytest.mark.timeout(600)]
 

@@ -16,14 +16,13 @@ from sqlalchemy import text
 from semel.codec import FromHeader
 from semel.message import Message
 from semel.messaging.consumer import Consumer, consumer
-from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.failure import NonRetryableMessageError
-from semel.messaging.handling import handle_message
-from semel.messaging.replay_report import ReplayReport, report_of
-from semel.messaging.replay_turns import Turn
-from semel.messaging.waiting import WaitingFilter
-from semel.sqlalchemy.database import SqlDatabase
-from semel.sqlalchemy.tables import metadata
+from semel.messaging.handle.attempt import handle_message
+from semel.messaging.records import DeadLetterFilter, WaitingFilter
+from semel.operate.replay import ReplayReport, report_of
+from semel.operate.replay_message import Turn
+from semel.sql.database import SqlDatabase
+from semel.sql.types import metadata
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(300)]
 
@@ -36,9 +35,9 @@ from sqlalchemy import text
 
 from semel.codec import FromHeader
 from semel.messaging.consumer import consumer
-from semel.messaging.replay import Replay
-from semel.messaging.selection import Letters
-from semel.sqlalchemy.database import SqlDatabase
+from semel.operate.replay import Replay
+from semel.operate.selection import Letters
+from semel.sql.database import SqlDatabase
 
 
 @consumer("billing", id_from=FromHeader("message-id"))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from semel.memory.broker_groups import Patience
-from semel.messaging.claims import ClaimState
-from semel.sqlalchemy.database import SqlDatabase
-from semel.sqlalchemy.tables import metadata
+from semel.messaging.handle.claims import ClaimState
+from semel.sql.database import SqlDatabase
+from semel.sql.types import metadata
 from semel.testing.filebroker import FileBroker
 from semel.testing.kill import Zygote
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from semel.message import digest_of
-from semel.messaging.claims import ClaimRow, ClaimState, Failure
-from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
-from semel.messaging.waiting import WaitingFilter, WaitingMessage, Waits
+from semel.messaging.handle.claims import ClaimRow, ClaimState, Failure
+from semel.messaging.records import (
+    DeadLetter,
+    DeadLetterFilter,
+    WaitingFilter,
+    WaitingMessage,
+    Waits,
+)
 from semel.testing.contracts.messaging_world import DatabaseWorld
 
 BILLING = "billing"

@@ -8,15 +8,21 @@ from typing import Any
 from semel.codec import FromHeader
 from semel.memory.broker import MemoryBroker
 from semel.message import Message, Partition
-from semel.messaging.audit_completeness import PartitionAudit, audit_completeness
 from semel.messaging.consumer import consumer
+from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
-from semel.messaging.replay import Replay, ReplaySettings
-from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
-from semel.messaging.retrying import retry_due
-from semel.messaging.runner import Runner, RunnerSettings
-from semel.messaging.selection import Ids, Offsets
-from semel.messaging.settings import ConsumerSettings, Mode
+from semel.messaging.receive.runner import Runner
+from semel.messaging.settings import (
+    ConsumerSettings,
+    GiveUp,
+    Mode,
+    RetryMode,
+    RetryPolicy,
+    RunnerSettings,
+)
+from semel.operate.completeness import PartitionAudit, audit_completeness
+from semel.operate.replay import Replay, ReplaySettings
+from semel.operate.selection import Ids, Offsets
 from semel.testing.contracts.messaging_world import DatabaseWorld
 
 BILLING = "billing"

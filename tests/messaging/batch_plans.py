@@ -15,20 +15,25 @@ from semel.codec import FromHeader
 from semel.errors import Fenced
 from semel.memory.database import MemoryDatabase, MemoryUnit
 from semel.message import Coordinates, Message
-from semel.messaging.claims import Claimed, ClaimRequest, ClaimState, Failure
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.database import Database
-from semel.messaging.deadletters import DeadLetterFilter
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
-from semel.messaging.lanes import Order
-from semel.messaging.outbox import OutboxEntry
+from semel.messaging.handle.claims import Claimed, ClaimRequest, ClaimState, Failure
 from semel.messaging.outcome import Handled, Nack, Outcome, Skipped, settlement
-from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
-from semel.messaging.sequence import GapPolicy
-from semel.messaging.settings import BatchPolicy, ConsumerSettings, Duplicates
-from semel.messaging.waiting import WaitingFilter
+from semel.messaging.records import DeadLetterFilter, WaitingFilter
+from semel.messaging.send.outbox import OutboxEntry
+from semel.messaging.settings import (
+    BatchPolicy,
+    ConsumerSettings,
+    Duplicates,
+    GapPolicy,
+    GiveUp,
+    Order,
+    RetryMode,
+    RetryPolicy,
+)
 from semel.outboxes import Outbox
-from semel.sqlalchemy.database import SqlDatabase
+from semel.sql.database import SqlDatabase
 from semel.testing.clock import SimulatedClock
 from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.worlds import check_foreign_keys

@@ -7,36 +7,32 @@ from dataclasses import replace
 
 from semel.memory.claims import MemoryProcessedMessageStore
 from semel.memory.inbox import MemoryInboxStore
-from semel.messaging import (
-    batch,
-    draining,
-    failing,
-    handling,
-    inbox_worker,
-    inboxes,
-    keeping,
-    lanes,
-    leased,
-    notes,
-    one_by_one,
-    refusing,
-    retrying,
-    runner,
-    suspects,
-)
-from semel.messaging.claims import Claimed, ClaimRequest, HeldElsewhere
-from semel.messaging.inbox_worker import InboxWorker
-from semel.messaging.lanes import Watermark
-from semel.messaging.leased import Lease
+from semel.messaging.failed import attempt_failed as failing
+from semel.messaging.failed import retries as retrying
+from semel.messaging.failed import waiting as keeping
+from semel.messaging.failure import RetryIn
+from semel.messaging.handle import attempt as handling
+from semel.messaging.handle import attempt as refusing
+from semel.messaging.handle import batch
+from semel.messaging.handle import batch as draining
+from semel.messaging.handle import batch as one_by_one
+from semel.messaging.handle import lease as leased
+from semel.messaging.handle.claims import Claimed, ClaimRequest, HeldElsewhere
+from semel.messaging.handle.lease import Lease
 from semel.messaging.outcome import Ack, Conflicted, Handled, RetryStored, Skipped
-from semel.messaging.relay import Relay
-from semel.messaging.replay_rules import ReplayRule, ReplayRules
-from semel.messaging.replaying import Replayer
-from semel.messaging.retry import RetryIn
-from semel.messaging.runner import Runner
-from semel.messaging.sending import Sending, Settled
-from semel.messaging.settings import ConsumerSettings, Duplicates
-from semel.messaging.settling import Settling
+from semel.messaging.receive import crash as notes
+from semel.messaging.receive import crash as suspects
+from semel.messaging.receive import inbox as inbox_worker
+from semel.messaging.receive import inbox as inboxes
+from semel.messaging.receive import lanes, runner
+from semel.messaging.receive.inbox import InboxWorker
+from semel.messaging.receive.lanes import Watermark
+from semel.messaging.receive.offsets import Settling
+from semel.messaging.receive.runner import Runner
+from semel.messaging.send.publish import Sending, Settled
+from semel.messaging.send.relay import Relay
+from semel.messaging.settings import ConsumerSettings, Duplicates, ReplayRule, ReplayRules
+from semel.operate.replay_message import Replayer
 from tests.messaging.jury import Invariant
 from tests.mutants import mutants
 
@@ -221,7 +217,7 @@ def a_replay_handles_what_was_handled(patch):
         return None
 
     patch.setattr(Replayer, "look", look)
-    patch.setattr("semel.messaging.replaying.replaying", invoking)
+    patch.setattr("semel.operate.replay_message.replaying", invoking)
 
 
 def the_relay_deletes_before_it_publishes(patch):

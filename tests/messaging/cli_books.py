@@ -11,8 +11,8 @@ from typing import Any
 from typer.testing import CliRunner
 
 from semel.cli.app import app
-from semel.sqlalchemy.database import SqlDatabase
-from semel.sqlalchemy.tables import metadata
+from semel.sql.database import SqlDatabase
+from semel.sql.types import metadata
 from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.worlds import make_older
 

@@ -13,13 +13,12 @@ from semel.errors import Misuse, Retryable
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.message import Coordinates, Message
-from semel.messaging.claims import ClaimState
 from semel.messaging.consumer import Consumer
-from semel.messaging.deadletters import DeadLetterFilter
-from semel.messaging.handling import handle_message
-from semel.messaging.retry import RetryMode, RetryPolicy
-from semel.messaging.runner import Runner, RunnerSettings
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handle.claims import ClaimState
+from semel.messaging.receive.runner import Runner
+from semel.messaging.records import DeadLetterFilter
+from semel.messaging.settings import ConsumerSettings, RetryMode, RetryPolicy, RunnerSettings
 from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.processes import next_process
 

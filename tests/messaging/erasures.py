@@ -6,10 +6,9 @@ from contextlib import asynccontextmanager
 
 from semel.message import Coordinates, Message
 from semel.messaging.consumer import consumer
-from semel.messaging.deadletters import DeadLetterFilter
-from semel.messaging.erase import erase
-from semel.messaging.retry import RetryMode, RetryPolicy
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.records import DeadLetterFilter
+from semel.messaging.settings import ConsumerSettings, RetryMode, RetryPolicy
+from semel.operate.retention import erase
 from semel.outboxes import Outbox
 from tests.messaging.act_world import ANN, BILLING
 

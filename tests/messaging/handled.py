@@ -7,15 +7,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from semel.codec import FromHeader
-from semel.memory.database import MemoryDatabase, MemorySession
+from semel.memory.database import MemoryDatabase
+from semel.memory.session import MemorySession
 from semel.message import Coordinates, Message
-from semel.messaging.claims import ClaimState
 from semel.messaging.consumer import Consumer, consumer
-from semel.messaging.handling import handle_message
-from semel.messaging.lanes import Order
-from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
-from semel.messaging.retrying import retry_due
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.failed.retries import retry_due
+from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handle.claims import ClaimState
+from semel.messaging.settings import ConsumerSettings, GiveUp, Order, RetryMode, RetryPolicy
 from semel.testing.clock import SimulatedClock
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from semel.message import Coordinates, Message
 from semel.messaging.consumer import consumer
-from semel.messaging.retry import RetryPolicy
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
 
 AT_ONCE = RetryPolicy(
     max_attempts=3, initial_delay_seconds=0.0, max_delay_seconds=0.0, jitter=False

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from semel.codec import unreadable_id
 from semel.message import Coordinates, Partition
-from semel.messaging.audit_completeness import Extent, audit_completeness
-from semel.messaging.claims import ClaimState
-from semel.messaging.deadletters import DeadLetterFilter
-from semel.messaging.outbox import MESSAGE_ID_HEADER
-from semel.messaging.retry import GiveUp
-from semel.messaging.waiting import WaitingFilter
+from semel.messaging.handle.claims import ClaimState
+from semel.messaging.records import DeadLetterFilter, WaitingFilter
+from semel.messaging.send.outbox import MESSAGE_ID_HEADER
+from semel.messaging.settings import GiveUp
+from semel.operate.completeness import Extent, audit_completeness
 
 if TYPE_CHECKING:
     from tests.messaging.jury_world import World

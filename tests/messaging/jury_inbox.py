@@ -11,19 +11,10 @@ from itertools import product
 from semel.codec import JsonCodec
 from semel.crashpoints import CrashPoint
 from semel.message import Coordinates, Message
-from semel.messaging.deadletters import DeadLetterFilter
-from semel.messaging.inbox_worker import ROW_SECONDS, InboxWorker
-from semel.messaging.inboxes import Inbox
+from semel.messaging.receive.inbox import ROW_SECONDS, Inbox, InboxWorker
+from semel.messaging.records import DeadLetterFilter
 from semel.testing.crash import crash_at
-from tests.messaging.jury import (
-    EFFECTS,
-    LAST,
-    NAME,
-    PLAN,
-    TOPIC,
-    Invariant,
-    judge_effects,
-)
+from tests.messaging.jury import EFFECTS, LAST, NAME, PLAN, TOPIC, Invariant, judge_effects
 from tests.messaging.jury_world import MOST_PASSES, WAYS, World
 
 WINDOWS = (

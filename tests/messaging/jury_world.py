@@ -22,22 +22,29 @@ from semel.codec import FromHeader, FromKey, Reading, unreadable_id
 from semel.crashpoints import CrashPoint
 from semel.errors import Retryable
 from semel.lease import Owner
-from semel.memory.broker import Call, Failure, MemoryBroker
+from semel.memory.broker import MemoryBroker
+from semel.memory.broker_failures import Call, Failure
 from semel.memory.broker_groups import Patience
 from semel.memory.database import MemoryDatabase
 from semel.message import Message, Partition, digest_of
-from semel.messaging.claims import ClaimRequest, ClaimState
 from semel.messaging.consumer import consumer
+from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
-from semel.messaging.leased import handle_leased
-from semel.messaging.parking import skip
-from semel.messaging.relay import LEASE_SECONDS, Relay
-from semel.messaging.replay import Replay, ReplayNotAllowed, ReplaySettings
-from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
-from semel.messaging.retrying import retry_due
-from semel.messaging.runner import Mode, Runner, RunnerSettings
-from semel.messaging.selection import Letters, Offsets, Selection
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.handle.claims import ClaimRequest, ClaimState
+from semel.messaging.handle.lease import handle_leased
+from semel.messaging.receive.runner import Runner
+from semel.messaging.send.relay import LEASE_SECONDS, Relay
+from semel.messaging.settings import (
+    ConsumerSettings,
+    GiveUp,
+    Mode,
+    RetryMode,
+    RetryPolicy,
+    RunnerSettings,
+)
+from semel.operate.parking import skip
+from semel.operate.replay import Replay, ReplayNotAllowed, ReplaySettings
+from semel.operate.selection import Letters, Offsets, Selection
 from semel.outboxes import Outbox
 from semel.testing.clock import SimulatedClock
 from semel.testing.crash import Crash, crash_at

@@ -8,17 +8,16 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from semel.codec import FromHeader
-from semel.measures import LABELS, MEASURES, Measurement, Metric
+from semel.events import LABELS, MEASURES, Measurement, Metric
 from semel.memory.broker import MemoryBroker
 from semel.message import Coordinates, Message
 from semel.messaging.consumer import consumer
+from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
-from semel.messaging.handling import handle_message
-from semel.messaging.inbox_worker import InboxWorker
-from semel.messaging.inboxes import Inbox
-from semel.messaging.retrying import retry_due
-from semel.messaging.runner import Mode, Runner, RunnerSettings
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.handle.attempt import handle_message
+from semel.messaging.receive.inbox import Inbox, InboxWorker
+from semel.messaging.receive.runner import Runner
+from semel.messaging.settings import ConsumerSettings, Mode, RunnerSettings
 from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.outgoing import AT_ONCE
 

@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from semel.errors import Retryable
-from semel.messaging.broker import Outgoing
-from semel.messaging.claims import Locked
 from semel.messaging.database import Database, Unit
-from semel.messaging.outbox import MESSAGE_ID_HEADER, OutboxEntry
-from semel.messaging.relay import Relay
-from semel.messaging.retry import RetryPolicy
+from semel.messaging.handle.claims import Locked
+from semel.messaging.receive.broker import Outgoing
+from semel.messaging.send.outbox import MESSAGE_ID_HEADER, OutboxEntry
+from semel.messaging.send.relay import Relay
+from semel.messaging.settings import RetryPolicy
 from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.worlds import memory_world, postgres_world, sqlite_world
 

@@ -8,7 +8,7 @@ from itertools import count
 
 from semel import lease
 from semel.lease import Owner
-from semel.messaging import notes
+from semel.messaging.receive import crash as notes
 
 _numbers = count(1)
 

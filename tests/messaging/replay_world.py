@@ -14,15 +14,11 @@ from semel.memory.database import MemoryDatabase
 from semel.message import Coordinates, Message, Partition
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError
-from semel.messaging.handling import handle_message
-from semel.messaging.lanes import Order
+from semel.messaging.handle.attempt import handle_message
 from semel.messaging.outcome import Outcome
-from semel.messaging.replay import Replay, ReplaySettings
-from semel.messaging.replay_report import ReplayReport
-from semel.messaging.retry import GiveUp, RetryPolicy
-from semel.messaging.selection import Selection
-from semel.messaging.sequence import GapPolicy
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.settings import ConsumerSettings, GapPolicy, GiveUp, Order, RetryPolicy
+from semel.operate.replay import Replay, ReplayReport, ReplaySettings
+from semel.operate.selection import Selection
 from semel.testing.clock import SimulatedClock
 from semel.testing.contracts.messaging_world import DatabaseWorld
 

@@ -8,13 +8,13 @@ from typing import Any
 from semel.codec import FromHeader
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
-from semel.memory.database import MemoryDatabase, MemorySession
+from semel.memory.database import MemoryDatabase
+from semel.memory.session import MemorySession
 from semel.message import Message, Partition
-from semel.messaging.completeness import is_delivery
 from semel.messaging.consumer import Consumer, consumer
-from semel.messaging.retry import RetryPolicy
-from semel.messaging.runner import Runner, RunnerSettings
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.outcome import is_delivery
+from semel.messaging.receive.runner import Runner
+from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0)
 POLICY = RetryPolicy(initial_delay_seconds=0.01, max_delay_seconds=0.05, jitter=False)

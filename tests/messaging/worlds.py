@@ -13,8 +13,8 @@ from sqlalchemy import event, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from semel.memory.database import MemoryDatabase
-from semel.sqlalchemy.database import SqlDatabase
-from semel.sqlalchemy.tables import metadata
+from semel.sql.database import SqlDatabase
+from semel.sql.types import metadata
 from semel.testing.clock import SimulatedClock
 from semel.testing.contracts.messaging_world import DatabaseWorld
 from semel.testing.services import PostgresServer

@@ -21,14 +21,14 @@ from sqlalchemy import text
 
 from semel.errors import Permanent, Retryable
 from semel.message import Message
-from semel.messaging.broker import Outgoing
 from semel.messaging.consumer import Consumer, consumer
-from semel.messaging.handling import handle_message
-from semel.messaging.outbox import MESSAGE_ID_HEADER, idempotency_key
+from semel.messaging.handle.attempt import handle_message
 from semel.messaging.outcome import Handled, Skipped
-from semel.messaging.relay import Relay
+from semel.messaging.receive.broker import Outgoing
+from semel.messaging.send.outbox import MESSAGE_ID_HEADER, idempotency_key
+from semel.messaging.send.relay import Relay
 from semel.outboxes import Outbox
-from semel.sqlalchemy.database import SqlDatabase
+from semel.sql.database import SqlDatabase
 
 ORDER = Message("order-7", {"customer": "c-3", "amount": 5}, b'{"customer":"c-3","amount":5}')
 

@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from semel.message import Coordinates, Message
-from semel.messaging.claims import ClaimRow
-from semel.sqlalchemy.database import SqlDatabase
+from semel.messaging.handle.claims import ClaimRow
+from semel.sql.database import SqlDatabase
 from semel.testing.contracts.messaging_world import DatabaseWorld
 
 

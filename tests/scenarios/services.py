@@ -13,14 +13,18 @@ from semel.codec import FromHeader, FromPayload, Reading
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.message import Message, Partition
-from semel.messaging.claims import ClaimRow
-from semel.messaging.completeness import is_delivery
 from semel.messaging.consumer import Consumer, consumer
-from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
-from semel.messaging.retry import RetryPolicy
-from semel.messaging.runner import Mode, Runner, RunnerSettings
-from semel.messaging.settings import ConsumerSettings
-from semel.messaging.waiting import WaitingFilter, WaitingMessage, Waits
+from semel.messaging.handle.claims import ClaimRow
+from semel.messaging.outcome import is_delivery
+from semel.messaging.receive.runner import Runner
+from semel.messaging.records import (
+    DeadLetter,
+    DeadLetterFilter,
+    WaitingFilter,
+    WaitingMessage,
+    Waits,
+)
+from semel.messaging.settings import ConsumerSettings, Mode, RetryPolicy, RunnerSettings
 from semel.testing.contracts.messaging_world import DatabaseWorld
 
 SINGLE = RunnerSettings(wait_seconds=0.01, stop_seconds=5.0)

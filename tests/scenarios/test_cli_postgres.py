@@ -19,7 +19,7 @@ from semel.postgres.ledger import PostgresLedger
 from semel.sinks import FilesSink, PostgresSink
 from semel.testing.crash import Crash, crash_at
 from semel.testing.local import local_stage
-from tests.unit.cli_world import MODULE, Shell, World, publish
+from tests.unit.cli.cli_world import MODULE, Shell, World, publish
 
 pytestmark = pytest.mark.postgres
 

@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from semel.demo.audit import count
-from semel.demo.command import tell
-from semel.demo.payments import Payment, Producer, read_source
-from semel.demo.pipeline import TABLE
-from semel.demo.place import Place, Variant
-from semel.demo.run import Kill, Plan, RunReport
+from examples.demo.audit import count
+from examples.demo.command import tell
+from examples.demo.payments import Payment, Producer, read_source
+from examples.demo.pipeline import TABLE
+from examples.demo.place import Place, Variant
+from examples.demo.run import Kill, Plan, RunReport
 from semel.testing.services.processes import java
 from tests.conftest import require
 
@@ -43,7 +43,7 @@ def temporary() -> Iterator[Path]:
 def start_demo(temporary: Path, *options: str) -> subprocess.Popen[str]:
     require(java)
     return subprocess.Popen(
-        [sys.executable, "-m", "semel.demo", *options],
+        [sys.executable, "-m", "examples.demo", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from sqlalchemy import text
 
-from semel.sqlalchemy.database import SqlDatabase
-from semel.sqlalchemy.tables import metadata
+from semel.sql.database import SqlDatabase
+from semel.sql.types import metadata
 from semel.testing.kill import Forked, Zygote
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(120)]

@@ -12,13 +12,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from semel.crashpoints import CrashPoint
 from semel.message import Message
-from semel.messaging.claims import Locked
 from semel.messaging.consumer import consumer
-from semel.messaging.inbox_worker import InboxWorker
-from semel.messaging.inboxes import Inbox
+from semel.messaging.handle.claims import Locked
 from semel.messaging.outcome import Handled, Skipped
-from semel.messaging.retry import RetryPolicy
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.receive.inbox import Inbox, InboxWorker
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.outgoing import DATABASES, opened, run
 

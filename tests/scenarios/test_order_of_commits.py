@@ -11,7 +11,7 @@ from sqlalchemy import text
 from semel.crashpoints import CrashPoint
 from semel.errors import InDoubt, Retryable
 from semel.message import Message
-from semel.messaging.claims import ClaimState
+from semel.messaging.handle.claims import ClaimState
 from semel.testing.crash import Crash, crash_at
 from tests.scenarios.services import BATCHED, GROUP, SINGLE, Service
 from tests.scenarios.watching import WatchedDatabase, WatchedSubscription

@@ -11,8 +11,8 @@ import pytest
 
 from semel.memory.broker_groups import Patience
 from semel.message import Message
-from semel.messaging.runner import Runner
-from semel.messaging.turns import TURNS
+from semel.messaging.receive.crash import TURNS
+from semel.messaging.receive.runner import Runner
 from tests.scenarios.services import BATCHED, GROUP, SINGLE, TOPIC, Service
 from tests.scenarios.watching import WatchedDatabase, WatchedSubscription
 

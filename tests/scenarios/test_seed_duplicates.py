@@ -13,16 +13,16 @@ from semel.codec import FromHeader
 from semel.crashpoints import CrashPoint
 from semel.memory.broker import MemoryBroker
 from semel.message import Message
-from semel.messaging.broker import Outgoing
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import (
     RetryableMessageError,
 )
-from semel.messaging.handling import handle_message
+from semel.messaging.handle.attempt import handle_message
 from semel.messaging.outcome import Handled, RetryLater, Skipped
+from semel.messaging.receive.broker import Outgoing
 from semel.messaging.settings import ConsumerSettings, Duplicates
 from semel.outboxes import Outbox
-from semel.sqlalchemy.claims import SqlAlchemyProcessedMessageStore
+from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from semel.testing.crash import Crash, crash_at
 from tests.scenarios.orders import Order, Shop, paid
 

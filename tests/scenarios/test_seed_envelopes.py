@@ -10,7 +10,15 @@ import pytest
 from semel.codec import FromHeader
 from semel.crashpoints import CrashPoint
 from semel.message import Message
-from semel.messaging.claims import (
+from semel.messaging.classic import MessageEnvelope
+from semel.messaging.consumer import Consumer, consumer
+from semel.messaging.failure import (
+    NonRetryableMessageError,
+    RetryableMessageError,
+    SequenceGap,
+)
+from semel.messaging.handle.attempt import handle_message
+from semel.messaging.handle.claims import (
     Claimed,
     ClaimRequest,
     ClaimState,
@@ -18,16 +26,8 @@ from semel.messaging.claims import (
     Failure,
     NotClaimable,
 )
-from semel.messaging.consumer import Consumer, consumer
-from semel.messaging.envelope import MessageEnvelope
-from semel.messaging.failure import (
-    NonRetryableMessageError,
-    RetryableMessageError,
-    SequenceGap,
-)
-from semel.messaging.handling import handle_message
 from semel.messaging.outcome import Handled, RetryLater, Skipped
-from semel.sqlalchemy.claims import SqlAlchemyProcessedMessageStore
+from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from semel.testing.crash import Crash, crash_at
 from tests.scenarios.orders import Order, Projection, Shop, paid
 

@@ -11,9 +11,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.errors import Misuse
-from semel.messaging.base import IdempotentConsumerBase
-from semel.messaging.claims import ClaimRequest, ClaimState, HeldElsewhere, NotClaimable
-from semel.sqlalchemy.claims import SqlAlchemyProcessedMessageStore
+from semel.messaging.classic import IdempotentConsumerBase
+from semel.messaging.handle.claims import ClaimRequest, ClaimState, HeldElsewhere, NotClaimable
+from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from tests.scenarios.orders import Order, Shop, paid
 
 logger = logging.getLogger("shop")

@@ -9,13 +9,10 @@ import pytest
 
 from semel.crashpoints import CrashPoint
 from semel.message import Message, Partition
-from semel.messaging.claims import ClaimState
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
-from semel.messaging.lanes import Order
-from semel.messaging.retry import GiveUp, RetryMode
-from semel.messaging.sequence import GapPolicy
-from semel.messaging.settings import BatchPolicy
-from semel.messaging.waiting import Waits
+from semel.messaging.handle.claims import ClaimState
+from semel.messaging.records import Waits
+from semel.messaging.settings import BatchPolicy, GapPolicy, GiveUp, Order, RetryMode
 from semel.testing.crash import Crash, crash_at
 from tests.scenarios.services import BATCHED, GROUP, POLICY, SINGLE, TOPIC, Service
 

@@ -16,8 +16,8 @@ from semel.memory.sink import MemorySink
 from semel.pipeline.sink import SinkFatal, SinkOutcome, SinkRetryable, Token
 from semel.pipeline.twophase import Backoff
 from semel.pipeline.txn import SinkTxnId
-from semel.spark import Exit
 from semel.spark.query import FILE_SETTINGS, REAL_TIME_BYPASS
+from semel.spark.supervise import Exit
 from tests.spark.world import SCHEMA, World, ids_in
 
 pytestmark = pytest.mark.spark

@@ -15,8 +15,8 @@ from semel.memory.ledger import MemoryLedger
 from semel.pipeline.source import BatchRange
 from semel.sinks import FilesSink
 from tests.spark.world import SCHEMA, World
-from tests.unit.cli_world import MODULE, Shell, publish
-from tests.unit.cli_world import World as CliWorld
+from tests.unit.cli.cli_world import MODULE, Shell, publish
+from tests.unit.cli.cli_world import World as CliWorld
 
 pytestmark = pytest.mark.spark
 

@@ -26,7 +26,8 @@ def url(postgres_url: str) -> Iterator[str]:
 def database(url: str) -> Iterator[psycopg.Connection]:
     """A connection, beside those of the sink; the table is there."""
     import psycopg
-    from postgres_place import TABLE
+
+    from tests.unit.postgres.postgres_place import TABLE
 
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(TABLE)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from semel.crashpoints import CrashPoint, install, reach
-from semel.pipeline.steps import Step
+from semel.pipeline.cycle import Step
 from semel.testing.crash import Crash, Window, crash_at, trace
 
 PROGRAM = """

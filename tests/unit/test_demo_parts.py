@@ -6,12 +6,12 @@ import json
 from itertools import islice
 from pathlib import Path
 
-from semel.demo.audit import Count, Counts
-from semel.demo.payments import payments
-from semel.demo.place import Place, Variant
-from semel.demo.progress import Progress, Tail
-from semel.demo.run import Kill, Killer, Moment, Plan, RunReport
-from semel.demo.words import money, verdict_without
+from examples.demo.audit import Count, Counts
+from examples.demo.payments import payments
+from examples.demo.place import Place, Variant
+from examples.demo.progress import Progress, Tail
+from examples.demo.run import Kill, Killer, Moment, Plan, RunReport
+from examples.demo.words import money, verdict_without
 
 PLAN = Plan(seed=1, seconds=30, kills=3, per_second=4_000)
 PLACE = Place(Path("/nowhere"), "postgresql://nowhere/demo")

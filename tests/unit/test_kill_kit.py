@@ -80,7 +80,7 @@ def test_a_program_that_does_not_stop_is_not_waited_for(program):
 
 
 def test_a_zygote_forks_a_function_as_often_as_it_is_asked(tmp_path):
-    with Zygote("semel.testing.local_driver:main") as zygote:
+    with Zygote("tests.crash.local_driver:main") as zygote:
         forked = zygote.program(tmp_path / "log", str(tmp_path))
         first = forked.run()
         second = forked.run("--sink", "none=nowhere")
@@ -97,7 +97,7 @@ def test_a_fork_that_is_killed_before_it_has_said_anything_was_killed(
     """It has no session of its own, no log and no code yet, or an empty file for the code."""
     unborn = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     request = io.StringIO()
-    zygote = Zygote("semel.testing.local_driver:main")
+    zygote = Zygote("tests.crash.local_driver:main")
     with zygote, monkeypatch.context() as pipes:
         pipes.setattr(zygote._process, "stdin", request)
         pipes.setattr(zygote._process, "stdout", io.StringIO(f"{unborn.pid}\n"))

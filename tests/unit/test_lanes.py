@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from semel.codec import Unread, Unreadable
 from semel.errors import Misuse
 from semel.message import Coordinates, Message, Partition, Record
-from semel.messaging.lanes import Order, Watermark, lanes, run_lanes, where_of
 from semel.messaging.outcome import Ack, Nack
-from semel.testing.contracts.asynchronous import asynchronous
+from semel.messaging.receive.lanes import Watermark, lanes, run_lanes, where_of
+from semel.messaging.settings import Order
+from semel.testing.contracts.messaging_world import asynchronous
 
 
 def record(offset, key=None, partition=0):

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from semel.errors import Misuse
-from semel.measures import Measurement, Measures, Metric
+from semel.events import Measurement, Measures, Metric
 
 
 def test_a_subscriber_that_fails_is_logged_and_disturbs_nobody(caplog):

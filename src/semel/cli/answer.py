@@ -24,7 +24,7 @@ from rich.table import Table
 from semel.cli.exits import ExitCode, exit_code_of
 from semel.cli.plain import PlainConsole, shortened
 from semel.errors import Misuse, SemelError
-from semel.messaging.reasons import reason_of
+from semel.messaging.redact import reason_of
 from semel.secrets import scrubbed
 
 FORMAT: Final = 1

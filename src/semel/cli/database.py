@@ -23,8 +23,7 @@ from semel.cli.options import MOST_ROWS, DebugOption, JsonOption, YesOption
 from semel.cli.plain import given
 from semel.cli.words import lasting
 from semel.errors import MissingExtra, Misuse
-from semel.messaging.accounts import Account, acting_from
-from semel.messaging.database import Database
+from semel.operate.stores import Account, OperatorDatabase, acting_from
 from semel.secrets import masked
 
 DATABASE_VARIABLE: Final = "SEMEL_DATABASE"
@@ -99,7 +98,7 @@ class Books:
         """The URL, as people may read it."""
         return masked(self.url)
 
-    def ask(self, question: Callable[[Database], Awaitable[Result]]) -> Result:
+    def ask(self, question: Callable[[OperatorDatabase], Awaitable[Result]]) -> Result:
         """Open the database, ask, and close it.
 
         Raises:
@@ -108,8 +107,8 @@ class Books:
             Permanent: the database refuses it.
         """
         try:
-            from semel.sqlalchemy.existing import open_existing
-            from semel.sqlalchemy.faults import refusals
+            from semel.sql.database import open_existing
+            from semel.sql.faults import refusals
         except ModuleNotFoundError as error:
             raise MissingExtra(error.name or "sqlalchemy", "sqlalchemy") from error
 

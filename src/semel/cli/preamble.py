@@ -34,7 +34,7 @@ from semel.cli.options import (
 from semel.cli.target import Target, find_target
 from semel.errors import Misuse
 from semel.lease import Takeover
-from semel.messaging.ids import is_plain_text
+from semel.messaging.records import is_plain_text
 
 _KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
 

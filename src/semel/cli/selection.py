@@ -14,13 +14,11 @@ from semel.cli.plain import given
 from semel.cli.target import load_object
 from semel.errors import Misuse
 from semel.message import Partition
-from semel.messaging.broker import Reader
 from semel.messaging.consumer import Consumer
-from semel.messaging.deadletters import DeadLetterFilter
-from semel.messaging.replay_rules import ReplayRules
-from semel.messaging.selection import Ids, Letters, Offsets, Selection, Times, Waiting
-from semel.messaging.settings import Mode
-from semel.messaging.waiting import WaitingFilter, Waits
+from semel.messaging.receive.broker import Reader
+from semel.messaging.records import DeadLetterFilter, WaitingFilter, Waits
+from semel.messaging.settings import Mode, ReplayRules
+from semel.operate.selection import Ids, Letters, Offsets, Selection, Times, Waiting
 from semel.policy import Policy
 
 HandlerOption: TypeAlias = Annotated[

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from semel.memory.gone import is_gone
 from semel.memory.tables import MemoryTables, Table
-from semel.messaging.approvals import Approval, Asked, Decision
-from semel.messaging.sweep import Sweep
+from semel.messaging.database import Sweep
+from semel.operate.stores import Approval, Asked, Decision
 
 
 class MemoryApprovals:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from semel.memory.gone import is_gone
 from semel.memory.tables import MemoryTables, Table
-from semel.messaging.attempts import FIRST_KEPT, LATEST_KEPT, AttemptFilter, FailedAttempt
-from semel.messaging.sweep import Sweep
+from semel.messaging.database import Sweep
+from semel.messaging.records import FIRST_KEPT, LATEST_KEPT, AttemptFilter, FailedAttempt
 
 
 class MemoryFailedAttempts:

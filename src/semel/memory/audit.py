@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from semel.memory.tables import MemoryTables, Table
-from semel.messaging.audit import FIRST_HASH, Act, AuditEntry, hash_of, recorded
-from semel.messaging.ids import stored_id
+from semel.messaging.records import stored_id
+from semel.operate.stores import FIRST_HASH, Act, AuditEntry, hash_of, recorded
 
 MICROSECONDS: Final = 1_000_000
 ONLY_ROW: Final = 1

@@ -12,7 +12,7 @@ from typing import Protocol
 from semel.errors import Misuse, NeedsOperator
 from semel.memory.broker_groups import Group
 from semel.message import Coordinates, Partition, Record
-from semel.messaging.broker import Outgoing
+from semel.messaging.receive.broker import Outgoing
 
 
 @dataclass(frozen=True, slots=True)

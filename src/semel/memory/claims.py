@@ -11,7 +11,8 @@ from semel.errors import Misuse
 from semel.memory.gone import is_over
 from semel.memory.tables import Table
 from semel.message import Coordinates
-from semel.messaging.claims import (
+from semel.messaging.database import Sweep
+from semel.messaging.handle.claims import (
     CLOSED,
     TERMINAL,
     WITHOUT_EFFECT,
@@ -25,11 +26,10 @@ from semel.messaging.claims import (
     Found,
     NotClaimable,
     Stale,
-    StalePolicy,
     found_of,
     refusal,
 )
-from semel.messaging.sweep import Sweep
+from semel.messaging.settings import StalePolicy
 
 if TYPE_CHECKING:
     from semel.memory.tables import MemoryTables

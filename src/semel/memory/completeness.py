@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from semel.memory.tables import Table
 from semel.message import Coordinates, Partition
-from semel.messaging.completeness import ENDS, OutcomeRange
+from semel.messaging.outcome import ENDS, OutcomeRange
 
 if TYPE_CHECKING:
     from semel.memory.tables import MemoryTables

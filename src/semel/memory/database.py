@@ -30,9 +30,9 @@ from semel.memory.session import MemorySession
 from semel.memory.tables import MemoryTables
 from semel.memory.waiting import MemoryWaitingRoom
 from semel.memory.watching import watching
-from semel.messaging.changes import RowChange
-from semel.messaging.claims import Locked
 from semel.messaging.failure import CLASSIFICATION, Classification
+from semel.messaging.handle.claims import Locked
+from semel.operate.stores import RowChange
 
 LOCK_SECONDS: Final = 2.0
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from semel.memory.tables import MemoryTables, Table
 from semel.message import Partition
-from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
-from semel.messaging.filing import is_conflict_with
-from semel.messaging.reasons import ERASED_REASON
+from semel.messaging.records import DeadLetter, DeadLetterFilter, is_conflict_with
+from semel.messaging.redact import ERASED_REASON
 
 
 class MemoryDeadLetters:

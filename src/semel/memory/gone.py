@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from semel.memory.tables import MemoryTables
-from semel.messaging.outbox import parent_of
+from semel.messaging.send.outbox import parent_of
 
 SENT_BACK_FROM: Final = ("waiting_message", "dead_letter")
 WHERE: Final = ("processed_message", "inbox_message", *SENT_BACK_FROM)

@@ -8,10 +8,9 @@ from dataclasses import replace
 from semel.errors import Misuse
 from semel.memory.gone import is_over
 from semel.memory.tables import MemoryTables, Table
-from semel.messaging.claims import ERASED
-from semel.messaging.deadletters import DeadLetter
-from semel.messaging.inbox import InboxMessage
-from semel.messaging.sweep import Sweep
+from semel.messaging.database import Sweep
+from semel.messaging.handle.claims import ERASED
+from semel.messaging.records import DeadLetter, InboxMessage
 
 
 class MemoryInboxStore:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from semel.memory.tables import Table
 from semel.message import Partition
-from semel.messaging.members import Member, Note
+from semel.messaging.records import Member, Note
 
 if TYPE_CHECKING:
     from semel.memory.tables import MemoryTables

@@ -9,7 +9,8 @@ from typing import Any
 from semel.errors import Misuse
 from semel.memory.session import MemorySession
 from semel.memory.tables import MemoryTables, Table
-from semel.messaging.outbox import (
+from semel.messaging.redact import ERASED_REASON
+from semel.messaging.send.outbox import (
     Leader,
     Leadership,
     LeadershipLost,
@@ -17,7 +18,6 @@ from semel.messaging.outbox import (
     OutboxNumbers,
     refuse_another,
 )
-from semel.messaging.reasons import ERASED_REASON
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from semel.memory.tables import MemoryTables, Table
-from semel.messaging.replays import OVER, ReplayRun, ReplayState
+from semel.operate.stores import OVER, ReplayRun, ReplayState
 
 
 class MemoryReplays:

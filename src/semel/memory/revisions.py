@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from semel.memory.tables import MemoryTables, Table
-from semel.messaging.filing import is_conflict_with
-from semel.messaging.revisions import Revision, RevisionFilter
+from semel.messaging.records import is_conflict_with
+from semel.operate.stores import Revision, RevisionFilter
 
 
 class MemoryRevisions:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from semel.memory.tables import Table
-from semel.messaging.sequence import Gap
+from semel.messaging.records import Gap
 
 if TYPE_CHECKING:
     from semel.memory.tables import MemoryTables

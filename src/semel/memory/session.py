@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from semel.errors import Misuse
 from semel.memory.tables import MemoryTables
-from semel.messaging.context import handling_now, refuse_if_late
+from semel.messaging.handle.attempt import handling_now, refuse_if_late
 
 
 class MemorySession:

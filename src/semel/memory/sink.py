@@ -1,5 +1,11 @@
 """A sink in memory: the reference implementation of the contract.
 
+Rows as plain JSON and back, so that they can travel in a receipt and be hashed.
+
+What a memory sink keeps: the outside world, as far as the sink objects are concerned.
+
+A sink in memory: the reference implementation of the contract.
+
 It stages, holds and shows rows in a `MemoryStore` that several sink objects
 may share, as several processes would share a database.  A stager that finds
 itself in another process than the store lets the rows travel in its receipt.
@@ -7,13 +13,22 @@ itself in another process than the store lets the rows travel in its receipt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import base64
+import datetime as dt
+import hashlib
+import json
+import math
+import os
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Final
 
+from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import Fenced
-from semel.memory.rows import from_plain, rows_of, tally_rows, to_plain
-from semel.memory.store import Held, MemoryStore, Shown, find_store
 from semel.pipeline.sink import (
     Batch,
     Finding,
@@ -30,6 +45,154 @@ from semel.pipeline.sink import (
     tally_of,
 )
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
+
+_TAG: Final = "$"
+
+
+def rows_of(batch: Batch) -> list[Any]:
+    """Return the rows of an Arrow batch, or of any other iterable, as a list."""
+    to_pylist = getattr(batch, "to_pylist", None)
+    return list(batch) if to_pylist is None else to_pylist()
+
+
+def to_plain(value: Any) -> Any:
+    """Write a value as JSON can hold it; what JSON lacks is tagged with its type.
+
+    Raises:
+        TypeError: the value's type is not one that a row can have.
+    """
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else {_TAG: "float", "is": repr(value)}
+        case Decimal():
+            return {_TAG: "decimal", "is": str(value)}
+        case dt.datetime():
+            return {_TAG: "datetime", "is": value.isoformat()}
+        case dt.date():
+            return {_TAG: "date", "is": value.isoformat()}
+        case dt.time():
+            return {_TAG: "time", "is": value.isoformat()}
+        case dt.timedelta():
+            return {_TAG: "timedelta", "is": [value.days, value.seconds, value.microseconds]}
+        case bytes() | bytearray() | memoryview():
+            return {_TAG: "bytes", "is": base64.b64encode(value).decode()}
+        case list():
+            return [to_plain(item) for item in value]
+        case tuple():
+            return {_TAG: "tuple", "is": [to_plain(item) for item in value]}
+        case Mapping() if _TAG not in value and all(isinstance(key, str) for key in value):
+            return {key: to_plain(item) for key, item in value.items()}
+        case Mapping():
+            return {_TAG: "map", "is": [[to_plain(k), to_plain(v)] for k, v in value.items()]}
+    raise TypeError(f"a row cannot hold a {type(value).__name__}")
+
+
+def from_plain(value: Any) -> Any:
+    """Read what `to_plain` wrote."""
+    if isinstance(value, list):
+        return [from_plain(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _TAG in value:
+        return _REVIVE[value[_TAG]](value["is"])
+    return {key: from_plain(item) for key, item in value.items()}
+
+
+def tally_rows(rows: Iterable[Any]) -> Tally:
+    """Count and hash rows one by one: exact for every type, and as slow as that sounds."""
+    return sum((Tally(1, _row_hash(row)) for row in rows), Tally())
+
+
+def _row_hash(row: Any) -> int:
+    text = json.dumps(to_plain(row), sort_keys=True, separators=(",", ":"))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+_REVIVE: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "float": float,
+    "decimal": Decimal,
+    "datetime": dt.datetime.fromisoformat,
+    "date": dt.date.fromisoformat,
+    "time": dt.time.fromisoformat,
+    "timedelta": lambda parts: dt.timedelta(*parts),
+    "bytes": base64.b64decode,
+    "tuple": lambda items: tuple(from_plain(item) for item in items),
+    "map": lambda pairs: {from_plain(key): from_plain(item) for key, item in pairs},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one attempt prepared."""
+
+    digest: str
+    rows: tuple[Any, ...]
+    tally: Tally
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What one cycle made visible: the proof of its commit, and its rows."""
+
+    txn: SinkTxnId
+    held: Held
+    since: float
+
+
+@dataclass(eq=False)
+class MemoryStore:
+    """Rows staged, prepared and visible; any number of sink objects may share one.
+
+    Everything is reached under `lock`.
+    """
+
+    uid: str = field(default_factory=lambda: uuid.uuid4().hex)
+    clock: Clock = SYSTEM_CLOCK
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    staged: dict[SinkTxnId, dict[str, list[Any]]] = field(default_factory=dict, repr=False)
+    prepared: dict[SinkTxnId, Held] = field(default_factory=dict, repr=False)
+    visible: dict[CycleId, Shown] = field(default_factory=dict, repr=False)
+    marks: dict[Scope, SinkTxnId] = field(default_factory=dict, repr=False)
+    epochs: dict[Scope, int] = field(default_factory=dict, repr=False)
+    pid: int = field(default_factory=os.getpid)
+
+    def __post_init__(self) -> None:
+        _STORES[self.uid] = self
+
+    @classmethod
+    def of(cls, uid: str) -> MemoryStore:
+        """Return the store with this uid, making an empty one where this process has none."""
+        return find_store(uid) or cls(uid)
+
+    def __reduce__(self) -> tuple[Callable[[str], MemoryStore], tuple[str]]:
+        """A store stays in its process: what travels is its uid."""
+        return (MemoryStore.of, (self.uid,))
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """Copy everything that is kept, for comparisons in tests."""
+        with self.lock:
+            return {
+                "staged": {
+                    txn: {task: list(rows) for task, rows in tasks.items()}
+                    for txn, tasks in self.staged.items()
+                },
+                "prepared": dict(self.prepared),
+                "visible": dict(self.visible),
+                "marks": dict(self.marks),
+                "epochs": dict(self.epochs),
+            }
+
+
+_STORES: weakref.WeakValueDictionary[str, MemoryStore] = weakref.WeakValueDictionary()
+
+
+def find_store(uid: str) -> MemoryStore | None:
+    """Return this process's store with this uid; a copy made by `fork` is not it."""
+    store = _STORES.get(uid)
+    return store if store is not None and store.pid == os.getpid() else None
 
 
 class MemorySink:

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from semel.memory.tables import MemoryTables, Table
 from semel.message import Partition
-from semel.messaging.filing import is_conflict_with
-from semel.messaging.reasons import ERASED_REASON
-from semel.messaging.waiting import HeldKey, WaitingFilter, WaitingMessage, Waits
+from semel.messaging.records import HeldKey, WaitingFilter, WaitingMessage, Waits, is_conflict_with
+from semel.messaging.redact import ERASED_REASON
 
 
 class MemoryWaitingRoom:

@@ -8,7 +8,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any, Final
 
 from semel.memory.tables import MISSING, MemoryTables
-from semel.messaging.changes import Change, RowChange, all_shown
+from semel.operate.stores import Change, RowChange, all_shown
 
 USERS: Final = "user:"
 

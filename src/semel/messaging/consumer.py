@@ -1,10 +1,19 @@
 """A consumer: a name, a handler, how messages are read, and how failures are met.
 
+How many messages of a batch share a savepoint.
+
+A savepoint costs about as much as a message, and a failure lets half of those that
+share one be handled again.  With one failure in *f* messages, √(2f) per savepoint is best.
+
+A consumer: a name, a handler, how messages are read, and how failures are met.
+
     @consumer("billing", id_from=FromHeader("message-id"))
     async def on_paid(message: Message, session: AsyncSession) -> None:
         session.add(Payment(...))
 
 What the decorator returns can still be called like the function itself.
+
+A message as it stands in the inbox or the waiting room: to read it may fail, or kill.
 """
 
 from __future__ import annotations
@@ -12,25 +21,66 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isqrt
 from typing import Any, Final, TypeAlias
 
-from semel.codec import Codec, FromHeader, JsonCodec, Place, Reading
+from semel.codec import Codec, FromHeader, JsonCodec, Place, Reading, Unreadable
 from semel.errors import Misuse
-from semel.message import Message
-from semel.messaging.cancelling import called
-from semel.messaging.claims import StalePolicy
-from semel.messaging.failure import Classification, FailureClass, Rule
-from semel.messaging.outbox import MESSAGE_ID_HEADER
-from semel.messaging.pace import Pace
-from semel.messaging.replay_rules import ReplayRules
-from semel.messaging.retry import listed_codes
-from semel.messaging.sequence import GapPolicy
-from semel.messaging.settings import ConsumerSettings, Mode
+from semel.message import Coordinates, Message, Record, raw_of, value_of
+from semel.messaging.failure import (
+    Classification,
+    FailureClass,
+    Rule,
+    listed_codes,
+)
+from semel.messaging.handle.cancel import called
+from semel.messaging.handle.claims import (
+    ClaimAnswer,
+    Duplicate,
+)
+from semel.messaging.records import (
+    InboxMessage,
+    WaitingMessage,
+)
+from semel.messaging.send.outbox import MESSAGE_ID_HEADER
+from semel.messaging.settings import (
+    ConsumerSettings,
+    Duplicates,
+    GapPolicy,
+    Mode,
+    ReplayRules,
+    StalePolicy,
+)
 from semel.policy import Policy
 
+
+class Pace:
+    """What a consumer has seen of late: the longer nothing fails, the fewer savepoints."""
+
+    __slots__ = ("_since_failure",)
+
+    def __init__(self) -> None:
+        self._since_failure = 0
+
+    def size(self, least: int) -> int:
+        """Say how many messages to handle behind one savepoint, *least* or more."""
+        return max(least, isqrt(2 * self._since_failure))
+
+    def went_well(self, count: int) -> None:
+        """Note that so many messages were handled without a failure."""
+        self._since_failure += count
+
+    def failed(self) -> None:
+        """Note that a message failed: its neighbours may be next."""
+        self._since_failure = 0
+
+
 Handler: TypeAlias = Callable[..., Awaitable[Any]]
+
+
 Inspect: TypeAlias = Callable[[Message], Awaitable[bool | None]]
 """Says whether the effect of a message happened; None where it cannot tell."""
+
 
 Repair: TypeAlias = Callable[..., Awaitable[None]]
 
@@ -175,7 +225,7 @@ def consumer(
     Without `id_from` or `reading`, the id is expected in the header ``message-id``; a message
     without one goes to the dead letters.  A `Policy` of a file says where the id is, how the
     consumer of this name behaves, in which *mode*, and whether its messages may be replayed;
-    `semel.messaging.from_policy.settings_of` gives the runner's settings.  Without one, a
+    `semel.messaging.settings.settings_of` gives the runner's settings.  Without one, a
     handler that takes a lease says ``mode=Mode.LEASED``: replays and dry runs need to know.
 
     Raises:
@@ -226,7 +276,52 @@ def consumer(
 
 def _of_policy(policy: Policy, name: str) -> tuple[ConsumerSettings, Place | None, Mode]:
     # It knows the runner, which knows this module.
-    from semel.messaging.from_policy import id_place_of, settings_of
+    from semel.messaging.settings import id_place_of, settings_of
 
     settings, runner = settings_of(policy, name)
     return settings, id_place_of(policy, name), runner.mode
+
+
+def unread(kept: InboxMessage | WaitingMessage) -> Message:
+    """Return a message without its payload, only with the bytes of it."""
+    return Message(
+        kept.message_id,
+        None,
+        kept.payload or b"",
+        kept.key,
+        kept.message_type,
+        kept.headers,
+        kept.source,
+        kept.timestamp,
+        schema_version=kept.schema_version,
+        correlation_id=kept.correlation_id,
+        digest=kept.payload_hash,
+    )
+
+
+def message_of(consumer: Consumer, waiting: WaitingMessage) -> Message | Unreadable:
+    """Read a waiting message again, as the broker's record was read."""
+    at = waiting.source or Coordinates(waiting.topic or "?", 0, 0)
+    record = Record(
+        at,
+        value_of(waiting.payload, waiting.payload_hash),
+        None if waiting.key is None else raw_of(waiting.key),
+        waiting.headers,
+        waiting.timestamp,
+    )
+    found = consumer.reading.read(record)
+    if isinstance(found, Unreadable):
+        return found
+    # A person may have given it another id, and the key may come from elsewhere.
+    return replace(found, id=waiting.message_id, key=waiting.key, source=waiting.source)
+
+
+def holds_key(consumer: Consumer, message: Message) -> bool:
+    """Tell whether a message of this consumer that waits holds its key."""
+    return consumer.settings.holds_waiting_keys and message.key is not None
+
+
+def invokes(consumer: Consumer, answer: ClaimAnswer | None) -> bool:
+    """Tell whether the handler is called for a duplicate, to send everything again."""
+    is_wanted = consumer.settings.duplicates is Duplicates.INVOKE
+    return is_wanted and isinstance(answer, Duplicate) and answer.had_effect

@@ -1,4 +1,6 @@
-"""What a failure is: its class and its code, by type, never by the words of a message.
+"""What a failure is, by type and code, and whether it is tried again.
+
+What a failure is: its class and its code, by type, never by the words of a message.
 
     RetryableMessageError       nothing happened, try it later
     NonRetryableMessageError    it will fail every time
@@ -11,19 +13,23 @@ worth another attempt is the word of, in this order:
     the consumer           codes=, and the known codes that its rules= give
     the exception's class  one of the two above
     the code               by its class
+
+How often, and how long until the next time: a verdict without a clock and without I/O.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
 
 from semel.errors import Fenced, Misuse, Permanent, Retryable, SemelError
-from semel.messaging.reasons import place_of, reason_of
+from semel.messaging.redact import place_of, reason_of
+from semel.messaging.settings import RetryPolicy, backoff
 
 log = logging.getLogger("semel.messaging")
 
@@ -62,6 +68,7 @@ RETRYABLE_CLASSES: Final = frozenset(
     }
 )
 """What is worth another attempt unless the policy says otherwise."""
+
 
 CODES: Final[Mapping[str, FailureClass]] = {
     "DATABASE_TIMEOUT": FailureClass.TRANSIENT,
@@ -168,6 +175,7 @@ Rule: TypeAlias = str | Callable[[BaseException], str | None]
 A function that raises has none either: its exception is logged, and the code is
 `UNKNOWN_CODE`.
 """
+
 
 LONGEST_CODE: Final = 100
 
@@ -294,3 +302,69 @@ CLASSIFICATION: Final = Classification(
     CODES,
 )
 """What is known of everybody's exceptions; a database's own are its binding's to add."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryIn:
+    """Try it again after a while."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """Every attempt that the policy allows was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hopeless:
+    """Another attempt would fail the same way."""
+
+
+Verdict: TypeAlias = RetryIn | Exhausted | Hopeless
+
+
+def is_retryable(policy: RetryPolicy, failure: Classified) -> bool:
+    """Tell whether *failure* is worth another attempt: by the lists, by who said so, by class.
+
+    An exception that nobody knows is tried again, too: it is more often a bug that a release
+    mends, or a dependency that said something new, than a poison message; the number of
+    attempts is bounded all the same.
+    """
+    if failure.code in policy.non_retryable:
+        return False
+    if failure.code in policy.retryable:
+        return True
+    if failure.retryable is not None:
+        return failure.retryable
+    return failure.code == UNKNOWN_CODE or failure.failure_class in RETRYABLE_CLASSES
+
+
+def listed_codes(
+    policy: RetryPolicy, known: Mapping[str, FailureClass]
+) -> Mapping[str, FailureClass]:
+    """Return the codes that the policy lists; those that nobody knows are of a class to match."""
+    listed = dict.fromkeys(policy.retryable, FailureClass.TRANSIENT)
+    listed |= dict.fromkeys(policy.non_retryable, FailureClass.POISON)
+    return {code: known.get(code, to_match) for code, to_match in listed.items()}
+
+
+def attempts_for(policy: RetryPolicy, failure: Classified) -> int:
+    """Return how often a message is tried that fails like this."""
+    if policy.max_poison_attempts is None or failure.failure_class is not FailureClass.POISON:
+        return policy.max_attempts
+    return min(policy.max_attempts, policy.max_poison_attempts)
+
+
+def verdict(
+    policy: RetryPolicy,
+    failure: Classified,
+    attempts: int,
+    uniform: Callable[[float, float], float] = random.uniform,
+) -> Verdict:
+    """Decide after *attempts* attempts, the failed one included."""
+    if not is_retryable(policy, failure):
+        return Hopeless()
+    if attempts >= attempts_for(policy, failure):
+        return Exhausted()
+    return RetryIn(backoff(policy, attempts, uniform))

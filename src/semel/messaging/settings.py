@@ -1,16 +1,210 @@
-"""How one consumer and its runner behave: what the policy says, as the engine needs it."""
+"""How one consumer and its runner behave, and how a policy becomes that.
+
+Settings that say what they mean: names are made enum members, numbers lie in their range.
+
+How one consumer and its runner behave: what the policy says, as the engine needs it.
+
+What policies say about replays to one consumer, topic by topic: the strictest holds.
+
+From the policy file to the engine: what holds for a consumer, as its settings.
+
+    policy ──▶ lint ──▶ refused, with the finding
+                  └──▶ (ConsumerSettings, RunnerSettings)
+
+The lint refuses what the engine would carry out otherwise than it says, too
+(`semel.policy.rulebook_engine.CANNOT`).
+"""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
+from typing import Any, Final
 
+from semel.codec import Place
 from semel.errors import Misuse
-from semel.messaging.checked import choose, count_from_one, lasting, not_negative
-from semel.messaging.claims import StalePolicy
-from semel.messaging.lanes import Order
-from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
-from semel.messaging.sequence import FIRST_VERSION, GapPolicy
+from semel.policy import Effective, Finding, Policy, Severity, review
+from semel.policy import vocabulary as words
+from semel.policy.sections import LeaseTerms
+
+
+def choose(settings: Any, **kinds: type[StrEnum]) -> None:
+    """Make enum members of the fields that are named, on a frozen dataclass, too.
+
+    Raises:
+        Misuse: a value is none of its enum; the sentence names the field, the value and all
+            that are allowed.
+    """
+    for name, kind in kinds.items():
+        value = getattr(settings, name)
+        try:
+            object.__setattr__(settings, name, kind(value))
+        except ValueError:
+            allowed = ", ".join(repr(member.value) for member in kind)
+            raise Misuse(f"{_where(settings, name)} is {value!r}; it may be {allowed}") from None
+
+
+def count_from_one(settings: Any, *names: str) -> None:
+    """Make sure that fields are whole numbers from 1 on.
+
+    Raises:
+        Misuse: one is not.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise Misuse(f"{_where(settings, name)} is {value!r}; it is a number from 1 on")
+
+
+def lasting(settings: Any, *names: str) -> None:
+    """Make sure that fields are seconds, and more than none.
+
+    Raises:
+        Misuse: one is not.
+    """
+    not_negative(settings, *names)
+    for name in names:
+        if not getattr(settings, name):
+            raise Misuse(f"{_where(settings, name)} is 0; it is more than no seconds")
+
+
+def not_negative(settings: Any, *names: str) -> None:
+    """Make sure that fields are seconds, none at least.
+
+    Raises:
+        Misuse: one is not.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        # Written so that what is no number at all ("nan") is refused, too.
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and value >= 0):
+            raise Misuse(f"{_where(settings, name)} is {value!r}; it is a number of seconds")
+
+
+def _where(settings: Any, name: str) -> str:
+    return f"{type(settings).__name__}.{name}"
+
+
+class RetryMode(StrEnum):
+    """Where a message waits for its next attempt."""
+
+    BLOCKING = "blocking"
+    """In the broker: its partition stands still until it is due.  Keeps every order."""
+
+    RETRY_TABLE = "retry-table"
+    """In our own table; with order per key, the key's later messages wait behind it."""
+
+
+class GiveUp(StrEnum):
+    """Where a message goes that is not tried again."""
+
+    DEAD_LETTER = "dlq"
+    PARK = "park"
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Bounded attempts with exponential backoff (S3-25, by its own names)."""
+
+    max_attempts: int = 5
+    initial_delay_seconds: float = 1.0
+    max_delay_seconds: float = 60.0
+    jitter: bool = True
+    retryable: frozenset[str] = frozenset()
+    """Codes that are retried, whatever their class and the exception's."""
+
+    non_retryable: frozenset[str] = frozenset()
+    """Codes that are not, whatever their class and the exception's."""
+
+    mode: RetryMode = RetryMode.BLOCKING
+    max_poison_attempts: int | None = None
+    """How often a message is tried whose failure is of the class poison; None: as any other."""
+
+    def __post_init__(self) -> None:
+        choose(self, mode=RetryMode)
+        count_from_one(self, "max_attempts")
+        if self.max_poison_attempts is not None:
+            count_from_one(self, "max_poison_attempts")
+        for name in ("retryable", "non_retryable"):
+            if isinstance(codes := getattr(self, name), str):
+                raise Misuse(f"RetryPolicy.{name} is {codes!r}; it is a set of codes")
+            object.__setattr__(self, name, frozenset(codes))
+        not_negative(self, "initial_delay_seconds", "max_delay_seconds")
+        if not 0 <= self.initial_delay_seconds <= self.max_delay_seconds:
+            raise Misuse("initialDelayMs must be between 0 and maxDelayMs")
+        if both := self.retryable & self.non_retryable:
+            raise Misuse(f"{min(both)} is in retryable and in nonRetryable")
+
+
+def backoff(
+    policy: RetryPolicy,
+    attempts: int,
+    uniform: Callable[[float, float], float] = random.uniform,
+) -> float:
+    """Return the seconds to wait after *attempts* attempts.
+
+    Doubles each time; with jitter, anything between half and the whole of it, so that
+    consumers which failed together do not come back together.
+    """
+    whole = policy.initial_delay_seconds * 2.0 ** min(attempts - 1, 60)
+    whole = min(whole, policy.max_delay_seconds)
+    return uniform(whole / 2, whole) if policy.jitter else whole
+
+
+class Order(StrEnum):
+    """Which messages must be handled in the order in which they came."""
+
+    KEY = "key"
+    """Those of one key in one partition; a message without a key waits for no other."""
+
+    PARTITION = "partition"
+    """Those of one partition."""
+
+    NONE = "none"
+    """None of them."""
+
+
+class GapPolicy(StrEnum):
+    """What happens when versions are missing."""
+
+    RETRY = "retry"
+    """The message is tried again later, as often as the retry policy says."""
+
+    FETCH = "fetch"
+    """The consumer's own function brings the state up to the version before."""
+
+    REBUILD = "rebuild"
+    """The consumer's own function rebuilds the aggregate, this message included."""
+
+    PARK_KEY = "park-key"
+    """The key waits for a person, with its later messages behind it."""
+
+    ALERT = "alert"
+    """The message is applied across the gap: it is told of, and listed until somebody closes it."""
+
+
+FIRST_VERSION: Final = 1
+"""Where producers begin to count, unless a consumer's settings say otherwise."""
+
+
+class StalePolicy(StrEnum):
+    """What becomes of a lease that ran out (S3-20); none of them blocks for ever."""
+
+    RECLAIM = "reclaim"
+    """The next delivery takes it over."""
+
+    WAIT = "wait"
+    """It is left alone for a while longer, then parked."""
+
+    INSPECT = "inspect"
+    """The consumer's own function says whether the effect happened."""
+
+    ABANDON = "abandon"
+    """It is parked at once."""
 
 
 class Mode(StrEnum):
@@ -209,3 +403,222 @@ class RunnerSettings:
                 f"mode {self.mode.value!r} with concurrency {self.concurrency}; use "
                 f"mode=Mode.BATCHED with concurrency=1, or BatchPolicy.INDEPENDENT"
             )
+
+
+DAY_SECONDS: Final = 86_400.0
+
+
+WEEK_SECONDS: Final = 7 * DAY_SECONDS
+
+
+DEFAULT_WINDOW_SECONDS: Final = WEEK_SECONDS
+"""How far back a replay reaches where nobody says: what `Retention` keeps claims for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRule:
+    """What holds for the messages of one topic."""
+
+    refusal: str | None = None
+    """Why they must not be replayed; None where they may be."""
+
+    window_seconds: float | None = None
+    """How old a record without a claim may be; None where nobody says."""
+
+    @property
+    def reaches_seconds(self) -> float:
+        """The window, which is never without end."""
+        given = self.window_seconds
+        return DEFAULT_WINDOW_SECONDS if given is None else given
+
+
+def strictest(rules: Iterable[ReplayRule]) -> ReplayRule:
+    """Return the one rule that keeps all of them: any refusal, and the shortest window."""
+    known = list(rules)
+    refusals = [rule.refusal for rule in known if rule.refusal is not None]
+    windows = [rule.window_seconds for rule in known if rule.window_seconds is not None]
+    return ReplayRule(refusals[0] if refusals else None, min(windows, default=None))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRules:
+    """What holds for every topic of a consumer."""
+
+    by_topic: Mapping[str, ReplayRule] = field(default_factory=dict)
+    own: ReplayRule = field(default_factory=ReplayRule)
+    """What the consumer's own part says, whatever the topic."""
+
+    @classmethod
+    def of_policy(cls, policy: Policy, consumer: str) -> ReplayRules:
+        """Read what a policy says about a consumer and each of its topics.
+
+        Raises:
+            PolicyNameUnknown: there is no such consumer.
+        """
+        topics = policy.topics_of(consumer)
+        by_topic = {topic: _rule(policy.effective(consumer, topic)) for topic in topics}
+        return cls(by_topic, _rule(policy.effective(consumer)))
+
+    def of(self, *topics: str | None) -> ReplayRule:
+        """Return what holds for a message of these topics.
+
+        Where a topic is not known, or the policy does not know it, everything holds that holds
+        for any.
+        """
+        if topics and all(topic in self.by_topic for topic in topics):
+            return strictest(self.by_topic[topic] for topic in topics if topic is not None)
+        return strictest([self.own, *self.by_topic.values()])
+
+    @property
+    def refusal(self) -> str | None:
+        """Say why nothing at all may be replayed; None where some topic's messages may be."""
+        if not self.by_topic:
+            return self.own.refusal
+        refusals = [rule.refusal for rule in self.by_topic.values()]
+        return None if None in refusals else refusals[0]
+
+    def joined(self, other: ReplayRules) -> ReplayRules:
+        """Return what holds where both hold."""
+        topics = {*self.by_topic, *other.by_topic}
+        return ReplayRules(
+            {topic: strictest([self.of(topic), other.of(topic)]) for topic in sorted(topics)},
+            strictest([self.own, other.own]),
+        )
+
+
+def _rule(effective: Effective) -> ReplayRule:
+    window = effective.replay_window
+    return ReplayRule(effective.replay_refusal, None if window is None else window.total_seconds())
+
+
+ORDERS: Final[Mapping[words.Ordering, Order]] = {
+    words.Ordering.NONE: Order.NONE,
+    words.Ordering.PER_KEY: Order.KEY,
+    words.Ordering.GLOBAL: Order.PARTITION,
+}
+
+
+RETRY_MODES: Final[Mapping[words.RetryMode, RetryMode]] = {
+    words.RetryMode.BLOCKING: RetryMode.BLOCKING,
+    words.RetryMode.RETRY_TABLE: RetryMode.RETRY_TABLE,
+}
+
+
+GIVE_UP: Final[Mapping[words.OnExhausted, GiveUp]] = {
+    words.OnExhausted.DLQ: GiveUp.DEAD_LETTER,
+    words.OnExhausted.PARK: GiveUp.PARK,
+}
+
+
+GAPS: Final[Mapping[words.OnGap, GapPolicy]] = {gap: GapPolicy(gap.value) for gap in words.OnGap}
+
+
+STALE: Final[Mapping[words.StaleLease, StalePolicy]] = {
+    stale: StalePolicy(stale.value) for stale in words.StaleLease
+}
+
+
+BATCHES: Final[Mapping[words.BatchPolicy, BatchPolicy]] = {
+    batch: BatchPolicy(batch.value) for batch in words.BatchPolicy
+}
+
+
+DUPLICATES: Final[Mapping[words.DuplicateHandling, Duplicates]] = {
+    handling: Duplicates(handling.value) for handling in words.DuplicateHandling
+}
+
+
+def settings_of(
+    policy: Policy, consumer: str, topics: Sequence[str] | None = None
+) -> tuple[ConsumerSettings, RunnerSettings]:
+    """Return the settings that a policy means, for the consumer and for its runner.
+
+    Of several topics the strictest order holds for all of them.  Without *topics*: those that
+    the policy says the consumer reads.
+
+    Raises:
+        Misuse: the lint refuses the policy; the sentence names key and line.
+        PolicyNameUnknown: there is no such consumer, or it does not read one of the topics.
+    """
+    read: Sequence[str | None] = policy.topics_of(consumer) if topics is None else topics
+    holding = [policy.effective(consumer, topic) for topic in read or (None,)]
+    _refuse(policy, consumer, holding)
+    strictest = max(holding, key=lambda e: [*words.Ordering].index(e.ordering))
+    settings, runner = _consumer_settings(strictest), _runner_settings(strictest)
+    runner.check_batch(settings.batch)
+    return settings, runner
+
+
+def _seconds(length: timedelta | None, unsaid: float = 0.0) -> float:
+    return unsaid if length is None else length.total_seconds()
+
+
+def id_place_of(policy: Policy, consumer: str) -> Place | None:
+    """Return where the policy says that ids come from; None where it does not say.
+
+    Raises:
+        PolicyNameUnknown: there is no such consumer.
+    """
+    found = policy.consumer(consumer).message_id
+    return None if found is None else found.place
+
+
+def _consumer_settings(e: Effective) -> ConsumerSettings:
+    own = e.consumer
+    lease = own.lease or LeaseTerms()
+    give_up = GIVE_UP[e.on_exhausted]
+    return ConsumerSettings(
+        retry=RetryPolicy(
+            # The lint refuses attempts without end.
+            max_attempts=e.attempts or 1,
+            initial_delay_seconds=own.retry.initial_delay_ms / 1000,
+            max_delay_seconds=own.retry.max_delay_ms / 1000,
+            jitter=e.jitter,
+            retryable=frozenset(own.retry.retryable),
+            non_retryable=frozenset(own.retry.non_retryable),
+            mode=RETRY_MODES[own.retry.mode],
+            max_poison_attempts=e.poison_attempts,
+        ),
+        on_exhausted=give_up,
+        on_hopeless=give_up,
+        dead_letter_owner=own.dlq.owner or "",
+        dead_letter_topic=own.dlq.topic or "" if own.dlq.enabled else "",
+        review_dead_letters=own.dlq.manual_review_required,
+        duplicates=DUPLICATES[own.idempotency.duplicate_handling],
+        order=ORDERS[e.ordering],
+        holds_keys=e.holds_keys and e.ordering is not words.Ordering.NONE,
+        versioned=own.versioned,
+        gaps=GapPolicy.RETRY if own.gaps is None else GAPS[own.gaps],
+        keeps_results=own.keep_result,
+        lease_seconds=lease.seconds,
+        stale=STALE[lease.stale],
+        poison_attempts=e.poison_attempts or 1,
+        batch=BatchPolicy.INDEPENDENT if own.batch is None else BATCHES[own.batch.policy],
+    )
+
+
+def _runner_settings(e: Effective) -> RunnerSettings:
+    own = e.consumer
+    if own.batch is not None:
+        return RunnerSettings(
+            mode=Mode.BATCHED, max_records=own.batch.size, concurrency=own.concurrency
+        )
+    mode = Mode.LEASED if _is_leased(e) else Mode.TRANSACTIONAL
+    return RunnerSettings(mode=mode, concurrency=own.concurrency)
+
+
+def _is_leased(e: Effective) -> bool:
+    return e.consumer.mode is words.Mode.LEASED
+
+
+def _refuse(policy: Policy, consumer: str, holding: Sequence[Effective]) -> None:
+    for e in holding:
+        for finding in review(policy, consumer, e.topic_name).findings:
+            if finding.severity is Severity.REFUSED:
+                raise Misuse(f"{_in_policy(policy, finding)}: {finding.sentence}; {finding.fix}")
+
+
+def _in_policy(policy: Policy, finding: Finding) -> str:
+    name = policy.source.name or "policy"
+    line = "" if finding.line is None else f", line {finding.line}"
+    return f"{name}{line}: {finding.key} ({finding.code})"

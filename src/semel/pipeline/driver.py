@@ -1,4 +1,6 @@
-"""One process's side of a scope: own it, recover it, run its cycles.
+"""Keeps a lease alive while its owner works.
+
+One process's side of a scope: own it, recover it, run its cycles.
 
     start: acquire ──▶ fence ──▶ recover        run_cycle: attempt, and again while aborted
 
@@ -7,28 +9,18 @@ Spark's `ExactlyOnce` drives this; a program without Spark can do so directly.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import (
-    Fenced,
-    LeaseHeld,
-    Misuse,
-    NeedsOperator,
-    reason_of,
-)
+from semel.errors import Fenced, LeaseHeld, LeaseLost, Misuse, NeedsOperator, reason_of
 from semel.events import EVENTS, CycleEnded, Events, LeaseEnded, LeaseTaken, log
 from semel.lease import Owner, Takeover
 from semel.pipeline.coordinator import LedgerCoordinator, Stage
-from semel.pipeline.cycle import (
-    CommitAborted,
-    CommitFatal,
-    CommitSucceeded,
-    run_commit_cycle,
-)
+from semel.pipeline.cycle import CommitAborted, CommitFatal, CommitSucceeded, run_commit_cycle
 from semel.pipeline.ledger import AttemptRecord, Lease, Ledger
 from semel.pipeline.positions import discontinuities
 from semel.pipeline.recovery import RecoveryReport, recover, sweep
@@ -44,6 +36,57 @@ from semel.pipeline.twophase import (
     with_two_phase_sinks,
 )
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
+
+
+class Heartbeat:
+    """Renews a driver's lease in the background until it is stopped or the lease is lost.
+
+    When *is_active* says that the work has ended, the lease is released instead: nobody
+    waits for a process that lives on without its query.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        lease: Lease,
+        events: Events = EVENTS,
+        is_active: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._ledger = ledger
+        self._lease = lease
+        self._events = events
+        self._is_active = is_active
+        self._stop = threading.Event()
+        self.lost = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"semel-lease-{lease.scope}", daemon=True
+        )
+
+    def start(self) -> Heartbeat:
+        """Begin to renew."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop renewing and wait for a renewal under way."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=self._lease.seconds)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._lease.seconds / 3):
+            try:
+                if not self._is_active():
+                    self._ledger.release(self._lease)
+                    return
+                self._ledger.renew(self._lease)
+            except LeaseLost:
+                self.lost = True
+                self._events.emit(LeaseEnded(str(self._lease.scope), self._lease.epoch, "lost"))
+                return
+            except Exception as error:  # noqa: BLE001  the decision checks the epoch anyway
+                reason = reason_of(error)
+                log.warning("lease not renewed", extra={"reason": reason})
 
 
 @dataclass(frozen=True, slots=True)

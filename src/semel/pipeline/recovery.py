@@ -1,4 +1,14 @@
-"""What a new owner does before its first batch: settle everything its predecessor left.
+"""Recovery: settle what earlier owners left open, before the first batch.
+
+Whether a ledger is the one that its sinks were filled under.
+
+An operator's `adopt` accepts what other ledgers have committed in the sinks so
+far.  The first start after it notes how far that is, and whatever another ledger
+commits later is refused again.
+
+How recovery has a sink carry out decisions, and what it raises if the sink does not.
+
+What a new owner does before its first batch: settle everything its predecessor left.
 
     fence ──▶ open attempts ──▶ what sinks still hold ──▶ sweep
 
@@ -8,22 +18,215 @@ blocks the start: nothing may be concluded from silence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import LeaseLost, NeedsOperator
+from semel.errors import LeaseLost, NeedsOperator, Retryable, SemelError, reason_of
 from semel.events import EVENTS, CycleRecovered, Events, LeavingsSwept, log
 from semel.pipeline.ledger import AttemptRecord, Lease, Ledger, is_loser
-from semel.pipeline.right_ledger import accept_ledgers, check_ledger, check_marks
-from semel.pipeline.settle import CycleStuck, Unsettled, abort_all, unsettled
-from semel.pipeline.sink import Token, TwoPhaseSink
+from semel.pipeline.sink import (
+    AbortsTogether,
+    RemembersScopes,
+    SinkFatal,
+    SinkOK,
+    SinkOutcome,
+    SinkRetryable,
+    Token,
+    TwoPhaseSink,
+)
 from semel.pipeline.states import CycleState, Decision
-from semel.pipeline.twophase import COMMIT_BACKOFF, Backoff, commit_with_retries
+from semel.pipeline.twophase import COMMIT_BACKOFF, Backoff, commit_with_retries, guarded
 from semel.pipeline.txn import Scope, SinkTxnId
+
+ADOPT: Final = "adopt"
+
+
+ACCEPT: Final = "accept ledgers"
+"""The act of the first start after an adoption."""
+
+
+def check_ledger(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> bool:
+    """Refuse a scope whose sinks another ledger has filled, beyond what was adopted.
+
+    Returns whether there is an adoption for which nobody has called `accept_ledgers` yet.
+
+    Raises:
+        NeedsOperator: everything that was committed under the other ledger would be repeated.
+    """
+    accepted = _accepted(ledger, scope)
+    if accepted is None:
+        return True
+    for sink in sinks:
+        for other, mark in _others(sink, scope):
+            if accepted.get(sink.name, {}).get(other) != mark:
+                raise NeedsOperator(
+                    f"sink {sink.name!r} holds cycles of {scope} that were decided in another "
+                    f"ledger ({other}), which {ledger.url} knows nothing of: use the other "
+                    f"ledger, restore a backup of it, or accept this one with "
+                    f"`semel adopt`"
+                )
+    return False
+
+
+def accept_ledgers(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> None:
+    """Note how far other ledgers have come: what they commit from now on is not adopted."""
+    found = {sink.name: dict(_others(sink, scope)) for sink in sinks}
+    why = "the first start after an adoption"
+    ledger.record_act(scope, "semel", ACCEPT, why, {"marks": found})
+
+
+def _accepted(ledger: Ledger, scope: Scope) -> Mapping[str, Mapping[str, str]] | None:
+    """The marks of other ledgers that are accepted, by sink; None if all are, after `adopt`."""
+    for act in ledger.acts(scope):
+        if act.act == ADOPT:
+            return None
+        if act.act == ACCEPT:
+            marks: Mapping[str, Mapping[str, str]] = act.detail["marks"]
+            return marks
+    return {}
+
+
+def _others(sink: TwoPhaseSink, scope: Scope) -> Iterator[tuple[str, str]]:
+    """The other ledgers that have committed here for this app and query, each with its mark."""
+    if not isinstance(sink, RemembersScopes):
+        return
+    for other in sink.scopes_of(scope.app, scope.query):
+        if other != scope:
+            mark = sink.mark(other)
+            yield other.ledger, mark.label if mark else ""
+
+
+def check_marks(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> None:
+    """Refuse a ledger that is older than its sinks.
+
+    A generation that an operator adopted says that this ledger is right about all before it.
+
+    Raises:
+        NeedsOperator: a sink has committed a cycle of this scope that the ledger does not know.
+    """
+    for sink in sinks:
+        mark = sink.mark(scope)
+        if mark is None:
+            continue
+        known = ledger.committed(mark.cycle)
+        record = ledger.scope_record(scope)
+        newest = record.mark if record else None
+        if known is not None and known.txn == mark:
+            continue
+        if known is None and newest is not None and mark.cycle < newest.cycle:
+            continue  # pruned from the ledger; the mark says that it was finished
+        if mark.cycle.generation < _adopted_generation(ledger, scope):
+            continue
+        raise NeedsOperator(
+            f"sink {sink.name!r} has committed cycle {mark.cycle} (attempt {mark.attempt[:8]}), "
+            f"which ledger {ledger.url} does not know as committed: the ledger is older than its "
+            f"sinks, probably restored from a backup; restore a newer one, or accept this one with "
+            f"`semel adopt`, as generation {mark.cycle.generation + 1} or later"
+        )
+
+
+def _adopted_generation(ledger: Ledger, scope: Scope) -> int:
+    """The newest generation that an operator adopted; 0 if none was."""
+    adopted = [act.detail for act in ledger.acts(scope) if act.act == ADOPT]
+    return max((int(detail["generation"]) for detail in adopted), default=0)
+
+
+# One attempt may be in somebody's use; after so many in a row it is the sink that is silent,
+# and a thousand timeouts would say no more.
+SILENT_IN_A_ROW: Final = 3
+
+
+def abort_all(
+    sink: TwoPhaseSink, tokens: Mapping[SinkTxnId, Token | None]
+) -> Iterator[tuple[SinkTxnId, SinkOutcome]]:
+    """Abort every one of *tokens*, whose ABORT is won; one that fails does not stop the others.
+
+    Attempts of a sink that has fallen silent are left out, for the next start.
+    """
+    together = _aborted_together(sink, tokens)
+    yield from ((txn, SinkOK()) for txn in together)
+    silent = 0
+    for txn, token in tokens.items():
+        if txn in together:
+            continue
+        outcome = _abort(sink, txn, token)
+        yield txn, outcome
+        silent = silent + 1 if isinstance(outcome, SinkRetryable) else 0
+        if silent == SILENT_IN_A_ROW:
+            return
+
+
+def _aborted_together(
+    sink: TwoPhaseSink, tokens: Mapping[SinkTxnId, Token | None]
+) -> Collection[SinkTxnId]:
+    if len(tokens) < 2 or not isinstance(sink, AbortsTogether):
+        return ()
+    reach(CrashPoint.RECOVER_ABORT_BEFORE, sink.name)
+    try:
+        together = sink.abort_together(list(tokens))
+    except Exception as error:  # noqa: BLE001  each is asked for again, and answers for itself
+        log.warning(
+            "attempts are aborted one by one",
+            extra={"sink": sink.name, "reason": reason_of(error)},
+        )
+        return ()
+    reach(CrashPoint.RECOVER_ABORT_AFTER, sink.name)
+    return together
+
+
+def _abort(sink: TwoPhaseSink, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
+    reach(CrashPoint.RECOVER_ABORT_BEFORE, sink.name)
+    outcome = guarded(lambda: sink.abort(txn, token))
+    reach(CrashPoint.RECOVER_ABORT_AFTER, sink.name)
+    return outcome
+
+
+class Unsettled(SemelError):
+    """What recovery asked of a sink, and what came back."""
+
+    def __init__(self, sink: str, txn: str, act: str, reason: str) -> None:
+        super().__init__(sink, txn, act, reason)
+        self.sink = sink
+        self.txn = txn
+        self.act = act
+        self.reason = reason
+
+
+class SinkBlocksStart(Unsettled, Retryable):
+    """A sink did not carry out what recovery asked, and may do so later."""
+
+    def __str__(self) -> str:
+        return (
+            f"recovery of {self.txn}: sink {self.sink!r} did not {self.act}: {self.reason}; "
+            f"the start waits for it, nothing is lost"
+        )
+
+
+class CycleStuck(Unsettled, NeedsOperator):
+    """A sink can never carry out what the decision demands."""
+
+    def __str__(self) -> str:
+        return (
+            f"recovery of {self.txn}: sink {self.sink!r} cannot {self.act}: {self.reason}; "
+            f"see `semel doctor`, then `semel cycle resolve`"
+        )
+
+
+def unsettled(
+    sink: TwoPhaseSink, txn: SinkTxnId, outcome: SinkOutcome, act: str
+) -> Unsettled | None:
+    """Return the error for an outcome that is not OK."""
+    match outcome:
+        case SinkOK():
+            return None
+        case SinkRetryable(reason):
+            return SinkBlocksStart(sink.name, str(txn), act, reason)
+        case SinkFatal(reason):
+            return CycleStuck(sink.name, str(txn), act, reason)
 
 
 class RecoveryDecision(StrEnum):

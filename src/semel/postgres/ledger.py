@@ -24,15 +24,15 @@ from semel.errors import (
     SemelError,
 )
 from semel.lease import Owner, Takeover
+from semel.ledger import statements
+from semel.ledger.database import Database, Mode, Row, Session
+from semel.ledger.ledger import SqlLedger
 from semel.pipeline import rules
 from semel.pipeline.ledger import Lease
 from semel.pipeline.txn import Scope
 from semel.postgres.connect import Address, Connection
 from semel.postgres.faults import LOCK_NOT_AVAILABLE, words
 from semel.secrets import HIDDEN, Password, masked, scrubbed
-from semel.sql import statements
-from semel.sql.database import Database, Mode, Row, Session
-from semel.sql.ledger import SqlLedger
 
 FAULTS: Final[Mapping[str, tuple[type[LedgerUnavailable | LedgerUnusable], str]]] = {
     # SQLSTATE, or its class   what to raise       what to say
@@ -278,7 +278,7 @@ class PostgresSession:
 
 @cache
 def _worded(statement: str) -> str:
-    """Write a statement of `semel.sql` in PostgreSQL's and psycopg's way."""
+    """Write a statement of `semel.ledger` in PostgreSQL's and psycopg's way."""
     if statement in (statements.LOCK_SCOPE, statements.READ_SCOPE):
         statement = statement.format_map(PostgresDriver.words)
     return re.sub(r"(?<!:):([a-z_][a-z0-9_]*)", r"%(\1)s", statement)

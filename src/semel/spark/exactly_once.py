@@ -12,9 +12,8 @@ from semel.errors import Misuse, NeedsOperator, Retryable
 from semel.events import EVENTS, Events
 from semel.ledgers import open_ledger
 from semel.pipeline.cycle import CommitAborted, CommitFatal
-from semel.pipeline.driver import CycleOutcome, CycleReplayed, Driver, Settings
+from semel.pipeline.driver import CycleOutcome, CycleReplayed, Driver, Heartbeat, Settings
 from semel.pipeline.generation import CheckpointView, settle_generation
-from semel.pipeline.heartbeat import Heartbeat
 from semel.pipeline.ledger import Generation, Ledger
 from semel.pipeline.recovery import RecoveryReport
 from semel.pipeline.sink import MindsSpeculation, TwoPhaseSink

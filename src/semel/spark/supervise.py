@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-
 class Exit(IntEnum):
     """What `run` returns; for `sys.exit`."""
 

@@ -1,294 +1,267 @@
-"""One connection to a database, its transactions, and what their failures mean.
+"""PostgreSQL and SQLite as the messaging half's database: one transaction, all stores.
 
-A `Driver` knows one database; everything that is the same for all of them —
-one connection at a time, new after a fork or a loss, and the four ends of a
-transaction — is `Database`.
+PostgreSQL and SQLite as the messaging half's database: one transaction, all stores.
+
+Databases that are there already: asking never makes one.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from enum import StrEnum
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
 
-from semel.errors import InDoubt, LedgerUnusable, SemelError
-from semel.sql import schema
+from sqlalchemy import Connection, inspect, select, text
+from sqlalchemy.exc import InterfaceError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransaction
 
-Row: TypeAlias = Any
-"""One row; its values by column name."""
-
-MICROSECONDS: Final = 1_000_000
-"""In a second: times are stored as whole microseconds."""
-
-
-class Mode(StrEnum):
-    """What a transaction is for."""
-
-    READ = "read"
-    """One snapshot; waits for nobody."""
-
-    WRITE = "write"
-    """Sees what is committed, and keeps other writers of its rows out."""
-
-
-class Session(Protocol):
-    """One connection."""
-
-    def begin(self, name: str, mode: Mode) -> None:
-        """Start a transaction that other sessions see under *name*."""
-        ...
-
-    def run(self, statement: str, values: Mapping[str, Any] | None = None) -> list[Row]:
-        """Execute a statement with ``:named`` parameters and return its rows."""
-        ...
-
-    def run_many(self, statement: str, many: Iterable[Mapping[str, Any]]) -> None:
-        """Execute a statement once for each set of values."""
-        ...
-
-    def has_table(self, name: str) -> bool:
-        """Tell whether the table exists."""
-        ...
-
-    def lock_schema(self) -> None:
-        """Let nobody else change the schema until the transaction ends."""
-        ...
-
-    def commit(self) -> None:
-        """Make the transaction durable."""
-        ...
-
-    def rollback(self) -> None:
-        """Give the transaction up."""
-        ...
-
-    @property
-    def is_lost(self) -> bool:
-        """Tell whether the connection is gone, and so the fate of a commit under way."""
-        ...
-
-    def close(self) -> None:
-        """Give the connection back."""
-        ...
+from semel.errors import Misuse
+from semel.messaging.failure import Classification
+from semel.operate.stores import RowChange
+from semel.secrets import masked
+from semel.sql.attempts import SqlFailedAttempts
+from semel.sql.claims import SqlAlchemyProcessedMessageStore
+from semel.sql.deadletters import SqlDeadLetters
+from semel.sql.dryrun import watching
+from semel.sql.engine import LOCK_SECONDS, READY, made_ready, open_engine, read_url
+from semel.sql.faults import (
+    SQL_CLASSIFICATION,
+    CommitInDoubt,
+    code_of,
+    is_unknown_savepoint,
+    opening,
+    translated,
+    translated_error,
+)
+from semel.sql.inbox import SqlInboxStore
+from semel.sql.members import SqlMembers
+from semel.sql.operators import SqlApprovals, SqlAuditTrail, SqlReplays, SqlRevisions
+from semel.sql.outbox import SqlOutboxStore
+from semel.sql.outcomes import SqlOutcomeStore
+from semel.sql.schema import require_version
+from semel.sql.session import (
+    FAILED,
+    HandlerSession,
+    UnitConnection,
+    guard_transactions,
+    has_failed,
+    note_failures,
+    refuse_if_aborted,
+)
+from semel.sql.types import metadata, now_us, to_seconds
+from semel.sql.versions import SqlVersions
+from semel.sql.waiting import SqlWaitingRoom
 
 
-class Driver(Protocol):
-    """How one kind of database is reached."""
+class SqlUnit:
+    """One open transaction on one connection."""
 
-    errors: tuple[type[Exception], ...]
-    """What its library raises."""
+    def __init__(self, session: HandlerSession, connection: UnitConnection) -> None:
+        self.session = session
+        self._connection = connection
+        self.claims = SqlAlchemyProcessedMessageStore(session)
+        self.attempts = SqlFailedAttempts(session)
+        self.dead_letters = SqlDeadLetters(session)
+        self.waiting = SqlWaitingRoom(session)
+        self.audit = SqlAuditTrail(session)
+        self.revisions = SqlRevisions(session)
+        self.approvals = SqlApprovals(session)
+        self.replays = SqlReplays(session)
+        self.outbox = SqlOutboxStore(session)
+        self.inbox = SqlInboxStore(session)
+        self.members = SqlMembers(session)
+        self.outcomes = SqlOutcomeStore(session)
+        self.versions = SqlVersions(session)
 
-    words: Mapping[str, str]
-    """What the statements' ``{placeholders}`` are in its dialect."""
-
-    @property
-    def url(self) -> str:
-        """Where the database is, without secrets."""
-        ...
-
-    def connect(self, known: str | None) -> Session:
-        """Open a connection; *known* is the id of the ledger that was there before."""
-        ...
-
-    def fault(self, error: Exception) -> SemelError:
-        """Say what an error of the library means; nothing was written."""
-        ...
-
-    def leaves_doubt(self, error: Exception, session: Session) -> bool:
-        """Tell whether a commit that failed with *error* may have happened."""
-        ...
-
-
-# A connection that a fork copied must neither be used nor closed: closing it
-# would say goodbye in the parent's name.
-_INHERITED: Final[list[Session]] = []
-
-
-class Database:
-    """A database with a ledger in it; threads take turns."""
-
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
-        self._lock = threading.RLock()
-        self._session: Session | None = None
-        self._pid = os.getpid()
-        self._ledger_id: str | None = None
-
-    @property
-    def ledger_id(self) -> str:
-        """The id that the ledger got when it was made."""
-        if self._ledger_id is None:
-            with self._lock, self.translated():
-                self._connected()
-        assert self._ledger_id is not None
-        return self._ledger_id
-
-    def exists(self) -> bool:
-        """Tell whether there is a ledger, without making one."""
-        with self._lock, self.translated():
-            session = self.driver.connect(None)
-            try:
-                session.begin("semel:read", Mode.READ)
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        """Take back what the block did if it raises, the session's pending objects included."""
+        inside: Exception | None = None
+        failed = False
+        try:
+            async with self.session.begin_nested() as nested:
                 try:
-                    return session.has_table("semel_ledger_meta")
-                finally:
-                    session.rollback()
-            finally:
-                session.close()
-
-    @contextmanager
-    def transaction(self, name: str, mode: Mode) -> Iterator[Session]:
-        """Run the block in one transaction: whole if it returns, not at all if it raises.
-
-        Raises:
-            LedgerUnavailable: nothing was written; try again later.
-            LedgerUnusable: nothing was written, and waiting will not help.
-            InDoubt: the commit was sent, and its answer was lost.
-        """
-        with self._lock:
-            with self.translated():
-                session = self._begun(name, mode)
-            try:
-                with self.translated():
-                    yield session
-            except BaseException:
-                self._roll_back(session)
-                raise
-            self._commit(session)
-
-    def close(self) -> None:
-        """Give the connection back; the next transaction opens another."""
-        with self._lock:
-            session, self._session = self._session, None
-            if session is None:
-                return
-            if self._pid != os.getpid():
-                _INHERITED.append(session)
-                return
-            with suppress(*self.driver.errors):
-                session.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_session", None) is not None:
-            self.close()
-
-    def _begun(self, name: str, mode: Mode) -> Session:
-        session = self._connected()
-        try:
-            session.begin(name, mode)
-        except self.driver.errors:
-            if not session.is_lost:
-                self._roll_back(session)
-                raise
-            # The server was restarted while we were idle, and nothing was asked of it yet.
-            self.close()
-            session = self._connected()
-            session.begin(name, mode)
-        return session
-
-    def _connected(self) -> Session:
-        if self._session is not None and (self._pid != os.getpid() or self._session.is_lost):
-            self.close()
-        if self._session is None:
-            session = self.driver.connect(self._ledger_id)
-            try:
-                found = _prepare(session, self.driver.url)
-                self._check_same(found)
-            except BaseException:
-                session.close()
-                raise
-            self._session, self._pid, self._ledger_id = session, os.getpid(), found
-        return self._session
-
-    def _check_same(self, found: str) -> None:
-        if self._ledger_id not in (None, found):
-            raise LedgerUnusable(
-                self.driver.url,
-                f"the ledger was replaced while in use: it was {self._ledger_id}, "
-                f"now it is {found}; start again",
-            )
-
-    def _commit(self, session: Session) -> None:
-        try:
-            session.commit()
-        except self.driver.errors as error:
-            if self.driver.leaves_doubt(error, session):
-                self.close()
-                words = f"ledger {self.driver.url}: the answer to a commit was lost"
-                raise InDoubt(words) from error
-            self._roll_back(session)
-            raise self.driver.fault(error) from error
-        except BaseException:
-            self.close()
+                    yield
+                    await self.session.flush()
+                    await refuse_if_aborted(nested, self._connection)
+                    self.session.refuse_if_nested(nested)
+                    await self._connection.refuse_if_ended()
+                except Exception as error:
+                    inside, failed = error, has_failed(self._connection)
+                    if not failed:
+                        self._connection.refuse_if_idle()
+                    raise
+        except Exception as error:
+            # Neither the block nor its checks failed, but the end of the savepoint: it is gone,
+            # and with it the transaction that it was made in.
+            if error is not inside and is_unknown_savepoint(error, after_a_failure=failed):
+                self._connection.savepoint_is_gone()
             raise
 
-    def _roll_back(self, session: Session) -> None:
+    async def begin_message(self) -> None:
+        """Let the next handler find the session as if it were its own."""
+        if not has_failed(self._connection):
+            self._connection.refuse_if_idle()
+        await self.session.begin_message()
+
+    def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:
+        """Collect what the block changes outside of semel's own tables."""
+        return watching(self.session)
+
+    async def now(self) -> float:
+        """Return the database's time."""
+        return to_seconds((await self.session.execute(select(now_us()))).scalar_one())
+
+
+class SqlDatabase:
+    """A PostgreSQL or SQLite database with semel's tables in it."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine | str,
+        *,
+        lock_seconds: float = LOCK_SECONDS,
+        session_options: dict[str, Any] | None = None,
+    ) -> None:
+        self._is_own = isinstance(engine, str)
+        if isinstance(engine, str):
+            engine = open_engine(engine, lock_seconds)
+        self.engine = made_ready(engine, lock_seconds)
+        note_failures(self.engine)
+        guard_transactions(self.engine)
+        self.classification: Classification = SQL_CLASSIFICATION
+        self._lock_seconds = lock_seconds
+        self._session_options = session_options or {}
+        self._is_known = False
+        self._options: dict[str, Any] = {}
+        if self.is_postgres:
+            # Whatever the engine's default: at a higher level the second of two claims
+            # fails with 40001 instead of finding the first.
+            self._options["isolation_level"] = "READ COMMITTED"
+
+    @property
+    def is_postgres(self) -> bool:
+        """Tell PostgreSQL from SQLite."""
+        return self.engine.dialect.name == "postgresql"
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[SqlUnit]:
+        """Open a transaction; committed when the block ends, rolled back when it raises.
+
+        The first one sees to it that the tables are of the version that this code knows.
+
+        Raises:
+            Retryable: there is no connection, or the commit was refused for now.
+            CommitInDoubt: the commit was sent and no answer came.
+            SchemaUnusable: semel's tables are missing, older or newer.
+        """
+        if not self._is_known:
+            await require_version(self.engine)
+            self._is_known = True
+        connection = UnitConnection(self.engine)
+        async with translated("the database"):
+            await connection.start()
         try:
-            session.rollback()
-        except self.driver.errors:
-            self.close()
+            await connection.execution_options(**self._options)
+            async with translated("the database"):
+                transaction = await connection.begin()
+                connection.info.pop(FAILED, None)
+                await self._limit_locks(connection)
+            session = HandlerSession(connection, **self._session_options)
+            # From now on `session.begin()` in a handler is refused by SQLAlchemy itself.
+            await session.connection()
+            connection.hold()
+            try:
+                yield SqlUnit(session, connection)
+                session.refuse_if_nested()
+                await session.flush()
+                await refuse_if_aborted(transaction, connection)
+                await connection.refuse_if_ended()
+            finally:
+                connection.let_go()
+                await session.release()
+            await _committed(transaction, connection)
+        except BaseException:
+            # Also where the commit was refused: the pool does not reset a connection whose
+            # transaction SQLAlchemy believes to be over, and SQLite's would stay open.
+            await _rolled_back(connection)
+            raise
+        finally:
+            await connection.close()
 
-    @contextmanager
-    def translated(self) -> Iterator[None]:
-        """Raise the library's errors as semel's own."""
-        try:
-            yield
-        except self.driver.errors as error:
-            raise self.driver.fault(error) from error
+    async def _limit_locks(self, connection: AsyncConnection) -> None:
+        if self.is_postgres and not self.engine.get_execution_options().get(READY):
+            limit = round(self._lock_seconds * 1000)
+            await connection.execute(text(f"SET LOCAL lock_timeout = {limit}"))
+
+    async def close(self) -> None:
+        """Give the connections back, if the engine was made here."""
+        if self._is_own:
+            await self.engine.dispose()
 
 
-def _prepare(session: Session, url: str) -> str:
-    """Make the tables unless they are there; return the ledger's id.
+async def _rolled_back(connection: UnitConnection) -> None:
+    """Roll back; a connection that may still be in its transaction is given up with it.
 
-    Two processes may do it at once.  Version 1 is the first: the step from it to a second
-    one belongs here, in the transaction that holds the schema's lock.
+    A driver refuses to end a transaction while a statement runs that a handler left behind, and
+    SQLAlchemy believes that it is over: the next one to get the connection would be in it.
+    """
+    with suppress(SQLAlchemyError, OSError):
+        await connection.rollback()
+    if not connection.closed and connection.is_in_transaction is not False:
+        await connection.invalidate()
+
+
+async def _committed(transaction: AsyncTransaction, connection: UnitConnection) -> None:
+    try:
+        await transaction.commit()
+    except (SQLAlchemyError, OSError) as error:
+        if isinstance(error, InterfaceError) and connection.is_in_transaction:
+            # The driver's own refusal, and not the database's: nothing was sent.
+            raise Misuse(
+                "a handler ended while a statement of its session still ran, which cannot be "
+                "committed: nothing of it was kept. Await whatever was started before returning"
+            ) from error
+        if code_of(error) == "CONNECTION_LOST":
+            raise CommitInDoubt(
+                "the commit was sent and the connection ended before the answer; "
+                "the message comes back, and its claim says what became of it"
+            ) from error
+        ours = translated_error(error, "the commit")
+        if ours is None:
+            raise
+        raise ours from error
+
+
+async def open_existing(url: str) -> SqlDatabase:
+    """Open a database with semel's messaging tables in it.
 
     Raises:
-        LedgerUnusable: the tables are of another version than this code.
+        Misuse: there is no database at *url*, its server does not know the role or the
+            password, or it has no such tables.
+        Permanent: what is there is no database.
+        Retryable: it does not answer.
     """
-    session.begin("semel:schema", Mode.READ)
+    parsed = read_url(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+        raise Misuse(f"there is no file {parsed.database or ':memory:'}")
+    database = SqlDatabase(url)
     try:
-        ledger_id = _find(session, url)
-    finally:
-        session.rollback()
-    if ledger_id is not None:
-        return ledger_id
-    session.begin("semel:schema", Mode.WRITE)
-    try:
-        session.lock_schema()
-        # Another process may have made the tables since the first look.
-        ledger_id = _find(session, url)
-        if ledger_id is None:
-            for statement in (*schema.TABLES.values(), *schema.INDEXES):
-                session.run(statement)
-            ledger_id = str(uuid.uuid4())
-            session.run(_MAKE, {"version": schema.VERSION, "id": ledger_id})
-        session.commit()
+        async with opening(f"database {masked(url)}"), database.engine.connect() as connection:
+            missing = await connection.run_sync(_missing_tables)
     except BaseException:
-        session.rollback()
+        await database.close()
         raise
-    return ledger_id
-
-
-def _find(session: Session, url: str) -> str | None:
-    """Return the id of the ledger that is there; None if there is none."""
-    if not session.has_table("semel_ledger_meta"):
-        return None
-    (meta,) = session.run("SELECT version, ledger_id FROM semel_ledger_meta")
-    if meta["version"] != schema.VERSION:
-        raise LedgerUnusable(
-            url,
-            f"it has schema version {meta['version']}, and this semel knows version "
-            f"{schema.VERSION}; upgrade semel, or restore a backup made before the upgrade",
+    if missing:
+        await database.close()
+        raise Misuse(
+            f"database {masked(url)} lacks the table {missing[0]}"
+            f"{f' and {len(missing) - 1} more' if missing[1:] else ''}; make them with `semel db "
+            f"create`, or say which database the consumers use"
         )
-    ledger_id: str = meta["ledger_id"]
-    return ledger_id
+    return database
 
 
-_MAKE: Final = (
-    "INSERT INTO semel_ledger_meta (only_row, version, ledger_id) VALUES (1, :version, :id)"
-)
+def _missing_tables(connection: Connection) -> list[str]:
+    return sorted(set(metadata.tables) - set(inspect(connection).get_table_names()))

@@ -1,139 +1,393 @@
-"""The ledger's tables.
+"""The tables of the messaging half: making them, comparing them, refusing those of a newer semel.
 
-    semel_ledger_meta   which version this is, and the ledger's id
-    semel_scope         lease, epoch, mark and generation in use of each (app, query)
-    semel_generation    the checkpoints of a scope
-    semel_attempt       every attempt at every cycle, with its decision
-    semel_position      where each partition's committed records end
-    semel_path          the committed files of file sources
-    semel_act           what operators did
+    nothing ───────────create──▶ version 1
+    tables of Alembic ─create──▶ version 1, if nothing is missing
 
-Times are microseconds since 1970; JSON is text.
+A newer version is refused by everything: its rows may mean what this code does not
+know.  So are tables that bear our names and are somebody else's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Column, Connection, Index, MetaData, Table, insert, inspect, select, text
+from sqlalchemy.engine import Engine
+from sqlalchemy.engine.interfaces import (
+    ReflectedColumn,
+    ReflectedIndex,
+    ReflectedPrimaryKeyConstraint,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
+
+from semel.errors import Permanent, reason_of
+from semel.secrets import masked
+from semel.sql.engine import made_ready
+from semel.sql.faults import opening
+from semel.sql.types import metadata
 
 VERSION: Final = 1
+"""The version of the tables that this code reads and writes."""
 
-TABLES: Final[Mapping[str, str]] = {
-    # There is one ledger, hence one row.
-    "semel_ledger_meta": """
-        CREATE TABLE semel_ledger_meta (
-            only_row integer PRIMARY KEY CHECK (only_row = 1),
-            version bigint NOT NULL,
-            ledger_id text NOT NULL
-        )
-    """,
-    # The epoch is the fence, and it only rises; an epoch of 0 never had an owner.
-    # An unknown attempt at or below the pruned cycle may have been forgotten: it is not judged.
-    "semel_scope": """
-        CREATE TABLE semel_scope (
-            app text NOT NULL,
-            query text NOT NULL,
-            epoch bigint NOT NULL DEFAULT 0,
-            owner text,
-            lease_until bigint NOT NULL DEFAULT 0,
-            generation bigint NOT NULL DEFAULT 0,
-            mark_generation bigint,
-            mark_batch bigint,
-            mark_attempt text,
-            pruned_generation bigint,
-            pruned_batch bigint,
-            PRIMARY KEY (app, query),
-            CHECK ((mark_generation IS NULL) = (mark_attempt IS NULL)),
-            CHECK ((mark_batch IS NULL) = (mark_attempt IS NULL))
-        )
-    """,
-    # An operator may adopt one checkpoint several times, each time as a new generation.
-    "semel_generation": """
-        CREATE TABLE semel_generation (
-            app text NOT NULL,
-            query text NOT NULL,
-            number bigint NOT NULL,
-            checkpoint text NOT NULL,
-            first_batch bigint NOT NULL,
-            opened_at bigint NOT NULL,
-            PRIMARY KEY (app, query, number)
-        )
-    """,
-    # Decided means dated; committed means that the range is known.
-    "semel_attempt": """
-        CREATE TABLE semel_attempt (
-            app text NOT NULL,
-            query text NOT NULL,
-            generation bigint NOT NULL,
-            batch bigint NOT NULL,
-            attempt text NOT NULL,
-            seq bigint NOT NULL,
-            epoch bigint NOT NULL,
-            state text NOT NULL
-                CHECK (state IN ('planned', 'prepared', 'committed', 'finished', 'aborted')),
-            range_read text,
-            tokens text NOT NULL DEFAULT '{}',
-            row_counts text NOT NULL DEFAULT '{}',
-            reason text NOT NULL DEFAULT '',
-            planned_at bigint NOT NULL,
-            decided_at bigint,
-            finished_at bigint,
-            PRIMARY KEY (app, query, generation, batch, attempt),
-            UNIQUE (app, query, seq),
-            CHECK ((decided_at IS NULL) = (state IN ('planned', 'prepared'))),
-            CHECK ((finished_at IS NOT NULL) = (state = 'finished')),
-            CHECK (range_read IS NOT NULL OR state NOT IN ('committed', 'finished'))
-        )
-    """,
-    # The generation tells ephemeral positions of an older checkpoint from those in use.
-    "semel_position": """
-        CREATE TABLE semel_position (
-            app text NOT NULL,
-            query text NOT NULL,
-            source text NOT NULL,
-            source_partition text NOT NULL,
-            ends_at bigint NOT NULL,
-            topic_id text NOT NULL,
-            generation bigint NOT NULL,
-            PRIMARY KEY (app, query, source, source_partition)
-        )
-    """,
-    # Apart from the positions: there are millions of files and few partitions.
-    "semel_path": """
-        CREATE TABLE semel_path (
-            app text NOT NULL,
-            query text NOT NULL,
-            source text NOT NULL,
-            path text NOT NULL,
-            PRIMARY KEY (app, query, source, path)
-        )
-    """,
-    "semel_act": """
-        CREATE TABLE semel_act (
-            app text NOT NULL,
-            query text NOT NULL,
-            seq bigint NOT NULL,
-            acted_at bigint NOT NULL,
-            who text NOT NULL,
-            act text NOT NULL,
-            why text NOT NULL,
-            detail text NOT NULL,
-            PRIMARY KEY (app, query, seq)
-        )
-    """,
-}
+VERSION_TABLE: Final = "semel_messaging"
 
-INDEXES: Final = (
-    # A cycle has at most one COMMIT, ever, whatever the code above believes.
+MAKE: Final = "semel db create"
+CHECK: Final = "semel db check"
+
+# What two processes that make the tables at once both lock; "semel" in ASCII.
+_LOCK: Final = 0x73656D656C
+# A process waits for the lock at its start, not in a transaction: it may take a while.
+_WAIT_SECONDS: Final = 60
+
+# The same type by another name, with no difference that a statement could see.
+_SAME_TYPES: Final = {"VARCHAR": "TEXT"}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with the tables, and what to do about it."""
+
+    what: str
+    way_out: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.way_out}"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaChange:
+    """What `create` or `upgrade` did."""
+
+    before: int | None
+    """None: there were no tables; 0: there were, without a version."""
+
+    after: int
+
+    @property
+    def changed(self) -> bool:
+        """Tell whether anything was done."""
+        return self.before != self.after
+
+
+class SchemaUnusable(Permanent):
+    """The tables are missing, of another version, or not semel's; nothing was changed."""
+
+    def __init__(self, database: str, reason: str) -> None:
+        super().__init__(database, reason)
+        self.database = database
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"database {self.database}: {self.reason}"
+
+
+async def create(engine: AsyncEngine) -> SchemaChange:
+    """Make the tables; doing so again changes nothing.  Two processes may do it at once.
+
+    Raises:
+        SchemaUnusable: there are tables of a newer version, or tables that are not semel's.
+        Misuse: the role may not make tables.
+        Retryable: the database does not answer, or another process makes the tables for long.
     """
-        CREATE UNIQUE INDEX semel_attempt_one_commit
-            ON semel_attempt (app, query, generation, batch)
-            WHERE state IN ('committed', 'finished')
-    """,
-    # Recovery lists what is open without reading what is over.
+
+    def make(connection: Connection) -> SchemaChange:
+        before = _version(connection)
+        if before is None:
+            _refuse_strangers(connection)
+            metadata.create_all(connection)
+            _write_version(connection)
+        elif before == 0:
+            _adopt(connection)
+        return SchemaChange(before, VERSION)
+
+    return await _changed(engine, make)
+
+
+async def upgrade(engine: AsyncEngine) -> SchemaChange:
+    """Bring the tables to this version, and make them where there are none.
+
+    Version 1 is the first, so there is nothing to migrate from.  The step to a second
+    version belongs here, in the transaction that writes its number.
+
+    Raises:
+        SchemaUnusable: there are tables of a newer version, or tables that are not semel's.
+        Misuse: the role may not make tables.
+        Retryable: the database does not answer, or another process makes the tables for long.
     """
-        CREATE INDEX semel_attempt_open
-            ON semel_attempt (app, query, generation, batch, seq)
-            WHERE state IN ('planned', 'prepared', 'committed')
-    """,
-)
+    return await create(engine)
+
+
+async def check(engine: AsyncEngine) -> Sequence[Problem]:
+    """Compare the database with what this code needs; empty where nothing is wrong.
+
+    Raises:
+        Retryable: the database does not answer.
+    """
+
+    def compare(connection: Connection) -> Sequence[Problem]:
+        version = _version_there(connection)
+        if version is None:
+            strangers = _present(connection)
+            return [_stranger(name) for name in strangers] or [Problem(*_MISSING)]
+        if version > VERSION:
+            return [Problem(*_newer(version))]
+        found = list(differences(connection, metadata))
+        if version == 0 and not found:
+            found = [Problem("the tables have no version", f"write it: {MAKE}")]
+        return found
+
+    async with _connected(engine) as ready, ready.connect() as connection:
+        return await connection.run_sync(compare)
+
+
+async def require_version(engine: AsyncEngine) -> None:
+    """Refuse tables of another version than this code's; for the start of a service.
+
+    One small read: what else may be wrong with the tables, `check` finds.
+
+    Raises:
+        SchemaUnusable: they are missing or newer.
+        Misuse: the role may not read them.
+        Retryable: the database does not answer.
+    """
+
+    def look(connection: Connection) -> None:
+        if _version(connection) is None:
+            raise _unusable(connection, _MISSING)
+
+    async with _connected(engine) as ready, ready.connect() as connection:
+        await connection.run_sync(look)
+
+
+async def _changed(
+    engine: AsyncEngine, change: Callable[[Connection], SchemaChange]
+) -> SchemaChange:
+    async with _connected(engine) as ready, ready.begin() as connection:
+        if ready.dialect.name == "postgresql":
+            # On SQLite, BEGIN IMMEDIATE has locked the whole database already.
+            await connection.execute(text(f"SET LOCAL lock_timeout = '{_WAIT_SECONDS}s'"))
+            await connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+            # Whatever waits for a table lock makes everybody behind it wait, too.
+            await connection.execute(text("SET LOCAL lock_timeout TO DEFAULT"))
+        return await connection.run_sync(change)
+
+
+@asynccontextmanager
+async def _connected(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
+    name = _name(engine.sync_engine)
+    try:
+        async with opening(f"database {name}"):
+            yield made_ready(engine)
+    except DBAPIError as error:
+        # Somebody's event trigger, for one: nothing that time can mend.
+        raise SchemaUnusable(name, reason_of(error.orig or error)) from error
+
+
+def _version(connection: Connection) -> int | None:
+    """Return the version of the tables; None: there are none, 0: no version is written down.
+
+    Raises:
+        SchemaUnusable: it is newer than this code.
+    """
+    version = _version_there(connection)
+    if version is not None and version > VERSION:
+        raise _unusable(connection, _newer(version))
+    return version
+
+
+def _version_there(connection: Connection) -> int | None:
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    return connection.execute(select(metadata.tables[VERSION_TABLE].c.version)).scalar() or 0
+
+
+def _write_version(connection: Connection) -> None:
+    connection.execute(insert(metadata.tables[VERSION_TABLE]).values(only_row=1, version=VERSION))
+
+
+def _adopt(connection: Connection) -> None:
+    """Write the version of tables that another tool made, such as Alembic, if they are whole."""
+    problems = list(differences(connection, metadata))
+    if problems:
+        raise _unusable(
+            connection,
+            (
+                f"its tables have no version, and differ from what this semel needs: "
+                f"{problems[0]}{_and_more(problems)}",
+                f"mend them, or see all with: {CHECK}",
+            ),
+        )
+    _write_version(connection)
+
+
+_MISSING: Final = ("there are no tables of semel", f"make them: {MAKE}")
+
+
+def _newer(version: int) -> tuple[str, str]:
+    what = f"the tables have version {version}, and this semel knows versions up to {VERSION}"
+    return what, "upgrade semel"
+
+
+def _present(connection: Connection) -> list[str]:
+    there = set(inspect(connection).get_table_names())
+    return [name for name in metadata.tables if name in there]
+
+
+def _stranger(name: str) -> Problem:
+    return Problem(
+        f"there is a table {name} that semel did not make",
+        f"rename it, then: {MAKE} (its rows can be taken over: docs/howto/"
+        f"migrate-processed-messages.md)",
+    )
+
+
+def _refuse_strangers(connection: Connection) -> None:
+    problems = [_stranger(name) for name in _present(connection)]
+    if problems:
+        what = f"{problems[0].what}{_and_more(problems)}"
+        raise _unusable(connection, (what, problems[0].way_out))
+
+
+def _and_more(problems: Sequence[Problem]) -> str:
+    return f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+
+
+def _unusable(connection: Connection, why: tuple[str, str]) -> SchemaUnusable:
+    return SchemaUnusable(_name(connection.engine), "; ".join(why))
+
+
+def _name(engine: Engine) -> str:
+    return masked(engine.url.render_as_string(hide_password=True))
+
+
+def differences(connection: Connection, needed: MetaData) -> Iterator[Problem]:
+    """Compare the database's tables with *needed*, and name every difference that matters."""
+    found = _Found.of(connection, list(needed.tables))
+    for table in needed.sorted_tables:
+        if table.name in found.columns:
+            yield from _Compared(connection, found, table).problems()
+        else:
+            make = _one_line(CreateTable(table), connection)
+            yield Problem(
+                f"table {table.name} is missing",
+                f"restore it from a backup, or make it anew, empty: {make}",
+            )
+            yield from (_missing_index(connection, index) for index in _indexes(table))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the database says about all tables, asked at once; by table."""
+
+    columns: dict[str, list[ReflectedColumn]]
+    keys: dict[str, ReflectedPrimaryKeyConstraint]
+    indexes: dict[str, list[ReflectedIndex]]
+
+    @classmethod
+    def of(cls, connection: Connection, tables: list[str]) -> _Found:
+        ask = inspect(connection)
+        return cls(
+            {
+                name: found
+                for (_, name), found in ask.get_multi_columns(filter_names=tables).items()
+            },
+            {
+                name: found
+                for (_, name), found in ask.get_multi_pk_constraint(filter_names=tables).items()
+            },
+            {
+                name: found
+                for (_, name), found in ask.get_multi_indexes(filter_names=tables).items()
+            },
+        )
+
+
+class _Compared:
+    """One table as it is, beside what it should be."""
+
+    def __init__(self, connection: Connection, found: _Found, table: Table) -> None:
+        self._connection = connection
+        self._table = table
+        self._columns = {each["name"]: each for each in found.columns[table.name]}
+        self._key = found.keys[table.name]["constrained_columns"]
+        self._indexes = {each["name"]: each for each in found.indexes.get(table.name, [])}
+
+    def problems(self) -> Iterator[Problem]:
+        """Name what differs: columns, the key, indexes."""
+        for column in self._table.columns:
+            yield from self._of_column(column)
+        yield from self._of_strange_columns()
+        yield from self._of_key()
+        for index in _indexes(self._table):
+            yield from self._of_index(index)
+
+    def _of_column(self, column: Column[Any]) -> Iterator[Problem]:
+        name = f"column {column.name} of table {self._table.name}"
+        found = self._columns.get(column.name)
+        if found is None:
+            definition = _one_line(CreateColumn(column), self._connection)
+            yield Problem(
+                f"{name} is missing", f"ALTER TABLE {self._table.name} ADD COLUMN {definition}"
+            )
+            return
+        wanted, has = self._type(column.type), self._type(found["type"])
+        if wanted != has:
+            yield Problem(
+                f"{name} has the type {has}, not {wanted}", f"change its type to {wanted}"
+            )
+        if column.nullable and not found["nullable"]:
+            yield Problem(f"{name} refuses NULL", "let it be NULL: semel writes none there")
+
+    def _of_strange_columns(self) -> Iterator[Problem]:
+        for name, found in self._columns.items():
+            silent = found["default"] is None and not found["nullable"]
+            if name not in self._table.columns and silent:
+                yield Problem(
+                    f"column {name} of table {self._table.name} is not semel's, and every insert "
+                    f"fails without a value for it",
+                    "drop it, give it a default, or let it be NULL",
+                )
+
+    def _of_key(self) -> Iterator[Problem]:
+        wanted = [column.name for column in self._table.primary_key]
+        if list(self._key) != wanted:
+            yield Problem(
+                f"the primary key of table {self._table.name} is ({', '.join(self._key)}), "
+                f"not ({', '.join(wanted)})",
+                "make it so: without that key, a message can be claimed twice",
+            )
+
+    def _of_index(self, index: Index) -> Iterator[Problem]:
+        found = self._indexes.get(index.name)
+        if found is None:
+            yield _missing_index(self._connection, index)
+            return
+        columns = [column.name for column in index.columns]
+        if list(found["column_names"]) != columns or bool(found["unique"]) != index.unique:
+            make = _one_line(CreateIndex(index), self._connection)
+            yield Problem(
+                f"index {index.name} of table {self._table.name} is another one",
+                f"DROP INDEX {index.name}, then {make}",
+            )
+
+    def _type(self, kind: Any) -> str:
+        name = str(kind.compile(self._connection.dialect)).upper()
+        return _SAME_TYPES.get(name, name)
+
+
+def _indexes(table: Table) -> list[Index]:
+    return sorted(table.indexes, key=lambda index: str(index.name))
+
+
+def _missing_index(connection: Connection, index: Index) -> Problem:
+    what = f"index {index.name} of table {index.table.name if index.table is not None else ''}"
+    return Problem(f"{what} is missing", _one_line(CreateIndex(index), connection))
+
+
+def _one_line(statement: Any, connection: Connection) -> str:
+    return " ".join(str(statement.compile(dialect=connection.dialect)).split())

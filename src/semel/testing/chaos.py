@@ -22,8 +22,7 @@ from typing import Any, Final, cast
 
 from semel.errors import require
 from semel.lease import Takeover
-from semel.memory.sink import MemorySink
-from semel.memory.store import MemoryStore
+from semel.memory.sink import MemorySink, MemoryStore
 from semel.pipeline.sink import Batch, TwoPhaseSink
 from semel.testing.explore import (
     Faults,

@@ -25,9 +25,9 @@ from typing import Any, Final
 from sqlalchemy import MetaData
 
 from semel.crashpoints import CRASH_VARIABLE, STOP_VARIABLE
-from semel.messaging.claims import ClaimState
-from semel.messaging.outbox import MESSAGE_ID_HEADER
-from semel.sqlalchemy.tables import metadata
+from semel.messaging.handle.claims import ClaimState
+from semel.messaging.send.outbox import MESSAGE_ID_HEADER
+from semel.sql.types import metadata
 from semel.testing.filebroker import FileBroker
 from semel.testing.kill import DEADLINE_SECONDS, DeadlineMissed, Ended, Running, Zygote
 from semel.testing.trial_audit import Found, TrialAudit, find, judged

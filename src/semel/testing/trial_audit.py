@@ -17,13 +17,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.memory.broker import MemoryBroker
 from semel.message import Partition
-from semel.messaging.claims import ClaimState
-from semel.messaging.completeness import is_delivery
 from semel.messaging.consumer import Consumer
-from semel.messaging.outbox import CAUSATION_HEADER, MESSAGE_ID_HEADER
-from semel.messaging.waiting import Waits
-from semel.sqlalchemy import tables
-from semel.sqlalchemy.database import SqlDatabase
+from semel.messaging.handle.claims import ClaimState
+from semel.messaging.outcome import is_delivery
+from semel.messaging.records import Waits
+from semel.messaging.send.outbox import CAUSATION_HEADER, MESSAGE_ID_HEADER
+from semel.sql import tables
+from semel.sql.database import SqlDatabase
 
 FINAL = frozenset({ClaimState.COMPLETED, ClaimState.FAILED_TERMINAL, ClaimState.PARKED})
 MOST_LISTED = 5

@@ -29,17 +29,24 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, install
 from semel.errors import InDoubt, Misuse, Retryable
 from semel.memory.broker_groups import Patience
-from semel.messaging.broker import Subscription
-from semel.messaging.claims import StalePolicy
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
-from semel.messaging.lanes import Order
-from semel.messaging.relay import Relay
-from semel.messaging.retry import GiveUp, RetryMode, RetryPolicy
-from semel.messaging.runner import Mode, Runner, RunnerSettings
-from semel.messaging.sequence import GapPolicy
-from semel.messaging.settings import BatchPolicy, Duplicates
-from semel.sqlalchemy.database import SqlDatabase
+from semel.messaging.receive.broker import Subscription
+from semel.messaging.receive.runner import Runner
+from semel.messaging.send.relay import Relay
+from semel.messaging.settings import (
+    BatchPolicy,
+    Duplicates,
+    GapPolicy,
+    GiveUp,
+    Mode,
+    Order,
+    RetryMode,
+    RetryPolicy,
+    RunnerSettings,
+    StalePolicy,
+)
+from semel.sql.database import SqlDatabase
 from semel.testing.filebroker import FileBroker
 
 IDLE_POLL_SECONDS: Final = 0.02

@@ -20,8 +20,7 @@ from semel.errors import Fenced, Retryable, SemelError
 from semel.events import Events
 from semel.lease import Owner, Takeover
 from semel.memory.ledger import MemoryLedger
-from semel.memory.sink import MemorySink
-from semel.memory.store import MemoryStore
+from semel.memory.sink import MemorySink, MemoryStore
 from semel.pipeline.cycle import CommitAborted, CommitFatal
 from semel.pipeline.driver import CycleOutcome, Driver, Settings
 from semel.pipeline.ledger import is_loser

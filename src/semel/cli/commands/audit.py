@@ -17,7 +17,7 @@ from semel.cli.preamble import begins_with
 from semel.cli.reports.audit import AuditList, AuditVerification, audit_list, audit_verification
 from semel.cli.words import at, counted, pairs
 from semel.errors import Misuse
-from semel.messaging.audit import NotedHead
+from semel.operate.audit import NotedHead
 
 app = typer.Typer(no_args_is_help=True, help="Read and verify the audit trail.")
 

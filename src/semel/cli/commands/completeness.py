@@ -22,7 +22,7 @@ from semel.cli.selection import ReaderOption, load_reader, partition_of
 from semel.cli.words import counted, listed, pairs
 from semel.errors import Misuse
 from semel.message import Partition
-from semel.messaging.audit_completeness import Extent, audit_completeness
+from semel.operate.completeness import Extent, audit_completeness
 
 
 @begins_with(asking, "audit completeness")

@@ -30,19 +30,19 @@ from semel.cli.reports.deadletters import LetterList, LetterReport, letter_list,
 from semel.cli.reports.messages import ActReport, PayloadReport, one_by_one
 from semel.cli.reports.parking import RequestAnswer, request_report
 from semel.cli.words import at, counted, pairs, some_of
-from semel.messaging.database import Database
-from semel.messaging.deadletters import DeadLetterFilter
-from semel.messaging.deletion import ask_to_delete_dead_letter
-from semel.messaging.revival import (
+from semel.messaging.records import DeadLetterFilter
+from semel.operate.deadletters import (
     MOST_RETRIES,
     park_dead_letter,
     retry_dead_letter,
     skip_dead_letter,
 )
+from semel.operate.deletion import ask_to_delete_dead_letter
+from semel.operate.stores import OperatorDatabase
 
 app = typer.Typer(no_args_is_help=True, help="Look at dead letters, and deal with them.")
 
-Act: TypeAlias = Callable[[Database, str], Awaitable[str]]
+Act: TypeAlias = Callable[[OperatorDatabase, str], Awaitable[str]]
 
 
 @app.command("list")
@@ -119,7 +119,7 @@ def retry(
     Example: semel dlq retry m-17 m-18 --consumer billing --reason "fixed in 2.4.1"
     """
 
-    async def act(database: Database, message_id: str) -> str:
+    async def act(database: OperatorDatabase, message_id: str) -> str:
         given = {"actor": actor.name, "reason": actor.reason}
         times = await retry_dead_letter(database, consumer, message_id, **given, at_most=at_most)
         return f"sent back for the {times}. time"
@@ -143,7 +143,7 @@ def park(
     Example: semel dlq park m-17 --consumer billing --reason "the amount must be corrected"
     """
 
-    async def act(database: Database, message_id: str) -> str:
+    async def act(database: OperatorDatabase, message_id: str) -> str:
         await park_dead_letter(
             database, consumer, message_id, actor=actor.name, reason=actor.reason
         )
@@ -168,7 +168,7 @@ def skip(
     Example: semel dlq skip m-17 --consumer billing --reason "a test order"
     """
 
-    async def act(database: Database, message_id: str) -> str:
+    async def act(database: OperatorDatabase, message_id: str) -> str:
         await skip_dead_letter(
             database, consumer, message_id, actor=actor.name, reason=actor.reason
         )

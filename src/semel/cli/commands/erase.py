@@ -14,7 +14,7 @@ from semel.cli.preamble import begins_with
 from semel.cli.reports.audit import EraseReport
 from semel.cli.words import counted
 from semel.errors import Misuse
-from semel.messaging.erase import erase as erase_payloads
+from semel.operate.retention import erase as erase_payloads
 
 
 @begins_with(acting, "erase")

@@ -32,8 +32,8 @@ from semel.cli.reports.explanation import (
 from semel.cli.selection import load_consumer
 from semel.cli.words import at, counted, listed
 from semel.errors import Misuse
-from semel.messaging.explain import explain as explain_message
-from semel.messaging.gaps import close_gaps, open_gaps, pass_over_gaps
+from semel.operate.explain import close_gaps, open_gaps, pass_over_gaps
+from semel.operate.explain import explain as explain_message
 
 gaps_app = typer.Typer(no_args_is_help=True, help="Versions of aggregates that did not come.")
 

@@ -31,9 +31,9 @@ from semel.cli.reports.outbox import (
 )
 from semel.cli.words import at, counted, lasting, some_of
 from semel.errors import Misuse
-from semel.messaging.database import Database
-from semel.messaging.outbox_acts import drop as drop_message
-from semel.messaging.outbox_acts import parked_ids, send_again
+from semel.operate.outbox import drop as drop_message
+from semel.operate.outbox import parked_ids, send_again
+from semel.operate.stores import OperatorDatabase
 
 app = typer.Typer(no_args_is_help=True, help="Look at an outbox, and at what its broker refused.")
 
@@ -99,7 +99,7 @@ def retry(
     Example: semel outbox retry m-17 --reason "the topic exists now"
     """
 
-    async def act(database: Database, message_id: str) -> str:
+    async def act(database: OperatorDatabase, message_id: str) -> str:
         await send_again(database, outbox, message_id, actor=actor.name, reason=actor.reason)
         return "the relay sends it again"
 
@@ -131,7 +131,7 @@ def drop(
     Example: semel outbox drop m-17 --reason "the customer was told by phone"
     """
 
-    async def act(database: Database, message_id: str) -> str:
+    async def act(database: OperatorDatabase, message_id: str) -> str:
         await drop_message(database, outbox, message_id, actor=actor.name, reason=actor.reason)
         return "dropped"
 
@@ -144,7 +144,7 @@ def run(
     books: Books,
     actor: Actor,
     what: tuple[str, str, Sequence[str]],
-    act: Callable[[Database, str], Awaitable[str]],
+    act: Callable[[OperatorDatabase, str], Awaitable[str]],
 ) -> None:
     """Act on each message in its own transaction, and answer with what became of each."""
     name, outbox, messages = what

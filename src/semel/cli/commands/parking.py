@@ -49,10 +49,10 @@ from semel.cli.reports.parking import (
 )
 from semel.cli.words import counted
 from semel.errors import Misuse
-from semel.messaging.acts import need_reason
-from semel.messaging.database import Database
-from semel.messaging.deletion import approve_delete, ask_to_delete, refuse_delete
-from semel.messaging.parking import (
+from semel.messaging.records import WaitingFilter, Waits
+from semel.operate.acts import need_reason
+from semel.operate.deletion import approve_delete, ask_to_delete, refuse_delete
+from semel.operate.parking import (
     LABELS,
     Ids,
     KeepId,
@@ -64,8 +64,7 @@ from semel.messaging.parking import (
     release_key,
     skip,
 )
-from semel.messaging.revisions import readable_diff
-from semel.messaging.waiting import WaitingFilter, Waits
+from semel.operate.stores import OperatorDatabase, readable_diff
 
 app = typer.Typer(no_args_is_help=True, help="Look at waiting messages, and deal with them.")
 
@@ -156,7 +155,7 @@ def classify_messages(
     Example: semel parking classify m-17 --consumer billing --label data
     """
 
-    async def act(database: Database, message_id: str) -> str:
+    async def act(database: OperatorDatabase, message_id: str) -> str:
         given = {"actor": actor.name, "reason": actor.reason}
         await classify(database, consumer, message_id, label, **given)
         return f"classified as {label}"
@@ -239,7 +238,7 @@ def release_messages(
         raise Misuse("say what to release: message ids, or --key")
     given = {"actor": actor.name, "reason": actor.reason}
 
-    async def act(database: Database, message_id: str) -> str:
+    async def act(database: OperatorDatabase, message_id: str) -> str:
         await release(database, consumer, message_id, **given)
         return "released"
 
@@ -271,7 +270,7 @@ def skip_messages(
     Example: semel parking skip m-17 --consumer billing --reason "a test order"
     """
 
-    async def act(database: Database, message_id: str) -> str:
+    async def act(database: OperatorDatabase, message_id: str) -> str:
         await skip(database, consumer, message_id, actor=actor.name, reason=actor.reason)
         return "skipped"
 

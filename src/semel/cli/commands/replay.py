@@ -40,15 +40,13 @@ from semel.cli.selection import (
 )
 from semel.cli.words import at, counted, pairs
 from semel.errors import Misuse
-from semel.messaging.database import Database
-from semel.messaging.dryrun import dry_runs
-from semel.messaging.replay import Replay, ReplaySettings
-from semel.messaging.replay_acts import abandon_replay, stop_replay
-from semel.messaging.replay_report import ReplayReport
-from semel.messaging.replays import ReplayRun, ReplayState
-from semel.messaging.retention import DAY_SECONDS, MOST_DAYS
-from semel.messaging.revival import MOST_RETRIES
-from semel.messaging.selection import Selection
+from semel.messaging.settings import DAY_SECONDS
+from semel.operate.deadletters import MOST_RETRIES
+from semel.operate.dryrun import dry_runs
+from semel.operate.replay import Replay, ReplayReport, ReplaySettings, abandon_replay, stop_replay
+from semel.operate.retention import MOST_DAYS
+from semel.operate.selection import Selection
+from semel.operate.stores import OperatorDatabase, ReplayRun, ReplayState
 
 app = typer.Typer(no_args_is_help=True, help="Handle messages again, carefully.")
 
@@ -121,7 +119,7 @@ def run(
 
     read_again = load_reader(reader)
 
-    async def once(database: Database) -> tuple[ReplayRun, ReplayReport]:
+    async def once(database: OperatorDatabase) -> tuple[ReplayRun, ReplayReport]:
         replay = Replay(
             handler,
             database,
@@ -199,7 +197,7 @@ def status(answer: Answer, books: Books, *, name: NameArgument) -> None:
     answer.give(books.ask(lambda database: _status(database, books.name, name)), show_replay)
 
 
-async def _status(database: Database, where: str, name: str) -> ReplayAnswer:
+async def _status(database: OperatorDatabase, where: str, name: str) -> ReplayAnswer:
     async with database.begin() as unit:
         run = await unit.replays.get(name)
     if run is None:
@@ -229,7 +227,7 @@ def stop(answer: Answer, books: Books, actor: Actor, *, name: NameArgument) -> N
     """
     actor.confirm(answer, f"Stop {name}?")
 
-    async def act(database: Database) -> ReplayAnswer:
+    async def act(database: OperatorDatabase) -> ReplayAnswer:
         await stop_replay(database, name, actor=actor.name, reason=actor.reason)
         return await _status(database, books.name, name)
 
@@ -247,7 +245,7 @@ def abandon(answer: Answer, books: Books, actor: Actor, *, name: NameArgument) -
     """
     actor.confirm(answer, f"Abandon {name}? Nobody can go on with it then.")
 
-    async def act(database: Database) -> ReplayAnswer:
+    async def act(database: OperatorDatabase) -> ReplayAnswer:
         await abandon_replay(database, name, actor=actor.name, reason=actor.reason)
         return await _status(database, books.name, name)
 

@@ -16,18 +16,17 @@ from semel.cli.reports.audit import RetentionReport
 from semel.cli.selection import PolicyOption, ReaderOption, load_reader
 from semel.cli.words import counted, lasting
 from semel.errors import Misuse
-from semel.messaging.acts import acting as in_one_transaction
-from semel.messaging.audit import Act
-from semel.messaging.database import Database, Unit
-from semel.messaging.from_policy import retention_of
-from semel.messaging.retention import (
-    DAY_SECONDS,
+from semel.messaging.settings import DAY_SECONDS
+from semel.operate.acts import acting as in_one_transaction
+from semel.operate.retention import (
     DEFAULT_SAFETY,
     MOST_DAYS,
     Pruned,
     Retention,
     prune,
+    retention_of,
 )
+from semel.operate.stores import Act, OperatorDatabase, OperatorUnit
 from semel.policy import Policy
 
 TtlOption: TypeAlias = Annotated[
@@ -140,10 +139,10 @@ def retention(
         said = {**details, "ttl_seconds": settings.ttl_seconds}
         return Act(actor.name, name, consumer, "", actor.reason, said)
 
-    async def begin(unit: Unit) -> None:
+    async def begin(unit: OperatorUnit) -> None:
         await unit.audit.append(act("retention.begin"))
 
-    async def prune_and_note(database: Database) -> Pruned:
+    async def prune_and_note(database: OperatorDatabase) -> Pruned:
         pruned = await prune(database, consumer, settings, progress, read_again, begin)
         if pruned.total:
             async with in_one_transaction(database) as unit:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from semel.messaging.audit import AuditEntry, NotedHead, Verified, verify
-from semel.messaging.database import Database
+from semel.operate.audit import NotedHead, Verified, verify
+from semel.operate.stores import AuditEntry, OperatorDatabase
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class RetentionReport:
 
 
 async def audit_list(
-    database: Database,
+    database: OperatorDatabase,
     name: str,
     about: tuple[str, str] | None,
     after: int | None,
@@ -142,7 +142,7 @@ async def audit_list(
 
 
 async def audit_verification(
-    database: Database,
+    database: OperatorDatabase,
     name: str,
     noted: NotedHead | None,
     progress: Callable[[int, int], None],

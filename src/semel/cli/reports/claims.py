@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semel.messaging.database import Database
+from semel.operate.stores import OperatorDatabase
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ClaimList:
 
 
 async def claim_list(
-    database: Database, name: str, consumer: str, limit: int, *, stale: bool
+    database: OperatorDatabase, name: str, consumer: str, limit: int, *, stale: bool
 ) -> ClaimList:
     """List the claims under a lease; where asked, only those whose lease has run out."""
     async with database.begin() as unit:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from semel.messaging.audit_completeness import PartitionAudit, is_known
-from semel.messaging.stretches import Stretch
+from semel.operate.completeness import PartitionAudit, Stretch, is_known
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def tables_created(url: str) -> TablesChange:
         Misuse: a file cannot be made there, or nobody would ever see it.
         SchemaUnusable: there are tables of a newer version, or of somebody else's.
     """
-    from semel.sqlalchemy.schema import create
+    from semel.sql.schema import create
 
     change = _on_engine(url, _is_reachable, create)
     return TablesChange(masked(url), change.before, change.after, change.changed)
@@ -75,7 +75,7 @@ def tables_upgraded(url: str) -> TablesChange:
         Misuse: there is no such file.
         SchemaUnusable: there are newer tables, or some of somebody else's.
     """
-    from semel.sqlalchemy.schema import upgrade
+    from semel.sql.schema import upgrade
 
     change = _on_engine(url, _is_there, upgrade)
     return TablesChange(masked(url), change.before, change.after, change.changed)
@@ -87,7 +87,7 @@ def tables_checked(url: str) -> TablesCheck:
     Raises:
         Misuse: there is no such file.
     """
-    from semel.sqlalchemy.schema import VERSION, check
+    from semel.sql.schema import VERSION, check
 
     found = _on_engine(url, _is_there, check)
     problems = [TablesProblem(problem.what, problem.way_out) for problem in found]
@@ -97,7 +97,7 @@ def tables_checked(url: str) -> TablesCheck:
 def _on_engine(
     url: str, look: Callable[[str], None], act: Callable[[Any], Awaitable[Result]]
 ) -> Result:
-    from semel.sqlalchemy.engine import open_engine
+    from semel.sql.engine import open_engine
 
     async def whole() -> Result:
         engine = open_engine(url)

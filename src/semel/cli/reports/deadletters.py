@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from semel.cli.reports.messages import PayloadReport, headers_report, payload_report
-from semel.messaging.database import Database
-from semel.messaging.deadletters import DeadLetter, DeadLetterFilter
-from semel.messaging.revival import LetterInspection, inspect_dead_letter
+from semel.messaging.records import DeadLetter, DeadLetterFilter
+from semel.operate.deadletters import LetterInspection, inspect_dead_letter
+from semel.operate.stores import OperatorDatabase
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class LetterReport:
 
 
 async def letter_list(
-    database: Database, name: str, which: DeadLetterFilter, limit: int
+    database: OperatorDatabase, name: str, which: DeadLetterFilter, limit: int
 ) -> LetterList:
     """List dead letters, the oldest first."""
     async with database.begin() as unit:
@@ -87,7 +87,7 @@ async def letter_list(
 
 
 async def letter_report(
-    database: Database, name: str, consumer: str, message_id: str, actor: str
+    database: OperatorDatabase, name: str, consumer: str, message_id: str, actor: str
 ) -> LetterReport:
     """Show one dead letter with its payload; who looked is written down."""
     found: LetterInspection = await inspect_dead_letter(database, consumer, message_id, actor=actor)

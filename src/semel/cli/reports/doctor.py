@@ -17,8 +17,7 @@ from semel.errors import NeedsOperator, reason_of
 from semel.pipeline.cycle import SLOW_COMMIT_FRACTION
 from semel.pipeline.driver import Settings
 from semel.pipeline.ledger import Ledger
-from semel.pipeline.recovery import RecoveryDecision
-from semel.pipeline.right_ledger import check_ledger, check_marks
+from semel.pipeline.recovery import RecoveryDecision, check_ledger, check_marks
 from semel.pipeline.sink import TwoPhaseSink
 from semel.pipeline.txn import Scope
 

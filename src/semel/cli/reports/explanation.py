@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from semel.messaging.attempts import FailedAttempt
-from semel.messaging.explain import Explanation, Moment, Story
-from semel.messaging.sequence import Gap
+from semel.messaging.records import FailedAttempt, Gap
+from semel.operate.explain import Explanation, Moment, Story
 
 
 @dataclass(frozen=True, slots=True)

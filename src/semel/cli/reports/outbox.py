@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from semel.cli.reports.messages import Done
 from semel.lease import Owner
-from semel.messaging.database import Database
-from semel.messaging.outbox import Leader, OutboxEntry
+from semel.messaging.send.outbox import Leader, OutboxEntry
+from semel.operate.stores import OperatorDatabase
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class OutboxActs:
         return not all(one.done for one in self.messages)
 
 
-async def outbox_status(database: Database, name: str, outbox: str) -> OutboxStatus:
+async def outbox_status(database: OperatorDatabase, name: str, outbox: str) -> OutboxStatus:
     """Ask how an outbox stands."""
     async with database.begin() as unit:
         numbers = await unit.outbox.numbers(outbox)
@@ -107,7 +107,7 @@ async def outbox_status(database: Database, name: str, outbox: str) -> OutboxSta
     )
 
 
-async def parked_list(database: Database, name: str, outbox: str, limit: int) -> ParkedList:
+async def parked_list(database: OperatorDatabase, name: str, outbox: str, limit: int) -> ParkedList:
     """Ask what was set aside."""
     async with database.begin() as unit:
         entries = await unit.outbox.parked(outbox, limit)

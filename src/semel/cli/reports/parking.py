@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from semel.cli.reports.messages import PayloadReport, headers_report, payload_report
-from semel.messaging.approvals import Approval
-from semel.messaging.database import Database
-from semel.messaging.parking import inspect
-from semel.messaging.revisions import Revision
-from semel.messaging.waiting import WaitingFilter, WaitingMessage
+from semel.messaging.records import WaitingFilter, WaitingMessage
+from semel.operate.parking import inspect
+from semel.operate.stores import Approval, OperatorDatabase, Revision
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +195,7 @@ class FixReport:
 
 
 async def waiting_list(
-    database: Database, name: str, which: WaitingFilter, limit: int
+    database: OperatorDatabase, name: str, which: WaitingFilter, limit: int
 ) -> WaitingList:
     """List waiting messages in the order they came."""
     async with database.begin() as unit:
@@ -206,7 +204,7 @@ async def waiting_list(
     return WaitingList(name, total, [waiting_line(message) for message in messages])
 
 
-async def key_list(database: Database, name: str, consumer: str, limit: int) -> KeyList:
+async def key_list(database: OperatorDatabase, name: str, consumer: str, limit: int) -> KeyList:
     """List the keys that are held, the longest held first."""
     async with database.begin() as unit:
         keys = await unit.waiting.held_keys(consumer, limit + 1)
@@ -215,7 +213,7 @@ async def key_list(database: Database, name: str, consumer: str, limit: int) -> 
 
 
 async def request_list(
-    database: Database, name: str, consumer: str | None, limit: int
+    database: OperatorDatabase, name: str, consumer: str | None, limit: int
 ) -> RequestList:
     """List the deletions that wait for a second person."""
     async with database.begin() as unit:
@@ -224,7 +222,7 @@ async def request_list(
 
 
 async def waiting_report(
-    database: Database, name: str, consumer: str, message_id: str, actor: str
+    database: OperatorDatabase, name: str, consumer: str, message_id: str, actor: str
 ) -> WaitingReport:
     """Show one waiting message with its payload; who looked is written down."""
     found = await inspect(database, consumer, message_id, actor=actor)

@@ -13,10 +13,16 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import SemelError, reason_of
 from semel.events import CycleRecovered, Events
 from semel.lease import Owner, Takeover
-from semel.pipeline.heartbeat import Heartbeat
+from semel.pipeline.driver import Heartbeat
 from semel.pipeline.ledger import Lease
-from semel.pipeline.recovery import RecoveryDecision, RecoveryReport, Settled, recover
-from semel.pipeline.right_ledger import check_ledger, check_marks
+from semel.pipeline.recovery import (
+    RecoveryDecision,
+    RecoveryReport,
+    Settled,
+    check_ledger,
+    check_marks,
+    recover,
+)
 
 
 @dataclass(frozen=True, slots=True)

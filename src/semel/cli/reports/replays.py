@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from semel.cli.reports.messages import PayloadReport, headers_report, payload_report
-from semel.messaging.database import Database
-from semel.messaging.dryrun import DryRun
 from semel.messaging.outcome import told
-from semel.messaging.replay_report import ReplayReport, report_of
-from semel.messaging.replay_sources import NoPayload
-from semel.messaging.replay_turns import Turn
-from semel.messaging.replays import ReplayRun, ReplayState
+from semel.operate.dryrun import DryRun
+from semel.operate.replay import ReplayReport, report_of
+from semel.operate.replay_message import NoPayload, Turn
+from semel.operate.stores import OperatorDatabase, ReplayRun, ReplayState
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +162,7 @@ def replay_answer(
 
 
 async def replay_list(
-    database: Database, name: str, consumer: str | None, limit: int
+    database: OperatorDatabase, name: str, consumer: str | None, limit: int
 ) -> ReplayList:
     """List replays, the newest first."""
     async with database.begin() as unit:

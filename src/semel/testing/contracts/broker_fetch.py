@@ -8,7 +8,7 @@ import pytest
 
 from semel.errors import NeedsOperator, Retryable
 from semel.message import Partition, Record
-from semel.messaging.broker import Outgoing, Subscription
+from semel.messaging.receive.broker import Outgoing, Subscription
 from semel.testing.contracts.broker_world import (
     BrokerAbility,
     BrokerWorld,

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from semel.errors import Retryable
 from semel.message import Partition, Record
-from semel.messaging.broker import Outgoing, Publisher, Reader, Subscription
-from semel.testing.contracts.asynchronous import run
+from semel.messaging.receive.broker import Outgoing, Publisher, Reader, Subscription
+from semel.testing.contracts.messaging_world import run
 
 
 class BrokerAbility(StrEnum):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from semel.errors import Misuse
-from semel.messaging.claims import (
+from semel.messaging.handle.claims import (
     OLD_VERSION,
     Claimed,
     ClaimState,
@@ -20,7 +20,7 @@ from semel.messaging.claims import (
     Terminal,
     found_of,
 )
-from semel.messaging.waiting import WaitingMessage, Waits
+from semel.messaging.records import DeadLetter, WaitingMessage, Waits
 from semel.testing.contracts.claims_table import TAKEN, WITH_A_ROW
 from semel.testing.contracts.claims_world import (
     CONSUMER,
@@ -37,7 +37,6 @@ from semel.testing.contracts.claims_world import (
     look_up,
     rolled_back,
 )
-from semel.testing.contracts.deadletters import LETTER
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 
 
@@ -360,7 +359,21 @@ class RetentionRules(DatabaseContract):
         async with world.database.begin() as unit:
             for name in ("buried", "waiting", "over"):
                 await unit.claims.mark_completed(CONSUMER, name)
-            letter = replace(LETTER, consumer=CONSUMER, message_id="buried")
+            letter = DeadLetter(
+                CONSUMER,
+                "buried",
+                "payments",
+                3,
+                41,
+                None,
+                b"{}",
+                "refused",
+                "",
+                "INVALID",
+                1,
+                1.0,
+                1.0,
+            )
             await unit.dead_letters.put(letter)
             await unit.dead_letters.put(replace(letter, consumer="shipping", message_id="over"))
             await unit.waiting.put(

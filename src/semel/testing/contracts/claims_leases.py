@@ -5,14 +5,8 @@ from __future__ import annotations
 import time
 from unittest.mock import patch
 
-from semel.messaging.claims import (
-    Claimed,
-    ClaimState,
-    Duplicate,
-    HeldElsewhere,
-    Stale,
-    StalePolicy,
-)
+from semel.messaging.handle.claims import Claimed, ClaimState, Duplicate, HeldElsewhere, Stale
+from semel.messaging.settings import StalePolicy
 from semel.testing.contracts.claims_world import (
     CONSUMER,
     LEASE_SECONDS,

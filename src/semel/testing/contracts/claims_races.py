@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from semel.messaging.claims import (
+from semel.messaging.handle.claims import (
     ClaimAnswer,
     Claimed,
     ClaimState,

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from semel.message import Coordinates
-from semel.messaging.claims import (
+from semel.messaging.handle.claims import (
     CLAIM_TABLE,
     SKIPPED,
     Claimed,
@@ -24,7 +24,7 @@ from semel.messaging.claims import (
     Terminal,
     found_of,
 )
-from semel.messaging.ids import stored_id
+from semel.messaging.records import stored_id
 from semel.testing.contracts.claims_world import (
     CONSUMER,
     DELAY_SECONDS,

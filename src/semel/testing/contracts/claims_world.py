@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar, assert_never
 
 from semel.message import digest_of
-from semel.messaging.claims import (
+from semel.messaging.database import Unit
+from semel.messaging.handle.claims import (
     ClaimAnswer,
     ClaimRequest,
     ClaimRow,
@@ -17,9 +18,8 @@ from semel.messaging.claims import (
     Found,
     HeldElsewhere,
     Locked,
-    StalePolicy,
 )
-from semel.messaging.database import Unit
+from semel.messaging.settings import StalePolicy
 from semel.testing.contracts.messaging_world import DatabaseWorld
 
 CONSUMER: Final = "billing"

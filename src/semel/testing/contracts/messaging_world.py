@@ -1,15 +1,68 @@
-"""What a contract of the messaging half asks of a database: to be opened, and to let time pass."""
+"""Coroutines in tests that are ordinary functions: a loop for each, and a deadline.
+
+Asking again while others hold what is asked for: a busy machine is no breach of contract.
+
+What a contract of the messaging half asks of a database: to be opened, and to let time pass.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, ParamSpec, TypeVar
 
 from semel.messaging.database import Database
+from semel.messaging.handle.claims import Locked
+
+Answer = TypeVar("Answer")
+
+
+Arguments = ParamSpec("Arguments")
+
+
+# Long enough for a loaded machine; a test that hangs says so itself instead of being killed.
+DEADLINE_SECONDS: Final = 60.0
+
+
+def run(coroutine: Coroutine[Any, Any, Answer], seconds: float = DEADLINE_SECONDS) -> Answer:
+    """Run *coroutine* on a loop of its own and return what it returns.
+
+    Raises:
+        TimeoutError: it did not end in time.
+    """
+
+    async def in_time() -> Answer:
+        async with asyncio.timeout(seconds):
+            return await coroutine
+
+    return asyncio.run(in_time())
+
+
+def asynchronous(
+    test: Callable[Arguments, Coroutine[Any, Any, Answer]],
+) -> Callable[Arguments, Answer]:
+    """Make an ordinary function of an asynchronous test; fixtures keep their names."""
+
+    @functools.wraps(test)
+    def synchronous(*arguments: Arguments.args, **named: Arguments.kwargs) -> Answer:
+        return run(test(*arguments, **named))
+
+    return synchronous
+
+
+Result = TypeVar("Result")
+
+
+async def patiently(ask: Callable[[], Awaitable[Result]]) -> Result:
+    """Repeat a whole transaction until the lock timeout does not end it."""
+    while True:
+        try:
+            return await ask()
+        except Locked:
+            continue
 
 
 @dataclass(frozen=True, slots=True)

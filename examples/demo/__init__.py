@@ -1,0 +1,1 @@
+"""A payments stream through Spark, killed three times, and counted: `python -m examples.demo`."""

@@ -1,0 +1,196 @@
+"""The demo's command line, and its order of events: run, audit, tell, clear away."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import psycopg
+from rich.console import Console
+
+from examples.demo.audit import Counts, count
+from examples.demo.keep import keep, look
+from examples.demo.pipeline import TABLE
+from examples.demo.place import Place, Variant
+from examples.demo.run import DemoFailed, Plan, Run, RunReport
+from examples.demo.screen import open_console, open_screen
+from examples.demo.words import audit_table, number_of, verdict_with_semel, verdict_without
+from semel.errors import SemelError
+from semel.testing.services import PostgresServer, ServiceUnavailable
+from semel.testing.services.processes import java
+
+PER_SECOND: Final = 4_000
+
+HEADINGS: Final = {
+    Variant.SEMEL: "With semel: Postgres and Parquet under one decision",
+    Variant.PLAIN: "The same payments and kills with a plain foreachBatch",
+}
+
+INTERRUPTED: Final = 128 + signal.SIGINT
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Say what can be asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.demo",
+        description="Send payments through Spark into Postgres and Parquet files while the Spark "
+        "driver is killed with SIGKILL at random moments, then compare the source with both sinks "
+        "row by row. Exits with 1 if a row is missing, doubled or foreign.",
+    )
+    parser.add_argument(
+        "--seconds", type=_positive, default=30.0, help="how long payments arrive (default: 30)"
+    )
+    parser.add_argument(
+        "--kills",
+        type=_count,
+        default=3,
+        metavar="N",
+        help="how often the driver is killed (default: 3)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        help="chooses the payments and the moments of the kills (default: 1)",
+    )
+    parser.add_argument(
+        "--no-contrast", action="store_true", help="leave out the run with a plain foreachBatch"
+    )
+    parser.add_argument(
+        "--plain-output", action="store_true", help="print lines without colours and movement"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the folder, and say how to look around in it"
+    )
+    parser.add_argument(
+        "--look", type=Path, metavar="FOLDER", help="start the Postgres of a kept folder again"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo; return the exit code."""
+    given = arguments().parse_args(argv)
+    console = open_console(given.plain_output)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        if given.look:
+            return look(given.look, console)
+        java()
+        plan = Plan(given.seed, given.seconds, given.kills, PER_SECOND)
+        variants = [Variant.SEMEL] if given.no_contrast else list(Variant)
+        return demo(plan, variants, console, keep_folder=given.keep)
+    except ServiceUnavailable as missing:
+        console.print(f"The demo cannot start: {missing}", style="bold red")
+        return 2
+    except KeyboardInterrupt:
+        console.print("Stopped; nothing is left behind.")
+        return INTERRUPTED
+
+
+def demo(plan: Plan, variants: Sequence[Variant], console: Console, *, keep_folder: bool) -> int:
+    """Run every variant, audit all of them, and clear away; return the exit code."""
+    began = time.monotonic()
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="semel-demo-"))
+        removal = _Removal(folder)
+        stack.callback(removal.remove)
+        # Enter, but not list: PostgreSQL runs as another user where this one is root.
+        folder.chmod(0o711)
+        console.print(
+            f"{plan.total:,} payments in {plan.seconds:g} s, "
+            f"{number_of(plan.kills, 'kill', 'kills')} of the Spark driver, seed {plan.seed}"
+        )
+        server = stack.enter_context(PostgresServer(directory=folder / "postgres"))
+        # A second Ctrl-C must not leave half of it: this is the first thing done at the end.
+        stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)
+        temporary = None if keep_folder else folder
+        try:
+            reports = [
+                _run(variant, folder, server, plan, console, temporary) for variant in variants
+            ]
+            audited = [count(report.variant, report.place) for report in reports]
+        except (DemoFailed, SemelError, psycopg.Error) as failure:
+            removal.called_off = True
+            console.print(f"The demo failed: {failure}", style="bold red", soft_wrap=True)
+            console.print(f"Kept for a look: {folder}", soft_wrap=True)
+            return 1
+        code = tell(audited, reports, plan, console)
+        console.print(f"\n{time.monotonic() - began:.0f} s in all.", style="dim")
+        if keep_folder or code:
+            removal.called_off = True
+            keep(folder, server, reports[0].place, console)
+    return code
+
+
+def tell(
+    audited: Sequence[Counts], reports: Sequence[RunReport], plan: Plan, console: Console
+) -> int:
+    """Print the audit and what it means; return the exit code, which is semel's alone."""
+    console.print()
+    console.print(audit_table(audited, plan.kills))
+    code = 0
+    for counts, report in zip(audited, reports, strict=True):
+        if counts.variant is Variant.SEMEL:
+            style = "green" if counts.is_clean else "bold red"
+            console.print(verdict_with_semel(counts, report), style=style)
+            code = 0 if counts.is_clean else 1
+        else:
+            console.print(f"\n{verdict_without(counts, report, plan)}")
+    return code
+
+
+def _run(
+    variant: Variant,
+    folder: Path,
+    server: PostgresServer,
+    plan: Plan,
+    console: Console,
+    temporary: Path | None,
+) -> RunReport:
+    place = Place(folder / variant, server.create_database(variant))
+    place.make()
+    with psycopg.connect(place.url) as connection:
+        connection.execute(TABLE)
+    with open_screen(console, HEADINGS[variant]) as screen:
+        return Run(variant, place, plan, screen, temporary).run()
+
+
+class _Removal:
+    """The removal of the folder at the end, whatever happens."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.called_off = False
+
+    def remove(self) -> None:
+        """Remove it, unless that was called off."""
+        if not self.called_off:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _positive(text: str) -> float:
+    seconds = float(text)
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return seconds
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return number

@@ -1,0 +1,160 @@
+"""The Spark driver process that the demo kills: ``python -m examples.demo.job FOLDER URL …``.
+
+It reads payments from a folder until the source has ended and everything is
+written, and tells what happens as JSON lines in a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from examples.demo.payments import SCHEMA
+from examples.demo.place import Place, Variant
+from semel.events import EVENTS, Event
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+BatchFunction = Callable[["DataFrame", int], None]
+
+FILES_PER_BATCH: Final = 12
+"""Three seconds of payments, so that a backlog is several batches."""
+
+JVM_OPTIONS: Final = (
+    "-XX:TieredStopAtLevel=1",  # quick to start; the demo never runs long enough for more
+    "-XX:+UseSerialGC",
+    "-XX:-UsePerfData",  # whose files in /tmp a killed JVM would leave
+)
+
+
+class Teller:
+    """Appends to the file that the parent process reads; a line is out when `tell` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def tell(self, what: str, **nouns: Any) -> None:
+        """Write one line."""
+        line = json.dumps({"event": what, **nouns}, default=str)
+        os.write(self._file, f"{line}\n".encode())
+
+    def pass_on(self, event: Event) -> None:
+        """Write one of semel's own events."""
+        self.tell(type(event).__name__, **asdict(event))
+
+
+def spark_session(place: Place) -> SparkSession:
+    """Start Spark in this process, with all its files below the place's folder."""
+    from pyspark.sql import SparkSession
+
+    options = " ".join((*JVM_OPTIONS, f"-Djava.io.tmpdir={place.scratch}"))
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("semel-demo")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", options)
+        .config("spark.local.dir", str(place.scratch))
+        .config("spark.sql.warehouse.dir", str(place.scratch / "warehouse"))
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("WARN")
+    return spark
+
+
+def start_query(spark: SparkSession, place: Place, function: BatchFunction) -> StreamingQuery:
+    """Start reading; the query stops by itself when the source has ended and all is written."""
+    query = (
+        spark.readStream.schema(SCHEMA)
+        .option("maxFilesPerTrigger", FILES_PER_BATCH)
+        .json(str(place.input))
+        .writeStream.foreachBatch(function)
+        .option("checkpointLocation", str(place.checkpoint))
+        .trigger(processingTime="200 milliseconds")
+        .start()
+    )
+    threading.Thread(target=_stop_at_end, args=(query, place), daemon=True).start()
+    return query
+
+
+def _stop_at_end(query: StreamingQuery, place: Place) -> None:
+    # The query's own failure is raised where the main thread awaits it.
+    with suppress(Exception):
+        while query.isActive and not place.source_ended.exists():
+            time.sleep(0.1)
+        query.processAllAvailable()
+        query.stop()
+
+
+def watched(function: BatchFunction, teller: Teller) -> BatchFunction:
+    """Tell when a batch begins and ends."""
+
+    def watch(df: DataFrame, batch_id: int) -> None:
+        teller.tell("BatchBegun", batch=batch_id)
+        function(df, batch_id)
+        teller.tell("BatchDone", batch=batch_id)
+
+    return watch
+
+
+def run(variant: Variant, place: Place, teller: Teller) -> int:
+    """Run the query to its end; return the exit code."""
+    spark = spark_session(place)
+    teller.tell("SparkReady")
+    match variant:
+        case Variant.PLAIN:
+            from examples.demo.plain import plain_function
+
+            function = plain_function(place, lambda sink: teller.tell("Writing", sink=sink))
+            start_query(spark, place, watched(function, teller)).awaitTermination()
+            code = 0
+        case Variant.SEMEL:
+            from examples.demo.pipeline import pipeline
+
+            payments = pipeline(place)
+            EVENTS.subscribe(teller.pass_on)
+            code = payments.run(lambda: start_query(spark, place, watched(payments, teller)))
+    spark.stop()
+    return int(code)
+
+
+def _use_own_spark() -> None:
+    """Forget whichever other Spark, and settings for it, the user has."""
+    for name in [name for name in os.environ if name.startswith(("SPARK_", "PYSPARK_"))]:
+        del os.environ[name]
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+
+
+def main() -> None:
+    """Read the arguments and run."""
+    arguments = argparse.ArgumentParser(prog="python -m examples.demo.job")
+    arguments.add_argument("folder", type=Path)
+    arguments.add_argument("url", help="the database")
+    arguments.add_argument("variant", type=Variant, choices=list(Variant))
+    arguments.add_argument("driver", type=int, help="how many drivers there were before, plus one")
+    given = arguments.parse_args()
+    place = Place(given.folder.resolve(), given.url)
+    # Spark makes folders where it is started.
+    os.chdir(place.scratch)
+    _use_own_spark()
+    sys.exit(run(given.variant, place, Teller(place.events(given.driver))))
+
+
+if __name__ == "__main__":
+    main()

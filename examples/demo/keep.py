@@ -1,0 +1,63 @@
+"""A kept folder, and how to look around in it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from examples.demo.place import Place
+from semel.testing.services import PostgresServer
+
+PORT_FILE: Final = "port"
+
+PIPELINE: Final = '''\
+"""The demo's pipeline, for `semel ... --pipeline pipeline:payments` in this folder."""
+
+from pathlib import Path
+
+from examples.demo.pipeline import pipeline
+from examples.demo.place import Place
+
+payments = pipeline(Place(Path(__file__).parent, {url!r}))
+'''
+
+
+def keep(folder: Path, server: PostgresServer, place: Place, console: Console) -> None:
+    """Leave what `look` and the commands need, and print how they are called."""
+    (folder / PORT_FILE).write_text(str(server.port))
+    (place.folder / "pipeline.py").write_text(PIPELINE.format(url=place.url))
+    semel = "semel" if shutil.which("semel") else Path(sys.executable).with_name("semel")
+    say = (
+        f"\nEverything is kept in {folder}",
+        "Start its Postgres again, in another terminal, until Ctrl-C:",
+        f"  {sys.executable} -m examples.demo --look {folder}",
+        "Then look around:",
+        f"  cd {place.folder}",
+        f"  {semel} status --ledger {place.ledger}",
+        f"  {semel} doctor --pipeline pipeline:payments",
+        f"  {semel} verify --pipeline pipeline:payments",
+    )
+    for line in say:
+        console.print(line, soft_wrap=True)
+
+
+def look(folder: Path, console: Console) -> int:
+    """Run the Postgres of a kept folder until Ctrl-C; return the exit code."""
+    kept = folder / PORT_FILE
+    if not kept.is_file():
+        console.print(f"{folder} was not kept by the demo: it has no file {PORT_FILE}")
+        return 2
+    server = PostgresServer(directory=folder.resolve() / "postgres")
+    server.port = int(kept.read_text())
+    with server:
+        console.print(f"Postgres answers at {server.url} until Ctrl-C.", soft_wrap=True)
+        with suppress(KeyboardInterrupt):
+            while True:
+                signal.pause()
+    return 0

@@ -1,1 +1,0 @@
-"""A payments stream through Spark, killed three times, and counted: `python -m semel.demo`."""

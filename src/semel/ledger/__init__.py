@@ -1,0 +1,1 @@
+"""What semel keeps in SQL databases: statements written once, for SQLite and PostgreSQL alike."""

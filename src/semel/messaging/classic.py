@@ -1,0 +1,190 @@
+"""The classic interfaces: a base class for your own sessions, and an envelope with its ack.
+
+The class that people know: claim, then `handle_event`, in the caller's transaction.
+
+    async with session_factory() as session:
+        consumer = Billing(SqlAlchemyProcessedMessageStore(session))
+        if await consumer.consume(message):
+            await session.commit()
+        else:
+            await session.rollback()
+    # only now is the broker told
+
+Whoever creates the session ends it.  `semel.messaging.receive.runner` does all of this
+by itself, with retries and dead letters.
+
+A message with its acknowledgement, for adapters that settle one delivery at a time (S3-42).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from semel.clock import SYSTEM_CLOCK
+from semel.errors import Misuse
+from semel.message import Message
+from semel.messaging.consumer import Consumer
+from semel.messaging.database import Database, ProcessedMessageStore
+from semel.messaging.handle.attempt import handle_message, handling
+from semel.messaging.handle.claims import Claimed, ClaimRequest, Duplicate, NotClaimable
+from semel.messaging.outcome import Ack, Nack, Outcome, Settlement, settlement, tell, tell_received
+
+AnyMessage = TypeVar("AnyMessage")
+
+
+class IdempotentConsumerBase(Generic[AnyMessage]):
+    """Handles each message once, in the transaction of whoever calls `consume`."""
+
+    consumer_name: ClassVar[str] = ""
+    """The name of the claims; the class's own name where none is given."""
+
+    def __init__(self, store: ProcessedMessageStore) -> None:
+        self.store = store
+
+    @property
+    def session(self) -> Any:
+        """The session of the transaction that the claim is in: write the effect with it."""
+        return getattr(self.store, "session", None)
+
+    @property
+    def name(self) -> str:
+        """The name that this consumer's claims carry."""
+        return self.consumer_name or type(self).__name__
+
+    async def consume(self, message: AnyMessage) -> bool:
+        """Claim and handle; True: handled now, False: handled before.
+
+        Commits nothing: the caller commits after True, and tells the broker after the commit.
+
+        Raises:
+            NotClaimable: another owner has it, or it is parked or dead; do not acknowledge it.
+            Exception: whatever `handle_event` raises; roll back, and do not acknowledge it.
+        """
+        message_id = self.event_id(message)
+        digest = message.digest if isinstance(message, Message) else ""
+        answer = await self.store.try_claim(self.name, ClaimRequest(message_id, digest))
+        match answer:
+            case Claimed(attempt=attempt):
+                known = message if isinstance(message, Message) else Message(message_id, message)
+                with handling(self.name, known.tried(attempt)):
+                    await self.handle_event(message)
+                return True
+            case Duplicate():
+                return False
+            case _:
+                raise NotClaimable(self.name, message_id, answer)
+
+    async def handle_event(self, message: AnyMessage) -> None:
+        """Do what the message asks for, in `session`; never commit, roll back or close it."""
+        raise NotImplementedError(f"{type(self).__name__} must say how it handles a message")
+
+    def event_id(self, message: AnyMessage) -> str:
+        """Return the producer's id: a `Message`'s own, or the field ``event_id`` of a dict.
+
+        Raises:
+            Misuse: there is none.
+        """
+        if isinstance(message, Message):
+            return message.id
+        found = message.get("event_id") if isinstance(message, Mapping) else None
+        if not isinstance(found, str) or not found:
+            raise Misuse(
+                f"{type(self).__name__} found no 'event_id' in the message; override event_id() "
+                f"to say where the producer's own id is"
+            )
+        return found
+
+
+Payload = TypeVar("Payload")
+
+
+class Acknowledgement(Protocol):
+    """How an adapter tells its broker; the mechanics stay there."""
+
+    async def ack(self) -> None:
+        """Say that the broker may forget the delivery."""
+        ...
+
+    async def nack(self, seconds: float) -> None:
+        """Say that the delivery is to come back, not before *seconds* from now."""
+        ...
+
+
+@dataclass(slots=True)
+class MessageEnvelope(Generic[Payload]):
+    """One delivery: what came, and how to settle it, once."""
+
+    message_id: str
+    key: str | None
+    payload: Payload
+    acknowledgement: Acknowledgement
+    context: Mapping[str, Any] = field(default_factory=dict)
+    message: Message | None = None
+    backoff_seconds: Callable[[BaseException], float] = field(default=lambda cause: 1.0)
+    """How long a delivery stays away after *cause*."""
+
+    settled: bool = False
+
+    async def ack(self) -> None:
+        """Settle the delivery: its effect, or its failure, is durable.
+
+        Raises:
+            Misuse: it was settled before.
+        """
+        await self.settle(Ack())
+
+    async def nack_with_backoff(self, cause: BaseException) -> None:
+        """Settle the delivery by bringing it back, later.
+
+        Raises:
+            Misuse: it was settled before.
+        """
+        await self.settle(Nack(self.backoff_seconds(cause)))
+
+    async def settle(self, how: Settlement) -> None:
+        """Tell the broker, once; one that could not be told may be told again.
+
+        Raises:
+            Misuse: it was settled before.
+        """
+        self.refuse_if_settled()
+        self.settled = True
+        try:
+            match how:
+                case Ack():
+                    await self.acknowledgement.ack()
+                case Nack(seconds):
+                    await self.acknowledgement.nack(seconds)
+        except BaseException:
+            self.settled = False
+            raise
+
+    def refuse_if_settled(self) -> None:
+        """Do nothing, unless the broker was told already.
+
+        Raises:
+            Misuse: it was settled before.
+        """
+        if self.settled:
+            raise Misuse(f"the delivery of message {self.message_id!r} was settled before")
+
+
+async def consume_envelope(
+    consumer: Consumer, database: Database, envelope: MessageEnvelope[Any]
+) -> Outcome:
+    """Handle an envelope's message, commit, then settle the delivery.
+
+    Raises:
+        Misuse: the envelope carries no message, or was settled before.
+    """
+    envelope.refuse_if_settled()
+    if envelope.message is None:
+        raise Misuse(f"the envelope of {envelope.message_id!r} carries no message to handle")
+    began = SYSTEM_CLOCK.monotonic()
+    tell_received(envelope.message, consumer.name)
+    outcome = await handle_message(consumer, database, envelope.message)
+    tell(envelope.message, outcome, consumer.name, SYSTEM_CLOCK.monotonic() - began)
+    await envelope.settle(settlement(outcome))
+    return outcome

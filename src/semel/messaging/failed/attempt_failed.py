@@ -1,0 +1,474 @@
+"""Writing a failed attempt: one transaction, whatever becomes of the message.
+
+Keeping a failed attempt, in the transaction that writes what became of the message.
+
+Writing a failed attempt down: one transaction, whatever becomes of the message.
+
+                             the attempt: when and why it failed, in every case
+retryable, attempts left     FAILED_RETRYABLE, due later   (and its payload, in the retry table)
+retryable, none left  ┐
+hopeless              ┴──▶   FAILED_TERMINAL + dead letter, or PARKED + waiting room
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from semel.codec import Unread, Unreadable
+from semel.lease import Owner, this_process
+from semel.message import Coordinates, Message, digest_of, text_of
+from semel.messaging.consumer import Consumer, holds_key
+from semel.messaging.database import Unit
+from semel.messaging.failed.deadletters import Failed, keep_letter, letter_of
+from semel.messaging.failed.waiting import let_in, overtakes, parked_without_payload, take_out
+from semel.messaging.failure import Classified, Exhausted, FailureClass, Hopeless, RetryIn, verdict
+from semel.messaging.handle.claims import (
+    ERASED,
+    Claimed,
+    ClaimRequest,
+    ClaimRow,
+    ClaimState,
+    Conflict,
+    Duplicate,
+    Failure,
+    HeldElsewhere,
+    NotClaimable,
+    Parked,
+    Terminal,
+    refusal,
+    source_of,
+)
+from semel.messaging.outcome import (
+    Conflicted,
+    DeadLettered,
+    Outcome,
+    ParkedAway,
+    Refused,
+    RetryLater,
+    RetryStored,
+    Told,
+)
+from semel.messaging.receive.offsets import Ended, mark_ends, mark_kept
+from semel.messaging.records import (
+    LEFT_SECONDS,
+    DeadLetter,
+    FailedAttempt,
+    Gap,
+    InboxMessage,
+    WaitingMessage,
+    Waits,
+    conflict_id,
+)
+from semel.messaging.redact import ERASED_REASON
+from semel.messaging.settings import GapPolicy, GiveUp
+
+
+async def keep_attempt(
+    unit: Unit, consumer: str, message: Message, failure: Classified, claim: ClaimRow | None
+) -> None:
+    """Keep that a message failed, whose *claim* says so already."""
+    # Where a repetition fails, the claim is as old as the effect.
+    is_its_time = claim is not None and claim.state is not ClaimState.COMPLETED
+    await unit.attempts.add(
+        _attempt(
+            consumer,
+            message.id,
+            message.key,
+            message.attempt,
+            failure,
+            is_erased=claim is not None and claim.erased_at is not None,
+            at=claim.failed_at or 0.0 if claim is not None and is_its_time else 0.0,
+        )
+    )
+
+
+async def keep_attempt_of_inbox(
+    unit: Unit, consumer: str, message_id: str, failure: Classified
+) -> InboxMessage | None:
+    """Keep that a stored message failed, whose row counts it already; return the row.
+
+    None, and nothing kept, where it is processed: others have handled it meanwhile.
+    """
+    stored = await unit.inbox.get(consumer, message_id)
+    if stored is None or stored.processed_at is not None:
+        return None
+    is_erased = stored.erased_at is not None
+    await unit.attempts.add(
+        _attempt(consumer, message_id, stored.key, stored.attempts, failure, is_erased=is_erased)
+    )
+    return stored
+
+
+def _attempt(
+    consumer: str,
+    message_id: str,
+    key: str | None,
+    number: int,
+    failure: Classified,
+    *,
+    is_erased: bool,
+    at: float = 0.0,
+) -> FailedAttempt:
+    return FailedAttempt(
+        consumer,
+        message_id,
+        number,
+        failure.code,
+        failure.failure_class.value,
+        # An exception may quote what was erased.
+        "" if is_erased else failure.reason,
+        failure.exception,
+        _worker(this_process()),
+        key,
+        at,
+    )
+
+
+@cache
+def _worker(process: str) -> str:
+    owner = Owner.read(process)
+    return "" if owner is None else str(owner)
+
+
+async def file(unit: Unit, consumer: Consumer, message: Message, letter: DeadLetter) -> bool:
+    """Keep a dead letter, and note of the message's offset that it is; False: there was one."""
+    is_new = await keep_letter(unit, consumer.settings, letter)
+    if message.source is not None:
+        first = letter
+        if not is_new:
+            first = await unit.dead_letters.get(consumer.name, letter.message_id) or letter
+        await mark_kept(unit, consumer.name, message.source, first)
+    return is_new
+
+
+async def make_letter(
+    unit: Unit,
+    consumer: Consumer,
+    message: Message,
+    failure: Classified,
+    told: Told,
+    claim: ClaimRow | None,
+) -> DeadLetter:
+    """Make the dead letter of a failed message; without payload where its claim says erased."""
+    now = max(claim.updated_at, claim.failed_at or 0.0) if claim else await unit.now()
+    first = claim.first_seen_at if claim else now
+    letter = letter_of(consumer, message, Failed(failure, told, first, now))
+    # What comes as a conflict is another payload than the one that the claim is about.
+    if claim is None or claim.erased_at is None or told is Told.CONFLICT:
+        return letter
+    gone = replace(letter, payload=None, headers={}, reason=ERASED_REASON)
+    return replace(gone, erased_at=claim.erased_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How the failed attempt held its claim."""
+
+    by_this_transaction: bool = False
+    """The claim stands in this transaction, and is turned into the failure."""
+
+    fence: int | None = None
+    """The claim is leased, and no longer ours where it shows another fence."""
+
+    from_waiting: bool = False
+    """The message came out of the waiting room, and is still in there."""
+
+
+async def write_failure(
+    unit: Unit,
+    consumer: Consumer,
+    message: Message,
+    failure: Classified,
+    gap: Gap | None = None,
+    claim: Held | None = None,
+) -> Outcome | None:
+    """Write what became of a failed attempt; None where the message is COMPLETED after all.
+
+    Where others, or a person, ended the message while it was tried, what they made of it
+    stays; where another owner is at it, it comes back.  Where the claim says that its payload
+    was erased, none of it is written.
+    """
+    claim = claim or Held()
+    if message.is_duplicate:
+        return await _not_sent_again(unit, consumer, message, failure, claim)
+    settings = consumer.settings
+    if gap is not None:
+        await unit.versions.open_gap(gap)
+    found = verdict(settings.retry, failure, message.attempt)
+    if gap is not None and settings.gaps is GapPolicy.PARK_KEY:
+        return await _park(unit, consumer, message, failure, claim)
+    match found:
+        case RetryIn(seconds):
+            return await _retry(unit, consumer, message, failure, seconds, claim)
+        case Exhausted() if settings.on_exhausted is GiveUp.PARK:
+            return await _park(unit, consumer, message, failure, claim)
+        case Hopeless() if settings.on_hopeless is GiveUp.PARK:
+            return await _park(unit, consumer, message, failure, claim)
+        case _:
+            return await _bury(unit, consumer, message, failure, claim)
+
+
+async def _not_sent_again(
+    unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
+) -> Outcome:
+    """Keep a duplicate whose handler failed: its effect is durable, what it sends may be lost.
+
+    Its claim stays COMPLETED, and its attempts are counted beside it: they are as bounded as
+    those of any other message.
+    """
+    message = message.tried(await _count(unit, consumer, message))
+    handled = await unit.claims.look_up(consumer.name, message.id)
+    await keep_attempt(unit, consumer.name, message, failure, handled)
+    found = verdict(consumer.settings.retry, failure, message.attempt)
+    if isinstance(found, RetryIn):
+        now = await unit.waiting.get(consumer.name, message.id) if claim.from_waiting else None
+        if now is None:
+            return RetryLater(found.seconds, failure, message.attempt)
+        # Nobody delivers it again: in the room it is due when its row says so.
+        again = replace(now, waits=Waits.RETRY, attempts=message.attempt, reason=failure.reason)
+        again = replace(again, error_code=failure.code, exception=failure.exception)
+        await unit.waiting.put(again, found.seconds)
+        return RetryStored(failure, message.attempt)
+    # Used-up attempts stay counted: where its neighbours bring it back, it is not tried as often.
+    if isinstance(found, Hopeless):
+        await forget_tries(unit, consumer, message)
+    if claim.from_waiting:
+        await leave_the_room(unit, consumer.name, message.id)
+    letter = await make_letter(unit, consumer, message, failure, Told.DLQ, handled)
+    return DeadLettered(failure, is_new=await file(unit, consumer, message, letter))
+
+
+async def _count(unit: Unit, consumer: Consumer, message: Message) -> int:
+    counter = _repetition_of(message)
+    return await unit.members.suspect(consumer.name, counter, this_process())
+
+
+def _repetition_of(message: Message) -> str:
+    # Under an id of its own: whoever is careful with the message itself counts, too.
+    return f"duplicate:{message.id}"
+
+
+async def forget_tries(unit: Unit, consumer: Consumer, message: Message) -> None:
+    """Count the attempts of an invoked duplicate from the start, the next time."""
+    await unit.members.acquit(consumer.name, _repetition_of(message))
+
+
+async def _fail(
+    unit: Unit,
+    consumer: Consumer,
+    message: Message,
+    state: ClaimState,
+    failure: Classified,
+    claim: Held,
+    seconds: float = 0.0,
+) -> ClaimRow | None:
+    """Write the failure and the attempt; return the claim, None where the message is over."""
+    written = _failure(message, state, failure, seconds)
+    row = await _mark(unit, consumer, message, written, claim)
+    if row is not None:
+        await keep_attempt(unit, consumer.name, message, failure, row)
+    return row
+
+
+async def _mark(
+    unit: Unit, consumer: Consumer, message: Message, failure: Failure, claim: Held
+) -> ClaimRow | None:
+    if claim.by_this_transaction:
+        return await unit.claims.undo(consumer.name, message.id, failure)
+    if claim.from_waiting:
+        waiting = await unit.waiting.get(consumer.name, message.id)
+        if waiting is not None and waiting.waits is Waits.BEHIND:
+            # The rollback of its turn has closed the claim again, which says parked, too.
+            await unit.claims.reopen(consumer.name, message.id)
+    if not await unit.claims.mark_failed(consumer.name, message.id, failure, claim.fence):
+        return None
+    return await unit.claims.look_up(consumer.name, message.id)
+
+
+async def _ended(
+    unit: Unit, consumer: Consumer, message: Message, failure: Classified
+) -> Outcome | None:
+    """Answer a failed attempt whose message others ended meanwhile, or are at; None: COMPLETED."""
+    row = await unit.claims.look_up(consumer.name, message.id)
+    match refusal(row, message.digest, await unit.now()) if row else None:
+        case Duplicate():
+            return None
+        case Conflict(expected):
+            return await write_conflict(unit, consumer, message, expected)
+        case Parked():
+            return Refused("parked")
+        case Terminal(error_code):
+            return Refused(f"dead letter ({error_code})")
+        case _:
+            # Another owner has it, and may still fail: it must not be acknowledged.
+            return RetryLater(consumer.settings.held_retry_seconds, failure)
+
+
+def _failure(
+    message: Message, state: ClaimState, failure: Classified, seconds: float = 0.0
+) -> Failure:
+    digest, source = message.digest, source_of(message)
+    return Failure(state, message.attempt, failure.code, seconds, digest, source)
+
+
+async def _retry(
+    unit: Unit,
+    consumer: Consumer,
+    message: Message,
+    failure: Classified,
+    seconds: float,
+    claim: Held,
+) -> Outcome | None:
+    state = ClaimState.FAILED_RETRYABLE
+    row = await _fail(unit, consumer, message, state, failure, claim, seconds)
+    if row is None:
+        return await _ended(unit, consumer, message, failure)
+    if not (consumer.settings.stores_retries or claim.from_waiting):
+        return RetryLater(seconds, failure, message.attempt)
+    waiting = await _waiting(unit, consumer, message, failure, Waits.RETRY, row)
+    await let_in(unit, message, waiting, seconds, is_new=not claim.from_waiting)
+    if waiting.erased_at is None:
+        return RetryStored(failure, message.attempt)
+    parked = Failure(ClaimState.PARKED, message.attempt, ERASED)
+    await unit.claims.mark_failed(consumer.name, message.id, parked)
+    return ParkedAway(ERASED_REASON, failure)
+
+
+async def _park(
+    unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
+) -> Outcome | None:
+    row = await _fail(unit, consumer, message, ClaimState.PARKED, failure, claim)
+    if row is None:
+        return await _ended(unit, consumer, message, failure)
+    waiting = await _waiting(unit, consumer, message, failure, Waits.PARKED, row)
+    await let_in(unit, message, waiting, is_new=not claim.from_waiting)
+    return ParkedAway(failure.reason, failure)
+
+
+async def park_poison(
+    unit: Unit,
+    consumer: Consumer,
+    message: Message,
+    failure: Classified,
+    claim: Held | None = None,
+) -> Outcome | None:
+    """Park a message that takes its process with it."""
+    return await _park(unit, consumer, message, failure, claim or Held())
+
+
+async def fence_to_park(unit: Unit, consumer: Consumer, request: ClaimRequest) -> int | None:
+    """Take a message as its next owner would, to park it in this transaction; return the fence.
+
+    None where nobody can take it: it is over, parked already, or not due.
+
+    Raises:
+        NotClaimable: another owner holds it, whatever it was when somebody looked at it.
+    """
+    answer = await unit.claims.lease(
+        consumer.name, request, owner=this_process(), seconds=LEFT_SECONDS
+    )
+    if isinstance(answer, HeldElsewhere):
+        raise NotClaimable(consumer.name, request.message_id, answer)
+    return answer.fence if isinstance(answer, Claimed) else None
+
+
+async def leave_the_room(
+    unit: Unit,
+    consumer: str,
+    message_id: str,
+    outcome: Outcome | None = None,
+    came_from: Coordinates | None = None,
+) -> None:
+    """Take a message out of the waiting room, and with it the suspicion that it kills.
+
+    In one transaction: nobody hears of the message again who could forget it later.  So is
+    its *outcome* noted of its offset; there is none where it is a dead letter by now.
+    """
+    await unit.waiting.remove(consumer, message_id)
+    await unit.members.acquit(consumer, message_id)
+    if outcome is not None:
+        await mark_ends(unit, consumer, [Ended(message_id, came_from, outcome)])
+
+
+async def _bury(
+    unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
+) -> Outcome | None:
+    row = await _fail(unit, consumer, message, ClaimState.FAILED_TERMINAL, failure, claim)
+    if row is None:
+        return await _ended(unit, consumer, message, failure)
+    told = Told.SCHEMA_INCOMPATIBLE if failure.failure_class is FailureClass.SCHEMA else Told.DLQ
+    letter = await make_letter(unit, consumer, message, failure, told, row)
+    await file(unit, consumer, message, letter)
+    if claim.from_waiting:
+        await leave_the_room(unit, consumer.name, message.id)
+    else:
+        await take_out(unit, consumer.name, message.id)
+    return DeadLettered(failure, told)
+
+
+async def write_conflict(
+    unit: Unit, consumer: Consumer, message: Message, expected: str
+) -> Conflicted:
+    """Keep a message whose id is known with another payload; the first one's claim stays."""
+    failure = Classified(
+        FailureClass.POISON,
+        "PAYLOAD_CONFLICT",
+        f"the id is known with the payload {expected[:12]}…, this one is {message.digest[:12]}…",
+        "",
+    )
+    first = await unit.claims.look_up(consumer.name, message.id)
+    letter = await make_letter(unit, consumer, message, failure, Told.CONFLICT, first)
+    # The id's own dead letter, if it has one, is about the first payload.
+    its_own = conflict_id(message.id, message.digest)
+    letter = replace(letter, message_id=its_own, expected_hash=expected)
+    return Conflicted(expected, message.digest, await file(unit, consumer, message, letter))
+
+
+async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -> DeadLettered:
+    """Keep the bytes of a record that is no message, so that its offset may be passed."""
+    told = (
+        Told.SCHEMA_INCOMPATIBLE
+        if record.why is Unread.SCHEMA_INCOMPATIBLE
+        else Told.DESERIALIZATION_FAILURE
+    )
+    code = "MESSAGE_ID_MISSING" if record.why is Unread.NO_ID else "DESERIALIZATION_FAILED"
+    failure = Classified(FailureClass.SCHEMA, code, record.reason, "")
+    at = record.record.at
+    message = Message(
+        id=record.id,
+        payload=None,
+        raw=record.record.value or b"",
+        key=None if record.record.key is None else text_of(record.record.key),
+        headers=record.record.headers,
+        source=at,
+        timestamp=record.record.timestamp,
+        digest=digest_of(record.record.value),
+    )
+    row = await _fail(unit, consumer, message, ClaimState.FAILED_TERMINAL, failure, Held())
+    if row is None:
+        row = await unit.claims.look_up(consumer.name, message.id)
+    letter = await make_letter(unit, consumer, message, failure, told, row)
+    return DeadLettered(failure, told, await file(unit, consumer, message, letter))
+
+
+async def _waiting(
+    unit: Unit,
+    consumer: Consumer,
+    message: Message,
+    failure: Classified,
+    waits: Waits,
+    claim: ClaimRow,
+) -> WaitingMessage:
+    held = holds_key(consumer, message) and not await overtakes(consumer, unit, message)
+    found = WaitingMessage.of(consumer.name, message, waits, held=held)
+    waiting = replace(
+        found,
+        attempts=message.attempt,
+        reason=failure.reason,
+        error_code=failure.code,
+        exception=failure.exception,
+    )
+    if claim.erased_at is None:
+        return waiting
+    return parked_without_payload(waiting, claim.erased_at)

@@ -1,0 +1,179 @@
+"""Making, keeping and publishing dead letters.
+
+Making a dead letter of a message that is given up, wherever it was handled.
+
+Keeping a dead letter, and telling the topic of dead letters where a consumer has one.
+
+The record carries the payload and key as they came, the original's headers, and
+what failed in headers that begin with ``dead-letter-``.  It goes through the
+outbox: durable with the dead letter itself, or never sent.
+
+Records for a topic of dead letters that still wait in the outbox.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from semel.message import Message, digest_of, raw_of, value_of
+from semel.messaging.consumer import Consumer
+from semel.messaging.database import Unit
+from semel.messaging.failure import Classified
+from semel.messaging.outcome import Told
+from semel.messaging.records import DeadLetter, is_plain_text
+from semel.messaging.send.outbox import (
+    MESSAGE_ID_HEADER,
+    OutboxConflict,
+    OutboxEntry,
+    outgoing_id,
+    parent_of,
+)
+from semel.messaging.settings import ConsumerSettings
+
+log = logging.getLogger("semel.messaging")
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What failed, how, and when it did so first and last."""
+
+    failure: Classified
+    told: Told
+    first_at: float
+    last_at: float
+
+
+def letter_of(consumer: Consumer, message: Message, failed: Failed) -> DeadLetter:
+    """Put a message that failed into words of the dead letters."""
+    source, failure = message.source, failed.failure
+    return DeadLetter(
+        consumer=consumer.name,
+        message_id=message.id,
+        topic=source.topic if source else "",
+        partition=source.partition if source else None,
+        offset=source.offset if source else None,
+        key=message.key,
+        payload=message.raw,
+        reason=failure.reason,
+        exception=failure.exception,
+        error_code=failure.code,
+        attempts=message.attempt,
+        first_failed_at=failed.first_at,
+        last_failed_at=failed.last_at,
+        headers=message.headers,
+        schema_version=message.schema_version,
+        correlation_id=message.correlation_id,
+        message_type=message.type,
+        timestamp=message.timestamp,
+        payload_hash=message.digest,
+        owner=consumer.settings.dead_letter_owner,
+        outcome=failed.told.value,
+        needs_review=consumer.settings.review_dead_letters,
+    )
+
+
+PREFIX: Final = "dead-letter-"
+
+
+async def keep_letter(unit: Unit, settings: ConsumerSettings, letter: DeadLetter) -> bool:
+    """Write a dead letter, and with it the record for the consumer's topic of dead letters.
+
+    False where the message had one.
+    """
+    is_new = await unit.dead_letters.put(letter)
+    # Without its payload it would be another message: it is erased, and goes nowhere.
+    if settings.dead_letter_topic and letter.erased_at is None:
+        await _publish(unit, settings, letter)
+    return is_new
+
+
+async def _publish(unit: Unit, settings: ConsumerSettings, letter: DeadLetter) -> None:
+    record = record_of(letter, settings.dead_letter_topic, settings.dead_letter_outbox)
+    try:
+        await unit.outbox.add([record])
+    except OutboxConflict as error:
+        # Somebody else's message has the record's id.  The letter is kept all the same: without
+        # it the message would come back for ever, and its partition would stand still.
+        nouns = {"consumer": letter.consumer, "id": letter.message_id, "reason": str(error)}
+        # Without the traceback, which shows what the message failed with, and its parameters.
+        log.error("dead letter kept and not published", extra=nouns)  # noqa: TRY400
+
+
+def record_of(letter: DeadLetter, topic: str, outbox: str) -> OutboxEntry:
+    """Return what a topic of dead letters gets; where a tombstone failed, that is a tombstone.
+
+    Its id is the same for the same failure of the same record, and another one when the
+    message fails again after somebody sent it back.
+    """
+    value = value_of(letter.payload, letter.payload_hash)
+    return OutboxEntry(
+        _id_of(letter, value, topic),
+        topic,
+        value,
+        letter.key if letter.key is not None and is_plain_text(letter.key) else None,
+        headers_of(letter),
+        outbox=outbox,
+        parent=parent_of(letter.consumer, letter.message_id),
+        parent_key=letter.key,
+    )
+
+
+def _id_of(letter: DeadLetter, value: bytes | None, topic: str) -> str:
+    # Conflicts of one id fail at the time of its first payload, all of them, and may have one
+    # payload under several keys: the time alone does not tell their records apart.
+    key = None if letter.key is None else digest_of(raw_of(letter.key))
+    which = digest_of(f"{letter.source} {key} {digest_of(value)}".encode())
+    failed_at = round(letter.last_failed_at * 1e6)
+    return outgoing_id(letter.consumer, letter.message_id, f"{topic} {which}", failed_at)
+
+
+def headers_of(letter: DeadLetter) -> dict[str, bytes]:
+    """Return the original's headers, and the fields of a dead letter beside them."""
+    fields: dict[str, object] = {
+        "consumer": letter.consumer,
+        "message-id": letter.message_id,
+        "topic": letter.topic,
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "key": letter.key,
+        "reason": letter.reason,
+        "exception": letter.exception,
+        "error-code": letter.error_code,
+        "attempts": letter.attempts,
+        "first-failed-at": _moment(letter.first_failed_at),
+        "last-failed-at": _moment(letter.last_failed_at),
+        "schema-version": letter.schema_version,
+        "correlation-id": letter.correlation_id,
+        "owner": letter.owner,
+        "outcome": letter.outcome,
+    }
+    # The record has an id of its own, which the relay writes.
+    carried = {name: value for name, value in letter.headers.items() if name != MESSAGE_ID_HEADER}
+    said = {
+        f"{PREFIX}{name}": str(value).encode("utf-8", "backslashreplace")
+        for name, value in fields.items()
+        if value is not None
+    }
+    return {**carried, **said}
+
+
+def _moment(seconds: float) -> str:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat()
+
+
+def is_letter_record(entry: OutboxEntry) -> bool:
+    """Tell whether an entry says that a message is dead; no handler sent it."""
+    return any(name.startswith(PREFIX) for name in entry.headers)
+
+
+async def erase_letter_records(unit: Unit, consumer: str, message_id: str) -> None:
+    """Erase what the topic of dead letters has not got yet of a message.
+
+    Whatever else handling the message sent belongs to an effect that is durable, and stays.
+    """
+    for entry in await unit.outbox.children(parent_of(consumer, message_id)):
+        if is_letter_record(entry):
+            await unit.outbox.erase(message_id=entry.message_id)

@@ -1,0 +1,307 @@
+"""The retry worker: handles what the waiting room says is due, in its order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from semel.clock import SYSTEM_CLOCK
+from semel.codec import Unreadable
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Fenced, InDoubt, NeedsOperator, Retryable, SemelError
+from semel.message import Message
+from semel.messaging.consumer import Consumer, message_of
+from semel.messaging.database import Database, TransactionEnded, is_refusal
+from semel.messaging.failed.attempt_failed import fence_to_park, leave_the_room
+from semel.messaging.failure import Classified, FailureClass
+from semel.messaging.handle.attempt import attempt, classify
+from semel.messaging.handle.batch import drain
+from semel.messaging.handle.cancel import rung
+from semel.messaging.handle.claims import ERASED, ClaimRequest, ClaimState, Failure, NotClaimable
+from semel.messaging.outcome import (
+    NO_LONGER_WAITING,
+    Nack,
+    Outcome,
+    ParkedAway,
+    RetryLater,
+    Skipped,
+    settlement,
+    tell,
+)
+from semel.messaging.receive.crash import (
+    TURNS,
+    Writer,
+    forget_note,
+    handle_waiting,
+    note_tries,
+    noting_as,
+    outliving,
+    unless_begun,
+)
+from semel.messaging.records import WaitingMessage, Waits
+from semel.messaging.redact import place_of, reason_of
+
+log = logging.getLogger("semel.messaging")
+
+POLL_SECONDS = 1.0
+TAKEN_AT_ONCE = 20
+# So much longer than it asks what is due, a worker that finds nothing rests.
+RESTS: Final = 4
+
+UNREADABLE: Final = Classified(
+    FailureClass.SCHEMA, "SCHEMA_INVALID", "its payload is erased or cannot be read", ""
+)
+"""A revision broke its payload, or it was erased."""
+
+Handle: TypeAlias = Callable[[Message, WaitingMessage], Awaitable[Outcome]]
+
+
+async def retry_due(
+    consumer: Consumer,
+    database: Database,
+    limit: int = TAKEN_AT_ONCE,
+    handle: Handle | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+    group: str = "",
+) -> list[tuple[str, Outcome]]:
+    """Handle what is due, as if in one transaction each; returns the ids with their outcomes.
+
+    It takes *limit* at once, and goes on behind them only where all of those have to come back.
+    *handle* is how the consumer's runner handles messages, where that is not in one transaction.
+    No transaction begins once it is *stopping*: what is left is left as it was.  Metrics know
+    the consumer by its *group*, or by its name where it has none.
+
+    Two workers may do this at once: a message that another one has locked is left alone, and
+    one that another one has handled is a duplicate.  A process that dies leaves a note of what
+    it had; that is handled one message at a time, until the one that kills is found.  One that
+    goes on takes its notes back, whatever it could not do.
+    """
+    found: dict[str, Outcome] = {}
+    place = 0
+    while True:
+        due, done = await _some(
+            consumer, database, limit, place, handle, stopping, group or consumer.name
+        )
+        found |= done
+        # What another owner holds under a lease stays due, and must not hide what is behind it.
+        hides = all(isinstance(settlement(outcome), Nack) for outcome in done.values())
+        if stopping() or len(due) < limit or not hides:
+            return list(found.items())
+        place = due[-1].place
+
+
+async def _some(
+    consumer: Consumer,
+    database: Database,
+    limit: int,
+    after_place: int,
+    handle: Handle | None,
+    stopping: Callable[[], bool],
+    group: str,
+) -> tuple[Sequence[WaitingMessage], dict[str, Outcome]]:
+    """Handle so much of what is due; return it, and the outcomes in its order."""
+    name, done = consumer.name, dict[str, Outcome]()
+    # Nothing that is taken here waits for its turn: others may be free to handle it.
+    async with TURNS.beside_others():
+        noted: list[str] = []
+        async with unless_begun(name, database, noted), database.begin() as unit:
+            due = await unit.waiting.take_due(name, limit, after_place)
+            is_many = handle is None and len(due) > 1
+            noted += [waiting.message_id for waiting in due] if is_many else []
+            suspects = await note_tries(unit, name, noted)
+        reach(CrashPoint.RETRY_TAKE_AFTER, name)
+        if is_many:
+            fresh = [waiting for waiting in due if waiting.message_id not in suspects]
+            done = await _together(consumer, database, fresh, stopping, group)
+    for waiting in due:
+        if waiting.message_id not in done and not stopping():
+            began = SYSTEM_CLOCK.monotonic()
+            outcome = await _one(consumer, database, waiting, handle)
+            tell(waiting, outcome, group, SYSTEM_CLOCK.monotonic() - began)
+            done[waiting.message_id] = outcome
+    names = [waiting.message_id for waiting in due]
+    return due, {name: done[name] for name in names if name in done}
+
+
+async def _together(
+    consumer: Consumer,
+    database: Database,
+    due: Sequence[WaitingMessage],
+    stopping: Callable[[], bool],
+    group: str,
+) -> dict[str, Outcome]:
+    """Handle what can be in few transactions; whatever is left out is handled alone."""
+    done: dict[str, Outcome] = {}
+    by_id = {waiting.message_id: waiting for waiting in due}
+    noted = set(by_id)
+    began = SYSTEM_CLOCK.monotonic()
+    async with outliving(consumer.name, database, noted):
+        async for found in drain(consumer, database, _readable(consumer, due), stopping):
+            done.update(found)
+            noted.difference_update(found)
+            each = (SYSTEM_CLOCK.monotonic() - began) / len(found)
+            for message_id, outcome in found.items():
+                tell(by_id[message_id], outcome, group, each)
+            began = SYSTEM_CLOCK.monotonic()
+    return done
+
+
+def _readable(consumer: Consumer, due: Sequence[WaitingMessage]) -> dict[str, Message]:
+    found: dict[str, Message] = {}
+    for waiting in due:
+        with suppress(Exception):
+            message = message_of(consumer, waiting)
+            if isinstance(message, Message) and waiting.erased_at is None:
+                found[waiting.message_id] = message
+    return found
+
+
+async def _one(
+    consumer: Consumer, database: Database, waiting: WaitingMessage, handle: Handle | None
+) -> Outcome:
+    """Handle one message; what nobody expected is about this one alone, and parks it.
+
+    Raises:
+        SemelError: the database does not answer; every other message would have found that out.
+    """
+
+    async def read_and_handle() -> Outcome:
+        message = message_of(consumer, waiting)
+        if isinstance(message, Unreadable):
+            return await _set_aside(consumer, database, waiting, UNREADABLE)
+        if handle is not None:
+            return await handle(message, waiting)
+        return await attempt(consumer, database, message, waiting)
+
+    try:
+        if waiting.erased_at is not None:
+            return await _set_aside(consumer, database, waiting, UNREADABLE)
+        return await handle_waiting(consumer, database, waiting, read_and_handle)
+    except (Retryable, InDoubt, Fenced, NeedsOperator):
+        raise
+    except Exception as error:  # noqa: BLE001  the worker goes on, whatever one message does
+        why = classify(consumer, database, error)
+    try:
+        return await _set_aside(consumer, database, waiting, why)
+    except (Retryable, InDoubt, Fenced, NeedsOperator):
+        raise
+    except Exception as error:  # noqa: BLE001  the worker goes on, whatever one message does
+        log.error(  # noqa: TRY400  a traceback shows the parameters of statements
+            "waiting message cannot even be parked; it is tried again",
+            extra={
+                "consumer": consumer.name,
+                "id": waiting.message_id,
+                "reason": reason_of(error),
+                "at": place_of(error),
+            },
+        )
+        return RetryLater(consumer.settings.held_retry_seconds, why)
+
+
+async def _set_aside(
+    consumer: Consumer, database: Database, waiting: WaitingMessage, why: Classified
+) -> Outcome:
+    """Park what cannot be handled here: whoever looks at it finds the reason."""
+    log.error(
+        "waiting message parked: it cannot be handled",
+        extra={"consumer": consumer.name, "id": waiting.message_id, "reason": why.reason},
+    )
+    async with database.begin() as unit:
+        now = await unit.waiting.get(consumer.name, waiting.message_id)
+        if now is None:
+            return Skipped(NO_LONGER_WAITING)
+        code = why.code if now.erased_at is None else ERASED
+        failure = Failure(ClaimState.PARKED, now.attempts, code)
+        try:
+            fence = await fence_to_park(unit, consumer, ClaimRequest(now.message_id))
+        except NotClaimable:
+            return RetryLater(consumer.settings.held_retry_seconds, why)
+        await unit.claims.reopen(consumer.name, now.message_id)
+        if not await unit.claims.mark_failed(consumer.name, now.message_id, failure, fence):
+            handled = Skipped()
+            await leave_the_room(unit, consumer.name, now.message_id, handled, now.source)
+            return handled
+        parked = replace(now, waits=Waits.PARKED, reason=why.reason, exception=why.exception)
+        await unit.waiting.put(replace(parked, error_code=code))
+        await forget_note(unit, consumer.name, now.message_id)
+    return ParkedAway(why.reason, why)
+
+
+class RetryWorker:
+    """Runs `retry_due` whenever something may be due."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        database: Database,
+        poll_seconds: float = POLL_SECONDS,
+        handle: Handle | None = None,
+        group: str = "",
+    ) -> None:
+        self.consumer = consumer
+        self.database = database
+        self._handle = handle
+        self._group = group
+        self._poll_seconds = poll_seconds
+        self._writer = Writer(uuid.uuid4().hex)
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Work until `stop`; a database that does not answer is asked again.
+
+        Raises:
+            TransactionEnded: a handler committed past every guard.  What it left is not taken
+                for handled by going on; the one who compares it starts the worker again.
+        """
+        with noting_as(self._writer):
+            await self._run()
+        await self._writer.pay(self.consumer.name, self.database)
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set():
+            began = SYSTEM_CLOCK.monotonic()
+            try:
+                await self._writer.pay(self.consumer.name, self.database)
+                done = await retry_due(
+                    self.consumer,
+                    self.database,
+                    handle=self._handle,
+                    stopping=self._stopping.is_set,
+                    group=self._group,
+                )
+                if any(not isinstance(settlement(outcome), Nack) for _, outcome in done):
+                    continue
+                # What another worker is at stays due until that one is done with it.
+                wait = self._poll_seconds
+                if not done:
+                    wait = await self._wait_seconds()
+                    # A room in which very many wait takes long to be looked through.
+                    wait = max(wait, RESTS * (SYSTEM_CLOCK.monotonic() - began))
+            except TransactionEnded:
+                raise
+            except SemelError as error:
+                log.warning(
+                    "retry worker waits", extra={"consumer": self.consumer.name, "why": str(error)}
+                )
+                wait = self._poll_seconds
+            except Exception as error:
+                if not is_refusal(self.database, self.consumer.name, error):
+                    raise
+                wait = self._poll_seconds
+            await rung(self._stopping, wait)
+
+    async def _wait_seconds(self) -> float:
+        async with self.database.begin() as unit:
+            left = await unit.waiting.seconds_to_next(self.consumer.name)
+        if left is None:
+            return self._poll_seconds
+        return min(max(left, 0.01), self._poll_seconds)
+
+    def stop(self) -> None:
+        """Finish the transaction at hand, then return from `run`."""
+        self._stopping.set()

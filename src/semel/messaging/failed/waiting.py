@@ -1,0 +1,131 @@
+"""The waiting table: putting messages in, taking them out, and which version goes first.
+
+Keeping a failed message: in the waiting room, or among the dead letters.
+
+Its offset is marked in the same transaction, so that an audit can tell what is kept from
+what is lost.
+
+Versions and the waiting room: the one that others of its key wait for overtakes them.
+
+    v3 came, v2 did not ─▶ v3 waits and holds the key
+                           v2 comes ─▶ handled at once; if it fails, its turn is its own
+    v3, v2, v1 came     ─▶ v2 queues up behind v3, until v1 is applied
+
+The version is the order.  By their arrival alone, v2 would wait for v3, and v3 for v2.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from semel.message import Message
+from semel.messaging.consumer import Consumer, message_of
+from semel.messaging.database import Unit
+from semel.messaging.handle.versions import InSequence, in_sequence
+from semel.messaging.outcome import Refused
+from semel.messaging.receive.offsets import Ended, mark_ends, mark_kept
+from semel.messaging.records import WaitingFilter, WaitingMessage, Waits
+from semel.messaging.redact import ERASED_REASON
+
+
+async def let_in(
+    unit: Unit, message: Message, waiting: WaitingMessage, seconds: float = 0.0, *, is_new: bool
+) -> None:
+    """Let a message wait; where it *is_new* in the room, note that of its offset."""
+    await unit.waiting.put(waiting, seconds)
+    if is_new:
+        await mark_waiting(unit, waiting.consumer, message)
+
+
+async def mark_waiting(unit: Unit, consumer: str, message: Message) -> None:
+    """Note of a delivery that its message waits."""
+    if message.source is not None:
+        now = await unit.waiting.get(consumer, message.id)
+        await mark_kept(unit, consumer, message.source, now)
+
+
+async def take_out(unit: Unit, consumer: str, message_id: str) -> None:
+    """Take a dead letter out of the waiting room, where another delivery or a replay put it."""
+    waiting = await unit.waiting.get(consumer, message_id)
+    if waiting is not None:
+        await unit.waiting.remove(consumer, message_id)
+        # Nobody will take it out of there any more, and with it the note of a worker that died.
+        await unit.members.acquit(consumer, message_id)
+        ended = Ended(message_id, waiting.source, Refused("dead letter"))
+        await mark_ends(unit, consumer, [ended])
+
+
+def parked_without_payload(waiting: WaitingMessage, erased_at: float) -> WaitingMessage:
+    """Return a waiting message as erasing leaves it: nothing can be handled that is gone."""
+    gone = replace(waiting, waits=Waits.PARKED, payload=None, headers={}, reason=ERASED_REASON)
+    return replace(gone, erased_at=erased_at)
+
+
+FIRST_PAGE: Final = 2
+"""The message itself, where it waits, and the one behind it: nearly always the next version."""
+
+
+PAGE: Final = 100
+
+
+async def is_next(consumer: Consumer, unit: Unit, message: Message) -> bool:
+    """Tell whether its version says that a message waits for none of its key.
+
+    The version is the order: the one that all the others wait for must not queue up.
+    """
+    if not consumer.settings.versioned or message.version is None or message.key is None:
+        return False
+    current = await unit.versions.current(consumer.name, message.key)
+    first = consumer.settings.first_version
+    return in_sequence(message.version, current, first) is not InSequence.GAP
+
+
+async def overtakes(consumer: Consumer, unit: Unit, message: Message) -> bool:
+    """Tell whether a message that is about to wait is the one that others in the room wait for."""
+    if not consumer.settings.versioned or message.key is None:
+        return False
+    held = await unit.waiting.hold(consumer.name, [message.key])
+    return bool(held) and await is_next(consumer, unit, message)
+
+
+async def let_next_go(consumer: Consumer, unit: Unit, applied: Message) -> None:
+    """Give the next version behind *applied* its turn, if it waits behind later ones."""
+    if applied.version is not None and applied.key is not None:
+        await let_go(consumer, unit, applied.key, applied.version + 1)
+
+
+async def let_go(consumer: Consumer, unit: Unit, key: str, due: int) -> None:
+    """Give the version that is *due* its turn, if it waits behind later ones of its key."""
+    is_behind_later = False
+    which = WaitingFilter(consumer.name, key=key, held=True)
+    limit = FIRST_PAGE
+    while queue := await unit.waiting.find(which, limit):
+        for waiting in queue:
+            version = _version_of(consumer, waiting)
+            if version == due:
+                if is_behind_later:
+                    await unit.waiting.let_go(consumer.name, waiting.message_id)
+                return
+            is_behind_later |= version is not None and version > due
+        which, limit = replace(which, after_place=queue[-1].place), PAGE
+
+
+async def waiting_versions(consumer: Consumer, unit: Unit, key: str) -> set[int]:
+    """Return the versions of a key that are in the room, whatever they wait for."""
+    versions: set[int] = set()
+    which = WaitingFilter(consumer.name, key=key)
+    while queue := await unit.waiting.find(which, PAGE):
+        versions |= {
+            version for waiting in queue if (version := _version_of(consumer, waiting)) is not None
+        }
+        which = replace(which, after_place=queue[-1].place)
+    return versions
+
+
+def _version_of(consumer: Consumer, waiting: WaitingMessage) -> int | None:
+    with suppress(Exception):  # it says so itself when its turn comes
+        found = message_of(consumer, waiting)
+        return found.version if isinstance(found, Message) else None
+    return None

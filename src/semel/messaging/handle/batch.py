@@ -1,0 +1,683 @@
+"""Batch speed with per-message meaning: one transaction, the same final state.
+
+One transaction per message, in order: what every batch is measured by.
+
+A batch that is kept whole or not at all.
+
+all in one transaction ──▶ kept
+        │
+        ├─ a message fails ──▶ nothing is kept, its attempt counts, all come back
+        │                      given up? it leaves the batch, and the rest begins again
+        └─ the commit fails ─▶ nobody knows whose fault: one transaction per message
+
+Batch speed with per-message meaning: one transaction, the same final state.
+
+    claim all, sorted, in one statement
+    handle in chunks, a savepoint each ──▶ a chunk failed? undo it, find the culprit
+    commit                             ──▶ the commit failed? one transaction per message
+
+A chunk that failed calls its handlers again: effects outside the database repeat.
+
+Waiting messages in one transaction: what one each would leave, at the speed of a batch.
+
+    hold the keys, sorted ─▶ lock what is still due ─▶ claim, sorted ─▶ handle, a savepoint each
+
+A savepoint each, and not one for many: what waits has failed before, and a
+handler should not be called again because its neighbour failed once more.
+The keys are locked until the commit, so a transaction has as many messages as
+there is time for: twice those of the one before, and one again behind a slow one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from semel.clock import SYSTEM_CLOCK
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Fenced, InDoubt
+from semel.message import Message
+from semel.messaging.consumer import Consumer, holds_key
+from semel.messaging.database import Database, TransactionEnded, Unit
+from semel.messaging.failed.attempt_failed import Held, write_failure
+from semel.messaging.failed.waiting import is_next
+from semel.messaging.failure import Classified
+from semel.messaging.handle.attempt import (
+    Try,
+    after_failure,
+    apply,
+    claim_and_handle,
+    classify,
+    comes_back,
+    ends_waiting,
+    handle_message,
+    handling,
+    not_claimed,
+    queue_claimed_up,
+    refused,
+    says_nothing,
+)
+from semel.messaging.handle.claims import ClaimAnswer, Claimed, ClaimRequest
+from semel.messaging.outcome import (
+    Handled,
+    Nack,
+    Outcome,
+    ParkedAway,
+    RetryLater,
+    RetryStored,
+    Skipped,
+    alert,
+    settlement,
+)
+from semel.messaging.receive.crash import outlived
+from semel.messaging.receive.offsets import Ended, mark_ends
+from semel.messaging.records import Waits
+from semel.messaging.redact import reason_of
+from semel.messaging.settings import BatchPolicy, Duplicates, Order
+
+log = logging.getLogger("semel.messaging")
+
+
+NOT_ATTEMPTED = RetryLater(0.0)
+"""The outcome of a message that stands behind one that comes back."""
+
+
+async def consume_each(
+    consumer: Consumer, database: Database, messages: Sequence[Message]
+) -> list[Outcome]:
+    """Handle deliveries one transaction each, in order: what `consume_many` is measured by."""
+    blocked = Blocked(consumer)
+    outcomes: list[Outcome] = []
+    for message in messages:
+        if blocked.stands_before(message):
+            outcomes.append(NOT_ATTEMPTED)
+            continue
+        outcome = await handle_message(consumer, database, message)
+        blocked.note(message, outcome)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def blocks_key(consumer: Consumer, message: Message, outcome: Outcome) -> bool:
+    """Tell whether the message went into the waiting room and holds its key there."""
+    return isinstance(outcome, RetryStored | ParkedAway) and holds_key(consumer, message)
+
+
+@dataclass(slots=True)
+class Blocked:
+    """What may not be handled, because something before it comes back or waits."""
+
+    consumer: Consumer
+    _all: bool = False
+    _where: set[tuple[object, object]] = field(default_factory=set)
+    _held: set[str | None] = field(default_factory=set)
+
+    @property
+    def anything(self) -> bool:
+        """Whether there is something to wait for at all."""
+        return self._all or bool(self._where or self._held)
+
+    def note(self, message: Message, outcome: Outcome) -> None:
+        """Look at what became of a message."""
+        if blocks_key(self.consumer, message, outcome):
+            self._held.add(message.key)
+        if not isinstance(settlement(outcome), Nack):
+            return
+        if self.consumer.settings.batch in (BatchPolicy.STOP, BatchPolicy.FAIL_BATCH):
+            self._all = True
+        self._where.add(self._lane(message))
+
+    def stands_before(self, message: Message) -> bool:
+        """Tell whether *message* must wait for one that comes back."""
+        return self._all or self._lane(message) in self._where
+
+    def holds(self, message: Message) -> bool:
+        """Tell whether a message of its key went into the waiting room."""
+        return message.key in self._held and holds_key(self.consumer, message)
+
+    def _lane(self, message: Message) -> tuple[object, object]:
+        place = message.source.place if message.source else None
+        match self.consumer.settings.order:
+            case Order.PARTITION:
+                return place, None
+            case Order.KEY if message.key is not None:
+                return place, message.key
+            case _:
+                return place, message.id
+
+
+AtOnce: TypeAlias = Callable[[Consumer, Database, Sequence[Message]], Awaitable[list[Outcome]]]
+"""One call of the handler for all messages, in one transaction; raises where that fails."""
+
+
+async def all_or_nothing(
+    consumer: Consumer, database: Database, messages: Sequence[Message], at_once: AtOnce
+) -> list[Outcome]:
+    """Keep all of the batch or nothing; a message that is given up leaves it first.
+
+    A commit that fails says nothing about a message, and would fail again: the attempts are
+    bounded because it is then one transaction per message, up to the first that comes back.
+
+    Raises:
+        TransactionEnded: a handler committed past every guard; nothing may be acknowledged.
+    """
+    outcomes: dict[int, Outcome] = {}
+    while True:
+        left = [i for i in range(len(messages)) if i not in outcomes]
+        rest = [messages[i] for i in left]
+        try:
+            found = await _kept_whole(consumer, database, rest, at_once)
+        except _Failed as failed:
+            outcome = failed.outcome or await _counted(consumer, database, failed)
+            outcomes[left[failed.index]] = outcome
+            if not isinstance(settlement(outcome), Nack):
+                continue
+            # The attempt was this one's; the others come back with it.
+            found = [_comes_along(outcome)] * len(left)
+            found[failed.index] = outcome
+        except TransactionEnded:
+            raise
+        except (InDoubt, Fenced) as error:
+            # It may be kept: the claims know, and the next deliveries ask them.
+            failure = classify(consumer, database, error)
+            found = [RetryLater(consumer.settings.held_retry_seconds, failure)] * len(left)
+        except Exception as error:  # noqa: BLE001  whatever it was, one by one will say
+            why = classify(consumer, database, error).reason
+            log.info("batch is not kept whole", extra={"consumer": consumer.name, "why": why})
+            found = await consume_each(consumer, database, rest)
+        outcomes.update(zip(left, found, strict=True))
+        return [outcomes[i] for i in range(len(messages))]
+
+
+def _comes_along(outcome: Outcome) -> Outcome:
+    return RetryLater(outcome.seconds) if isinstance(outcome, RetryLater) else outcome
+
+
+class _Failed(Exception):
+    """A message of the batch failed, and with it the batch."""
+
+    def __init__(self, index: int, state: Try, outcome: Outcome | None) -> None:
+        super().__init__(index)
+        self.index = index
+        self.state = state
+        self.outcome = outcome
+        """What became of it, where it did not fail but comes back."""
+
+
+async def _counted(consumer: Consumer, database: Database, failed: _Failed) -> Outcome:
+    """Write the failure of the message that failed, as if it had been alone."""
+    error = failed.__cause__ or failed
+    failure = classify(consumer, database, error)
+    if says_nothing(error, failed.state):
+        return comes_back(consumer, failed.state.message, failure)
+    return await after_failure(consumer, database, failed.state, failure)
+
+
+async def _kept_whole(
+    consumer: Consumer, database: Database, messages: Sequence[Message], at_once: AtOnce
+) -> list[Outcome]:
+    """Run the whole transaction, again after a deadlock or a serialization failure."""
+    if consumer.takes_batches:
+        try:
+            return await at_once(consumer, database, messages)
+        except (TransactionEnded, InDoubt, Fenced):
+            raise
+        except Exception as error:  # noqa: BLE001  batches of one tell which message it is
+            why = classify(consumer, database, error).reason
+            log.info("batch is split", extra={"consumer": consumer.name, "why": why})
+    for left in reversed(range(consumer.settings.conflict_tries)):
+        try:
+            return await _in_order(consumer, database, messages, runs_again=left > 0)
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error, _Failed) else error
+            is_conflict = cause and classify(consumer, database, cause).is_conflict
+            if not (left and is_conflict):
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _stands_behind(consumer: Consumer, before: Sequence[Message], message: Message) -> bool:
+    """Tell whether others of its key come first: they must not queue up behind it."""
+    return holds_key(consumer, message) and any(one.key == message.key for one in before)
+
+
+async def _given_up(
+    consumer: Consumer, unit: Unit, failed: _Failed, failure: Classified, error: Exception
+) -> Outcome:
+    """Write a failure in its place in the batch, unless the message comes back."""
+    message, gap = failed.state.message, failed.state.gap
+    if says_nothing(error, failed.state):
+        raise failed from error
+    try:
+        outcome = await write_failure(unit, consumer, message, failure, gap)
+    except Exception as second:  # noqa: BLE001  the failure itself must not be lost
+        log.info("failure is written alone", extra={"id": message.id, "why": reason_of(second)})
+        raise failed from error
+    if isinstance(outcome, RetryLater):
+        raise failed from error
+    return Skipped() if outcome is None else outcome
+
+
+async def _in_order(
+    consumer: Consumer, database: Database, messages: Sequence[Message], *, runs_again: bool
+) -> list[Outcome]:
+    """Handle one message after the other in one transaction; the first that fails ends it."""
+    outcomes: list[Outcome] = []
+    async with database.begin() as unit:
+        for index, message in enumerate(messages):
+            state = Try(message)
+            try:
+                async with unit.savepoint():
+                    outcome = await claim_and_handle(consumer, unit, state)
+            except TransactionEnded:
+                raise
+            except Exception as error:
+                failed = _Failed(index, state, None)
+                if not _stands_behind(consumer, messages[:index], message):
+                    raise failed from error
+                failure = classify(consumer, database, error)
+                if runs_again and failure.is_conflict:
+                    raise failed from error
+                outcome = await _given_up(consumer, unit, failed, failure, error)
+            if isinstance(settlement(outcome), Nack):
+                raise _Failed(index, state, outcome)
+            outcomes.append(outcome)
+        reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
+    alert(outcomes)
+    reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
+    return outcomes
+
+
+async def consume_many(
+    consumer: Consumer, database: Database, messages: Sequence[Message]
+) -> list[Outcome]:
+    """Handle a batch of deliveries; the outcomes in the order of *messages*.
+
+    The final state is that of one transaction per message, in order; a batch that may not be
+    split is kept whole or comes back.
+
+    Raises:
+        TransactionEnded: a handler committed past every guard; nothing may be acknowledged.
+    """
+    if consumer.settings.batch is BatchPolicy.FAIL_BATCH:
+        return await all_or_nothing(consumer, database, messages, _in_one_call)
+    try:
+        return await _together(consumer, database, messages)
+    except TransactionEnded:
+        # One by one, claims that it made durable would look like duplicates.
+        raise
+    except Exception as error:  # noqa: BLE001  whatever it was, one by one will say
+        log.info(
+            "batch falls back to one transaction per message",
+            extra={"consumer": consumer.name, "why": classify(consumer, database, error).reason},
+        )
+    return await consume_each(consumer, database, messages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One message of the batch, and what its claim said."""
+
+    message: Message
+    answer: ClaimAnswer | None
+    """None: it was not claimed with the others, because its key was held or its id repeats."""
+
+
+async def _together(
+    consumer: Consumer, database: Database, messages: Sequence[Message]
+) -> list[Outcome]:
+    """Handle different messages in one transaction."""
+    async with database.begin() as unit:
+        reach(CrashPoint.CLAIM_BEFORE, consumer.name)
+        steps = await _claimed(consumer, unit, messages)
+        reach(CrashPoint.CLAIM_AFTER, consumer.name)
+        outcomes = await _in_chunks(consumer, database, unit, steps)
+        reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
+    alert(outcomes)
+    reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
+    return outcomes
+
+
+async def _in_one_call(
+    consumer: Consumer, database: Database, messages: Sequence[Message]
+) -> list[Outcome]:
+    """Handle all messages in one transaction, by one call of a handler that takes batches."""
+    ran = _Ran()
+    async with database.begin() as unit:
+        steps = await _claimed(consumer, unit, messages)
+        try:
+            async with unit.savepoint():
+                await _run(consumer, unit, steps, ran)
+        except TransactionEnded:
+            raise
+        except Exception as error:
+            # Whatever a handler raises, it is not the commit's.
+            raise _OneByOne from error
+        reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
+    reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
+    return ran.outcomes
+
+
+async def _claimed(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> list[_Step]:
+    """Claim all messages whose keys are not held, in one statement."""
+    keys: list[str] = []
+    if consumer.settings.holds_waiting_keys:
+        keys = sorted({message.key for message in messages if message.key is not None})
+    held = await unit.waiting.hold(consumer.name, keys) if keys else frozenset()
+    firsts: dict[str, int] = {}
+    for index, message in enumerate(messages):
+        firsts.setdefault(message.id, index)
+    asked = [index for index in firsts.values() if not held or messages[index].key not in held]
+    requests = [ClaimRequest.of(messages[index]) for index in asked]
+    answers = await unit.claims.try_claim_many(consumer.name, requests)
+    found = dict(zip(asked, answers, strict=True))
+    return [_Step(message, found.get(index)) for index, message in enumerate(messages)]
+
+
+async def _in_chunks(
+    consumer: Consumer, database: Database, unit: Unit, steps: Sequence[_Step]
+) -> list[Outcome]:
+    batch = _Batch(consumer, database, unit)
+    while left := steps[len(batch.outcomes) :]:
+        size = len(left) if consumer.takes_batches else consumer.pace.size(consumer.settings.chunk)
+        await batch.run(left[:size])
+    return batch.outcomes
+
+
+class _Batch:
+    """The steps of one transaction, done in order."""
+
+    def __init__(self, consumer: Consumer, database: Database, unit: Unit) -> None:
+        self.consumer = consumer
+        self.database = database
+        self.unit = unit
+        self.blocked = Blocked(consumer)
+        self.outcomes: list[Outcome] = []
+
+    async def run(self, chunk: Sequence[_Step]) -> None:
+        """Handle a chunk at once; where that fails, up to the culprit, which is handled alone."""
+        if self.blocked.anything and any(map(self._is_blocked, chunk)):
+            return await self._one_by_one(chunk)
+        ran = _Ran()
+        if await self._at_once(chunk, ran):
+            return self.consumer.pace.went_well(len(chunk))
+        self.consumer.pace.failed()
+        done = len(ran.outcomes)
+        if self.consumer.takes_batches or done == len(chunk):
+            # All ran, and what they wrote was refused at the end: nobody knows whose.
+            return await self._one_by_one(chunk)
+        before, culprit = chunk[:done], chunk[done]
+        if before and not await self._at_once(before, _Ran()):
+            await self._one_by_one(before)
+        elif call := ran.failed_call():
+            # It has found what it would find alone, and those before it are well without it.
+            return self._note(culprit, await self._failed(culprit, *call))
+        return await self._one_by_one([culprit])
+
+    def _is_blocked(self, step: _Step) -> bool:
+        return self.blocked.stands_before(step.message) or self.blocked.holds(step.message)
+
+    async def _at_once(self, chunk: Sequence[_Step], ran: _Ran) -> bool:
+        """Handle a chunk in one savepoint; False, and nothing done, where that fails."""
+        try:
+            async with self.unit.savepoint():
+                await _run(self.consumer, self.unit, chunk, ran)
+        except Exception as error:  # noqa: BLE001  found out one by one
+            _raise_if_over(self.consumer, self.database, error)
+            ran.error = error
+            return False
+        self.outcomes.extend(ran.outcomes)
+        return True
+
+    async def _one_by_one(self, steps: Sequence[_Step]) -> None:
+        for step in steps:
+            self._note(step, await self._alone(step))
+
+    def _note(self, step: _Step, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self.blocked.note(step.message, outcome)
+
+    async def _alone(self, step: _Step) -> Outcome:
+        """Handle one message in a savepoint of its own."""
+        consumer, unit, message = self.consumer, self.unit, step.message
+        if self.blocked.stands_before(message):
+            if isinstance(step.answer, Claimed):
+                await unit.claims.give_back(consumer.name, message.id, step.answer)
+            return NOT_ATTEMPTED
+        queues = isinstance(step.answer, Claimed) and self.blocked.holds(message)
+        if queues and not await is_next(consumer, unit, message):
+            return await queue_claimed_up(consumer, unit, message)
+        state = Try(message, overtakes=queues)
+        try:
+            async with unit.savepoint():
+                if isinstance(step.answer, Claimed):
+                    state.message = message.tried(step.answer.attempt)
+                    return await apply(consumer, unit, state)
+                if step.answer is not None:
+                    return await not_claimed(consumer, unit, state, step.answer)
+                return await claim_and_handle(consumer, unit, state)
+        except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
+            _raise_if_over(consumer, self.database, error)
+            return await self._failed(step, state, error)
+
+    async def _failed(self, step: _Step, state: Try, error: Exception) -> Outcome:
+        """Write a failure beside what the others did."""
+        consumer, unit, message = self.consumer, self.unit, step.message
+        failure = classify(consumer, self.database, error)
+        if says_nothing(error, state):
+            if isinstance(step.answer, Claimed):
+                await unit.claims.give_back(consumer.name, message.id, step.answer)
+            return comes_back(consumer, message, failure)
+        held = Held(by_this_transaction=isinstance(step.answer, Claimed))
+        written = await write_failure(unit, consumer, state.message, failure, state.gap, held)
+        return Skipped() if written is None else written
+
+
+@dataclass(slots=True)
+class _Ran:
+    """How far the messages of one savepoint came."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    state: Try | None = None
+    """The try that has not ended, of a message that was claimed with the batch."""
+
+    error: Exception | None = None
+
+    def failed_call(self) -> tuple[Try, Exception] | None:
+        """Return which call of the handler failed, and how; None where it was something else."""
+        if self.state is None or self.error is None or not self.state.began:
+            return None
+        return self.state, self.error
+
+
+async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step], ran: _Ran) -> None:
+    """Do in order what the claims said."""
+    calls = _calls(consumer, chunk) if consumer.takes_batches else {}
+    for index, step in enumerate(chunk):
+        if index in calls:
+            await _batch_handler(consumer, unit, calls[index])
+        if consumer.takes_batches and isinstance(step.answer, Claimed):
+            ran.outcomes.append(Handled())
+            continue
+        outcome: Outcome
+        match step.answer:
+            case Claimed(attempt=attempt):
+                ran.state = Try(step.message.tried(attempt))
+                outcome = await apply(consumer, unit, ran.state)
+                ran.state = None
+            case None:
+                outcome = await claim_and_handle(consumer, unit, Try(step.message))
+            case answer:
+                outcome = await refused(consumer, unit, step.message, answer)
+        if isinstance(settlement(outcome), Nack) or blocks_key(consumer, step.message, outcome):
+            # It holds up those behind it.
+            raise _OneByOne
+        ran.outcomes.append(outcome)
+
+
+def _calls(consumer: Consumer, chunk: Sequence[_Step]) -> dict[int, list[Message]]:
+    """Say before which steps a handler of batches is called, and with which messages.
+
+    Once; more often where others are handled between them, which must not come behind a newer
+    message of their key: duplicates that are invoked, and what is only claimed on its turn.
+    """
+    calls: dict[int, list[Message]] = {}
+    begin = 0
+    claimed = {step.message.id for step in chunk if isinstance(step.answer, Claimed)}
+    for index, step in enumerate(chunk):
+        if isinstance(step.answer, Claimed):
+            calls.setdefault(begin, []).append(step.message.tried(step.answer.attempt))
+        elif consumer.settings.duplicates is Duplicates.INVOKE or (
+            step.answer is None and step.message.id not in claimed
+        ):
+            begin = index + 1
+    return calls
+
+
+async def _batch_handler(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> None:
+    await unit.begin_message()
+    with handling(consumer.name, messages[0], messages):
+        await consumer.invoke(messages, unit.session)
+    reach(CrashPoint.HANDLE_AFTER, consumer.name)
+
+
+def _raise_if_over(consumer: Consumer, database: Database, error: Exception) -> None:
+    """Raise where the whole transaction must be given up, and not only this savepoint.
+
+    Not where an error says that a connection was lost, which may be one of the handler's own:
+    if it was this one, the next statement fails, and nothing is written beside it.
+    """
+    if isinstance(error, TransactionEnded):
+        raise error
+    if classify(consumer, database, error).is_conflict:
+        raise error
+
+
+class _OneByOne(Exception):
+    """The chunk has something in it that only one message at a time can do."""
+
+
+# Well under the lock timeout: a delivery of a key that is locked here waits that long.
+TOGETHER_SECONDS: Final = 0.25
+
+
+async def drain(
+    consumer: Consumer,
+    database: Database,
+    messages: Mapping[str, Message],
+    stopping: Callable[[], bool],
+) -> AsyncIterator[dict[str, Outcome]]:
+    """Handle messages that wait, by id, 1, 2, 4 … to a transaction; yields their outcomes.
+
+    Ends early where a transaction was not kept: then one transaction each will say why; and
+    between two of them, when it is *stopping*.
+
+    Raises:
+        TransactionEnded: a handler committed past every guard; nothing may be taken for handled.
+    """
+    left, size = list(messages), 1
+    while left and not stopping():
+        began = SYSTEM_CLOCK.monotonic()
+        found = await _handle_together(consumer, database, {id: messages[id] for id in left[:size]})
+        if not found:
+            break
+        yield found
+        left = left[size:]
+        size = 2 * size if SYSTEM_CLOCK.monotonic() < began + TOGETHER_SECONDS else 1
+
+
+async def _handle_together(
+    consumer: Consumer, database: Database, messages: Mapping[str, Message]
+) -> dict[str, Outcome]:
+    """Handle messages in one transaction; none at all where it was not kept."""
+    drained = _Drain(consumer, database)
+    try:
+        async with database.begin() as unit:
+            await drained.run(unit, messages)
+            reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
+    except TransactionEnded:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever it was, one by one will say
+        why = classify(consumer, database, error).reason
+        log.info(
+            "waiting messages fall back to one transaction each",
+            extra={"consumer": consumer.name, "why": why},
+        )
+        return {}
+    alert(drained.outcomes.values())
+    reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
+    return drained.outcomes
+
+
+@dataclass(slots=True)
+class _Drain:
+    """What becomes of the messages of one transaction."""
+
+    consumer: Consumer
+    database: Database
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    _waits: dict[str, Waits] = field(default_factory=dict)
+    _leaving: list[Ended] = field(default_factory=list)
+
+    async def run(self, unit: Unit, messages: Mapping[str, Message]) -> None:
+        """Handle what is still due, in its order."""
+        name = self.consumer.name
+        due = await self._still_due(unit, messages)
+        for message in due:
+            if self._waits[message.id] is Waits.BEHIND:
+                # Its claim says parked, too, and under the key's lock nobody else can have it.
+                await unit.claims.reopen(name, message.id)
+        reach(CrashPoint.CLAIM_BEFORE, name)
+        # All at once, as they are sorted then: redelivered batches claim, too.
+        answers = await unit.claims.try_claim_many(name, [ClaimRequest.of(one) for one in due])
+        reach(CrashPoint.CLAIM_AFTER, name)
+        for message, answer in zip(due, answers, strict=True):
+            self.outcomes[message.id] = await self._one(unit, message, answer)
+        over = [ended.message_id for ended in self._leaving]
+        await unit.waiting.remove_many(name, over)
+        await mark_ends(unit, name, self._leaving)
+        # Nothing is outlived before the commit is, and it takes the note along.
+        await outlived(unit, name, list(self.outcomes))
+        for message_id in await unit.members.notes(name, over):
+            # Another worker's, which may die before it takes it back.
+            await unit.members.acquit(name, message_id)
+
+    async def _still_due(self, unit: Unit, messages: Mapping[str, Message]) -> list[Message]:
+        """Lock what nobody has handled, locked or changed since it was read."""
+        keys = {m.key or "" for m in messages.values() if holds_key(self.consumer, m)}
+        if keys:
+            await unit.waiting.hold(self.consumer.name, sorted(keys))
+        due = await unit.waiting.take_many(self.consumer.name, messages.keys())
+        self._waits = {
+            waiting.message_id: waiting.waits
+            for waiting in due
+            if waiting.payload_hash == messages[waiting.message_id].digest
+        }
+        for message_id in messages.keys() - self._waits.keys():
+            self.outcomes[message_id] = RetryLater(self.consumer.settings.held_retry_seconds)
+        return [messages[message_id] for message_id in self._waits]
+
+    async def _one(self, unit: Unit, message: Message, answer: ClaimAnswer) -> Outcome:
+        state = Try(message, from_waiting=True)
+        try:
+            async with unit.savepoint():
+                if isinstance(answer, Claimed):
+                    state.message = message.tried(answer.attempt)
+                    outcome = await apply(self.consumer, unit, state)
+                else:
+                    outcome = await not_claimed(self.consumer, unit, state, answer)
+        except Exception as error:
+            failure = classify(self.consumer, self.database, error)
+            is_over = isinstance(error, TransactionEnded) or failure.is_conflict
+            if is_over or says_nothing(error, state):
+                raise
+            held = Held(by_this_transaction=isinstance(answer, Claimed), from_waiting=True)
+            written = await write_failure(
+                unit, self.consumer, state.message, failure, state.gap, held
+            )
+            return Skipped() if written is None else written
+        if ends_waiting(answer):
+            self._leaving.append(Ended(message.id, message.source, outcome))
+        return outcome

@@ -1,0 +1,353 @@
+"""The claim: the durable "this consumer takes this message", and its life.
+
+    (nothing) ──▶ COMPLETED                          transactional: claim, effect and
+        │                                            state in one transaction
+        ├──▶ IN_PROGRESS ──▶ COMPLETED               leased: for long handlers
+        │        │
+        └────────┴──▶ FAILED_RETRYABLE ──▶ COMPLETED | FAILED_TERMINAL | PARKED
+                      (due again later)
+
+A failure to ask is never a duplicate: whoever cannot ask raises, and the
+delivery comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+from semel.errors import Fenced, Retryable
+from semel.message import Message
+
+
+class ClaimState(StrEnum):
+    """What is known of one message of one consumer."""
+
+    IN_PROGRESS = "IN_PROGRESS"
+    """An owner holds a lease on it."""
+
+    COMPLETED = "COMPLETED"
+    """Its effect is durable."""
+
+    FAILED_RETRYABLE = "FAILED_RETRYABLE"
+    """It failed and may be tried again when it is due."""
+
+    FAILED_TERMINAL = "FAILED_TERMINAL"
+    """It is a dead letter."""
+
+    PARKED = "PARKED"
+    """It waits for a person, or behind a message of its key that does."""
+
+
+TERMINAL: Final = frozenset({ClaimState.COMPLETED, ClaimState.FAILED_TERMINAL})
+"""The only states that retention may delete."""
+
+
+CLOSED: Final = TERMINAL | {ClaimState.PARKED}
+"""States that no attempt leads out of: its failure, if it comes late, is not written."""
+
+
+_ANY = frozenset(ClaimState)
+
+
+ARROWS: Final[Mapping[ClaimState, frozenset[ClaimState]]] = {
+    ClaimState.IN_PROGRESS: _ANY,
+    ClaimState.FAILED_RETRYABLE: _ANY,
+    ClaimState.COMPLETED: frozenset(),
+    # Only an operator's act leads out of these two, and it is audited.
+    ClaimState.FAILED_TERMINAL: frozenset({ClaimState.FAILED_RETRYABLE}),
+    ClaimState.PARKED: frozenset(
+        {ClaimState.FAILED_RETRYABLE, ClaimState.COMPLETED, ClaimState.FAILED_TERMINAL}
+    ),
+}
+"""Where a state may lead; COMPLETED leads nowhere, ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The message is this caller's to handle."""
+
+    attempt: int = 1
+    """Counts from 1."""
+
+    fence: int = 0
+    """What `mark_completed` and `renew` of a leased claim must show."""
+
+    from_owner: str = ""
+    """Who held the lease that had expired; empty where nobody did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The effect is durable already: settle with an ack."""
+
+    result: str | None = None
+    """What the handler returned the first time, as JSON, where the consumer keeps results."""
+
+    had_effect: bool = True
+    """False: it was decided to have none, and there is nothing to send again."""
+
+
+SKIPPED: Final = "SKIPPED"
+"""COMPLETED without an effect: a person decided that there is to be none."""
+
+
+REPLACED: Final = "REPLACED"
+"""COMPLETED without an effect: the message is handled under another id."""
+
+
+DELETED: Final = "DELETED"
+"""FAILED_TERMINAL: two people decided to delete the message; a repetition is refused."""
+
+
+ERASED: Final = "ERASED"
+"""PARKED: the payload was erased, and nothing is left to handle."""
+
+
+OLD_VERSION: Final = "OLD_VERSION"
+"""COMPLETED without an effect: a later version of its aggregate had been applied."""
+
+
+WITHOUT_EFFECT: Final = frozenset({SKIPPED, REPLACED, DELETED, ERASED, OLD_VERSION})
+"""The codes of claims that a person's act completed or closed, or that came too late."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotDue:
+    """It failed, and its next attempt is later."""
+
+    seconds_left: float
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldElsewhere:
+    """Another owner is at it, and may still fail: no ack, it comes back."""
+
+    owner: str = ""
+    seconds_left: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """A lease that ran out, where the policy is not simply to reclaim it."""
+
+    owner: str
+    seconds_ago: float
+    attempts: int
+    fence: int = 0
+    """Which lease it was: whoever decides about it shows this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """It waits for a person; never silently handled again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """It is a dead letter; never silently handled again."""
+
+    error_code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """The id is known with another payload."""
+
+    expected: str
+    found: str
+
+
+NotOurs: TypeAlias = Duplicate | NotDue | HeldElsewhere | Stale | Parked | Terminal | Conflict
+
+
+ClaimAnswer: TypeAlias = Claimed | NotOurs
+
+
+class Found(StrEnum):
+    """What a claim can find, and the answer's only input besides the stale policy."""
+
+    NOTHING = "nothing"
+    COMPLETED = "COMPLETED"
+    RETRYABLE_DUE = "FAILED_RETRYABLE, due"
+    RETRYABLE_LATER = "FAILED_RETRYABLE, not yet due"
+    LEASE_LIVE = "IN_PROGRESS with a live lease"
+    LEASE_EXPIRED = "IN_PROGRESS with an expired lease"
+    TERMINAL = "FAILED_TERMINAL"
+    PARKED = "PARKED"
+    LOCKED = "a lock that did not come free in time"
+    OTHER_PAYLOAD = "the same id with another payload"
+
+
+CLAIM_TABLE: Final[Mapping[Found, tuple[type[ClaimAnswer], str]]] = {
+    Found.NOTHING: (Claimed, "handle it"),
+    Found.RETRYABLE_DUE: (Claimed, "handle it again"),
+    Found.LEASE_EXPIRED: (Claimed, "take it over, or Stale where the stale policy says so"),
+    Found.RETRYABLE_LATER: (
+        NotDue,
+        "ack if the retry table holds the payload, else seek back and pause until it is due",
+    ),
+    Found.COMPLETED: (Duplicate, "ack"),
+    Found.TERMINAL: (Terminal, "by policy; never handled silently"),
+    Found.PARKED: (Parked, "by policy; never handled silently"),
+    Found.LEASE_LIVE: (HeldElsewhere, "no ack; it comes back later"),
+    Found.LOCKED: (HeldElsewhere, "no ack; it comes back later"),
+    Found.OTHER_PAYLOAD: (Conflict, "its own outcome, with both hashes"),
+}
+"""What the claim finds, what it answers, and what the consumer does then."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRow:
+    """One row of ``processed_message``."""
+
+    consumer: str
+    message_id: str
+    state: ClaimState
+    attempts: int = 1
+    owner: str = ""
+    fence: int = 0
+    lease_until: float = 0.0
+    due_at: float = 0.0
+    payload_hash: str = ""
+    first_seen_at: float = 0.0
+    updated_at: float = 0.0
+    error_code: str = ""
+    result: str | None = None
+    source: str = ""
+    """Coordinates of the delivery that was claimed first; empty where they are not kept."""
+
+    failed_at: float | None = None
+    """When an attempt failed last."""
+
+    erased_at: float | None = None
+    """When the message's payload was erased: none of it is written down again."""
+
+    result_key: str | None = None
+    """The key of the message, where a result is kept."""
+
+
+def found_of(row: ClaimRow | None, payload_hash: str, now: float) -> Found:
+    """Say what a claim with *payload_hash* finds; the pure model of the SQL.
+
+    An empty hash on either side is one that is not known, and conflicts with nothing.
+    """
+    if row is None:
+        return Found.NOTHING
+    if row.payload_hash and payload_hash and row.payload_hash != payload_hash:
+        return Found.OTHER_PAYLOAD
+    match row.state:
+        case ClaimState.COMPLETED:
+            return Found.COMPLETED
+        case ClaimState.FAILED_TERMINAL:
+            return Found.TERMINAL
+        case ClaimState.PARKED:
+            return Found.PARKED
+        case ClaimState.FAILED_RETRYABLE:
+            return Found.RETRYABLE_DUE if row.due_at <= now else Found.RETRYABLE_LATER
+        case ClaimState.IN_PROGRESS:
+            return Found.LEASE_EXPIRED if row.lease_until <= now else Found.LEASE_LIVE
+
+
+def refusal(row: ClaimRow, payload_hash: str, now: float) -> NotOurs | None:
+    """Answer for a row that is not simply there to be taken; None where it is."""
+    match found_of(row, payload_hash, now):
+        case Found.OTHER_PAYLOAD:
+            return Conflict(expected=row.payload_hash, found=payload_hash)
+        case Found.COMPLETED:
+            return Duplicate(row.result, row.error_code not in WITHOUT_EFFECT)
+        case Found.TERMINAL:
+            return Terminal(row.error_code)
+        case Found.PARKED:
+            return Parked()
+        case Found.RETRYABLE_LATER:
+            return NotDue(row.due_at - now, row.attempts)
+        case Found.LEASE_LIVE:
+            return HeldElsewhere(row.owner, row.lease_until - now)
+        case _:
+            return None
+
+
+def is_leased(row: ClaimRow, now: float) -> bool:
+    """Tell whether an owner holds the message under a lease that lasts."""
+    return found_of(row, "", now) is Found.LEASE_LIVE
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """Which message is to be claimed."""
+
+    message_id: str
+    payload_hash: str = ""
+    source: str = ""
+    """Where the delivery stood; kept with a new claim."""
+
+    @classmethod
+    def of(cls, message: Message) -> ClaimRequest:
+        """Ask for *message*."""
+        return cls(message.id, message.digest, source_of(message))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What is written of a failed attempt."""
+
+    state: ClaimState
+    attempts: int
+    error_code: str
+    delay_seconds: float = 0.0
+    """Until it is due again, on the database's clock."""
+
+    payload_hash: str = ""
+    source: str = ""
+    """Where the delivery stood; kept where there is no claim yet."""
+
+
+def source_of(message: Message) -> str:
+    """Return a message's coordinates in words; empty where it has none."""
+    return "" if message.source is None else str(message.source)
+
+
+class NotClaimable(Retryable):
+    """The message is not this caller's now, and not known to be done: do not ack it."""
+
+    def __init__(self, consumer: str, message_id: str, answer: ClaimAnswer) -> None:
+        super().__init__(consumer, message_id, answer)
+        self.consumer = consumer
+        self.message_id = message_id
+        self.answer = answer
+
+    def __str__(self) -> str:
+        return (
+            f"consumer {self.consumer}: message {self.message_id!r} cannot be claimed now "
+            f"({self.answer}); it was not handled, and must not be acknowledged"
+        )
+
+
+class Locked(Retryable):
+    """Another transaction holds a row for longer than the lock timeout."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.what} is held by another transaction; nothing was changed, it comes back"
+
+
+class ClaimLost(Fenced):
+    """The lease of a running handler ended, or another owner took it."""
+
+    def __init__(self, consumer: str, message_id: str) -> None:
+        super().__init__(consumer, message_id)
+        self.consumer = consumer
+        self.message_id = message_id
+
+    def __str__(self) -> str:
+        return (
+            f"consumer {self.consumer}: the lease on message {self.message_id!r} was lost; "
+            f"its handler was cancelled and its completion refused"
+        )

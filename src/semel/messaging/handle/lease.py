@@ -1,0 +1,426 @@
+"""The leased mode: commit the claim with a lease first, then take as long as it needs.
+
+What becomes of a lease that ran out, where the policy is not simply to take it over.
+
+begin ─▶ Stale, with its fence ─▶ commit
+         │
+         inspect …   in no transaction: it may take as long as it needs
+         │
+begin ─▶ lock the lease ─▶ COMPLETED, due again or PARKED ─▶ commit
+         └─ renewed or taken meanwhile: nothing is written, the delivery comes back
+
+The other mode: commit the claim with a lease first, then take as long as it needs.
+
+    begin ─▶ IN_PROGRESS, owner, lease, fence ─▶ commit
+             │
+             handle …   the lease is renewed beside it; lost ─▶ the handler is cancelled
+             │
+    begin ─▶ COMPLETED where the fence is still ours ─▶ commit      0 rows: refused
+             no answer ─▶ once more, for as long as the lease is renewed
+
+An owner that dies leaves its lease, and the stale policy says what becomes of
+the message; one that dies as often as the policy allows attempts is parked.
+
+For handlers that run for minutes, or whose effect is not in the database.  The
+effect happens at least once: a crash behind it and before the completion
+repeats it, unless it carries an idempotency key, or is made inside
+`Lease.completing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from semel.clock import SYSTEM_CLOCK, Clock
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Fenced, InDoubt, Retryable, SemelError
+from semel.message import Message
+from semel.messaging.consumer import Consumer, holds_key
+from semel.messaging.database import Database, Unit
+from semel.messaging.failed.attempt_failed import Held, keep_attempt, leave_the_room, park_poison
+from semel.messaging.failure import Classified, FailureClass
+from semel.messaging.handle.attempt import (
+    Try,
+    after_failure,
+    classify,
+    ends_waiting,
+    handling,
+    into_the_room,
+    out_of_the_room,
+    refused,
+)
+from semel.messaging.handle.cancel import called, end, owned
+from semel.messaging.handle.claims import (
+    Claimed,
+    ClaimLost,
+    ClaimRequest,
+    ClaimState,
+    Duplicate,
+    Failure,
+    Stale,
+)
+from semel.messaging.outcome import Handled, Outcome, RetryLater, Skipped
+from semel.messaging.records import WaitingMessage
+from semel.messaging.settings import StalePolicy
+
+log = logging.getLogger("semel.messaging")
+
+
+async def settle_stale(
+    consumer: Consumer, database: Database, message: Message, stale: Stale
+) -> Outcome:
+    """Do what the stale policy says; nothing where somebody else is at the message by then."""
+    settings = consumer.settings
+    later = RetryLater(settings.held_retry_seconds)
+    if settings.stale is StalePolicy.WAIT and _within_grace(consumer, stale):
+        return later
+    happened = await _inspected(consumer, message, stale)
+    async with database.begin() as unit:
+        if holds_key(consumer, message):
+            await unit.waiting.hold(consumer.name, [message.key or ""])
+        if not await unit.claims.lock_expired(consumer.name, message.id, stale.fence):
+            return later
+        match happened:
+            case True:
+                return await _complete_stale(consumer, unit, message, stale)
+            case False:
+                return await _reopen(consumer, unit, message, stale)
+            case None:
+                return await _abandon(consumer, unit, message, stale)
+
+
+def _within_grace(consumer: Consumer, stale: Stale) -> bool:
+    return stale.seconds_ago < consumer.settings.stale_grace_seconds
+
+
+async def _inspected(consumer: Consumer, message: Message, stale: Stale) -> bool | None:
+    """Ask the consumer whether the effect happened; None where nobody knows."""
+    if consumer.settings.stale is not StalePolicy.INSPECT or consumer.inspect is None:
+        return None
+    try:
+        return await called(consumer.inspect(message))
+    except Exception:
+        # It may know the next time; it is not asked for ever.
+        if _within_grace(consumer, stale):
+            raise
+        return None
+
+
+async def _complete_stale(
+    consumer: Consumer, unit: Unit, message: Message, stale: Stale
+) -> Outcome:
+    await unit.claims.mark_completed(consumer.name, message.id, stale.fence)
+    waiting = await unit.waiting.get(consumer.name, message.id)
+    came_from = waiting.source if waiting else None
+    await leave_the_room(unit, consumer.name, message.id, Handled(), came_from)
+    return Skipped("inspected: its effect had happened")
+
+
+async def _reopen(consumer: Consumer, unit: Unit, message: Message, stale: Stale) -> Outcome:
+    failure = Failure(ClaimState.FAILED_RETRYABLE, stale.attempts, "ABANDONED", 0.0, message.digest)
+    if await unit.claims.mark_failed(consumer.name, message.id, failure, stale.fence):
+        claim = await unit.claims.look_up(consumer.name, message.id)
+        tried = message.tried(stale.attempts)
+        await keep_attempt(unit, consumer.name, tried, _abandoned(stale), claim)
+    return RetryLater(0.0)
+
+
+async def _abandon(consumer: Consumer, unit: Unit, message: Message, stale: Stale) -> Outcome:
+    held, tried = Held(fence=stale.fence), message.tried(stale.attempts)
+    parked = await park_poison(unit, consumer, tried, _abandoned(stale), held)
+    return Skipped() if parked is None else parked
+
+
+def _abandoned(stale: Stale) -> Classified:
+    reason = f"its owner {stale.owner} did not finish within the lease"
+    return Classified(FailureClass.TRANSIENT, "ABANDONED", reason, "")
+
+
+async def park_killer(
+    consumer: Consumer, unit: Unit, message: Message, claimed: Claimed
+) -> Outcome:
+    """Park a message, leased in the open transaction, that took too many owners with it."""
+    attempts = claimed.attempt - 1
+    reason = f"its owner {claimed.from_owner} did not finish, nor did {attempts - 1} before it"
+    failure = Classified(FailureClass.POISON, "CRASHED", reason, "")
+    held = Held(fence=claimed.fence)
+    parked = await park_poison(unit, consumer, message.tried(attempts), failure, held)
+    return Skipped() if parked is None else parked
+
+
+@dataclass(slots=True)
+class Lease:
+    """The second argument of a leased consumer's handler."""
+
+    consumer: str
+    message_id: str
+    owner: str
+    fence: int
+    database: Database
+    completed: bool = False
+    waiting: WaitingMessage | None = None
+    """What it is in the waiting room, which it leaves when it is completed."""
+
+    key: str | None = None
+    refused: SemelError | None = None
+    """Why the last `completing` kept nothing, or may have kept nothing."""
+
+    @asynccontextmanager
+    async def completing(self) -> AsyncIterator[Any]:
+        """Open a transaction whose commit completes the message, with whatever is written in it.
+
+        A handler that returns although this was refused has failed all the same.
+
+        Raises:
+            ClaimLost: another owner has taken the message; nothing was written.
+        """
+        self.refused = None
+        try:
+            async with self.database.begin() as unit:
+                yield unit.session
+                reach(CrashPoint.LEASED_COMPLETE_BEFORE, self.consumer)
+                await self._complete(unit, None)
+        except (Retryable, InDoubt, Fenced) as error:
+            self.refused = error
+            raise
+        self.completed = True
+        reach(CrashPoint.LEASED_COMPLETE_AFTER, self.consumer)
+
+    async def complete(self, result: str | None) -> None:
+        """Complete the message in a transaction of its own; once more is the same as once.
+
+        Raises:
+            ClaimLost: another owner has taken the message.
+        """
+        async with self.database.begin() as unit:
+            reach(CrashPoint.LEASED_COMPLETE_BEFORE, self.consumer)
+            try:
+                await self._complete(unit, result)
+            except ClaimLost:
+                if not await self._is_completed(unit):
+                    raise
+        self.completed = True
+        reach(CrashPoint.LEASED_COMPLETE_AFTER, self.consumer)
+
+    async def _is_completed(self, unit: Unit) -> bool:
+        """Tell whether a commit whose answer was lost has completed it under this lease."""
+        row = await unit.claims.look_up(self.consumer, self.message_id)
+        if row is None or row.state is not ClaimState.COMPLETED:
+            return False
+        return row.fence == self.fence
+
+    async def _complete(self, unit: Unit, result: str | None) -> None:
+        done = await unit.claims.mark_completed(self.consumer, self.message_id, self.fence)
+        if not done:
+            raise ClaimLost(self.consumer, self.message_id)
+        if result is not None:
+            await unit.claims.keep_result(self.consumer, self.message_id, result, self.key)
+        if self.waiting is not None:
+            if self.waiting.held:
+                await unit.waiting.hold(self.consumer, [self.waiting.key or ""])
+            came_from = self.waiting.source
+            await leave_the_room(unit, self.consumer, self.message_id, Handled(), came_from)
+
+
+async def handle_leased(
+    consumer: Consumer,
+    database: Database,
+    message: Message,
+    owner: str,
+    clock: Clock = SYSTEM_CLOCK,
+    waiting: WaitingMessage | None = None,
+) -> Outcome:
+    """Handle one delivery under a lease; never raises for what a message or a handler does.
+
+    *waiting*: the message comes out of the waiting room, not from the broker.
+    """
+    settings = consumer.settings
+    asked_at = clock.monotonic()
+    try:
+        async with database.begin() as unit:
+            reach(CrashPoint.CLAIM_BEFORE, consumer.name)
+            answer = await _leased(consumer, unit, message, owner, waiting)
+        if isinstance(answer, Stale):
+            return await settle_stale(consumer, database, message, answer)
+    except Exception as error:  # noqa: BLE001  nothing was claimed; the delivery comes back
+        failure = classify(consumer, database, error)
+        log.warning(
+            "message comes back",
+            extra={"consumer": consumer.name, "id": message.id, "reason": failure.reason},
+        )
+        return RetryLater(settings.held_retry_seconds, failure)
+    if not isinstance(answer, Claimed):
+        return answer
+    reach(CrashPoint.LEASED_CLAIM_AFTER, consumer.name)
+    state = Try(message.tried(answer.attempt), began=True, from_waiting=waiting is not None)
+    lease = Lease(
+        consumer.name,
+        message.id,
+        owner,
+        answer.fence,
+        database,
+        waiting=waiting,
+        key=message.key,
+    )
+    try:
+        return await _under_lease(consumer, state, lease, asked_at, clock)
+    except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
+        if lease.completed:
+            return Handled()
+        failure = classify(consumer, database, error)
+        if isinstance(error, ClaimLost) or state.ended:
+            # Whoever gets it next finds what became of the lease; nothing is counted here.
+            log.warning(
+                "claim lost" if isinstance(error, ClaimLost) else "completion failed",
+                extra={"consumer": consumer.name, "id": message.id, "reason": failure.reason},
+            )
+            return RetryLater(settings.held_retry_seconds, failure)
+        return await after_failure(consumer, database, state, failure, lease.fence)
+
+
+async def _leased(
+    consumer: Consumer, unit: Unit, message: Message, owner: str, waiting: WaitingMessage | None
+) -> Claimed | Stale | Outcome:
+    """Lease a message in the open transaction, or say what became of it instead."""
+    settings = consumer.settings
+    room = into_the_room if waiting is None else out_of_the_room
+    gone = await room(consumer, unit, message)
+    if gone is not None:
+        return gone
+    answer = await unit.claims.lease(
+        consumer.name,
+        ClaimRequest.of(message),
+        owner=owner,
+        seconds=settings.lease_seconds,
+        stale=settings.stale,
+    )
+    if isinstance(answer, Claimed):
+        killed = answer.from_owner and answer.attempt > _most_attempts(consumer)
+        return answer if not killed else await park_killer(consumer, unit, message, answer)
+    if isinstance(answer, Stale):
+        return answer
+    if isinstance(answer, Duplicate):
+        outcome: Outcome = Skipped("duplicate", answer.result)
+    else:
+        outcome = await refused(consumer, unit, message, answer)
+    if waiting is not None and ends_waiting(answer):
+        await leave_the_room(unit, consumer.name, message.id, outcome, waiting.source)
+    return outcome
+
+
+def _most_attempts(consumer: Consumer) -> int:
+    """Return how often a message may take its owner's lease with it.
+
+    Failures count as attempts, too, and a message that failed as often as it may is not yet
+    one that kills.
+    """
+    return max(consumer.settings.poison_attempts, consumer.settings.retry.max_attempts)
+
+
+async def _under_lease(
+    consumer: Consumer, state: Try, lease: Lease, asked_at: float, clock: Clock
+) -> Outcome:
+    """Run the handler and complete with the renewal beside both; a lost lease ends the handler.
+
+    One that goes on all the same may run beside the message's next owner: what it does in
+    `Lease.completing` is refused, and whatever else it does happens at least once.
+    """
+    settings = consumer.settings
+    work = owned(_invoked(consumer, state.message, lease))
+    renewal = asyncio.create_task(_renew(lease, settings.lease_seconds, asked_at, clock))
+    try:
+        await asyncio.wait({work, renewal}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClaimLost(lease.consumer, lease.message_id)
+        result = work.result()
+        reach(CrashPoint.HANDLE_AFTER, consumer.name)
+        if not lease.completed:
+            if lease.refused is not None:
+                # Completed now, the message would be without what was to be written with it.
+                raise lease.refused
+            kept = json.dumps(result, default=str) if settings.keeps_results else None
+            state.ended = True
+            await _complete(consumer, lease, kept, renewal)
+        return Handled(result)
+    finally:
+        # As long again as its lease; then its partition goes on without it.
+        if not await end([work, renewal], settings.lease_seconds):
+            log.error(
+                "a handler that lost its lease ignores its cancellation and is left behind",
+                extra={"consumer": consumer.name, "id": lease.message_id},
+            )
+
+
+async def _invoked(consumer: Consumer, message: Message, lease: Lease) -> Any:
+    with handling(consumer.name, message):
+        return await consumer.invoke(message, lease)
+
+
+async def _complete(
+    consumer: Consumer, lease: Lease, kept: str | None, renewal: asyncio.Task[None]
+) -> None:
+    """Complete what was handled, again and again where no answer comes, while the lease lasts.
+
+    Once more behind its end: the fence refuses what came too late, and a commit whose answer
+    was lost is found.
+
+    Raises:
+        ClaimLost: nobody knows by now, or another owner has it.
+    """
+    settings = consumer.settings
+    while True:
+        was_last = renewal.done()
+        try:
+            async with asyncio.timeout(settings.lease_seconds):
+                return await lease.complete(kept)
+        except (Retryable, InDoubt, TimeoutError) as error:
+            if was_last:
+                raise ClaimLost(lease.consumer, lease.message_id) from error
+            log.warning(
+                "completion is tried again",
+                extra={"consumer": lease.consumer, "id": lease.message_id, "why": str(error)},
+            )
+        await asyncio.wait({renewal}, timeout=settings.held_retry_seconds)
+
+
+async def _renew(lease: Lease, seconds: float, asked_at: float, clock: Clock) -> None:
+    """Renew the lease until it is lost; returns then.
+
+    The lease is counted from before it was asked for, so that it never ends later here than
+    in the database.
+    """
+    until = asked_at + seconds
+    while True:
+        await asyncio.sleep(seconds / 3)
+        asked_at = clock.monotonic()
+        asking = asyncio.create_task(_renew_once(lease, seconds))
+        # A database that does not answer must not keep a handler alive beyond its lease.
+        done, _ = await asyncio.wait({asking}, timeout=max(until - asked_at, 0.0))
+        if not done:
+            asking.cancel()
+            asking.add_done_callback(lambda task: task.cancelled() or task.exception())
+            return
+        error = asking.exception()
+        if error is not None:
+            if not isinstance(error, SemelError):
+                raise error
+            if clock.monotonic() >= until:
+                return
+            continue
+        if not asking.result():
+            # Completed by the handler itself, or lost: the handler's end tells which.
+            if lease.completed:
+                continue
+            return
+        until = asked_at + seconds
+
+
+async def _renew_once(lease: Lease, seconds: float) -> bool:
+    async with lease.database.begin() as unit:
+        return await unit.claims.renew(lease.consumer, lease.message_id, lease.fence, seconds)

@@ -1,0 +1,279 @@
+"""Telling the broker, and keeping what became of every offset.
+
+Marking what becomes of an offset whose message outlives its delivery in our own tables.
+
+    comes into the waiting room, or among the dead letters     KEPT
+    is handled, skipped, deleted there                         HANDLED, SKIPPED, DELETED
+    leaves because another delivery of it ended                DUPLICATE, REFUSED
+
+Always in the transaction that does so: the audit takes an offset that was kept, did
+not end and is nowhere for lost.
+
+Telling the broker, and keeping what became of every offset.
+
+outcomes of a batch ─▶ ranges, durable ─▶ commit the next offset of each partition
+                    └▶ a message that comes back: seek to it, pause until it is due
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, assert_never
+
+from semel.clock import Clock
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Fenced, SemelError
+from semel.events import MEASURES, Metric
+from semel.message import Coordinates, Partition
+from semel.messaging.database import Database, Unit
+from semel.messaging.outcome import (
+    Conflicted,
+    DeadLettered,
+    Handled,
+    Mark,
+    Nack,
+    Outcome,
+    OutcomeRange,
+    ParkedAway,
+    Refused,
+    RetryLater,
+    RetryStored,
+    Skipped,
+    Told,
+    ranges_of,
+    settlement,
+    told,
+)
+from semel.messaging.receive.broker import Subscription
+from semel.messaging.receive.lanes import Watermark
+from semel.messaging.records import DeadLetter, WaitingMessage
+
+log = logging.getLogger("semel.messaging")
+
+
+Kept: TypeAlias = WaitingMessage | DeadLetter
+
+
+async def mark(unit: Unit, consumer: str, what: Mark, *places: Coordinates | None) -> None:
+    """Note what became of offsets; messages that came from no broker have none."""
+    by_partition: dict[Partition, set[int]] = {}
+    for at in places:
+        if at is not None:
+            by_partition.setdefault(at.place, set()).add(at.offset)
+    ranges = [
+        one
+        for place, offsets in sorted(by_partition.items())
+        for one in ranges_of(place, [(offset, what.value) for offset in sorted(offsets)])
+    ]
+    if ranges:
+        await unit.outcomes.record(consumer, ranges)
+
+
+async def mark_kept(
+    unit: Unit, consumer: str, came_from: Coordinates | None, kept: Kept | None
+) -> None:
+    """Note that a message that came from an offset is kept: for it, or for an earlier delivery.
+
+    *kept* is what the tables have of it; the first delivery's coordinates stay there.
+    """
+    is_its_own = kept is not None and kept.source == came_from
+    await mark(unit, consumer, Mark.KEPT if is_its_own else Mark.REFUSED, came_from)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A message that leaves the waiting room or the dead letters, and why."""
+
+    message_id: str
+    came_from: Coordinates | None
+    outcome: Outcome
+
+
+async def mark_ends(unit: Unit, consumer: str, ended: Sequence[Ended]) -> None:
+    """Note how messages ended; nothing of those that stay in our tables."""
+    for end in (Mark.HANDLED, Mark.DUPLICATE):
+        await mark(unit, consumer, end, *(e.came_from for e in ended if end_of(e.outcome) is end))
+    for one in ended:
+        if end_of(one.outcome) is Mark.REFUSED and one.came_from is not None:
+            letter = await unit.dead_letters.get(consumer, one.message_id)
+            await mark_kept(unit, consumer, one.came_from, letter)
+
+
+def end_of(outcome: Outcome) -> Mark | None:
+    """Say how a message out of our tables ended; None where it is still, or again, in there."""
+    match outcome:
+        case Handled():
+            return Mark.HANDLED
+        case Skipped():
+            return Mark.DUPLICATE
+        case Refused():
+            return Mark.REFUSED
+        case RetryLater() | RetryStored() | DeadLettered() | ParkedAway() | Conflicted():
+            return None
+        case _ as never:
+            assert_never(never)
+
+
+def noted(outcome: Outcome) -> str:
+    """Return what the range of a delivery says.
+
+    A message that waits already is kept for an earlier delivery, whose offset is marked; it
+    may be the same one, before a crash.
+    """
+    if isinstance(outcome, RetryStored) and outcome.failure is None:
+        return Told.TERMINAL_FAILURE.value
+    return told(outcome).value
+
+
+@dataclass(slots=True)
+class _Place:
+    """One assigned partition."""
+
+    watermark: Watermark
+    position: int
+    """Behind the last offset whose outcome is kept."""
+
+    committed: int
+    outcomes: dict[int, str] = field(default_factory=dict)
+    """Of records behind *position*, until the watermark passes them."""
+
+
+class Settling:
+    """The assigned partitions of one subscription, and what may be committed of each."""
+
+    def __init__(
+        self, consumer: str, subscription: Subscription, database: Database, clock: Clock
+    ) -> None:
+        self._consumer = consumer
+        self._subscription = subscription
+        self._database = database
+        self._clock = clock
+        self._places: dict[Partition, _Place] = {}
+        self._resume_at: dict[Partition, float] = {}
+
+    async def deliver(self, at: Coordinates) -> None:
+        """Note that a record came."""
+        place = self._places.get(at.place)
+        if place is None:
+            start = await self._subscription.committed(at.place)
+            place = _Place(Watermark(start), start, start)
+            self._places[at.place] = place
+        place.watermark.deliver(at.offset)
+
+    def forget(self, partitions: Collection[Partition]) -> None:
+        """Let go of partitions that are no longer ours."""
+        for partition in partitions:
+            self._places.pop(partition, None)
+            self._resume_at.pop(partition, None)
+
+    def keep_only(self, partitions: Collection[Partition]) -> None:
+        """Forget all partitions but these: the others went while nobody looked."""
+        self.forget([*(self._places.keys() | self._resume_at.keys()) - set(partitions)])
+
+    async def settle(self, outcomes: Mapping[Coordinates, Outcome]) -> None:
+        """Commit what is settled, and bring back what is not.
+
+        A commit that fails is made up for by the next one: what it would have said is durable
+        in the database, and a redelivery finds it there.
+
+        Raises:
+            Fenced: a partition went; whatever is left must be fetched from its committed offset.
+        """
+        back: dict[Partition, tuple[int, float]] = {}
+        for at, outcome in sorted(outcomes.items()):
+            place = self._places.get(at.place)
+            if place is None:
+                continue
+            match settlement(outcome):
+                case Nack(seconds):
+                    back.setdefault(at.place, (at.offset, seconds))
+                case _:
+                    # What it became first: a redelivery only finds that out again.
+                    place.outcomes.setdefault(at.offset, noted(outcome))
+                    place.watermark.settle(at.offset)
+        await self._keep_outcomes()
+        await self._commit()
+        for partition, (offset, seconds) in back.items():
+            self._bring_back(partition, offset, seconds)
+
+    async def _keep_outcomes(self) -> None:
+        """Write the outcomes that the watermarks passed, before their offsets are committed."""
+        ranges: list[OutcomeRange] = []
+        for partition, place in self._places.items():
+            end = place.watermark.next_offset
+            passed = sorted((o, t) for o, t in place.outcomes.items() if o < end)
+            ranges.extend(ranges_of(partition, passed, place.position))
+        if not ranges:
+            return
+        async with self._database.begin() as unit:
+            await unit.outcomes.record(self._consumer, ranges)
+        reach(CrashPoint.OUTCOMES_AFTER, self._consumer)
+        for place in self._places.values():
+            end = place.watermark.next_offset
+            place.position = max(place.position, end)
+            place.outcomes = {o: t for o, t in place.outcomes.items() if o >= end}
+
+    async def _commit(self) -> None:
+        offsets = {
+            partition: place.watermark.next_offset
+            for partition, place in self._places.items()
+            if place.watermark.next_offset > place.committed
+        }
+        if not offsets:
+            return
+        reach(CrashPoint.SETTLE_BEFORE, self._consumer)
+        try:
+            await self._subscription.commit(offsets)
+        except Fenced:
+            self._count(offsets, "fenced")
+            raise
+        except SemelError as error:
+            self._count(offsets, "failed")
+            log.warning(
+                "offsets were not committed; the next commit includes them",
+                extra={"consumer": self._consumer, "why": str(error)},
+            )
+            return
+        reach(CrashPoint.SETTLE_AFTER, self._consumer)
+        for partition, offset in offsets.items():
+            # It may have gone while the broker was asked.
+            if partition in self._places:
+                self._places[partition].committed = offset
+        self._count(offsets, "ok")
+
+    def _count(self, offsets: Mapping[Partition, int], status: str) -> None:
+        for topic in {partition.topic for partition in offsets}:
+            MEASURES.count(Metric.OFFSET_COMMITS, topic, self._subscription.group, status)
+
+    def _bring_back(self, partition: Partition, offset: int, seconds: float) -> None:
+        place = self._places.get(partition)
+        if place is None or partition not in self._subscription.assignment:
+            return
+        place.watermark.reset(offset)
+        self._subscription.seek(partition, offset)
+        if seconds > 0:
+            self._subscription.pause(partition)
+            self._resume_at[partition] = self._clock.monotonic() + seconds
+
+    def resume_due(self) -> float | None:
+        """Take partitions in again whose time has come; return the seconds to the next one."""
+        now = self._clock.monotonic()
+        for partition in [p for p, at in self._resume_at.items() if at <= now]:
+            del self._resume_at[partition]
+            self._subscription.resume(partition)
+        return min(self._resume_at.values()) - now if self._resume_at else None
+
+    async def measure_lag(self) -> None:
+        """Say how far each assigned partition is behind its end, whether anything came or not.
+
+        May be called while others settle: it changes nothing.
+        """
+        group = self._subscription.group
+        for partition in sorted(self._subscription.assignment):
+            end = await self._subscription.end(partition)
+            place = self._places.get(partition)
+            done = place.committed if place else await self._subscription.committed(partition)
+            labels = (partition.topic, group, str(partition.number))
+            MEASURES.count(Metric.LAG, *labels, value=float(max(end - done, 0)))

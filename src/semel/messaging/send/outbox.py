@@ -1,0 +1,168 @@
+"""The outbox: messages that become durable with the caller's transaction, and leave later.
+
+An outgoing id is made of the consumer, the inbound message, the destination
+and a counter: whoever handles the message again writes the same ids.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeAlias
+
+from semel.errors import Fenced, Misuse
+from semel.message import digest_of
+from semel.messaging.records import stored_id
+
+NAMESPACE: Final = uuid.UUID("6f0d6c1e-8a55-5d0b-9d53-7a0d5e3a1c11")
+"""What every outgoing id of ours is derived in; it never changes."""
+
+
+MESSAGE_ID_HEADER: Final = "message-id"
+
+
+CORRELATION_HEADER: Final = "correlation-id"
+
+
+CAUSATION_HEADER: Final = "causation-id"
+
+
+def outgoing_id(consumer: str, message_id: str, destination: str, ordinal: int) -> str:
+    """Return the id of the *ordinal*-th message to *destination* that handling a message sends."""
+    parts = (consumer, stored_id(message_id), destination, str(ordinal))
+    # Lengths in front of the parts, so that no two lists of parts give the same text.
+    name = "".join(f"{len(part)}:{part}" for part in parts)
+    return str(uuid.uuid5(NAMESPACE, name))
+
+
+def idempotency_key(consumer: str, message_id: str) -> str:
+    """Return the key under which an external provider recognises a repeated call."""
+    return outgoing_id(consumer, message_id, "external", 0)
+
+
+def parent_of(consumer: str, message_id: str) -> str:
+    """Return what entries that handling a message wrote have for their parent."""
+    return f"{consumer}/{stored_id(message_id)}"
+
+
+NO_HEADERS: Final[Mapping[str, bytes]] = MappingProxyType({})
+
+
+class OutboxEntry(NamedTuple):
+    """One message in the outbox.
+
+    A tuple, because a relay makes a hundred thousand of them a second: a frozen dataclass
+    takes three times as long.
+    """
+
+    message_id: str
+    topic: str
+    value: bytes | None
+    key: str | None = None
+    headers: Mapping[str, bytes] = NO_HEADERS
+    place: int = 0
+    """The order of writing; given by the outbox."""
+
+    outbox: str = "outbox"
+    """Which relay it belongs to."""
+
+    created_at: float = 0.0
+    attempts: int = 0
+    parked_reason: str = ""
+    parent: str = ""
+    """The inbound message that caused it, as `parent_of` names it; for explanations."""
+
+    erased_at: float | None = None
+    parent_key: str | None = None
+    """The key of the inbound message; for `erase` alone, and nothing gives it back."""
+
+
+Lane: TypeAlias = tuple[str, str] | int
+"""What keeps its order: a key of a topic; an entry without a key is alone, by its place."""
+
+
+def lane_of(entry: OutboxEntry) -> Lane:
+    """Say with which entries this one keeps an order."""
+    return entry.place if entry.key is None else (entry.topic, entry.key)
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxNumbers:
+    """How full an outbox is."""
+
+    pending: int
+    parked: int
+    oldest_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """The right to relay one outbox, until it is taken away."""
+
+    outbox: str
+    owner: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who relays an outbox, as anybody may read it."""
+
+    owner: str
+    """Empty where the last one resigned."""
+
+    epoch: int
+    seconds_left: float
+    """Of the lease; 0 where it ran out."""
+
+
+class LeadershipLost(Fenced):
+    """A newer leader relays the outbox: this one deletes and parks nothing more."""
+
+    def __init__(self, outbox: str, epoch: int) -> None:
+        super().__init__(outbox, epoch)
+        self.outbox = outbox
+        self.epoch = epoch
+
+    def __str__(self) -> str:
+        return (
+            f"outbox {self.outbox}: the leadership of epoch {self.epoch} was lost; "
+            f"what was published and not deleted is published again, under the same ids"
+        )
+
+
+class OutboxConflict(Misuse):
+    """Two different messages were given one id; the second was not written."""
+
+    def __init__(self, there: OutboxEntry, new: OutboxEntry) -> None:
+        super().__init__(there, new)
+        self.there = there
+        self.new = new
+
+    def __str__(self) -> str:
+        return (
+            f"outbox {self.new.outbox} has another message with the id "
+            f"{self.new.message_id!r}: {_described(self.there)} is there, {_described(self.new)} "
+            f"was to be added. Give every message an id of its own"
+        )
+
+
+def refuse_another(there: OutboxEntry, new: OutboxEntry) -> None:
+    """Let an entry be written again, but no other one under its id.
+
+    Raises:
+        OutboxConflict: topic, key or payload differ.
+    """
+    is_known = there.erased_at is not None or there.value == new.value
+    if not is_known or (there.topic, there.key) != (new.topic, new.key):
+        raise OutboxConflict(there, new)
+
+
+def _described(entry: OutboxEntry) -> str:
+    # Never the payload itself: it may hold people's data, and errors are logged.
+    payload = "a tombstone" if entry.value is None else f"{len(entry.value):,} bytes"
+    if entry.value is not None:
+        payload += f" (sha256 {digest_of(entry.value)[:12]})"
+    return f"{payload} for topic {entry.topic!r}, key {entry.key!r}"

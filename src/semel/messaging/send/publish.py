@@ -1,0 +1,451 @@
+"""Publishing a batch of an outbox: what may go now, and what the broker's answers mean.
+
+Topics that the broker refuses as a whole: they wait, and a few messages go ahead.
+
+    refused      authorization failed, or none of many keys was taken
+    waiting      nothing of the topic is sent until its pause is over
+    trying       then the first messages of a few keys; one that is taken ends it
+    refused      again: a longer pause, and whoever has used up its attempts is parked
+    forgotten    nothing of the topic is left that could be tried
+
+Without this, a permission that is missing for a minute parks the whole outbox.
+
+Which entries of an outbox may go now, and what the broker's answers mean for the rest.
+
+    delivered        deleted
+    failed for now   its key waits; the next sweep after a pause begins with it again
+    failed for good  parked; its key's later entries wait until an operator has decided
+    topic refused    the whole topic waits, with `refused_topics`
+
+A key is let go only when a sweep begins, never within one: its earlier entries
+are behind the cursor by then, and its later ones would overtake them.
+
+One relay's way to its broker, which ends in time whatever the publisher does.
+
+What dashboards and operators hear of a relay: how full its outbox is, and what became of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Final
+
+from semel.clock import Clock
+from semel.errors import Fenced, InDoubt, Misuse, Retryable
+from semel.events import Measures, Metric
+from semel.messaging.database import Database
+from semel.messaging.failure import (
+    RETRYABLE_CLASSES,
+    Classification,
+    Classified,
+    Exhausted,
+    FailureClass,
+    Hopeless,
+    RetryIn,
+    Verdict,
+    is_retryable,
+    listed_codes,
+    verdict,
+)
+from semel.messaging.receive.broker import Outgoing, Publisher
+from semel.messaging.send.outbox import MESSAGE_ID_HEADER, Lane, OutboxEntry, lane_of
+from semel.messaging.settings import RetryPolicy, backoff
+
+log = logging.getLogger("semel.messaging")
+
+
+# So many keys that are refused together, with none of their topic taken, are no coincidence.
+MANY_KEYS: Final = 5
+
+
+# Enough for one message that is good to be among a few that are not.
+KEYS_AHEAD: Final = 10
+
+
+@dataclass(slots=True)
+class _Refused:
+    until: float = 0.0
+    times: int = 0
+    """How often it was refused in a row."""
+
+    is_over: bool = False
+    """Something was taken: the next sweep sends everything."""
+
+    is_tried: bool = False
+    """Its pause was over when the sweep began."""
+
+    is_seen: bool = False
+    """The sweep met an entry that waits for the topic alone."""
+
+    ahead: int = 0
+    """How many more keys may go ahead in this sweep."""
+
+    gone: set[Lane] = field(default_factory=set)
+
+
+class RefusedTopics:
+    """What one leader knows of the topics that it may not write to."""
+
+    def __init__(self, retry: RetryPolicy) -> None:
+        self._retry = retry
+        self._topics: dict[str, _Refused] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._topics)
+
+    @property
+    def next_due(self) -> float | None:
+        """When the first waiting topic may be tried again; None where none waits."""
+        return min((one.until for one in self._topics.values()), default=None)
+
+    def due(self, topic: str) -> float:
+        """Say when a waiting topic may be tried again."""
+        return self._topics[topic].until
+
+    def begin_sweep(self, now: float) -> None:
+        """Let a few keys go ahead where the pause is over; forget what is over as a whole."""
+        self._topics = {name: one for name, one in self._topics.items() if not one.is_over}
+        for one in self._topics.values():
+            one.is_tried = one.until <= now
+            one.is_seen = False
+            one.ahead = KEYS_AHEAD if one.is_tried else 0
+            one.gone.clear()
+
+    def end_sweep(self) -> None:
+        """Forget topics that could be tried and had nothing to try: parked, dropped, erased.
+
+        Nothing would ever end their refusal, and the relay would look for them without a pause.
+        """
+        self._topics = {
+            name: one
+            for name, one in self._topics.items()
+            if one.is_seen or one.is_over or not one.is_tried
+        }
+
+    def lets_go(self, entry: OutboxEntry) -> bool:
+        """Tell whether *entry* may be sent, and count it if it goes ahead of others."""
+        one = self._topics.get(entry.topic)
+        if one is None:
+            return True
+        one.is_seen = True
+        lane = lane_of(entry)
+        if one.ahead == 0 or lane in one.gone:
+            return False
+        one.ahead -= 1
+        one.gone.add(lane)
+        return True
+
+    def note(
+        self,
+        delivered: Sequence[OutboxEntry],
+        hopeless: Sequence[tuple[OutboxEntry, Classified]],
+        now: float,
+    ) -> dict[str, Classified]:
+        """Look at what became of a batch; return the topics that were refused as a whole."""
+        if not hopeless and not self._topics:
+            return {}
+        taken = {entry.topic for entry in delivered}
+        refused: dict[str, Classified] = {}
+        for topic in {entry.topic for entry, _ in hopeless}:
+            failures = [failure for entry, failure in hopeless if entry.topic == topic]
+            found = self._of_the_topic(topic, failures, taken)
+            if found is not None:
+                refused[topic] = found
+                one = self._topics.setdefault(topic, _Refused())
+                one.times += 1
+                one.is_over = False
+                one.ahead = 0
+                one.until = now + backoff(self._retry, one.times)
+        for topic in taken & self._topics.keys() - refused.keys():
+            self._topics[topic].is_over = True
+            self._topics[topic].until = now
+        return refused
+
+    def _of_the_topic(
+        self, topic: str, failures: Sequence[Classified], taken: Collection[str]
+    ) -> Classified | None:
+        for failure in failures:
+            if failure.failure_class is FailureClass.AUTHORIZATION:
+                return failure
+        if topic in taken or (topic not in self._topics and len(failures) < MANY_KEYS):
+            return None
+        return failures[0]
+
+
+def outgoing_of(entry: OutboxEntry) -> Outgoing:
+    """Return what the broker gets: the entry, with its id in a header."""
+    headers = {MESSAGE_ID_HEADER: entry.message_id.encode()}
+    if entry.headers:
+        headers.update(entry.headers)
+    key = None if entry.key is None else entry.key.encode()
+    return Outgoing(entry.topic, entry.value, key, headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Parking:
+    """An entry that the broker will never take."""
+
+    entry: OutboxEntry
+    reason: str
+
+
+@dataclass(slots=True)
+class Settled:
+    """What is to be written about one published batch."""
+
+    delivered: list[OutboxEntry] = field(default_factory=list)
+    """They are durable at the broker."""
+
+    failed: list[OutboxEntry] = field(default_factory=list)
+    """They are tried again."""
+
+    parked: list[Parking] = field(default_factory=list)
+    """The broker will never take them."""
+
+    refused: dict[str, Classified] = field(default_factory=dict)
+    """Topics that the broker refuses as a whole, and why."""
+
+
+class Sending:
+    """What one leader knows of its outbox's keys."""
+
+    def __init__(self, retry: RetryPolicy, classification: Classification) -> None:
+        self._retry = retry
+        listed = listed_codes(retry, classification.codes)
+        self._classification = classification.extended(codes=listed)
+        self._held: dict[Lane, float] = {}
+        """Until when a lane waits, on the clock of whoever calls."""
+
+        self._parked: frozenset[tuple[str, str]] = frozenset()
+        self._topics = RefusedTopics(retry)
+
+    def begin_sweep(self, parked_keys: frozenset[tuple[str, str]], now: float) -> None:
+        """Let go of lanes whose pause is over, and of those whose parked entry is gone."""
+        self._held = {lane: until for lane, until in self._held.items() if until > now}
+        self._parked = parked_keys
+        self._topics.begin_sweep(now)
+
+    def end_sweep(self) -> None:
+        """Note that everything was seen since the sweep began."""
+        self._topics.end_sweep()
+
+    @property
+    def next_due(self) -> float | None:
+        """When the first waiting lane or topic may be tried again; None where none waits."""
+        due = [*self._held.values()]
+        if self._topics.next_due is not None:
+            due.append(self._topics.next_due)
+        return min(due, default=None)
+
+    def sendable(self, entries: Sequence[OutboxEntry]) -> Sequence[OutboxEntry]:
+        """Leave out what must not overtake an entry before it."""
+        if not self._held and not self._parked and not self._topics:
+            return entries
+        return [e for e in entries if not self._waits(lane_of(e)) and self._topics.lets_go(e)]
+
+    def settle(
+        self, entries: Sequence[OutboxEntry], answers: Sequence[Exception | None], now: float
+    ) -> Settled:
+        """Say what the broker's answers mean; lanes with a failure wait from here on.
+
+        Raises:
+            Misuse: the publisher did not answer for every entry.
+        """
+        if len(answers) != len(entries):
+            raise Misuse(
+                f"the publisher answered for {len(answers)} of {len(entries)} messages; "
+                f"it must answer for each, in order"
+            )
+        if not any(answers) and not self._topics:
+            return Settled(list(entries))
+        settled = Settled()
+        failures: list[tuple[OutboxEntry, Classified]] = []
+        for entry, error in zip(entries, answers, strict=True):
+            if error is None:
+                settled.delivered.append(entry)
+            elif not self._waits(lane := lane_of(entry)):
+                self._held[lane] = now
+                failures.append((entry, self._classification.classify(error)))
+        hopeless = [one for one in failures if not is_retryable(self._retry, one[1])]
+        settled.refused = self._topics.note(settled.delivered, hopeless, now)
+        for entry, failure in failures:
+            self._settle_failure(entry, failure, settled, now)
+        return settled
+
+    def _settle_failure(
+        self, entry: OutboxEntry, failure: Classified, settled: Settled, now: float
+    ) -> None:
+        attempts = entry.attempts + 1
+        fate: Verdict = verdict(self._retry, failure, attempts)
+        if isinstance(fate, Exhausted) and failure.failure_class in RETRYABLE_CLASSES:
+            # The broker's own troubles pass; a limit would park whatever met an outage.
+            fate = RetryIn(backoff(self._retry, attempts))
+        if isinstance(fate, Hopeless) and entry.topic in settled.refused:
+            # It is the topic that waits; the entry has only met it.
+            due = self._topics.due(entry.topic)
+            fate = RetryIn(due - now) if attempts < self._retry.max_attempts else Exhausted()
+        if isinstance(fate, RetryIn):
+            self._held[lane_of(entry)] = now + fate.seconds
+            settled.failed.append(entry)
+        else:
+            settled.parked.append(Parking(entry, failure.reason))
+
+    def _waits(self, lane: Lane) -> bool:
+        return lane in self._held or lane in self._parked
+
+
+# A publisher that is cancelled gets so long to clean up; then it is left behind.
+CLEAN_UP_SECONDS: Final = 1.0
+
+
+class NoAnswer(Retryable):
+    """The publisher did not answer in time: nothing is known of what it was given."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+    def __str__(self) -> str:
+        return (
+            f"the publisher did not answer within {self.seconds:g} s; "
+            f"what it was given is published again, under the same ids"
+        )
+
+
+class Publishing:
+    """Asks a publisher, for so long at most; a stop makes it shorter."""
+
+    def __init__(
+        self, publisher: Publisher, publish_seconds: float, stop_seconds: float, clock: Clock
+    ) -> None:
+        if publish_seconds <= 0 or stop_seconds < 0:
+            raise Misuse("a relay needs some time to publish, and for its end not less than none")
+        self._publisher = publisher
+        self._publish_seconds = publish_seconds
+        self._stop_seconds = stop_seconds
+        self._clock = clock
+        self._stop_by = 0.0
+        self.stopped = asyncio.Event()
+        """Set when the relay is to end."""
+
+    def stop_soon(self) -> None:
+        """Let the batch in hand end within the deadline; the event is the caller's to set."""
+        self._stop_by = self._clock.monotonic() + self._stop_seconds
+
+    async def together(self, batch: Sequence[Outgoing]) -> Sequence[Exception | None]:
+        """Publish a batch.
+
+        Raises:
+            NoAnswer: the time is over.
+        """
+        asking = asyncio.ensure_future(self._publisher.publish(batch))
+        began = self._clock.monotonic()
+        try:
+            await self._wait(asking)
+            if asking.done() and not asking.cancelled():
+                return asking.result()
+        finally:
+            await _abandon(asking)
+        raise NoAnswer(self._clock.monotonic() - began)
+
+    async def singly(self, entries: Sequence[OutboxEntry]) -> list[Exception | None]:
+        """Publish entries one by one, each key until its first failure; all, while one answers.
+
+        A publisher that raises `Retryable` knows nothing of the broker any more: the rest of
+        the batch would wait for the same silence, message after message.
+        """
+        answers: list[Exception | None] = []
+        failed: dict[Lane, Exception] = {}
+        silence: Retryable | None = None
+        for entry in entries:
+            lane = lane_of(entry)
+            if lane not in failed:
+                answer: Exception | None = silence
+                if silence is None:
+                    try:
+                        [answer] = await self.together([outgoing_of(entry)])
+                    except (Fenced, Misuse):
+                        raise
+                    except Retryable as error:
+                        answer = silence = error
+                    except Exception as error:  # noqa: BLE001  the answer for this one message
+                        answer = error
+                if answer is not None:
+                    failed[lane] = answer
+            answers.append(failed.get(lane))
+        return answers
+
+    async def _wait(self, asking: asyncio.Future[Sequence[Exception | None]]) -> None:
+        stopping = asyncio.ensure_future(self.stopped.wait())
+        try:
+            either: set[asyncio.Future[Any]] = {asking, stopping}
+            await asyncio.wait(
+                either, timeout=self._publish_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not asking.done() and self.stopped.is_set():
+                left = min(self._stop_by - self._clock.monotonic(), self._publish_seconds)
+                await asyncio.wait({asking}, timeout=max(0.0, left))
+        finally:
+            stopping.cancel()
+
+
+async def _abandon(asking: asyncio.Future[Sequence[Exception | None]]) -> None:
+    if not asking.done():
+        asking.cancel()
+        asking.add_done_callback(lambda one: one.cancelled() or one.exception())
+        await asyncio.wait({asking}, timeout=CLEAN_UP_SECONDS)
+
+
+MEASURE_SECONDS: Final = 15.0
+
+
+_TOPIC: Final = attrgetter("topic")
+
+
+class RelayTelling:
+    """One relay's word to whoever watches it."""
+
+    def __init__(self, database: Database, outbox: str, measures: Measures, clock: Clock) -> None:
+        self._database = database
+        self._outbox = outbox
+        self._measures = measures
+        self._clock = clock
+        self._measured = -MEASURE_SECONDS
+
+    async def measure(self) -> None:
+        """Say how full the outbox is, once in a while."""
+        now = self._clock.monotonic()
+        if now < self._measured + MEASURE_SECONDS:
+            return
+        self._measured = now
+        try:
+            async with self._database.begin() as unit:
+                numbers = await unit.outbox.numbers(self._outbox)
+        except (Retryable, InDoubt):
+            return  # the next time
+        count = self._measures.count
+        count(Metric.OUTBOX_PENDING, self._outbox, value=numbers.pending)
+        count(Metric.OUTBOX_OLDEST_SECONDS, self._outbox, value=numbers.oldest_seconds)
+
+    def tell(self, settled: Settled) -> None:
+        """Count what became of a batch, and log what an operator must know."""
+        became = {
+            "ok": settled.delivered,
+            "retried": settled.failed,
+            "parked": [parking.entry for parking in settled.parked],
+        }
+        for status, entries in became.items():
+            for topic, number in Counter(map(_TOPIC, entries)).items():
+                labels = (self._outbox, topic, status)
+                self._measures.count(Metric.OUTBOX_PUBLISHED, *labels, value=number)
+        for topic, failure in settled.refused.items():
+            nouns = {"outbox": self._outbox, "topic": topic}
+            log.error("topic refused, trying again", extra={**nouns, "reason": failure.reason})
+        for parking in settled.parked:
+            nouns = {"outbox": self._outbox, "id": parking.entry.message_id}
+            log.error("message parked", extra={**nouns, "reason": parking.reason})

@@ -1,0 +1,1 @@
+"""What people ask and do, in both halves: plain answers, without a terminal."""

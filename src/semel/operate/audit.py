@@ -1,0 +1,100 @@
+"""Verifying the audit trail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from semel.operate.stores import FIRST_HASH, AuditEntry, hash_of
+
+if TYPE_CHECKING:
+    from semel.operate.stores import OperatorDatabase
+
+
+def break_in(entries: Sequence[AuditEntry], before: AuditEntry | None = None) -> str | None:
+    """Say where a stretch of the chain is broken; None where it is whole."""
+    number = before.number if before else 0
+    previous = before.hash if before else FIRST_HASH
+    for entry in entries:
+        if entry.number != number + 1:
+            return f"entry {number + 1} is missing: {entry.number} follows {number}"
+        if entry.previous_hash != previous:
+            return f"entry {entry.number} does not follow the entry before it"
+        if entry.hash != hash_of(entry.number, entry.at, entry.act, entry.previous_hash):
+            return f"entry {entry.number} was changed"
+        number, previous = entry.number, entry.hash
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The chain is whole, and ends where its head says."""
+
+    entries: int
+    hash: str
+    """Of the last entry; worth writing down elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Somebody changed the trail."""
+
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotedHead:
+    """What somebody wrote down of the trail's end, outside of this database."""
+
+    number: int
+    hash: str
+
+
+PAGE: Final = 1000
+
+
+async def verify(
+    database: OperatorDatabase,
+    noted: NotedHead | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Verified | Broken:
+    """Walk the whole chain, a page per transaction, and compare its end with the head.
+
+    Entries may be appended meanwhile.  An end that was cut off together with the head shows
+    only against a head that was *noted* before.  *progress* hears behind every page how many
+    entries were found whole, and how many there are.
+    """
+    last: AuditEntry | None = None
+    while True:
+        async with database.begin() as unit:
+            # The head first: whatever it says, the entries behind this line must have.
+            number, head_hash = await unit.audit.head()
+            page = await unit.audit.read(last.number if last else 0, PAGE)
+        where = break_in(page, last) or _against(noted, page)
+        if where is not None:
+            return Broken(where)
+        if not page:
+            return _end(last, number, head_hash, noted)
+        last = page[-1]
+        progress(last.number, number)
+
+
+def _against(noted: NotedHead | None, page: Sequence[AuditEntry]) -> str | None:
+    for entry in page:
+        if noted is not None and entry.number == noted.number and entry.hash != noted.hash:
+            return f"entry {entry.number} is not the one that was noted"
+    return None
+
+
+def _end(
+    last: AuditEntry | None, number: int, head_hash: str, noted: NotedHead | None
+) -> Verified | Broken:
+    found = last.number if last else 0
+    if noted is not None and noted.number > found:
+        return Broken(f"the trail ends at {found}, and {noted.number} was noted")
+    if number != found:
+        return Broken(f"the trail ends at {found}, and its head says {number}")
+    if head_hash != (last.hash if last else FIRST_HASH):
+        return Broken(f"the head has another hash than entry {found}")
+    return Verified(found, head_hash)

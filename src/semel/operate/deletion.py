@@ -1,0 +1,234 @@
+"""Deleting a message: one person asks, another one approves or refuses (B-17).
+
+Who is who is the caller's to know: semel compares names, and the accounts of the
+operating system where they are known, and the audit trail keeps both.  What is
+approved is what was asked for: a message that was changed meanwhile stays.  A
+deleted message's claim stays, so that it is never handled again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.errors import Misuse
+from semel.messaging.failed.deadletters import erase_letter_records
+from semel.messaging.handle.claims import DELETED, ClaimState, Failure
+from semel.messaging.outcome import Mark
+from semel.messaging.receive.offsets import mark
+from semel.messaging.records import AttemptFilter, DeadLetter, WaitingMessage
+from semel.operate.acts import (
+    NoSuchMessage,
+    NotPossible,
+    acting,
+    need_actor,
+    need_nobody_at_it,
+    need_reason,
+    overrule,
+)
+from semel.operate.deadletters import AMONG_LETTERS
+from semel.operate.parking import WAITING, need_waiting
+from semel.operate.stores import (
+    Act,
+    Approval,
+    Asked,
+    Decision,
+    OperatorDatabase,
+    OperatorUnit,
+    Revision,
+    RevisionFilter,
+    account_now,
+    same_name,
+)
+
+ASKED: Final = "delete.ask"
+
+
+class SamePerson(Misuse):
+    """Whoever asked for a deletion wants to decide it, too."""
+
+    def __init__(self, number: int, person: str) -> None:
+        super().__init__(number, person)
+        self.number = number
+        self.person = person
+
+    def __str__(self) -> str:
+        return f"request {self.number} was made by {self.person}; a second person must decide it"
+
+
+class SameAccount(Misuse):
+    """A deletion is to be approved from the account from which it was asked for."""
+
+    def __init__(self, number: int, account: str) -> None:
+        super().__init__(number, account)
+        self.number = number
+        self.account = account
+
+    def __str__(self) -> str:
+        return (
+            f"request {self.number} was made from the account {self.account}, too; a second "
+            f"person approves it from their own, or says that several people share this one "
+            f"(--shared-account), which the audit trail keeps"
+        )
+
+
+async def ask_to_delete(
+    database: OperatorDatabase, consumer: str, message_id: str, *, actor: str, reason: str
+) -> Approval:
+    """Ask for the deletion of a message in the waiting room; nothing is deleted yet.
+
+    Raises:
+        NoSuchMessage: it does not wait.
+        Misuse: no reason is given, or it was asked for already.
+    """
+    async with acting(database) as unit:
+        seen = await need_waiting(unit, consumer, message_id)
+        return await _ask(unit, Asked.DELETE_WAITING, seen, actor, reason)
+
+
+async def ask_to_delete_dead_letter(
+    database: OperatorDatabase, consumer: str, message_id: str, *, actor: str, reason: str
+) -> Approval:
+    """Ask for the deletion of a dead letter; nothing is deleted yet.
+
+    Raises:
+        NoSuchMessage: there is no such letter.
+        Misuse: no reason is given, or it was asked for already.
+    """
+    async with acting(database) as unit:
+        seen = await unit.dead_letters.get(consumer, message_id)
+        if seen is None:
+            raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
+        return await _ask(unit, Asked.DELETE_LETTER, seen, actor, reason)
+
+
+async def approve_delete(
+    database: OperatorDatabase, number: int, *, actor: str, reason: str = ""
+) -> Approval:
+    """Delete what another person asked to delete, its revisions' payloads included.
+
+    So is what waits in the outbox for a topic of dead letters; what that topic has got is the
+    broker's.
+
+    Raises:
+        SamePerson: *actor* asked for it.
+        SameAccount: it was asked for from the account that this is done from.
+        NoSuchMessage: it left meanwhile: it was handled, skipped, or sent back.
+        NotPossible: its payload was changed since it was asked for, or it is being handled.
+        Misuse: there is no such request, or it was decided already.
+    """
+    async with acting(database) as unit:
+        request = await _decide(unit, number, actor, Decision.APPROVED)
+        await _need_another_account(unit, request)
+        consumer, message_id = request.consumer, request.message_id
+        if request.act is Asked.DELETE_LETTER:
+            letter = await unit.dead_letters.get(consumer, message_id)
+            _need_the_same(request, letter)
+            came_from = letter.source if letter else None
+            if not await unit.dead_letters.remove(consumer, message_id):
+                raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
+            await unit.inbox.close(consumer, message_id, DELETED)
+            await unit.inbox.erase(message_id=message_id, consumer=consumer)
+        else:
+            waiting = await unit.waiting.get(consumer, message_id)
+            _need_the_same(request, waiting)
+            came_from = waiting.source if waiting else None
+            if not await unit.waiting.remove(consumer, message_id):
+                raise NoSuchMessage(consumer, message_id, WAITING)
+            await need_nobody_at_it(unit, consumer, message_id)
+            # Somebody may have fixed it between the two statements.
+            revisions = await unit.revisions.of(consumer, message_id)
+            _need_the_same(request, revisions[-1] if revisions else None)
+        await _never_again(unit, consumer, message_id)
+        await mark(unit, consumer, Mark.DELETED, came_from)
+        await erase_letter_records(unit, consumer, message_id)
+        await unit.revisions.erase(RevisionFilter(consumer, message_id))
+        await unit.attempts.erase(AttemptFilter(consumer, message_id))
+        await _audit(unit, "delete.approve", request, actor, reason)
+        return await _decided(unit, number)
+
+
+async def refuse_delete(
+    database: OperatorDatabase, number: int, *, actor: str, reason: str = ""
+) -> Approval:
+    """Keep what another person asked to delete.
+
+    Raises:
+        SamePerson: *actor* asked for it.
+        Misuse: there is no such request, or it was decided already.
+    """
+    async with acting(database) as unit:
+        request = await _decide(unit, number, actor, Decision.REFUSED)
+        await _audit(unit, "delete.refuse", request, actor, reason)
+        return await _decided(unit, number)
+
+
+async def _ask(
+    unit: OperatorUnit, act: Asked, seen: WaitingMessage | DeadLetter, actor: str, reason: str
+) -> Approval:
+    consumer, message_id = seen.consumer, seen.message_id
+    actor, reason = need_actor(actor), need_reason(reason, "deleting a message")
+    for known in await unit.approvals.about(consumer, message_id):
+        if known.act is act and known.decision is Decision.OPEN:
+            raise Misuse(
+                f"{known.asked_by} has asked to delete {message_id!r} already: request "
+                f"{known.number} waits for a second person"
+            )
+    request = await unit.approvals.ask(act, consumer, message_id, actor, reason, seen.payload_hash)
+    await _audit(unit, ASKED, request, actor, reason)
+    return request
+
+
+async def _decide(unit: OperatorUnit, number: int, actor: str, decision: Decision) -> Approval:
+    request = await unit.approvals.get(number)
+    if request is None:
+        raise Misuse(f"there is no request {number}")
+    if same_name(request.asked_by, need_actor(actor)):
+        raise SamePerson(number, request.asked_by)
+    if not await unit.approvals.decide(number, actor.strip(), decision):
+        raise Misuse(f"request {number} was decided already")
+    return request
+
+
+async def _need_another_account(unit: OperatorUnit, request: Approval) -> None:
+    account = account_now()
+    if account is None or account.shared:
+        return
+    for entry in await unit.audit.about(request.consumer, request.message_id):
+        details = entry.act.details
+        is_asking = entry.act.act == ASKED and details.get("request") == request.number
+        if is_asking and details.get("account") == account.name:
+            raise SameAccount(request.number, account.name)
+
+
+def _need_the_same(request: Approval, found: WaitingMessage | DeadLetter | Revision | None) -> None:
+    """See that a message, where it is there, is what the first person asked about."""
+    if found is not None and found.payload_hash != request.payload_hash:
+        why = (
+            f"its payload was changed after {request.asked_by} had asked to delete it; refuse "
+            f"request {request.number}, and ask again"
+        )
+        raise NotPossible(request.consumer, request.message_id, why)
+
+
+async def _never_again(unit: OperatorUnit, consumer: str, message_id: str) -> None:
+    row = await unit.claims.look_up(consumer, message_id)
+    attempts = row.attempts if row else 0
+    gone = Failure(ClaimState.FAILED_TERMINAL, attempts, DELETED)
+    await overrule(unit, consumer, message_id, gone)
+
+
+async def _audit(unit: OperatorUnit, act: str, request: Approval, actor: str, reason: str) -> None:
+    details = {
+        "request": request.number,
+        "what": request.act.value,
+        "asked_by": request.asked_by,
+        "hash": request.payload_hash,
+    }
+    said = Act(actor.strip(), act, request.consumer, request.message_id, reason, details)
+    await unit.audit.append(said)
+
+
+async def _decided(unit: OperatorUnit, number: int) -> Approval:
+    request = await unit.approvals.get(number)
+    assert request is not None
+    return request

@@ -1,0 +1,185 @@
+"""A dry run: the handler runs in a transaction that is always rolled back (B-15).
+
+What it would change and send is shown.  It asks nobody for the message: one
+that was handled, parked or buried can be tried as often as anybody likes.
+Whatever a handler does outside of its database really happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from semel.message import Message
+from semel.messaging.consumer import Consumer
+from semel.messaging.database import Unit
+from semel.messaging.failed.attempt_failed import write_failure
+from semel.messaging.failed.deadletters import is_letter_record
+from semel.messaging.failure import Classification, Classified
+from semel.messaging.handle.attempt import Try, apply, call, classify, handling
+from semel.messaging.handle.claims import ClaimLost, ClaimState
+from semel.messaging.handle.lease import Lease
+from semel.messaging.outcome import Handled, Outcome, Skipped
+from semel.messaging.receive.broker import Reader
+from semel.messaging.send.outbox import OutboxEntry, parent_of
+from semel.messaging.settings import Mode
+from semel.operate.replay_message import NoPayload, Source
+from semel.operate.selection import Selection, settled
+from semel.operate.stores import OperatorDatabase, OperatorUnit, RowChange
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What handling a message would do; nothing of it was kept."""
+
+    message_id: str
+    claim: ClaimState | None
+    """How the message stands; None where its consumer has never seen it."""
+
+    outcome: Outcome
+    """What would become of it, if it were claimed."""
+
+    failure: Classified | None = None
+    changes: Sequence[RowChange] = field(default_factory=tuple)
+    """Of a handler that failed: what it had done before."""
+
+    outgoing: Sequence[OutboxEntry] = field(default_factory=tuple)
+
+
+class _RolledBack(Exception):
+    """Ends a transaction of which nothing is kept."""
+
+
+async def dry_run(consumer: Consumer, database: OperatorDatabase, message: Message) -> DryRun:
+    """Run the handler of *message*, and take everything back.
+
+    A handler of batches gets a batch of one; one of mode leased gets a lease whose
+    transactions are taken back, too.
+
+    Raises:
+        Retryable: the database does not answer.
+    """
+    state = Try(message)
+    claim: ClaimState | None = None
+    changes: list[RowChange] = []
+    outgoing: Sequence[OutboxEntry] = ()
+    outcome: Outcome = Skipped()
+    try:
+        async with _rolled_back(database) as unit:
+            claim = await _stands(unit, consumer, state)
+            async with unit.watching() as changes:
+                outcome = await _handled(consumer, database, unit, state)
+            written = await unit.outbox.children(parent_of(consumer.name, message.id))
+            # One that says that the message is dead is there because it failed before.
+            outgoing = [entry for entry in written if not is_letter_record(entry)]
+    except Exception as error:
+        if not state.began:
+            raise
+        failure = classify(consumer, database, error)
+        outcome = await _after(consumer, database, state, failure)
+        return DryRun(message.id, claim, outcome, failure, tuple(changes))
+    return DryRun(message.id, claim, outcome, None, tuple(changes), tuple(outgoing))
+
+
+@asynccontextmanager
+async def _rolled_back(database: OperatorDatabase) -> AsyncIterator[OperatorUnit]:
+    """Open a transaction of which nothing is kept."""
+    with suppress(_RolledBack):
+        async with database.begin() as unit:
+            yield unit
+            raise _RolledBack
+
+
+async def _stands(unit: OperatorUnit, consumer: Consumer, state: Try) -> ClaimState | None:
+    row = await unit.claims.look_up(consumer.name, state.message.id)
+    if row is None:
+        return None
+    again = row.state is ClaimState.FAILED_RETRYABLE
+    state.message = state.message.tried(row.attempts + 1 if again else 1)
+    return row.state
+
+
+async def _handled(
+    consumer: Consumer, database: OperatorDatabase, unit: OperatorUnit, state: Try
+) -> Outcome:
+    if consumer.mode is Mode.LEASED:
+        return await _leased(consumer, database, unit, state)
+    outcome = await apply(consumer, unit, state)
+    if outcome == Skipped("old version"):
+        return await call(consumer, unit, state)
+    return outcome
+
+
+async def _leased(
+    consumer: Consumer, database: OperatorDatabase, unit: OperatorUnit, state: Try
+) -> Outcome:
+    state.began = True
+    message = state.message
+    within = _Within(unit, database.classification)
+    lease = _RehearsedLease(consumer.name, message.id, "dry run", fence=0, database=within)
+    with handling(consumer.name, message):
+        return Handled(await consumer.invoke(message, lease))
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """A database whose transactions are parts of one that is taken back."""
+
+    unit: OperatorUnit
+    classification: Classification
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[OperatorUnit]:
+        async with self.unit.savepoint():
+            yield self.unit
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+
+class _RehearsedLease(Lease):
+    """A lease of a message that nobody has claimed."""
+
+    async def _complete(self, unit: Unit, result: str | None) -> None:
+        if self.completed:
+            raise ClaimLost(self.consumer, self.message_id)
+
+
+async def _after(
+    consumer: Consumer, database: OperatorDatabase, state: Try, failure: Classified
+) -> Outcome:
+    """Find out what would be written of the failure."""
+    outcome: Outcome | None = None
+    async with _rolled_back(database) as unit:
+        await unit.claims.reopen(consumer.name, state.message.id)
+        outcome = await write_failure(unit, consumer, state.message, failure, state.gap)
+    return Skipped() if outcome is None else outcome
+
+
+async def dry_runs(
+    consumer: Consumer,
+    database: OperatorDatabase,
+    selection: Selection,
+    *,
+    limit: int,
+    reader: Reader | None = None,
+) -> list[DryRun | NoPayload]:
+    """Run the handler for the first messages of a selection, and take everything back.
+
+    Allowed where a replay is not.
+    """
+    async with database.begin() as unit:
+        selection = await settled(selection, consumer.name, unit, reader)
+    source = Source(selection, consumer, database, reader)
+    done: list[DryRun | NoPayload] = []
+    async with aclosing(source.items()) as items:
+        async for item in items:
+            message = await source.message(item)
+            if isinstance(message, NoPayload):
+                done.append(message)
+            else:
+                done.append(await dry_run(consumer, database, message))
+            if len(done) >= limit:
+                break
+    return done

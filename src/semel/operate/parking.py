@@ -1,0 +1,400 @@
+"""The parking lot: what a person can do with a message that waits (S3-30).
+
+    inspect    look at it, its revisions, its claim, and who did what with it
+    classify   write what it is
+    fix        replace its payload; the original stays
+    release    replay it, or its whole key, in order
+    skip       decide that it has no effect
+    delete     take it away, with a second person's approval (`semel.operate.deletion`)
+
+Each is one transaction with its entry in the audit trail.  Nothing is handled
+here: what was released is the retry worker's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from semel.errors import Misuse
+from semel.message import digest_of
+from semel.messaging.handle.claims import (
+    REPLACED,
+    SKIPPED,
+    WITHOUT_EFFECT,
+    ClaimRow,
+    ClaimState,
+    Failure,
+)
+from semel.messaging.outcome import Mark
+from semel.messaging.receive.offsets import mark
+from semel.messaging.records import WaitingFilter, WaitingMessage, Waits, is_made_up
+from semel.operate.acts import (
+    NoSuchMessage,
+    NotPossible,
+    acting,
+    complete_without_effect,
+    keep_payload,
+    need_actor,
+    need_nobody_at_it,
+    need_not_handled,
+    need_reason,
+)
+from semel.operate.stores import (
+    KEEP_ID,
+    NEW_ID,
+    Act,
+    Approval,
+    AuditEntry,
+    OperatorDatabase,
+    OperatorUnit,
+    Revision,
+    readable_diff,
+)
+
+LABELS: Final = ("business", "schema", "poison", "data", "dependency", "compliance")
+"""What parking lots are for (S3-29): good labels, but any word will do."""
+
+WAITING: Final = "in the waiting room"
+
+# A key with more parked messages is released in several calls.
+MOST_PARKED: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """All that is known of a waiting message."""
+
+    message: WaitingMessage
+    claim: ClaimRow | None
+    revisions: Sequence[Revision]
+    approvals: Sequence[Approval]
+    acts: Sequence[AuditEntry]
+    ahead: int
+    """Messages of its key that must leave first."""
+
+    behind: int
+    """Messages of its key that wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepId:
+    """The revision is handled under the message's own id; its claim expects the new payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewId:
+    """The revision is handled under another id; the old id counts as handled, without effect."""
+
+    message_id: str
+    second_effect: bool = False
+    """Also of a message that was handled: the revision has its effect besides, then."""
+
+
+Ids: TypeAlias = KeepId | NewId
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A message whose payload was replaced; it still waits."""
+
+    message_id: str
+    """Under which it will be handled."""
+
+    revision: Revision
+    diff: str
+
+
+async def inspect(
+    database: OperatorDatabase, consumer: str, message_id: str, *, actor: str
+) -> Inspection:
+    """Show a waiting message with its payload; who looked is written down.
+
+    Raises:
+        NoSuchMessage: it does not wait.
+    """
+    async with acting(database) as unit:
+        message = await need_waiting(unit, consumer, message_id)
+        await unit.audit.append(Act(need_actor(actor), "park.inspect", consumer, message_id))
+        queue = WaitingFilter(consumer, key=message.key, held=True)
+        total = await unit.waiting.count(queue) if message.held else 1
+        later = replace(queue, after_place=message.place)
+        behind = await unit.waiting.count(later) if message.held else 0
+        return Inspection(
+            message,
+            await unit.claims.look_up(consumer, message_id),
+            await unit.revisions.of(consumer, message_id),
+            await unit.approvals.about(consumer, message_id),
+            await unit.audit.about(consumer, message_id),
+            ahead=total - behind - 1,
+            behind=behind,
+        )
+
+
+async def classify(
+    database: OperatorDatabase,
+    consumer: str,
+    message_id: str,
+    label: str,
+    *,
+    actor: str,
+    reason: str = "",
+) -> None:
+    """Write what a waiting message is; an empty label takes the last one away.
+
+    Raises:
+        NoSuchMessage: it does not wait.
+    """
+    async with acting(database) as unit:
+        before = await need_waiting(unit, consumer, message_id)
+        if not await unit.waiting.label(consumer, message_id, label):
+            raise NoSuchMessage(consumer, message_id, WAITING)
+        details = {"label": label, "before": before.label}
+        await unit.audit.append(
+            Act(need_actor(actor), "park.classify", consumer, message_id, reason, details)
+        )
+
+
+async def fix(
+    database: OperatorDatabase,
+    consumer: str,
+    message_id: str,
+    payload: bytes,
+    *,
+    ids: Ids,
+    actor: str,
+    reason: str,
+) -> Fixed:
+    """Replace the payload of a waiting message, which keeps its place and waits on.
+
+    The original is kept as revision 0.  Neither payload gets into the audit trail, only
+    their hashes.
+
+    Raises:
+        NoSuchMessage: it does not wait.
+        NotPossible: it was erased, is being handled, or was handled and no second effect is
+            asked for.
+        Misuse: nothing would change, or the new id is taken.
+    """
+    reason = need_reason(reason, "fixing a message")
+    new_hash = digest_of(payload)
+    async with acting(database) as unit:
+        before = await need_waiting(unit, consumer, message_id)
+        need_payload(before)
+        new_id = await _new_id(unit, before, ids, payload)
+        if not await unit.waiting.revise(consumer, message_id, payload, new_hash, new_id):
+            raise NoSuchMessage(consumer, message_id, WAITING)
+        await need_nobody_at_it(unit, consumer, message_id)
+        revision = await _add_revision(
+            unit, before, payload, ids, actor=need_actor(actor), reason=reason
+        )
+        if isinstance(ids, NewId):
+            await _rename(unit, before, revision, ids)
+        else:
+            await unit.claims.expect_payload(consumer, message_id, new_hash)
+        details = {
+            "revision": revision.number,
+            "ids": revision.id_policy,
+            "hash_before": before.payload_hash,
+            "hash": new_hash,
+        }
+        if revision.new_id is not None:
+            details["new_id"] = revision.new_id
+        await unit.audit.append(
+            Act(actor.strip(), "park.fix", consumer, message_id, reason, details)
+        )
+    return Fixed(new_id, revision, readable_diff(before.payload, payload))
+
+
+async def release(
+    database: OperatorDatabase, consumer: str, message_id: str, *, actor: str, reason: str = ""
+) -> None:
+    """Send a parked message back to its consumer, as soon as it is its turn.
+
+    Its attempts count from the start.  Messages of its key that came later stay behind it.
+
+    Raises:
+        NoSuchMessage: it does not wait.
+        NotPossible: it is not parked, was erased, its id was handled already, or is made up.
+    """
+    async with acting(database) as unit:
+        await _release(unit, await need_waiting(unit, consumer, message_id))
+        await unit.audit.append(
+            Act(need_actor(actor), "park.release", consumer, message_id, reason)
+        )
+
+
+async def release_key(
+    database: OperatorDatabase, consumer: str, key: str, *, actor: str, reason: str = ""
+) -> list[str]:
+    """Send all parked messages of a key back to their consumer, in the order they came.
+
+    Returns their ids.
+
+    Raises:
+        NotPossible: one of them was erased, or its id was handled already: it must be
+            skipped or fixed first.
+    """
+    async with acting(database) as unit:
+        which = WaitingFilter(consumer, key=key, waits=Waits.PARKED)
+        messages = await unit.waiting.find(which, MOST_PARKED)
+        if not messages:
+            raise Misuse(f"consumer {consumer} has nothing parked under the key {key!r}")
+        for message in messages:
+            await _release(unit, message)
+            await unit.audit.append(
+                Act(
+                    need_actor(actor),
+                    "park.release",
+                    consumer,
+                    message.message_id,
+                    reason,
+                    {"with_key": True},
+                )
+            )
+    return [message.message_id for message in messages]
+
+
+async def skip(
+    database: OperatorDatabase, consumer: str, message_id: str, *, actor: str, reason: str
+) -> None:
+    """Decide that a waiting message has no effect; the next one of its key has its turn.
+
+    Its claim is completed, with the code SKIPPED: a repetition is a duplicate.  The payload
+    is kept.
+
+    Raises:
+        NoSuchMessage: it does not wait.
+        NotPossible: it is being handled.
+        Misuse: no reason is given.
+    """
+    reason = need_reason(reason, "skipping a message")
+    async with acting(database) as unit:
+        message = await need_waiting(unit, consumer, message_id)
+        if not await unit.waiting.remove(consumer, message_id):
+            raise NoSuchMessage(consumer, message_id, WAITING)
+        await need_nobody_at_it(unit, consumer, message_id)
+        await keep_payload(unit, message)
+        await complete_without_effect(unit, consumer, message_id, SKIPPED)
+        await mark(unit, consumer, Mark.SKIPPED, message.source)
+        details = {"hash": message.payload_hash}
+        await unit.audit.append(
+            Act(need_actor(actor), "park.skip", consumer, message_id, reason, details)
+        )
+
+
+async def need_waiting(unit: OperatorUnit, consumer: str, message_id: str) -> WaitingMessage:
+    """Return a message that waits.
+
+    Raises:
+        NoSuchMessage: it does not.
+    """
+    message = await unit.waiting.get(consumer, message_id)
+    if message is None:
+        raise NoSuchMessage(consumer, message_id, WAITING)
+    return message
+
+
+def need_payload(message: WaitingMessage) -> None:
+    """See that there is something to handle.
+
+    Raises:
+        NotPossible: it was erased.
+    """
+    if message.erased_at is not None:
+        raise NotPossible(
+            message.consumer,
+            message.message_id,
+            "its payload was erased, so it can only be skipped or deleted",
+        )
+
+
+async def _release(unit: OperatorUnit, message: WaitingMessage) -> None:
+    consumer, message_id = message.consumer, message.message_id
+    need_payload(message)
+    if is_made_up(message_id):
+        why = (
+            "no message has this id, which was made up when it was buried; give it one of its "
+            "own with `parking fix --new-id`, or skip it"
+        )
+        raise NotPossible(consumer, message_id, why)
+    if not await unit.waiting.release(consumer, message_id):
+        why = f"it is not parked (it waits: {message.waits}), or somebody was quicker"
+        raise NotPossible(consumer, message_id, why)
+    await need_not_handled(unit, consumer, message_id)
+    await unit.claims.reopen(consumer, message_id)
+
+
+async def _new_id(unit: OperatorUnit, message: WaitingMessage, ids: Ids, payload: bytes) -> str:
+    """Return the id to handle it under, after seeing that it can be used."""
+    consumer = message.consumer
+    if isinstance(ids, KeepId):
+        if payload == message.payload:
+            raise Misuse(f"message {message.message_id!r} has exactly this payload already")
+        await need_not_handled(unit, consumer, message.message_id)
+        return message.message_id
+    taken = (
+        await unit.waiting.get(consumer, ids.message_id)
+        or await unit.claims.look_up(consumer, ids.message_id)
+        or await unit.dead_letters.get(consumer, ids.message_id)
+        or await unit.inbox.get(consumer, ids.message_id)
+    )
+    if is_made_up(ids.message_id):
+        raise Misuse(f"{ids.message_id!r} looks like an id that semel makes up; choose another id")
+    if not ids.message_id or taken:
+        raise Misuse(f"consumer {consumer} knows a message {ids.message_id!r}; choose another id")
+    return ids.message_id
+
+
+async def _add_revision(
+    unit: OperatorUnit, before: WaitingMessage, payload: bytes, ids: Ids, *, actor: str, reason: str
+) -> Revision:
+    original = Revision(
+        before.consumer, before.message_id, before.payload, before.payload_hash, key=before.key
+    )
+    if not await unit.revisions.of(before.consumer, before.message_id):
+        await unit.revisions.add(original)
+    revised = replace(
+        original,
+        payload=payload,
+        payload_hash=digest_of(payload),
+        actor=actor,
+        reason=reason,
+        id_policy=NEW_ID if isinstance(ids, NewId) else KEEP_ID,
+        new_id=ids.message_id if isinstance(ids, NewId) else None,
+    )
+    return await unit.revisions.add(revised)
+
+
+async def _rename(
+    unit: OperatorUnit, before: WaitingMessage, revision: Revision, ids: NewId
+) -> None:
+    """Close the old id's claim, and say at the new id where it comes from."""
+    consumer, new_id = before.consumer, ids.message_id
+    await complete_without_effect(unit, consumer, before.message_id, REPLACED)
+    # Nobody changes a completed claim: whoever was quicker has handled the message.
+    old = await unit.claims.look_up(consumer, before.message_id)
+    if old is not None and old.error_code not in WITHOUT_EFFECT and not ids.second_effect:
+        why = (
+            "it was handled already, and under another id it would have its effect a second "
+            "time; skip it, or ask for a second effect (`parking fix --second-effect`)"
+        )
+        raise NotPossible(consumer, before.message_id, why)
+    # Somebody may have released it, or parked it, since it was read.
+    now = await need_waiting(unit, consumer, new_id)
+    state = ClaimState.FAILED_RETRYABLE if now.waits is Waits.RETRY else ClaimState.PARKED
+    waits = Failure(state, 0, before.error_code, payload_hash=revision.payload_hash)
+    await unit.claims.mark_failed(consumer, new_id, waits)
+    came_from = f"revision {revision.number} of {before.message_id}"
+    await unit.revisions.add(
+        Revision(
+            consumer,
+            new_id,
+            revision.payload,
+            revision.payload_hash,
+            key=before.key,
+            actor=revision.actor,
+            reason=came_from,
+        )
+    )

@@ -1,0 +1,494 @@
+"""A replay: selected messages are handled again, carefully, and only those that were not.
+
+How far a replay is: what it writes of itself, and what it tells.
+
+A replay: selected messages are handled again, carefully, and only those that were not.
+
+    begin ─▶ 1 ─▶ 10 ─▶ the rest ─▶ end        a canary before everything else
+              └──────┴── failures ─▶ stop       and whoever runs it again goes on from there
+
+The message's id stays, so what was handled is a duplicate and has no second
+effect.  The cursor is durable before and after every message that is tried: a
+replay that is killed goes on with the very message that it had in its hand.
+
+What a person can do about a replay: stop it for a while, or let it go for good.
+
+Each is one transaction with its entry in the audit trail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any, Final
+
+from semel.clock import SYSTEM_CLOCK, Clock
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Fenced, Misuse, Permanent
+from semel.messaging.consumer import Consumer
+from semel.messaging.receive.broker import Reader
+from semel.messaging.settings import ReplayRule, ReplayRules
+from semel.operate.acts import acting, need_actor, need_reason
+from semel.operate.deadletters import MOST_RETRIES
+from semel.operate.replay_message import Handle, Item, Replayed, Replayer, Source, Terms, Turn
+from semel.operate.selection import (
+    Selection,
+    asked,
+    for_the_trail,
+    from_json,
+    settled,
+    to_json,
+    topic_of,
+)
+from semel.operate.stores import OVER, Act, OperatorDatabase, OperatorUnit, ReplayRun, ReplayState
+
+# Some reasons name their message: a long replay must not collect them all.
+MOST_REASONS: Final = 5
+
+
+OTHER_REASONS: Final = "other reasons"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """How far a replay is."""
+
+    name: str
+    state: ReplayState
+    counts: dict[Turn, int]
+    why: str = ""
+    """Why it does not go on, where it has not finished."""
+
+    last: Replayed | None = None
+    """The message that had its turn last."""
+
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    """Why messages were refused, and how many for each reason."""
+
+    asks: bool = False
+    """It stopped behind a stage of the canary, for somebody to look and run it again."""
+
+    @property
+    def done(self) -> int:
+        """Messages that had their turn."""
+        return sum(self.counts.values())
+
+    @property
+    def tried(self) -> int:
+        """Messages whose handler was called."""
+        return self.counts[Turn.HANDLED] + self.counts[Turn.FAILED]
+
+
+Progress = Callable[[ReplayReport], None]
+
+
+@dataclass(slots=True)
+class Cursor:
+    """How far a replay is; written as JSON."""
+
+    after: Any = None
+    hand: list[Any] | None = None
+    """Id and place of the message that was about to be tried."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    def count(self, done: Replayed) -> None:
+        """Count a turn; of refusals, keep the reasons."""
+        self.counts[done.turn.value] += 1
+        if done.turn is Turn.REFUSED:
+            is_one_more = done.why not in self.refusals and len(self.refusals) >= MOST_REASONS
+            self.refusals[OTHER_REASONS if is_one_more else done.why] += 1
+
+    def text(self) -> str:
+        """Write it for a table."""
+        said = {"after": self.after, "hand": self.hand, "counts": dict(self.counts)}
+        return json.dumps({**said, "refusals": dict(self.refusals)})
+
+    @classmethod
+    def read(cls, text: str) -> Cursor:
+        """Read what `text` wrote."""
+        said = json.loads(text)
+        counts, refusals = Counter(said["counts"]), Counter(said.get("refusals", {}))
+        return cls(said["after"], said["hand"], counts, refusals)
+
+    def report(self, name: str, state: ReplayState, last: Replayed | None = None) -> ReplayReport:
+        """Say how far the replay of this name is."""
+        counts = {turn: self.counts[turn.value] for turn in Turn}
+        return ReplayReport(name, state, counts, last=last, refusals=dict(self.refusals))
+
+
+def report_of(run: ReplayRun) -> ReplayReport:
+    """Read how far a replay is that some process runs, or ran."""
+    return Cursor.read(run.cursor).report(run.name, run.state)
+
+
+# Of messages that need no turn, so many may be counted again after a crash.
+DUPLICATES_PER_WRITE: Final = 100
+
+
+class ReplayNotAllowed(Permanent):
+    """A policy, of the topic or of the consumer, forbids the replay; a dry run is allowed."""
+
+
+class ReplayTaken(Fenced):
+    """Another process goes on with the replay: this one does nothing more."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"replay {self.name!r}: another process goes on with it; this one stops"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    """How carefully a replay goes."""
+
+    canary: tuple[int, ...] = (1, 10)
+    """How many messages are tried in each stage before the rest; one failure ends a stage."""
+
+    asks_after_canary: bool = False
+    """Stop behind every stage of the canary, until somebody runs the replay again."""
+
+    stop_after_failures: int = 1
+    """How many failures of one run stop it, behind the canary."""
+
+    per_second: float | None = None
+    """How many messages are tried in a second, at most."""
+
+    most_replays: int = MOST_RETRIES
+    """The loop guard: how often one message may be sent back."""
+
+    refusal: str | None = None
+    """Why it is forbidden altogether."""
+
+    window_seconds: float | None = None
+    """How old records without a claim may be; None: as policies say, or a week.
+
+    With older ones the claim may be pruned, and nobody knows whether they were handled."""
+
+    rules: ReplayRules = field(default_factory=ReplayRules)
+    """What another policy says than the consumer's own; the stricter of both holds."""
+
+    def __post_init__(self) -> None:
+        if self.stop_after_failures < 1 or self.most_replays < 1 or min(self.canary, default=1) < 1:
+            raise Misuse("canary, stop_after_failures and most_replays count from 1")
+        if self.per_second is not None and self.per_second <= 0:
+            raise Misuse("a rate is more than nothing")
+        if self.window_seconds is not None and not 0 <= self.window_seconds < math.inf:
+            raise Misuse("a replay window is not negative, and it has an end")
+
+
+class Replay:
+    """One replay by its name: begun by the first `run`, gone on with by every other."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        database: OperatorDatabase,
+        selection: Selection | None,
+        settings: ReplaySettings | None = None,
+        *,
+        actor: str,
+        name: str = "",
+        reason: str = "",
+        reader: Reader | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        progress: Progress = lambda report: None,
+        handle: Handle | None = None,
+    ) -> None:
+        """Prepare a replay; without a *selection* it must have been begun before.
+
+        What the consumer's policy says about replays holds, whatever the settings say.
+        *handle* is how its messages are handled, where its mode does not say that.
+        """
+        self.consumer = consumer
+        self.database = database
+        self.selection = selection
+        self.settings = settings or ReplaySettings()
+        self.name = name or f"replay-{uuid.uuid4().hex[:8]}"
+        self._actor = need_actor(actor)
+        self._reason = reason
+        self._reader = reader
+        self._clock = clock
+        self._progress = progress
+        given = ReplayRule(self.settings.refusal, self.settings.window_seconds)
+        self._rules = consumer.replays.joined(self.settings.rules).joined(ReplayRules(own=given))
+        terms = Terms(
+            self._actor,
+            f"replay {self.name}" + (f": {reason}" if reason else ""),
+            self.settings.most_replays,
+            self._rules,
+        )
+        self._replayer = Replayer(consumer, database, terms, handle)
+        self._cursor = Cursor()
+        self._written = ""
+        self._failures = 0
+        self._next_at = 0.0
+
+    async def run(self) -> ReplayReport:
+        """Begin, or go on, until it has finished, has to stop, or is stopped by somebody.
+
+        A crash leaves it running; running it again goes on where it was.
+
+        Raises:
+            ReplayNotAllowed: a policy forbids it; nothing was changed.
+            Misuse: it was begun with another selection, or was abandoned.
+            ReplayTaken: another process goes on with it.
+            Retryable: the database does not answer; run it again.
+        """
+        run = await self._begin_or_go_on()
+        if run.state is ReplayState.FINISHED:
+            return self._report(run.state)
+        source = Source(from_json(run.selection), self.consumer, self.database, self._reader)
+        stopped = await self._through(source)
+        if stopped is not None:
+            return stopped
+        return await self._end(ReplayState.FINISHED)
+
+    async def _through(self, source: Source) -> ReplayReport | None:
+        """Give every message its turn; return a report where it must not go on."""
+        if self._cursor.hand is not None:
+            item = await source.again(*self._cursor.hand)
+            done = await self._turn_again(item)
+            stop = await (self._no_longer_ours() if done is None else self._finish(item, done))
+            if stop is not None:
+                return stop
+        async with aclosing(source.items(self._cursor.after)) as items:
+            async for item in items:
+                done = await self._replayer.look(item)
+                if done is None:
+                    await self._in_time()
+                    if not await self._write(hand=[item.message_id, item.place]):
+                        return await self._no_longer_ours()
+                    done = await self._take(item)
+                stop = await self._finish(item, done)
+                if stop is not None:
+                    return stop
+        return None
+
+    async def _take(self, item: Item) -> Replayed:
+        reach(CrashPoint.REPLAY_BEFORE, self.consumer.name)
+        done = await self._replayer.take(item)
+        reach(CrashPoint.REPLAY_AFTER, self.consumer.name)
+        return done
+
+    async def _turn_again(self, item: Item) -> Replayed | None:
+        """Find out what became of the message that a run before had in its hand.
+
+        None where the replay is no longer this process's: what it saw says nothing any more.
+        """
+        done = await self._replayer.look(item)
+        if done is None:
+            return await self._take(item) if await self._write(self._cursor.hand) else None
+        if done.turn is Turn.DUPLICATE:
+            # It was not handled when it was taken into the hand, so it has been since.
+            return replace(done, turn=Turn.HANDLED)
+        return done
+
+    async def _finish(self, item: Item, done: Replayed) -> ReplayReport | None:
+        """Count a turn; return a report where the replay must not go on."""
+        was_tried = self._cursor.hand is not None
+        self._cursor.after, self._cursor.hand = item.place, None
+        self._cursor.count(done)
+        report = self._report(ReplayState.RUNNING, last=done)
+        total = report.done
+        if (was_tried or total % DUPLICATES_PER_WRITE == 0) and not await self._write():
+            return await self._no_longer_ours()
+        self._progress(report)
+        if not was_tried:
+            return None
+        return await self._stop_if_needed(report, done)
+
+    async def _stop_if_needed(self, report: ReplayReport, done: Replayed) -> ReplayReport | None:
+        stages = list(accumulate(self.settings.canary))
+        if done.turn is Turn.FAILED:
+            self._failures += 1
+            in_canary = bool(stages) and report.tried <= stages[-1]
+            if in_canary or self._failures >= self.settings.stop_after_failures:
+                why = f"message {done.message_id!r} failed: {done.why}"
+                return await self._end(ReplayState.FAILED, why, done)
+        if self.settings.asks_after_canary and done.turn is Turn.HANDLED and report.tried in stages:
+            why = f"{report.tried} tried: look at what they did, then run it again"
+            stopped = await self._end(ReplayState.STOPPED, why, done)
+            return replace(stopped, asks=stopped.state is ReplayState.STOPPED)
+        return None
+
+    async def _begin_or_go_on(self) -> ReplayRun:
+        self._failures = 0
+        async with self.database.begin() as unit:
+            run = await unit.replays.get(self.name)
+            if run is None:
+                return await self._begin(unit)
+            self._check_same(run)
+            self._cursor, self._written = Cursor.read(run.cursor), run.cursor
+            if run.state is not ReplayState.FINISHED:
+                self._check_allowed(from_json(run.selection))
+                if not await unit.replays.set_state(self.name, run.state, ReplayState.RUNNING):
+                    # Somebody did something else with it since it was read.
+                    self._check_same(await unit.replays.get(self.name) or run)
+                    raise ReplayTaken(self.name)
+                await self._audit(unit, "replay.resume")
+            return run
+
+    async def _begin(self, unit: OperatorUnit) -> ReplayRun:
+        if self.selection is None:
+            raise Misuse(f"there is no replay {self.name!r} to go on with: select its messages")
+        self._check_allowed(self.selection)
+        selection = await settled(self.selection, self.consumer.name, unit, self._reader)
+        self._cursor = Cursor()
+        self._written = self._cursor.text()
+        run = ReplayRun(
+            self.name, self.consumer.name, to_json(selection), self._actor, cursor=self._written
+        )
+        if not await unit.replays.begin(run):
+            raise ReplayTaken(self.name)
+        await self._audit(unit, "replay.begin", selection=for_the_trail(selection))
+        return run
+
+    def _check_same(self, run: ReplayRun) -> None:
+        if run.consumer != self.consumer.name:
+            raise Misuse(f"replay {self.name!r} is one of consumer {run.consumer}")
+        if run.state is ReplayState.ABANDONED:
+            raise Misuse(f"replay {self.name!r} was abandoned; begin another one")
+        if self.selection is None:
+            return
+        now, before = to_json(asked(self.selection)), to_json(asked(from_json(run.selection)))
+        if now != before:
+            raise Misuse(
+                f"replay {self.name!r} was begun with another selection: {before}, not {now}; "
+                f"leave it out to go on with it, or give this one a name of its own"
+            )
+
+    def _check_allowed(self, selection: Selection) -> None:
+        """Refuse what no message of the selection would be allowed."""
+        topic = topic_of(selection)
+        refusal = self._rules.refusal if topic is None else self._rules.of(topic).refusal
+        if refusal is not None:
+            raise ReplayNotAllowed(f"{refusal}; a dry run is allowed")
+
+    async def _write(self, hand: list[Any] | None = None) -> bool:
+        """Make the cursor durable; False where the replay is no longer this process's."""
+        self._cursor.hand = hand
+        async with self.database.begin() as unit:
+            return await self._advance(unit, ReplayState.RUNNING)
+
+    async def _advance(self, unit: OperatorUnit, state: ReplayState) -> bool:
+        report = self._report(state)
+        now = ReplayRun(
+            self.name,
+            self.consumer.name,
+            "",
+            self._actor,
+            state,
+            self._cursor.text(),
+            report.done,
+            report.counts[Turn.FAILED],
+        )
+        if not await unit.replays.advance(now, self._written):
+            return False
+        self._written = now.cursor
+        return True
+
+    async def _end(
+        self, state: ReplayState, why: str = "", last: Replayed | None = None
+    ) -> ReplayReport:
+        report = replace(self._report(state, last=last), why=why)
+        async with self.database.begin() as unit:
+            if await self._advance(unit, state):
+                counts = {turn.value: number for turn, number in report.counts.items()}
+                said = why
+                if last is not None and last.turn is Turn.FAILED:
+                    # The trail is never erased, and an exception may quote its message.
+                    said = f"message {last.message_id!r} failed: {last.code}"
+                await self._audit(unit, "replay.end", state=state.value, why=said, counts=counts)
+                return report
+        return await self._no_longer_ours()
+
+    async def _no_longer_ours(self) -> ReplayReport:
+        """Say what somebody else made of the replay.
+
+        Raises:
+            ReplayTaken: another process goes on with it.
+        """
+        async with self.database.begin() as unit:
+            run = await unit.replays.get(self.name)
+        if run is None or run.state is ReplayState.RUNNING:
+            raise ReplayTaken(self.name)
+        did = "abandoned" if run.state is ReplayState.ABANDONED else "stopped"
+        return replace(self._report(run.state), why=f"somebody {did} it")
+
+    async def _audit(self, unit: OperatorUnit, act: str, **details: Any) -> None:
+        said = {"replay": self.name, **details}
+        await unit.audit.append(
+            Act(self._actor, act, self.consumer.name, reason=self._reason, details=said)
+        )
+
+    async def _in_time(self) -> None:
+        """Keep to the rate."""
+        if self.settings.per_second is None:
+            return
+        now = self._clock.monotonic()
+        if now < self._next_at:
+            await asyncio.to_thread(self._clock.sleep, self._next_at - now)
+        self._next_at = max(now, self._next_at) + 1 / self.settings.per_second
+
+    def _report(self, state: ReplayState, last: Replayed | None = None) -> ReplayReport:
+        return self._cursor.report(self.name, state, last)
+
+
+async def stop_replay(
+    database: OperatorDatabase, name: str, *, actor: str, reason: str = ""
+) -> None:
+    """Let a replay stop before its next message, whichever process runs it.
+
+    Raises:
+        Misuse: there is no such replay, or it does not run.
+    """
+    running = {ReplayState.RUNNING}
+    await _end(
+        database, name, running, ReplayState.STOPPED, Act(actor, "replay.stop", reason=reason)
+    )
+
+
+async def abandon_replay(database: OperatorDatabase, name: str, *, actor: str, reason: str) -> None:
+    """Let a replay go for good, whichever process runs it: retention need not wait for it.
+
+    Nobody can go on with it; what it has not handled is selected by another replay.
+
+    Raises:
+        Misuse: there is no such replay, it is over already, or no reason is given.
+    """
+    reason = need_reason(reason, "abandoning a replay")
+    act = Act(actor, "replay.abandon", reason=reason)
+    await _end(database, name, {*ReplayState} - OVER, ReplayState.ABANDONED, act)
+
+
+async def _end(
+    database: OperatorDatabase,
+    name: str,
+    before: Collection[ReplayState],
+    after: ReplayState,
+    act: Act,
+) -> None:
+    async with acting(database) as unit:
+        run = await unit.replays.get(name)
+        if run is None:
+            raise Misuse(f"there is no replay {name!r}")
+        if run.state not in before:
+            what = "does not run" if after is ReplayState.STOPPED else "is over"
+            raise Misuse(f"replay {name!r} {what}: it is {run.state}")
+        if not await unit.replays.set_state(name, run.state, after):
+            raise Misuse(f"replay {name!r} changed meanwhile: look at it again")
+        details = {"replay": name, "was": run.state.value}
+        said = Act(need_actor(act.actor), act.act, run.consumer, reason=act.reason, details=details)
+        await unit.audit.append(said)

@@ -1,0 +1,491 @@
+"""Retention and erasure: deleting what is old enough, and erasing a person's payloads.
+
+Retention: how long claims must be kept, and deleting those that are old enough.
+
+A claim that is gone cannot recognise a duplicate any more.  So its time to live
+must be longer than every window in which a duplicate can come, and only claims
+whose message is over are deleted, in small transactions.
+
+Erasing a person's payloads wherever they are stored; hashes and the audit trail stay.
+
+    first     the waiting messages, their claims, the inbox      a transaction that has locked
+                                                                 one of them is waited for
+    then      dead letters, revisions, the outbox, results,      what it wrote is found
+              the reasons of failed attempts
+
+An erased row stays visible and is never handled: a waiting message is parked, an outgoing
+one is not sent.  Its claim says that it was erased, so an attempt that fails later stores no
+payload.  What is not stored is not covered: the first attempt of a message that runs now has
+no row yet.  The answer says so, and to run the command again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from semel.errors import Misuse, Retryable
+from semel.message import Partition
+from semel.messaging.database import Sweep
+from semel.messaging.handle.claims import ERASED, ClaimState, Failure, Locked, is_leased
+from semel.messaging.outcome import Mark
+from semel.messaging.receive.broker import Reader
+from semel.messaging.receive.offsets import mark
+from semel.messaging.records import (
+    AttemptFilter,
+    DeadLetterFilter,
+    WaitingFilter,
+    WaitingMessage,
+    hash_of_key,
+)
+from semel.messaging.send.outbox import parent_of
+from semel.messaging.settings import (
+    DAY_SECONDS,
+    WEEK_SECONDS,
+    _seconds,
+)
+from semel.operate.acts import acting, need_actor, need_reason, overrule
+from semel.operate.stores import Act, OperatorDatabase, OperatorUnit, RevisionFilter
+from semel.policy import Policy
+from semel.policy import vocabulary as words
+from semel.policy.effective import SAFETY, USUAL_RETENTION
+
+Delete: TypeAlias = Callable[[OperatorUnit], Awaitable[int]]
+
+
+Begin: TypeAlias = Callable[[OperatorUnit], Awaitable[None]]
+
+
+DEFAULT_SAFETY: Final = 2.0
+
+
+MOST_DAYS: Final = 36_525
+"""A century: whoever keeps claims for longer keeps them all, and needs no retention."""
+
+
+class ReplayRuns(Retryable):
+    """A replay needs the claims: nothing is deleted while somebody can go on with it."""
+
+    def __init__(self, consumer: str, replay: str) -> None:
+        super().__init__(consumer, replay)
+        self.consumer = consumer
+        self.replay = replay
+
+    def __str__(self) -> str:
+        return (
+            f"consumer {self.consumer}: replay {self.replay!r} is not over, and it needs the "
+            f"claims; nothing more is deleted before it has finished or `semel replay abandon` "
+            f"let it go"
+        )
+
+
+def shortest_ttl(
+    retention: float,
+    replay_window: float,
+    dlq_age: float,
+    parking_age: float,
+    safety: float = DEFAULT_SAFETY,
+) -> float:
+    """Return the shortest time to live, in the unit of the windows, that forgets no duplicate.
+
+    *retention* is the topic's own: how long the broker may deliver a message again.
+
+    Raises:
+        Misuse: a window is negative or no number, or the safety factor below 1.
+    """
+    windows = (retention, replay_window, dlq_age, parking_age)
+    if not all(map(math.isfinite, (*windows, safety))) or min(windows) < 0 or safety < 1:
+        raise Misuse("windows are numbers and not negative, and the safety factor is not below 1")
+    return max(windows) * safety
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long a consumer's claims and processed inbox messages are kept."""
+
+    ttl_seconds: float = 2 * WEEK_SECONDS
+    """From the last change of their state on."""
+
+    topic_retention_seconds: float = WEEK_SECONDS
+    """How long the broker may deliver a message again."""
+
+    replay_window_seconds: float = WEEK_SECONDS
+    """How far back somebody may replay."""
+
+    dead_letter_age_seconds: float = WEEK_SECONDS
+    """How old a dead letter may become before somebody has dealt with it."""
+
+    parking_age_seconds: float = WEEK_SECONDS
+    """How long a message may be parked."""
+
+    safety: float = DEFAULT_SAFETY
+    batch: int = 1000
+    """How many rows one transaction deletes."""
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise Misuse("a batch deletes at least one row")
+        if not 0 < self.ttl_seconds <= MOST_DAYS * DAY_SECONDS:
+            raise Misuse(
+                f"a time to live of {self.ttl_seconds / DAY_SECONDS:g} days is none: it is more "
+                f"than 0 days, or claims were forgotten at once, and at most {MOST_DAYS:,}"
+            )
+        if self.ttl_seconds < self.shortest_seconds:
+            raise Misuse(
+                f"a time to live of {self.ttl_seconds / DAY_SECONDS:g} days forgets duplicates "
+                f"that can still come: the longest window times {self.safety:g} is "
+                f"{self.shortest_seconds / DAY_SECONDS:g} days"
+            )
+
+    @property
+    def shortest_seconds(self) -> float:
+        """The shortest time to live that these windows allow."""
+        return shortest_ttl(
+            self.topic_retention_seconds,
+            self.replay_window_seconds,
+            self.dead_letter_age_seconds,
+            self.parking_age_seconds,
+            self.safety,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was deleted."""
+
+    claims: int = 0
+    inbox: int = 0
+    attempts: int = 0
+    """Failed attempts of messages that are gone."""
+
+    keys: int = 0
+    """Locks of keys that had not been used for as long."""
+
+    replays: int = 0
+    """Replays that were over."""
+
+    gaps: int = 0
+    """Gaps that were closed."""
+
+    notes: int = 0
+    """Notes of tries that nobody outlived, or took back."""
+
+    approvals: int = 0
+    """Decided requests about messages that are gone."""
+
+    outcomes: int = 0
+    """Ranges of offsets that the broker does not have any more."""
+
+    @property
+    def total(self) -> int:
+        """All rows together."""
+        return sum(asdict(self).values())
+
+
+async def prune(
+    database: OperatorDatabase,
+    consumer: str,
+    settings: Retention,
+    progress: Callable[[Pruned], None] = lambda pruned: None,
+    reader: Reader | None = None,
+    begin: Begin | None = None,
+) -> Pruned:
+    """Delete what is over and older than its time to live, a batch per transaction.
+
+    May be stopped and begun again at any time.  IN_PROGRESS, FAILED_RETRYABLE and PARKED are
+    never deleted, whatever their age.  With a *reader*, the outcomes of offsets go that the
+    broker has deleted: nobody can compare them with anything.  What *begin* writes, a word of
+    who does it, becomes durable with the first batch.
+
+    Raises:
+        ReplayRuns: a replay of the consumer has not finished, or began meanwhile.
+    """
+    pruned = Pruned()
+    for what, delete in (
+        *_deletes(consumer, settings),
+        *await _outcome_deletes(database, consumer, settings, reader),
+    ):
+        while deleted := await _one_batch(
+            database, consumer, delete, begin if not pruned.total else None
+        ):
+            pruned = replace(pruned, **{what: getattr(pruned, what) + deleted})
+            progress(pruned)
+    return pruned
+
+
+def _deletes(consumer: str, settings: Retention) -> list[tuple[str, Delete]]:
+    ttl, batch = settings.ttl_seconds, settings.batch
+    claims, inbox, attempts, approvals = (Sweep() for _ in range(4))
+    # What is kept about messages that are gone goes behind the messages.
+    return [
+        ("claims", lambda unit: unit.claims.delete_expired(consumer, ttl, batch, claims)),
+        ("inbox", lambda unit: unit.inbox.delete_processed(consumer, ttl, batch, inbox)),
+        ("attempts", lambda unit: unit.attempts.delete_gone(consumer, ttl, batch, attempts)),
+        ("keys", lambda unit: unit.waiting.forget_keys(consumer, ttl, batch)),
+        ("replays", lambda unit: unit.replays.delete_over(consumer, ttl, batch)),
+        ("gaps", lambda unit: unit.versions.delete_closed(consumer, ttl, batch)),
+        ("notes", lambda unit: unit.members.forget_notes(consumer, ttl, batch)),
+        ("approvals", lambda unit: unit.approvals.delete_decided(consumer, ttl, batch, approvals)),
+    ]
+
+
+async def _outcome_deletes(
+    database: OperatorDatabase, consumer: str, settings: Retention, reader: Reader | None
+) -> list[tuple[str, Delete]]:
+    if reader is None:
+        return []
+    async with database.begin() as unit:
+        partitions = await unit.outcomes.partitions(consumer)
+    return [
+        ("outcomes", partial(_forget_outcomes, consumer, place, start, settings.batch))
+        for place in partitions
+        for start, _ in [await reader.bounds(place)]
+    ]
+
+
+async def _forget_outcomes(
+    consumer: str, place: Partition, below: int, batch: int, unit: OperatorUnit
+) -> int:
+    return await unit.outcomes.prune(consumer, place, below, batch)
+
+
+async def _one_batch(
+    database: OperatorDatabase, consumer: str, delete: Delete, begin: Begin | None
+) -> int:
+    async with database.begin() as unit:
+        for replay in await unit.replays.unfinished(consumer):
+            raise ReplayRuns(consumer, replay)
+        deleted = await delete(unit)
+        if deleted and begin is not None:
+            await begin(unit)
+        return deleted
+
+
+def retention_of(policy: Policy, consumer: str) -> Retention:
+    """Return how long a consumer's claims are kept: the longest that one of its topics needs.
+
+    What the policy does not say of a topic's retention is taken for the broker's usual week.
+
+    Raises:
+        Misuse: one of the windows outlasts ``claims.ttl``.
+        PolicyNameUnknown: there is no such consumer.
+    """
+    holding = [policy.effective(consumer, topic) for topic in policy.topics_of(consumer) or (None,)]
+    own = policy.consumer(consumer)
+    usual = USUAL_RETENTION.total_seconds()
+    windows = {
+        "topic_retention_seconds": [_seconds(e.topic.retention, usual) for e in holding],
+        "replay_window_seconds": [
+            0.0 if e.replay is words.ReplayAllowed.NO else _seconds(e.replay_window)
+            for e in holding
+        ],
+        "dead_letter_age_seconds": [_seconds(own.dlq.keep)],
+        "parking_age_seconds": [_seconds(own.parking.keep)],
+    }
+    longest: dict[str, Any] = {name: max(lengths) for name, lengths in windows.items()}
+    needed = SAFETY * max(longest.values())
+    return Retention(ttl_seconds=_seconds(own.claims.ttl, needed), safety=SAFETY, **longest)
+
+
+LEFT: Final = (
+    "keys, ids, hashes and the audit trail stay; only what is stored was erased, and an attempt "
+    "that runs now may still store something: run it again when such attempts are over"
+)
+"""What erasing does not do."""
+
+
+PAGE: Final = 500
+
+
+MOST_NAMES: Final = 100_000
+
+
+# A worker that handles one of the messages may hold it for longer than the lock timeout, and
+# the database ends one of two transactions that lock the same rows in another order.
+MOST_TRIES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """How many payloads were removed, by where they were."""
+
+    dead_letters: int = 0
+    waiting: int = 0
+    revisions: int = 0
+    inbox: int = 0
+    outbox: int = 0
+    results: int = 0
+    """What handlers returned, where their consumer keeps it."""
+
+    in_progress: int = 0
+    """Messages that a worker is handling under a lease: it may still store something of them."""
+
+    @property
+    def total(self) -> int:
+        """All payloads together."""
+        counts: dict[str, int] = asdict(self)
+        return sum(counts.values()) - self.in_progress
+
+    @property
+    def left(self) -> str:
+        """What erasing did not do, in a sentence."""
+        if not self.in_progress:
+            return LEFT
+        are = "message is" if self.in_progress == 1 else "messages are"
+        return f"{self.in_progress} {are} being handled right now; {LEFT}"
+
+    def __add__(self, other: Erased) -> Erased:
+        mine, more = asdict(self), asdict(other)
+        return Erased(**{name: mine[name] + more[name] for name in mine})
+
+
+async def erase(
+    database: OperatorDatabase,
+    *,
+    key: str | None = None,
+    message_id: str | None = None,
+    actor: str,
+    reason: str,
+    progress: Callable[[int], None] = lambda messages: None,
+) -> Erased:
+    """Remove payloads and headers of a key's messages, or of one message, for all consumers.
+
+    With what handling them put into the outbox, the results that were kept, and why attempts
+    failed, for an exception may quote what it was given.  An id that a
+    person gave the message counts as its own, and so does a conflict that came with it.  All
+    of it is one transaction; *progress* hears how many waiting messages were closed so far.
+    The audit entry says how much was erased and why, by whom, and holds no payload; of the
+    key it has the hash, for the key itself may name a person.
+
+    Only what is stored is erased: what an attempt that runs now stores later, and what the
+    broker delivers later, is new.
+
+    Raises:
+        Misuse: both or neither of *key* and *message_id* is given, or no reason.
+        Retryable: a worker is handling one of the stored messages; nothing was erased.
+    """
+    actor, reason = need_actor(actor), need_reason(reason, "erasing")
+    if (key is None) == (message_id is None):
+        raise Misuse("say what to erase: a key, or a message id")
+    for left in reversed(range(MOST_TRIES)):
+        try:
+            async with acting(database) as unit:
+                if key is not None:
+                    erased = await _erase_key(unit, key, progress)
+                else:
+                    erased = await _erase_message(unit, message_id or "", progress)
+                details: dict[str, object] = asdict(erased)
+                if key is not None:
+                    details["key_hash"] = hash_of_key(key)
+                await unit.audit.append(
+                    Act(actor, "erase", message_id=message_id or "", reason=reason, details=details)
+                )
+        except Locked as error:
+            if not left:
+                raise Retryable(
+                    "another transaction holds one of these messages, as a worker does that is "
+                    "handling it: nothing was erased. Run it again when that is over"
+                ) from error
+        except Retryable:
+            if not left:
+                raise
+        else:
+            return erased
+    raise AssertionError("the last try returns, or raises")
+
+
+async def _erase_key(unit: OperatorUnit, key: str, progress: Callable[[int], None]) -> Erased:
+    waiting, in_progress = await _erase_waiting(unit, WaitingFilter(key=key), progress)
+    inbox = await unit.inbox.erase(key=key)
+    await unit.attempts.erase(AttemptFilter(key=key))
+    return Erased(
+        dead_letters=await unit.dead_letters.erase(DeadLetterFilter(key=key)),
+        waiting=waiting,
+        revisions=await unit.revisions.erase(RevisionFilter(key=key)),
+        inbox=inbox,
+        outbox=await unit.outbox.erase(key=key),
+        results=await unit.claims.erase_key(key),
+        in_progress=in_progress,
+    )
+
+
+async def _erase_message(
+    unit: OperatorUnit, message_id: str, progress: Callable[[int], None]
+) -> Erased:
+    erased = Erased()
+    for name in sorted(await _names(unit, message_id)):
+        waiting, _ = await _erase_waiting(unit, WaitingFilter(message_id=name), progress)
+        consumers = await unit.claims.consumers_of(name)
+        rows = [await unit.claims.look_up(consumer, name) for consumer in consumers]
+        now = await unit.now()
+        in_progress = sum(row is not None and is_leased(row, now) for row in rows)
+        results = sum([await unit.claims.erase(consumer, name) for consumer in consumers])
+        inbox = await unit.inbox.erase(message_id=name)
+        outbox = await unit.outbox.erase(message_id=name)
+        await unit.attempts.erase(AttemptFilter(message_id=name))
+        letters = await unit.dead_letters.find(DeadLetterFilter(message_id=name), MOST_NAMES)
+        buried_by = {letter.consumer for letter in letters}
+        for consumer in {*consumers, *await unit.inbox.consumers_of(name), *buried_by}:
+            outbox += await unit.outbox.erase(parent=parent_of(consumer, name))
+        erased += Erased(
+            dead_letters=await unit.dead_letters.erase(DeadLetterFilter(message_id=name)),
+            waiting=waiting,
+            revisions=await unit.revisions.erase(RevisionFilter(message_id=name)),
+            inbox=inbox,
+            outbox=outbox,
+            results=results,
+            in_progress=in_progress,
+        )
+    return erased
+
+
+async def _names(unit: OperatorUnit, message_id: str) -> set[str]:
+    """Collect all ids under which a message is or was known, and those of its conflicts."""
+    known: set[str] = set()
+    todo = {message_id}
+    while todo:
+        name = todo.pop()
+        known.add(name)
+        letters = await unit.dead_letters.find(DeadLetterFilter(conflicts_with=name), MOST_NAMES)
+        waiting = await unit.waiting.find(WaitingFilter(conflicts_with=name), MOST_NAMES)
+        found = {letter.message_id for letter in letters} | {one.message_id for one in waiting}
+        todo |= (found | await unit.revisions.other_names(name)) - known
+    return known
+
+
+async def _erase_waiting(
+    unit: OperatorUnit, which: WaitingFilter, progress: Callable[[int], None]
+) -> tuple[int, int]:
+    """Erase waiting messages, and close their claims, so that deliveries find them parked.
+
+    Return how many were erased, and how many are held under a lease.
+    """
+    erased = await unit.waiting.erase(which)
+    closed = held = 0
+    while page := await unit.waiting.find(which, PAGE):
+        for message in page:
+            held += await _close(unit, message)
+        closed += len(page)
+        progress(closed)
+        which = replace(which, after_place=page[-1].place)
+    return erased, held
+
+
+async def _close(unit: OperatorUnit, message: WaitingMessage) -> bool:
+    """Close the claim of an erased message; True where a lease holds it, which stays."""
+    consumer, message_id, attempts = message.consumer, message.message_id, message.attempts
+    row = await unit.claims.look_up(consumer, message_id)
+    # The owner of the lease ends the message itself, with its effect or without its payload.
+    is_held = row is not None and is_leased(row, await unit.now())
+    if row is not None and row.state is ClaimState.COMPLETED:
+        # A delivery was quicker than the retry worker: there is nothing left to decide.
+        await unit.waiting.remove(consumer, message_id)
+        await mark(unit, consumer, Mark.DUPLICATE, message.source)
+    elif not is_held and (row is None or row.error_code != ERASED):
+        await overrule(unit, consumer, message_id, Failure(ClaimState.PARKED, attempts, ERASED))
+    if row is None or row.erased_at is None:
+        await unit.claims.erase(consumer, message_id)
+    return is_held

@@ -1,0 +1,576 @@
+"""The stores that only operators need: audit trail, approvals, revisions, replays.
+
+The account of the operating system behind a person's name, where that is known.
+
+A name is whatever somebody says; the account is where they said it.  The audit
+trail keeps both, and two people who decide one act have two accounts.
+
+Approvals: acts that one person asks for and another one decides (B-17).
+
+Revisions: what people changed in a message, with what it was before (B-16).
+
+Number 0 is the original and never changes; each fix adds the next number.  With
+*keep-id* the revision is handled under the message's own id; with *new-id* under
+another one, and both ids' revisions say so.
+
+The replays that were begun, and how far each is.
+
+    RUNNING ──▶ FINISHED            everything that was selected had its turn
+       │ ▲
+       ▼ │ run again
+    STOPPED, FAILED                 a canary is over, a person said so; too much failed
+       │
+       ▼
+    ABANDONED                       from any state but FINISHED: nobody will go on with it
+
+A replay whose process died stays RUNNING: whoever runs it again goes on behind
+its cursor.  Whatever can still go on needs the claims, so none of its consumer's
+are pruned before it is FINISHED or ABANDONED.
+
+Row changes that a transaction made, as people may read them: for dry runs.
+
+The stores that only operators need, and the transaction that has them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from semel.messaging.database import Database, Sweep, Unit
+from semel.messaging.records import stored_id
+from semel.secrets import HIDDEN
+
+if TYPE_CHECKING:
+    from semel.messaging.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where an act is done."""
+
+    name: str
+    """``user@host``."""
+
+    shared: bool = False
+    """Several people use it, as they say: it tells nobody from another."""
+
+    def details(self) -> Mapping[str, Any]:
+        """Return what the audit trail keeps of it."""
+        said = {"account": self.name}
+        return {**said, "shared_account": True} if self.shared else said
+
+
+_ACCOUNT: ContextVar[Account | None] = ContextVar("semel_account", default=None)
+
+
+def account_now() -> Account | None:
+    """Return where acts are done just now; None where nobody has said."""
+    return _ACCOUNT.get()
+
+
+@contextmanager
+def acting_from(account: Account) -> Iterator[None]:
+    """Say where all acts of the block are done; their audit entries name the account."""
+    token = _ACCOUNT.set(account)
+    try:
+        yield
+    finally:
+        _ACCOUNT.reset(token)
+
+
+# They have a width of nothing and are no format characters; a name has no use for them.
+_INVISIBLE: Final = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0")
+
+
+def same_name(one: str, other: str) -> bool:
+    """Tell whether two names read the same, whatever their case, spaces and hidden signs.
+
+    Letters of different alphabets that look alike are different: names are no proof.
+    """
+    return _plain(one) == _plain(other)
+
+
+def _plain(name: str) -> str:
+    seen = [sign for sign in unicodedata.normalize("NFKC", name) if not _is_hidden(sign)]
+    folded = unicodedata.normalize("NFKC", "".join(seen).casefold())
+    return " ".join(folded.split())
+
+
+def _is_hidden(sign: str) -> bool:
+    is_variation = "\ufe00" <= sign <= "\ufe0f" or "\U000e0100" <= sign <= "\U000e01ef"
+    is_format = unicodedata.category(sign) == "Cf"
+    is_control = unicodedata.category(sign) == "Cc" and not sign.isspace()
+    return is_variation or is_format or is_control or sign in _INVISIBLE
+
+
+FIRST_HASH: Final = "0" * 64
+"""What the first entry has for the hash of the one before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Something that a person or a command did."""
+
+    actor: str
+    act: str
+    """A verb with its noun: ``park.release``, ``dlq.replay``, ``delete.approve``."""
+
+    consumer: str = ""
+    message_id: str = ""
+    reason: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One act, in its place in the chain."""
+
+    number: int
+    at: float
+    act: Act
+    previous_hash: str
+    hash: str
+
+
+def hash_of(number: int, at: float, act: Act, previous_hash: str) -> str:
+    """Return an entry's hash over all that it says and the hash before it."""
+    said = [
+        number,
+        # Microseconds, as the databases keep it: a float's digits are not the same everywhere.
+        round(at * 1_000_000),
+        act.actor,
+        act.act,
+        act.consumer,
+        act.message_id,
+        act.reason,
+        act.details,
+        previous_hash,
+    ]
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def recorded(act: Act) -> Act:
+    """Return an act as every database keeps it, so that its hash is the same everywhere.
+
+    Text may hold anything that came with a message, and details are JSON from here on; they
+    name the account that the act is done from, where that is known.
+    """
+    account = account_now()
+    details = {**act.details, **account.details()} if account else act.details
+    return Act(
+        plain(act.actor),
+        plain(act.act),
+        plain(act.consumer),
+        stored_id(act.message_id),
+        plain(act.reason),
+        json.loads(json.dumps(details)),
+    )
+
+
+def plain(text: str) -> str:
+    """Return words as every database takes them; what came with a message may be anything."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+class AuditTrail(Protocol):
+    """The trail, in one open transaction: an act and its entry are durable together.
+
+    The contract is executable: `semel.testing.contracts.AuditContract`.
+    """
+
+    async def append(self, act: Act) -> AuditEntry:
+        """Write an act at the end of the chain; writers wait for one another."""
+        ...
+
+    async def read(self, after: int, limit: int) -> Sequence[AuditEntry]:
+        """Return the entries behind number *after*, in order."""
+        ...
+
+    async def about(self, consumer: str, message_id: str) -> Sequence[AuditEntry]:
+        """Return the entries about one message, in order."""
+        ...
+
+    async def head(self) -> tuple[int, str]:
+        """Return number and hash of the last entry, as the head's own record has them."""
+        ...
+
+
+class Decision(StrEnum):
+    """What the second person said."""
+
+    OPEN = ""
+    APPROVED = "approved"
+    REFUSED = "refused"
+
+
+class Asked(StrEnum):
+    """What can be asked for."""
+
+    DELETE_WAITING = "park.delete"
+    """Take a message out of the waiting room for good."""
+
+    DELETE_LETTER = "dlq.delete"
+    """Take a dead letter away for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """One request, and what became of it."""
+
+    number: int
+    act: Asked
+    consumer: str
+    message_id: str
+    asked_by: str
+    reason: str
+    asked_at: float
+    decided_by: str | None = None
+    decided_at: float | None = None
+    decision: Decision = Decision.OPEN
+    payload_hash: str = ""
+    """Of what the first person saw: another payload needs another request."""
+
+
+class Approvals(Protocol):
+    """The requests, in one open transaction.
+
+    The contract is executable: `semel.testing.contracts.ApprovalsContract`.
+    """
+
+    async def ask(
+        self,
+        act: Asked,
+        consumer: str,
+        message_id: str,
+        asked_by: str,
+        reason: str,
+        payload_hash: str = "",
+    ) -> Approval:
+        """Write a request, with a number and the database's time."""
+        ...
+
+    async def get(self, number: int) -> Approval | None:
+        """Return one request."""
+        ...
+
+    async def open_ones(self, consumer: str | None, limit: int) -> Sequence[Approval]:
+        """Return requests that nobody has decided, the oldest first."""
+        ...
+
+    async def about(self, consumer: str, message_id: str) -> Sequence[Approval]:
+        """Return the requests about one message, in order."""
+        ...
+
+    async def decide(self, number: int, decided_by: str, decision: Decision) -> bool:
+        """Write the decision; False, and nothing changed, where there is one already."""
+        ...
+
+    async def delete_decided(
+        self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
+        """Delete requests decided so long ago whose message is gone; return how many.
+
+        With a *sweep*: only behind what it reached.
+        """
+        ...
+
+
+KEEP_ID: Final = "keep-id"
+
+
+NEW_ID: Final = "new-id"
+
+
+HEX_BYTES_PER_LINE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One state of a message's payload."""
+
+    consumer: str
+    message_id: str
+    payload: bytes | None
+    """None once it was erased."""
+
+    payload_hash: str
+    number: int = 0
+    """0 is the original; given by the store."""
+
+    key: str | None = None
+    actor: str = ""
+    """Who wrote it; empty for the original."""
+
+    reason: str = ""
+    id_policy: str = ""
+    """``keep-id`` or ``new-id``; empty for the original."""
+
+    new_id: str | None = None
+    """The id under which it is handled, for ``new-id``."""
+
+    at: float = 0.0
+    erased_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionFilter:
+    """Which revisions are meant; what is None does not matter."""
+
+    consumer: str | None = None
+    message_id: str | None = None
+    key: str | None = None
+
+
+class Revisions(Protocol):
+    """The revisions, in one open transaction.
+
+    The contract is executable: `semel.testing.contracts.RevisionsContract`.
+    """
+
+    async def add(self, revision: Revision) -> Revision:
+        """Write a message's next revision; return it with its number and time."""
+        ...
+
+    async def of(self, consumer: str, message_id: str) -> Sequence[Revision]:
+        """Return the revisions of one message, the original first."""
+        ...
+
+    async def other_names(self, message_id: str) -> frozenset[str]:
+        """Return the ids that people gave to a message of this id, or took from it.
+
+        Those of conflicts that came with this id are among them.
+        """
+        ...
+
+    async def erase(self, which: RevisionFilter) -> int:
+        """Remove the payloads of matching revisions; hashes, names and reasons stay."""
+        ...
+
+
+def readable_diff(before: bytes | None, after: bytes | None) -> str:
+    """Compare two payloads line by line: as indented JSON, as text, or as bytes in hex."""
+    if before is None or after is None:
+        return "(erased)\n"
+    for lines_of in (_json_lines, _text_lines, _hex_lines):
+        old, new = lines_of(before), lines_of(after)
+        if old is not None and new is not None and (old != new or before == after):
+            lines = difflib.unified_diff(old, new, "before", "after", lineterm="")
+            return "".join(f"{line}\n" for line in lines)
+    raise AssertionError("different bytes have different lines in hex")
+
+
+def _json_lines(payload: bytes) -> list[str] | None:
+    try:
+        found = json.loads(payload)
+    except ValueError:
+        return None
+    return json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False).splitlines()
+
+
+def _text_lines(payload: bytes) -> list[str] | None:
+    try:
+        return payload.decode().splitlines()
+    except UnicodeDecodeError:
+        return None
+
+
+def _hex_lines(payload: bytes) -> list[str]:
+    step = HEX_BYTES_PER_LINE
+    return [payload[at : at + step].hex(" ") for at in range(0, len(payload), step)]
+
+
+class ReplayState(StrEnum):
+    """How a replay stands."""
+
+    RUNNING = "running"
+    """Somebody is at it, or died at it."""
+
+    STOPPED = "stopped"
+    """It waits for somebody who runs it again."""
+
+    FAILED = "failed"
+    """It stopped by itself, because too much failed; it can be run again."""
+
+    FINISHED = "finished"
+    """Everything that was selected had its turn."""
+
+    ABANDONED = "abandoned"
+    """Somebody let it go: nobody can go on with it, and the claims are no longer kept for it."""
+
+
+OVER: Final = frozenset({ReplayState.FINISHED, ReplayState.ABANDONED})
+"""The states that nobody goes on from: these replays need no claims."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRun:
+    """One replay, as it is kept."""
+
+    name: str
+    consumer: str
+    selection: str
+    """Which messages, as JSON."""
+
+    actor: str
+    """Who began it."""
+
+    state: ReplayState = ReplayState.RUNNING
+    cursor: str = ""
+    """How far it is, as JSON; changes with everything that it does."""
+
+    done: int = 0
+    """Messages that had their turn."""
+
+    failed: int = 0
+    began_at: float = 0.0
+    updated_at: float = 0.0
+
+
+class Replays(Protocol):
+    """The replays, in one open transaction.
+
+    The contract is executable: `semel.testing.contracts.ReplaysContract`.
+    """
+
+    async def begin(self, run: ReplayRun) -> bool:
+        """Write a new replay, at the database's time; False where the name is taken."""
+        ...
+
+    async def get(self, name: str) -> ReplayRun | None:
+        """Return one replay."""
+        ...
+
+    async def advance(self, run: ReplayRun, cursor_before: str) -> bool:
+        """Write state, cursor and counts of a replay that runs, if nobody else went on with it.
+
+        False, and nothing changed, where its cursor is not *cursor_before* or it does not run.
+        """
+        ...
+
+    async def set_state(self, name: str, before: ReplayState, after: ReplayState) -> bool:
+        """Change the state, and nothing else; False where it is not *before*."""
+        ...
+
+    async def find(self, consumer: str | None, limit: int) -> Sequence[ReplayRun]:
+        """Return replays, the newest first."""
+        ...
+
+    async def unfinished(self, consumer: str) -> Sequence[str]:
+        """Return the names of a consumer's replays that can go on, whether they run or not.
+
+        Until the transaction ends, no replay begins, and one that is being begun is waited
+        for: what is deleted on the strength of the answer is deleted before or not at all.
+        """
+        ...
+
+    async def delete_over(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+        """Delete replays that are over since so long; return how many."""
+        ...
+
+
+LONGEST_SHOWN: Final = 200
+
+
+SECRET: Final = re.compile(
+    r"passw|secret|token|api_?key|credential|private_?key|cvv|cvc|card_?number|iban|ssn",
+    re.IGNORECASE,
+)
+"""Columns and parameters whose values are not shown."""
+
+
+class Change(StrEnum):
+    """What was done with a row."""
+
+    INSERT = "insert"
+    UPDATE = "update"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """One row that was changed, or the rows that one statement changed."""
+
+    change: Change
+    table: str
+    key: str = ""
+    """The row's key, where it is known."""
+
+    before: Mapping[str, Any] = field(default_factory=dict)
+    after: Mapping[str, Any] = field(default_factory=dict)
+    """New values; of a statement, its parameters."""
+
+    rows: int | None = 1
+    """How many rows; None where the database does not say."""
+
+    statement: str = ""
+    """The SQL, where it was not an object's change."""
+
+
+def shown(name: str, value: Any) -> Any:
+    """Return a value as JSON can say it, without secrets and not too long."""
+    if SECRET.search(name) and value is not None:
+        return HIDDEN
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"<{len(bytes(value))} bytes>"
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): shown(str(key), one) for key, one in value.items()}
+    text = str(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}… ({len(text)} long)"
+
+
+def all_shown(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by name, as JSON can say them."""
+    return {name: shown(name, value) for name, value in values.items()}
+
+
+class OperatorUnit(Unit, Protocol):
+    """One open transaction with the stores that operators need beside the engine's."""
+
+    @property
+    def audit(self) -> AuditTrail:
+        """What operators did."""
+        ...
+
+    @property
+    def revisions(self) -> Revisions:
+        """What people changed in messages."""
+        ...
+
+    @property
+    def approvals(self) -> Approvals:
+        """What waits for a second person."""
+        ...
+
+    @property
+    def replays(self) -> Replays:
+        """The replays that were begun."""
+        ...
+
+    def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:
+        """Collect what the block changes outside of semel's own tables: for dry runs.
+
+        The list is complete when the block has ended, which sends the session's pending
+        writes and fails where a commit would: for constraints that are checked at its end.
+        """
+        ...
+
+
+class OperatorDatabase(Database, Protocol):
+    """A database whose transactions have the operators' stores, too."""
+
+    def begin(self) -> AbstractAsyncContextManager[OperatorUnit]:
+        """Open a transaction, as `Database.begin` does."""
+        ...

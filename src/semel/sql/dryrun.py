@@ -1,0 +1,226 @@
+"""Dry runs: what a session changes, and what its commit would refuse.
+
+What a commit would refuse, asked without one: constraints that are checked at the end.
+
+A dry run is rolled back; without this it would call a message handled that no
+commit could keep.
+
+What a session changes outside of semel's own tables: for dry runs.
+
+objects      from the session's flushes, with their old and new values
+statements   from the session's own connection, with parameters and row counts
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from sqlalchemy import event, inspect, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import History, get_history
+
+from semel.operate.stores import Change, RowChange, all_shown
+from semel.sql.types import metadata
+
+IMMEDIATE: Final = text("SET CONSTRAINTS ALL IMMEDIATE")
+
+
+IS_ON: Final = text("PRAGMA foreign_keys")
+
+
+ORPHANS: Final = text("PRAGMA foreign_key_check")
+
+
+class Deferred:
+    """The deferred constraints of one open transaction."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+        self._before: Counter[Any] = Counter()
+
+    @property
+    def _is_postgres(self) -> bool:
+        return self._session.get_bind().dialect.name == "postgresql"
+
+    async def begin(self) -> None:
+        """Remember what SQLite finds wrong already: a commit does not look at that."""
+        if not self._is_postgres:
+            self._before = await self._orphans()
+
+    async def check(self) -> None:
+        """Check now what the commit would check.
+
+        Raises:
+            IntegrityError: the commit would be refused.
+        """
+        if self._is_postgres:
+            await self._session.execute(IMMEDIATE)
+            return
+        new = await self._orphans() - self._before
+        for table, _, parent, _ in new:
+            cause = sqlite3.IntegrityError(
+                f"FOREIGN KEY constraint failed: a row of {table} names none of {parent}"
+            )
+            raise IntegrityError("COMMIT", None, cause)
+
+    async def _orphans(self) -> Counter[Any]:
+        """Count rows that name a row which is not there; none where SQLite does not care."""
+        if not (await self._session.execute(IS_ON)).scalar_one():
+            return Counter()
+        return Counter(map(tuple, await self._session.execute(ORPHANS)))
+
+
+LONGEST_STATEMENT: Final = 300
+
+
+_BEGINS: Final = re.compile(r"\s*(insert|update|delete|replace|merge|with)\b", re.IGNORECASE)
+
+
+_CHANGES: Final = re.compile(
+    r"(?<!for )\b(?P<verb>insert\s+into|update|delete\s+from|replace\s+into|merge\s+into)\s+"
+    r"(?:only\s+)?(?P<table>[\w.\"]+)",
+    re.IGNORECASE,
+)
+
+
+_LITERAL: Final = re.compile(r"'(?:[^']|'')*'")
+
+
+_VERBS: Final = {
+    "insert": Change.INSERT,
+    "replace": Change.INSERT,
+    "update": Change.UPDATE,
+    "merge": Change.UPDATE,
+    "delete": Change.DELETE,
+}
+
+
+@asynccontextmanager
+async def watching(session: AsyncSession) -> AsyncIterator[list[RowChange]]:
+    """Collect what the block changes; leaving it sends the session's pending writes.
+
+    Raises:
+        IntegrityError: a commit would be refused for what the block wrote.
+    """
+    deferred = Deferred(session)
+    await deferred.begin()
+    watcher = _Watcher()
+    connection = (await session.connection()).sync_connection
+    inside = session.sync_session
+    listeners = (
+        (inside, "before_flush", watcher.before_flush),
+        (inside, "after_flush", watcher.after_flush),
+        (connection, "after_cursor_execute", watcher.after_statement),
+    )
+    for target, name, listener in listeners:
+        event.listen(target, name, listener)
+    try:
+        yield watcher.found
+        await session.flush()
+        await deferred.check()
+    finally:
+        for target, name, listener in listeners:
+            event.remove(target, name, listener)
+
+
+class _Watcher:
+    """Listens to one session and its connection."""
+
+    def __init__(self) -> None:
+        self.found: list[RowChange] = []
+        self._is_flushing = False
+
+    def before_flush(self, session: Session, context: Any, instances: Any) -> None:
+        self._is_flushing = True
+
+    def after_flush(self, session: Session, context: Any) -> None:
+        self._is_flushing = False
+        self.found += [_inserted(one) for one in session.new]
+        self.found += [change for one in session.dirty for change in _updated(one)]
+        self.found += [_deleted(one) for one in session.deleted]
+
+    def after_statement(
+        self,
+        connection: Any,
+        cursor: Any,
+        statement: str,
+        parameters: Any,
+        context: Any,
+        executemany: bool,
+    ) -> None:
+        if self._is_flushing:
+            return  # the objects say it better
+        what = _what(statement)
+        if what is None or what[1] in metadata.tables:
+            return
+        change, table = what
+        rows = cursor.rowcount
+        compiled = getattr(context, "compiled_parameters", None) or []
+        text = " ".join(_LITERAL.sub("'…'", statement).split())[:LONGEST_STATEMENT]
+        count = rows if isinstance(rows, int) and rows >= 0 else None
+        values = all_shown(_parameters(compiled, parameters))
+        self.found.append(RowChange(change, table, after=values, rows=count, statement=text))
+
+
+def _what(statement: str) -> tuple[Change, str] | None:
+    """Say what a statement changes, and where; None where it only reads."""
+    if not _BEGINS.match(statement):
+        return None
+    found = _CHANGES.search(" ".join(statement.split()))
+    if found is None:
+        return None
+    table = found["table"].replace('"', "").rpartition(".")[2]
+    return _VERBS[found["verb"].split()[0].lower()], table
+
+
+def _parameters(compiled: list[Mapping[str, Any]], raw: Any) -> dict[str, Any]:
+    if len(compiled) == 1:
+        return dict(compiled[0])
+    if compiled:
+        return {f"row {n}": dict(one) for n, one in enumerate(compiled, 1)}
+    # Without names nobody can tell a secret from a number.
+    return {"parameters": f"{len(raw)} without names"} if raw else {}
+
+
+def _columns(instance: Any) -> Iterator[tuple[str, str]]:
+    """Name the attributes that are columns, and the columns."""
+    for attribute in inspect(instance).mapper.column_attrs:
+        yield attribute.key, str(attribute.columns[0].name)
+
+
+def _where(instance: Any) -> tuple[str, str]:
+    mapper = inspect(instance).mapper
+    keys = mapper.primary_key_from_instance(instance)
+    return str(mapper.local_table), ", ".join(map(str, keys))
+
+
+def _loaded(instance: Any) -> dict[str, Any]:
+    loaded = inspect(instance).dict
+    return all_shown({name: loaded[key] for key, name in _columns(instance) if key in loaded})
+
+
+def _inserted(instance: Any) -> RowChange:
+    return RowChange(Change.INSERT, *_where(instance), after=_loaded(instance))
+
+
+def _deleted(instance: Any) -> RowChange:
+    return RowChange(Change.DELETE, *_where(instance), before=_loaded(instance))
+
+
+def _updated(instance: Any) -> Iterator[RowChange]:
+    before: dict[str, Any] = {}
+    after: dict[str, Any] = {}
+    for key, name in _columns(instance):
+        history: History = get_history(instance, key)
+        if history.has_changes():
+            before[name] = history.deleted[0] if history.deleted else "?"
+            after[name] = history.added[0] if history.added else None
+    if after:
+        yield RowChange(Change.UPDATE, *_where(instance), all_shown(before), all_shown(after))

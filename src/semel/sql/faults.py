@@ -1,0 +1,209 @@
+"""What a database's error means: by SQLSTATE or by the driver's code, never by its words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from semel.errors import InDoubt, Misuse, Permanent, Retryable, SemelError
+from semel.messaging.failure import CLASSIFICATION, Classification
+from semel.messaging.handle.claims import Locked
+from semel.messaging.redact import SYNTAX_ERROR, VALUE_CLASS, reason_of, sqlite_code, sqlstate
+
+LOCK_STATES: Final = frozenset({"55P03"})
+CONFLICT_STATES: Final = frozenset({"40001", "40P01"})
+TIMEOUT_STATES: Final = frozenset({"57014"})
+# 25006: a standby answers that was, or is not yet, the primary.
+OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25006", "25P03"})
+# No connection; nothing left of disk, memory or connections; trouble below the database.
+OUTAGE_CLASSES: Final = frozenset({"08", "53", "58"})
+
+NO_SUCH_DATABASE: Final = "3D000"
+REFUSED_CLASS: Final = "28"
+NO_RIGHT: Final = "42501"
+# Of RELEASE and ROLLBACK TO: no such savepoint, no transaction at all.
+NO_SAVEPOINT_STATES: Final = frozenset({"3B001", "25P01"})
+
+# The stdlib's primary result codes, https://sqlite.org/rescode.html.
+SQLITE_ERROR: Final = 1
+SQLITE_BUSY: Final = 5
+SQLITE_LOCKED: Final = 6
+SQLITE_READONLY: Final = 8
+SQLITE_CORRUPT: Final = 11
+SQLITE_CANTOPEN: Final = 14
+SQLITE_NOTADB: Final = 26
+SQLITE_CONSTRAINT: Final = 19
+SQLITE_IOERR: Final = 10
+SQLITE_FULL: Final = 13
+SQLITE_LOCKS: Final = frozenset({SQLITE_BUSY, SQLITE_LOCKED})
+SQLITE_CODES: Final[Mapping[int, str]] = {
+    SQLITE_BUSY: "DATABASE_TIMEOUT",
+    SQLITE_LOCKED: "DATABASE_TIMEOUT",
+    # What PostgreSQL has its classes 53 and 58 for.
+    SQLITE_IOERR: "CONNECTION_LOST",
+    SQLITE_FULL: "CONNECTION_LOST",
+}
+
+
+class DatabaseConflict(Retryable):
+    """A serialization failure or a deadlock: the whole transaction may be run again."""
+
+
+class DatabaseUnavailable(Retryable):
+    """The database does not answer, or ended the connection; nothing was committed."""
+
+
+class DatabaseNotThere(Misuse):
+    """The URL names a database, a role or a password that its server does not know."""
+
+
+class DatabaseUnusable(Permanent):
+    """There is something at the URL, and it is no database that can be read."""
+
+
+class RightMissing(Misuse):
+    """The role of the URL may not do with semel's tables what was asked for."""
+
+
+class DatabaseRefused(Permanent):
+    """The database refuses a statement that it takes where semel's tables are as they were made."""
+
+
+class CommitInDoubt(InDoubt):
+    """The commit was sent, and the connection ended before the answer."""
+
+
+def code_of(error: BaseException) -> str | None:
+    """Return the failure code of a database error; None where it says nothing special."""
+    state = sqlstate(error)
+    if state in CONFLICT_STATES:
+        return "DATABASE_CONFLICT"
+    if state in LOCK_STATES | TIMEOUT_STATES:
+        return "DATABASE_TIMEOUT"
+    if state in OUTAGE_STATES or state[:2] in OUTAGE_CLASSES or _is_disconnect(error):
+        return "CONNECTION_LOST"
+    if state[:2] == "23" or isinstance(error, IntegrityError):
+        return "CONSTRAINT_VIOLATED"
+    if state[:2] == "28" or state == NO_RIGHT:
+        return "AUTHORIZATION_FAILED"
+    return SQLITE_CODES.get(sqlite_code(error) or 0)
+
+
+def _is_disconnect(error: BaseException) -> bool:
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or isinstance(error, InterfaceError)
+    return isinstance(error, OSError | PoolTimeout)
+
+
+def is_unknown_savepoint(error: BaseException, *, after_a_failure: bool) -> bool:
+    """Tell whether a savepoint could not be ended because it is not there any more.
+
+    SQLite itself gives a transaction up after some failures, a full disk for one; PostgreSQL
+    never does.
+    """
+    if sqlite_code(error) == SQLITE_ERROR:
+        return not after_a_failure
+    return sqlstate(error) in NO_SAVEPOINT_STATES
+
+
+def translated_error(error: BaseException, what: str) -> SemelError | None:
+    """Turn a database's error into ours; None where it is not one that only time can mend."""
+    code = code_of(error)
+    if sqlstate(error) in LOCK_STATES or sqlite_code(error) in SQLITE_LOCKS:
+        return Locked(what)
+    if code == "DATABASE_CONFLICT":
+        return DatabaseConflict(f"{what}: {reason_of(error)}")
+    if code in ("CONNECTION_LOST", "DATABASE_TIMEOUT"):
+        return DatabaseUnavailable(f"{what}: {reason_of(error)}")
+    return None
+
+
+def opening_error(error: BaseException, what: str) -> SemelError | None:
+    """Say what is wrong with a URL by the error of its first use; None: it is not the URL."""
+    state, code, said = sqlstate(error), sqlite_code(error), reason_of(error)
+    if state == NO_SUCH_DATABASE:
+        return DatabaseNotThere(f"{what}: {said}; create it, or correct the URL")
+    if state[:2] == REFUSED_CLASS:
+        return DatabaseNotThere(f"{what}: {said}; correct the role and the password of the URL")
+    if state == NO_RIGHT:
+        return RightMissing(
+            f"{what}: {said}; grant the role what is missing (commands use SELECT, INSERT, UPDATE "
+            f"and DELETE on semel's tables), or use the URL of another role"
+        )
+    if code in (SQLITE_CANTOPEN, SQLITE_READONLY):
+        return DatabaseNotThere(f"{what}: {said}; let this user read and write the file")
+    if code in (SQLITE_NOTADB, SQLITE_CORRUPT):
+        return DatabaseUnusable(f"{what}: {said}; name another file, or restore a backup of it")
+    return None
+
+
+def refusal_error(error: BaseException, what: str) -> SemelError | None:
+    """Say what a database has against a statement; None: the statement is wrong, which is ours."""
+    state = sqlstate(error)
+    is_ours = state[:2] == VALUE_CLASS or state == SYNTAX_ERROR
+    if (not state or is_ours) and sqlite_code(error) != SQLITE_CONSTRAINT:
+        return None
+    return DatabaseRefused(
+        f"{what}: {reason_of(error)}; see with `semel db check` whether the tables are as semel "
+        f"made them, and take off what was added: triggers, constraints, policies"
+    )
+
+
+@asynccontextmanager
+async def translated(what: str) -> AsyncIterator[None]:
+    """Raise what only time can mend as `Retryable`, whatever the driver calls it."""
+    try:
+        yield
+    except (SQLAlchemyError, OSError) as error:
+        ours = translated_error(error, what)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+@asynccontextmanager
+async def opening(what: str) -> AsyncIterator[None]:
+    """Raise what is wrong with a URL in words that name it; beyond that, as `translated`."""
+    try:
+        async with translated(what):
+            yield
+    except DBAPIError as error:
+        ours = opening_error(error, what)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+@asynccontextmanager
+async def refusals(what: str) -> AsyncIterator[None]:
+    """Raise what a database refuses in words that name the way out, for commands of people.
+
+    A service's handler is told the driver's own error, which its failure is classified by.
+    """
+    try:
+        yield
+    except DBAPIError as error:
+        ours = (
+            translated_error(error, what)
+            or opening_error(error, what)
+            or refusal_error(error, what)
+        )
+        if ours is None:
+            raise
+        raise ours from error
+
+
+SQL_CLASSIFICATION: Final[Classification] = CLASSIFICATION.extended(
+    {
+        DBAPIError: code_of,
+        PoolTimeout: "CONNECTION_LOST",
+        DatabaseConflict: "DATABASE_CONFLICT",
+        DatabaseUnavailable: "CONNECTION_LOST",
+        Locked: "DATABASE_TIMEOUT",
+    }
+)
+"""What everybody's and the databases' exceptions mean."""

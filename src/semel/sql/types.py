@@ -1,0 +1,313 @@
+"""Columns, clocks and values as the tables of the messaging half keep them.
+
+The database's own clock, in microseconds since 1970.
+
+Leases and due times are compared where they are written: a worker's clock may
+jump, and nothing changes.
+
+Many numbers as one parameter.
+
+What the tables keep as text: headers as a JSON object of base64, nothing as nothing.
+
+The metadata that the tables of the messaging half are in, and the columns that several have.
+
+Messages as the tables hold them, and back: ids, keys, words, and what a record carried.
+
+An id or a key may be any text.  What is too long for an index, or is not plain
+text, is kept as a hash, with the original in JSON beside it: a message that
+leaves the tables again is the one that came.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ColumnElement,
+    Dialect,
+    Identity,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Row,
+    Text,
+    and_,
+    bindparam,
+    func,
+    text,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeDecorator
+
+from semel.message import Partition
+from semel.messaging.records import (
+    CAME_AS_AT,
+    CONFLICT,
+    DeadLetter,
+    InboxMessage,
+    WaitingMessage,
+    came_as,
+    stored_id,
+)
+from semel.operate.stores import plain
+
+MICROSECONDS: Final = 1_000_000
+
+
+# Of the years 1 to 9999: what can be shown as a date, too.
+FIRST_SECOND: Final = -62_135_596_800.0
+
+
+LAST_SECOND: Final = 253_402_300_799.0
+
+
+class now_us(FunctionElement[int]):
+    """The time of the statement, not that of the transaction's begin."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(now_us, "postgresql")
+def _now_postgresql(element: now_us, compiler: Any, **options: Any) -> str:
+    return "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
+
+
+@compiles(now_us, "sqlite")
+def _now_sqlite(element: now_us, compiler: Any, **options: Any) -> str:
+    # CURRENT_TIMESTAMP has whole seconds; %f has milliseconds behind the point.
+    return (
+        "(CAST(strftime('%s', 'now') AS INTEGER) * 1000000"
+        " + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER) * 1000)"
+    )
+
+
+def to_us(seconds: float) -> int:
+    """Turn seconds into what the tables keep."""
+    return round(seconds * MICROSECONDS)
+
+
+def told_us(seconds: float) -> int:
+    """Turn a time that somebody else gave into what the tables keep; no number is too large.
+
+    A producer that counts nanoseconds for milliseconds is far beyond every BIGINT.
+    """
+    if math.isnan(seconds):
+        return 0
+    return to_us(min(max(seconds, FIRST_SECOND), LAST_SECOND))
+
+
+def to_seconds(us: int | None) -> float:
+    """Turn what the tables keep into seconds; 0 where there is nothing."""
+    return 0.0 if us is None else us / MICROSECONDS
+
+
+class Numbers(TypeDecorator[Sequence[int]]):
+    """A list of whole numbers, as the text that the database makes a list of.
+
+    asyncpg would look at every element of a real array, which takes twice as long.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Sequence[int] | None, dialect: Dialect) -> str:
+        """Write an array of PostgreSQL, or one of JSON."""
+        first, last = "{}" if dialect.name == "postgresql" else "[]"
+        return first + ",".join(map(str, value or ())) + last
+
+
+class among(FunctionElement[bool]):
+    """``column`` is one of the numbers of the parameter *name*."""
+
+    type = Boolean()
+    inherit_cache = True
+
+    def __init__(self, column: ColumnElement[int], name: str) -> None:
+        super().__init__(column, bindparam(name, type_=Numbers()))
+
+    def self_group(self, against: Any = None) -> Any:
+        """Stay as it is: compared with 1, as SQLite's truths are, it would use no index."""
+        return self
+
+
+@compiles(among, "postgresql")
+def _among_postgresql(element: among, compiler: Any, **options: Any) -> str:
+    column, numbers = (compiler.process(part, **options) for part in element.clauses)
+    return f"{column} = ANY (({numbers})::bigint[])"
+
+
+@compiles(among, "sqlite")
+def _among_sqlite(element: among, compiler: Any, **options: Any) -> str:
+    column, numbers = (compiler.process(part, **options) for part in element.clauses)
+    return f"{column} IN (SELECT value FROM json_each({numbers}))"
+
+
+def headers_to_text(headers: Mapping[str, bytes]) -> str:
+    """Write headers for a column; no headers are the empty text."""
+    if not headers:
+        return ""
+    texts = {name: b64encode(value).decode("ascii") for name, value in headers.items()}
+    return json.dumps(texts, separators=(",", ":"))
+
+
+def headers_from_text(text: str) -> Mapping[str, bytes]:
+    """Read what `headers_to_text` wrote."""
+    if not text:
+        return {}
+    return {name: b64decode(value) for name, value in json.loads(text).items()}
+
+
+metadata: Final = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+"""What `semel db create` makes; give it to Alembic's ``target_metadata`` beside your own."""
+
+
+# SQLite numbers rows only in a column of exactly this type.
+NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
+
+
+def text_column(name: str, comment: str, *, key: bool = False, null: bool = False) -> Column[str]:
+    """Return a column of text."""
+    return Column(name, Text, primary_key=key, nullable=null, comment=comment)
+
+
+def short_text(name: str, comment: str) -> Column[str]:
+    """Return a column of text that is never null; empty says nothing."""
+    return Column(name, Text, nullable=False, server_default="", comment=comment)
+
+
+def time_us(name: str, comment: str, *, null: bool = False) -> Column[int]:
+    """Return a column of a time in microseconds."""
+    return Column(
+        name, BigInteger, nullable=null, server_default=None if null else text("0"), comment=comment
+    )
+
+
+def counted(name: str, comment: str) -> Column[int]:
+    """Return a column of a number that begins at 0."""
+    return Column(name, BigInteger, nullable=False, server_default=text("0"), comment=comment)
+
+
+def payload_bytes(comment: str) -> Column[bytes]:
+    """Return the column of a message's payload."""
+    return Column("payload", LargeBinary, nullable=True, comment=comment)
+
+
+def place() -> Column[int]:
+    """Return the column of the order of arrival."""
+    return Column(
+        "place", NUMBER, Identity(), primary_key=True, comment="order of arrival; given here"
+    )
+
+
+def originals() -> Column[str]:
+    """Return the column of ids and keys that are kept hashed elsewhere in the row."""
+    return text_column(
+        "originals", "JSON: ids and keys as they came, where a column has a hash", null=True
+    )
+
+
+def origin() -> list[Column[int] | Column[str]]:
+    """Return where a message came from, and what else it carried."""
+    return [
+        Column("partition", Integer, nullable=True, comment="of the original record"),
+        Column("offset", BigInteger, nullable=True, comment="of the original record"),
+        short_text("headers", "JSON object of base64; empty: none, or erased"),
+        time_us("timestamp", "the broker's time of the record"),
+        short_text("payload_hash", "sha256 of the payload's bytes"),
+        short_text("message_type", "the event's type"),
+        short_text("schema_version", "as the producer said"),
+        short_text("correlation_id", "as the producer said"),
+    ]
+
+
+def origin_values(carried: DeadLetter | WaitingMessage | InboxMessage) -> dict[str, Any]:
+    """Return the columns that say what came, and from where."""
+    return {
+        **stored_names(message_id=carried.message_id, key=carried.key),
+        "payload": carried.payload,
+        "headers": headers_to_text(carried.headers),
+        "topic": plain(carried.topic),
+        "partition": carried.partition,
+        "offset": carried.offset,
+        "timestamp": told_us(carried.timestamp),
+        "payload_hash": carried.payload_hash,
+        "message_type": plain(carried.message_type),
+        "schema_version": plain(carried.schema_version),
+        "correlation_id": plain(carried.correlation_id),
+    }
+
+
+def origin_of(row: Row[Any]) -> dict[str, Any]:
+    """Read what `origin_values` wrote, as a dataclass's arguments."""
+    kept = row._mapping
+    return {
+        **original_names(row, "message_id", "key"),
+        "payload": kept["payload"],
+        "headers": headers_from_text(kept["headers"]),
+        "topic": kept["topic"],
+        "partition": kept["partition"],
+        "offset": kept["offset"],
+        "timestamp": to_seconds(kept["timestamp"]),
+        "payload_hash": kept["payload_hash"],
+        "message_type": kept["message_type"],
+        "schema_version": kept["schema_version"],
+        "correlation_id": kept["correlation_id"],
+    }
+
+
+def stored_names(**names: str | None) -> dict[str, str | None]:
+    """Return the columns of ids and keys, and ``originals`` where one of them is a hash."""
+    kept = {name: stored_name(value) for name, value in names.items()}
+    hashed = {name: value for name, value in names.items() if value != kept[name]}
+    return {**kept, "originals": json.dumps(hashed) if hashed else None}
+
+
+def stored_name(name: str | None) -> str | None:
+    """Return an id or a key as a column has it."""
+    return None if name is None else stored_id(name)
+
+
+def original_names(row: Row[Any], *names: str) -> dict[str, Any]:
+    """Return ids and keys as they came."""
+    kept = row._mapping
+    originals = json.loads(kept["originals"]) if kept["originals"] else {}
+    return {name: originals.get(name, kept[name]) for name in names}
+
+
+def conflicts_with(column: ColumnElement[str], message_id: str) -> ColumnElement[bool]:
+    """Say that a column has the id of a conflict that came with *message_id*."""
+    begins = func.substr(column, 1, len(CONFLICT)) == CONFLICT
+    return and_(begins, func.substr(column, CAME_AS_AT + 1) == came_as(message_id))
+
+
+def came_from(
+    columns: ReadOnlyColumnCollection[str, Column[Any]], partition: Partition, first: int, last: int
+) -> ColumnElement[bool]:
+    """Say that a row's record stood between two offsets of a partition, both included."""
+    return and_(
+        columns.partition == partition.number,
+        columns.offset.between(first, last),
+        columns.topic == plain(partition.topic),
+    )
+
+
+def seconds_or_none(us: int | None) -> float | None:
+    """Turn a time that may be missing into seconds."""
+    return None if us is None else to_seconds(us)

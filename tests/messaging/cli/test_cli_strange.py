@@ -1,0 +1,138 @@
+"""Ids, keys and payloads that no terminal should be told: they are listed all the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from semel.cli.plain import plain, shortened
+from semel.messaging.send.outbox import OutboxEntry
+from tests.messaging.act_world import bury, park
+
+ON = ("--consumer", "billing")
+ACTS = "\x1b]0;you are root\x07\x9b31m"
+BACKWARDS = "gnp.\u202eexe"
+HALF = "\udcff\x00"
+
+
+@pytest.fixture
+def books(books):
+    books.fill(lambda world: park(world, f"m{ACTS}", key=f"k{ACTS}"))
+    books.fill(lambda world: park(world, f"n{BACKWARDS}", key=BACKWARDS))
+    books.fill(lambda world: park(world, f"o{HALF}", key=HALF))
+    books.fill(lambda world: bury(world, f"d{HALF}{ACTS}"))
+    return books
+
+
+def printed(encoding: str, *arguments: str) -> str:
+    """Run a command in a process of its own, as a terminal of that encoding would."""
+    done = subprocess.run(
+        [sys.executable, "-m", "semel", *arguments],
+        env={**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"},
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode(encoding)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_what_a_producer_wrote_does_not_act_on_a_terminal_and_breaks_no_list(books, encoding):
+    waiting = printed(encoding, "parking", "list")
+    letters = printed(encoding, "dlq", "list")
+
+    assert plain(waiting + letters) == waiting + letters
+    assert "\\x1b]0;you" in waiting
+    assert "\\u202e" in waiting
+    assert "\\udcff\\x00" in waiting
+    assert "1 dead letter " in letters
+
+
+@pytest.mark.parametrize(
+    ("typed", "id"),
+    [
+        (r'json:"o\udcff\u0000"', f"o{HALF}"),
+        (r'json:"m\u001b]0;you are root\u0007\u009b31m"', None),
+    ],
+)
+def test_a_message_is_named_in_json_where_a_shell_cannot_say_it(books, typed, id):
+    shown = books.ask("parking", "show", typed, *ON)["message"]
+    assert shown["message_id"] == (id or f"m{ACTS}")
+    assert plain(shown["message_id"]) in books.read("parking", "show", typed, *ON)
+
+    books.act("parking", "skip", typed, *ON)
+
+    left = [m["message_id"] for m in books.ask("parking", "list")["messages"]]
+    assert len(left) == 2
+    assert shown["message_id"] not in left
+
+
+def test_keys_and_several_ids_are_named_so_too(books):
+    (found,) = books.ask("parking", "list", "--key", r'json:"\udcff\u0000"')["messages"]
+    assert found["message_id"] == f"o{HALF}"
+
+    named = [r'json:"o\udcff\u0000"', f"n{BACKWARDS}"]
+    done = books.act("parking", "classify", *named, *ON, "--label", "data")
+
+    assert [one["message_id"] for one in done["messages"]] == [f"o{HALF}", f"n{BACKWARDS}"]
+
+
+def test_what_is_no_json_behind_the_word_is_refused_and_other_ids_are_as_they_are(books):
+    assert "no text in JSON" in books.read("parking", "show", 'json:"m', *ON, code=2)
+
+    books.fill(lambda world: park(world, "json:m"))
+    assert books.ask("parking", "show", "json:m", *ON)["message"]["message_id"] == "json:m"
+
+
+LONG = f"first-{'x' * 2000}-last"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("parking", "list"), ("parking", "keys", *ON), ("dlq", "list"), ("outbox", "parked")],
+)
+def test_a_table_shows_little_of_a_long_id_and_json_the_whole(books, command):
+    books.fill(lambda world: park(world, LONG, key=LONG))
+    books.fill(lambda world: bury(world, LONG))
+    books.fill(set_aside)
+
+    text = books.read(*command)
+    document = books.ask(*command)
+
+    assert len(text.splitlines()) < 40
+    assert "first-xxx" in text
+    assert "--json has them whole" in text
+    assert LONG in str(document)
+
+
+async def set_aside(world):
+    async with world.database.begin() as unit:
+        await unit.outbox.add([OutboxEntry(LONG, "payments", b"{}", LONG)])
+        leadership = await unit.outbox.lead("outbox", "ann", 60.0)
+        (entry,) = await unit.outbox.read("outbox", 0, 10)
+        await unit.outbox.park(leadership, entry.place, "too large")
+
+
+def test_one_message_is_shown_with_its_whole_id(books):
+    books.fill(lambda world: bury(world, LONG))
+
+    assert LONG in books.read("dlq", "show", LONG, *ON).replace("\n", "").replace(" ", "")
+
+
+@pytest.mark.parametrize("length", [1, 71, 72])
+def test_an_id_of_a_usual_length_is_not_shortened(length):
+    assert shortened("i" * length) == "i" * length
+
+
+@pytest.mark.parametrize("length", [73, 74, 2000])
+def test_a_shortened_id_is_as_long_as_the_longest_that_is_not_and_has_both_ends(length):
+    short = shortened(f"first-{'x' * (length - 11)}-last")
+
+    assert len(short) == 72
+    assert short.startswith("first-xxx")
+    assert "…" in short
+    assert short.endswith("xxx-last")

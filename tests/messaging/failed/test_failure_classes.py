@@ -1,0 +1,194 @@
+"""What a failure is: by type and by code, never by the words of a message."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from semel.codec import FromHeader, Undecodable
+from semel.errors import Fenced, InDoubt, Misuse, NeedsOperator, Permanent, Retryable
+from semel.memory.database import MemoryDatabase
+from semel.message import Message
+from semel.messaging.consumer import Consumer, consumer
+from semel.messaging.failure import (
+    CLASSIFICATION,
+    CODES,
+    FailureClass,
+    NonRetryableMessageError,
+    RetryableMessageError,
+    SequenceGap,
+)
+from semel.messaging.handle.attempt import classify
+from semel.messaging.handle.claims import Locked
+from semel.sql.faults import (
+    SQL_CLASSIFICATION,
+    CommitInDoubt,
+    DatabaseConflict,
+    DatabaseUnavailable,
+    code_of,
+)
+
+
+def test_the_codes_reach_all_seven_classes():
+    assert set(CODES.values()) == set(FailureClass)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "kind"),
+    [
+        (RetryableMessageError("x"), "DEPENDENCY_UNAVAILABLE", FailureClass.DEPENDENCY_OUTAGE),
+        (RetryableMessageError("x", "RATE_LIMITED"), "RATE_LIMITED", FailureClass.RATE_LIMIT),
+        (
+            RetryableMessageError("x", "PRECONDITION_FAILED"),
+            "PRECONDITION_FAILED",
+            FailureClass.BUSINESS_PRECONDITION,
+        ),
+        (SequenceGap("k", 2, 4), "SEQUENCE_GAP", FailureClass.BUSINESS_PRECONDITION),
+        (NonRetryableMessageError("x"), "REJECTED", FailureClass.POISON),
+        (
+            NonRetryableMessageError("x", "SCHEMA_INVALID"),
+            "SCHEMA_INVALID",
+            FailureClass.SCHEMA,
+        ),
+        (
+            NonRetryableMessageError("x", "AUTHORIZATION_FAILED"),
+            "AUTHORIZATION_FAILED",
+            FailureClass.AUTHORIZATION,
+        ),
+        (TimeoutError(), "TIMEOUT", FailureClass.TRANSIENT),
+        (ConnectionResetError(), "CONNECTION_LOST", FailureClass.TRANSIENT),
+        (PermissionError(), "AUTHORIZATION_FAILED", FailureClass.AUTHORIZATION),
+        (Misuse("x"), "HANDLER_MISUSE", FailureClass.POISON),
+        (Permanent("x"), "REJECTED", FailureClass.POISON),
+        (Undecodable("x"), "REJECTED", FailureClass.POISON),
+        (Retryable("x"), "DEPENDENCY_UNAVAILABLE", FailureClass.DEPENDENCY_OUTAGE),
+        (Fenced("x"), "DATABASE_CONFLICT", FailureClass.TRANSIENT),
+        (InDoubt("x"), "HANDLER_FAILED", FailureClass.POISON),
+        (NeedsOperator("x"), "HANDLER_FAILED", FailureClass.POISON),
+        (KeyError("x"), "HANDLER_FAILED", FailureClass.POISON),
+        (OSError("x"), "HANDLER_FAILED", FailureClass.POISON),
+    ],
+)
+def test_an_exception_has_a_code_and_a_class_by_its_type(error, code, kind):
+    found = CLASSIFICATION.classify(error)
+
+    assert (found.code, found.failure_class) == (code, kind)
+    assert found.exception == f"{type(error).__module__}.{type(error).__qualname__}"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DatabaseConflict("x"), "DATABASE_CONFLICT"),
+        (DatabaseUnavailable("x"), "CONNECTION_LOST"),
+        (CommitInDoubt("x"), "HANDLER_FAILED"),
+        (Locked("x"), "DATABASE_TIMEOUT"),
+    ],
+)
+def test_what_the_database_binding_raises_has_a_code(error, code):
+    assert SQL_CLASSIFICATION.classify(error).code == code
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["duplicate key value violates unique constraint", "timeout", "deadlock", "connection reset"],
+)
+def test_the_words_of_an_exception_mean_nothing(words):
+    found = SQL_CLASSIFICATION.classify(RuntimeError(words))
+
+    assert found.code == "HANDLER_FAILED"
+    assert words in found.reason
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RetryableMessageError("x", "SOMETHING_NEW"), FailureClass.TRANSIENT),
+        (NonRetryableMessageError("x", "SOMETHING_NEW"), FailureClass.POISON),
+        (KeyError("x"), FailureClass.POISON),
+    ],
+)
+def test_a_code_that_nobody_knows_is_poison_unless_its_exception_says_otherwise(error, kind):
+    found = CLASSIFICATION.extended({KeyError: "SOMETHING_NEW"}).classify(error)
+
+    assert (found.code, found.failure_class) == ("SOMETHING_NEW", kind)
+
+
+class PaymentError(Exception):
+    """A service's own."""
+
+
+class CardDeclined(PaymentError):
+    """A kind of it."""
+
+
+def ours(**options: Any) -> Consumer:
+    async def handle(message: Message) -> None:
+        """Do nothing."""
+
+    return consumer("c", id_from=FromHeader("message-id"), **options)(handle)
+
+
+def test_a_consumers_own_rules_come_first_and_the_nearest_type_wins():
+    mine = ours(
+        rules={
+            PaymentError: "PAYMENT_DOWN",
+            CardDeclined: "CARD_DECLINED",
+            TimeoutError: "RATE_LIMITED",
+        },
+        codes={
+            "PAYMENT_DOWN": FailureClass.DEPENDENCY_OUTAGE,
+            "CARD_DECLINED": FailureClass.BUSINESS_PRECONDITION,
+        },
+    )
+    database = MemoryDatabase()
+
+    found = {
+        type(error): classify(mine, database, error)
+        for error in (PaymentError(), CardDeclined(), TimeoutError(), KeyError())
+    }
+
+    assert found[PaymentError].failure_class is FailureClass.DEPENDENCY_OUTAGE
+    assert found[CardDeclined].code == "CARD_DECLINED"
+    assert found[TimeoutError].failure_class is FailureClass.RATE_LIMIT
+    assert found[KeyError].code == "HANDLER_FAILED"
+    assert classify(ours(), database, TimeoutError()).code == "TIMEOUT"
+
+
+def test_a_rule_may_look_at_the_exception_and_have_no_opinion():
+    class HttpError(Exception):
+        def __init__(self, status: int) -> None:
+            super().__init__(status)
+            self.status = status
+
+    def by_status(error: BaseException) -> str | None:
+        status = getattr(error, "status", None)
+        return {429: "RATE_LIMITED", 403: "AUTHORIZATION_FAILED"}.get(status or 0)
+
+    mine = ours(rules={HttpError: by_status, Exception: "REJECTED"})
+    database = MemoryDatabase()
+
+    codes = [classify(mine, database, HttpError(status)).code for status in (429, 403, 418)]
+
+    assert codes == ["RATE_LIMITED", "AUTHORIZATION_FAILED", "REJECTED"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RetryableMessageError("down", "RATE_LIMITED"),
+        NonRetryableMessageError("no", "REJECTED"),
+        SequenceGap("k", 2, 4),
+    ],
+)
+def test_errors_survive_pickling(error):
+    again = pickle.loads(pickle.dumps(error))
+
+    assert str(again) == str(error)
+    assert again.code == error.code
+
+
+def test_a_code_is_none_where_an_error_says_nothing_special():
+    assert code_of(ValueError("x")) is None

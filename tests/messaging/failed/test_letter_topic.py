@@ -1,0 +1,158 @@
+"""What a topic of dead letters gets never stands in the way of the dead letters themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from semel.codec import FromHeader, Reading
+from semel.message import Coordinates, Record
+from semel.messaging.consumer import consumer
+from semel.messaging.failed.deadletters import record_of
+from semel.messaging.failure import NonRetryableMessageError
+from semel.messaging.handle.attempt import handle_message
+from semel.messaging.outcome import Conflicted, DeadLettered
+from semel.messaging.receive.inbox import Inbox, InboxWorker
+from semel.messaging.records import DeadLetterFilter
+from semel.messaging.send.outbox import OutboxEntry
+from semel.messaging.settings import ConsumerSettings
+from semel.testing.contracts.messaging_world import DatabaseContract, in_world
+from tests.messaging.outgoing import pending
+from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.stores.deadletters import LETTER
+
+DLQ = "payments.dlq"
+
+
+@consumer(
+    "billing",
+    policy=ConsumerSettings(dead_letter_topic=DLQ),
+    reading=Reading(FromHeader("message-id")),
+)
+async def billing(message, session):
+    if message.id.startswith("bad"):
+        raise NonRetryableMessageError("no such account")
+
+
+def delivered(message_id, value, *, key="k1", offset=0):
+    at = Coordinates("payments", 0, offset)
+    record = Record(at, value, key.encode(), {"message-id": message_id.encode()})
+    return billing.reading.read(record)
+
+
+async def handle(world, *messages):
+    return [await handle_message(billing, world.database, one) for one in messages]
+
+
+async def letters(world):
+    async with world.database.begin() as unit:
+        return await unit.dead_letters.find(DeadLetterFilter(), 100)
+
+
+class LetterTopic(DatabaseContract):
+    @pytest.fixture(autouse=True)
+    def _log(self, caplog):
+        self.caplog = caplog
+
+    @in_world
+    async def test_a_conflict_that_comes_again_under_another_key_stops_nothing(self, world):
+        outcomes = await handle(
+            world,
+            delivered("m1", b"1"),
+            delivered("m1", b"2", offset=1),
+            delivered("m1", b"2", key="k2", offset=2),
+        )
+
+        assert [type(outcome) for outcome in outcomes[1:]] == [Conflicted, Conflicted]
+        sent = await pending(world)
+        assert [(entry.key, entry.value) for entry in sent] == [("k1", b"2"), ("k2", b"2")]
+        assert len({entry.message_id for entry in sent}) == 2
+
+    @in_world
+    async def test_a_conflict_that_is_delivered_again_has_one_record(self, world):
+        conflict = delivered("m1", b"2", offset=1)
+
+        await handle(world, delivered("m1", b"1"), conflict, conflict)
+
+        assert len(await pending(world)) == 1
+        assert len(await letters(world)) == 1
+
+    @in_world
+    async def test_a_letter_is_kept_where_its_record_has_the_id_of_another_message(self, world):
+        conflict = delivered("m1", b"2", offset=1)
+        await handle(world, delivered("m1", b"1"), conflict)
+        [record] = await pending(world)
+        async with world.database.begin() as unit:
+            [letter] = await unit.dead_letters.find(DeadLetterFilter(), 10)
+            await unit.dead_letters.remove("billing", letter.message_id)
+            mine = await unit.outbox.lead("outbox", "me", 60.0)
+            await unit.outbox.delete(mine, [record.place])
+            await unit.outbox.add([OutboxEntry(record.message_id, "refunds", b"another")])
+
+        [outcome] = await handle(world, conflict)
+
+        assert isinstance(outcome, Conflicted)
+        assert [one.message_id for one in await letters(world)] == [letter.message_id]
+        assert [entry.topic for entry in await pending(world)] == ["refunds"]
+        [told] = [r for r in self.caplog.records if r.getMessage().startswith("dead letter kept")]
+        assert (told.consumer, told.id) == ("billing", letter.message_id)
+
+    @in_world
+    async def test_a_tombstone_goes_to_the_topic_as_a_tombstone(self, world):
+        outcomes = await handle(
+            world, delivered("bad-1", None), delivered("m1", b"1"), delivered("m1", None, offset=1)
+        )
+        await Inbox(billing, world.database).store(delivered("bad-2", None))
+        await InboxWorker(billing, world.database).run_until_empty()
+
+        assert [type(outcomes[0]), type(outcomes[2])] == [DeadLettered, Conflicted]
+        assert [entry.value for entry in await pending(world)] == [None, None, None]
+
+    @in_world
+    async def test_an_empty_value_stays_an_empty_value(self, world):
+        await handle(
+            world, delivered("m1", b"1"), replace(delivered("m1", b"1"), raw=b"", digest="")
+        )
+
+        assert [entry.value for entry in await pending(world)] == [b""]
+
+
+class TestInMemory(InMemory, LetterTopic):
+    pass
+
+
+class TestInSqlite(InSqlite, LetterTopic):
+    pass
+
+
+class TestInPostgres(InPostgres, LetterTopic):
+    pass
+
+
+def id_of(letter, topic=DLQ):
+    return record_of(letter, topic, "outbox").message_id
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"key": "another"},
+        {"key": None},
+        {"key": "nul\0inside"},
+        {"key": "\udcff"},
+        {"offset": 4711},
+        {"partition": None},
+        {"payload": b"another"},
+        {"last_failed_at": LETTER.last_failed_at + 1},
+        {"message_id": "another"},
+        {"consumer": "another"},
+    ],
+)
+def test_another_record_or_another_failure_has_another_id(other):
+    assert id_of(replace(LETTER, **other)) != id_of(LETTER)
+
+
+def test_the_same_failure_has_the_same_id_and_another_topic_another():
+    assert id_of(replace(LETTER, attempts=LETTER.attempts + 1)) == id_of(LETTER)
+    assert id_of(LETTER, "other.dlq") != id_of(LETTER)

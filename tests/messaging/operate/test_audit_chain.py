@@ -1,0 +1,213 @@
+"""Every change to the audit trail is found, and where."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import delete, update
+
+from semel.memory.database import MemoryDatabase
+from semel.operate import audit
+from semel.operate.audit import Broken, NotedHead, Verified, verify
+from semel.operate.stores import Act, hash_of, readable_diff
+from semel.sql.tables import audit_entry, audit_head
+from semel.testing.contracts.messaging_world import DatabaseContract, in_world
+from tests.messaging.places import InSqlite
+
+
+@pytest.fixture(autouse=True)
+def _small_pages(monkeypatch):
+    monkeypatch.setattr(audit, "PAGE", 2)
+
+
+async def trail(entries=5):
+    database = MemoryDatabase()
+    for number in range(entries):
+        async with database.begin() as unit:
+            await unit.audit.append(Act(f"person {number}", "park.skip", "billing", f"m{number}"))
+    return database
+
+
+def change(database, **tables):
+    """Change rows behind the trail's back."""
+    for table, (key, row) in tables.items():
+        if row is None:
+            database.tables.table(table).remove(key)
+        else:
+            database.tables.table(table).put(key, row)
+    database.tables.journal.forget()
+
+
+@pytest.mark.parametrize("entries", [0, 1, 2, 5])
+def test_a_whole_trail_is_verified_with_its_last_hash(entries):
+    async def whole():
+        database = await trail(entries)
+        found = await verify(database)
+        async with database.begin() as unit:
+            assert found == Verified(*await unit.audit.head())
+        assert found.entries == entries
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda e: replace(e, act=replace(e.act, actor="somebody else")),
+        lambda e: replace(e, act=replace(e.act, reason="another reason")),
+        lambda e: replace(e, act=replace(e.act, details={"n": 1})),
+        lambda e: replace(e, at=e.at + 1),
+        lambda e: replace(e, hash="0" * 64),
+        lambda e: replace(e, previous_hash="1" * 64),
+    ],
+    ids=["actor", "reason", "details", "time", "hash", "previous"],
+)
+def test_a_changed_entry_is_found(number, changed):
+    async def whole():
+        database = await trail()
+        entry = database.tables.table("audit_entry").get(number)
+        change(database, audit_entry=(number, changed(entry)))
+
+        found = await verify(database)
+
+        assert isinstance(found, Broken)
+        assert f"entry {number}" in found.where or f"entry {number + 1}" in found.where
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("number", [1, 3, 4])
+def test_a_removed_entry_is_found(number):
+    async def whole():
+        database = await trail()
+        change(database, audit_entry=(number, None))
+
+        assert await verify(database) == Broken(
+            f"entry {number} is missing: {number + 1} follows {number - 1}"
+        )
+
+    asyncio.run(whole())
+
+
+def test_an_end_that_was_cut_off_is_found_by_the_head():
+    async def whole():
+        database = await trail()
+        change(database, audit_entry=(5, None))
+
+        assert await verify(database) == Broken("the trail ends at 4, and its head says 5")
+
+    asyncio.run(whole())
+
+
+def test_an_end_that_was_cut_off_with_the_head_is_found_by_a_noted_head():
+    async def whole():
+        database = await trail()
+        noted = NotedHead(5, database.tables.table("audit_entry").get(5).hash)
+        fourth = database.tables.table("audit_entry").get(4)
+        change(database, audit_entry=(5, None), audit_head=(1, (4, fourth.hash)))
+
+        assert isinstance(await verify(database), Verified)
+        assert await verify(database, noted) == Broken("the trail ends at 4, and 5 was noted")
+
+    asyncio.run(whole())
+
+
+def test_a_trail_that_was_written_anew_is_found_by_a_noted_head():
+    async def whole():
+        original, forged = await trail(), await trail()
+        entry = original.tables.table("audit_entry").get(2)
+
+        found = await verify(forged, NotedHead(2, entry.hash))
+
+        assert found == Broken("entry 2 is not the one that was noted")
+        assert isinstance(await verify(original, NotedHead(2, entry.hash)), Verified)
+
+    asyncio.run(whole())
+
+
+def test_a_forged_head_is_found():
+    async def whole():
+        database = await trail()
+        change(database, audit_head=(1, (5, "0" * 64)))
+        assert await verify(database) == Broken("the head has another hash than entry 5")
+
+        change(database, audit_head=(1, (6, "0" * 64)))
+        assert await verify(database) == Broken("the trail ends at 5, and its head says 6")
+
+    asyncio.run(whole())
+
+
+def test_a_trail_that_grows_meanwhile_is_whole():
+    async def whole():
+        database = await trail()
+
+        async def grow():
+            for _ in range(20):
+                async with database.begin() as unit:
+                    await unit.audit.append(Act("ann", "park.skip"))
+                await asyncio.sleep(0)
+
+        found, _ = await asyncio.gather(verify(database), grow())
+        assert isinstance(found, Verified)
+
+    asyncio.run(whole())
+
+
+class TestTheTrailInADatabase(InSqlite, DatabaseContract):
+    @in_world
+    async def test_a_row_that_was_changed_by_hand_is_found(self, world):
+        for _ in range(5):
+            async with world.database.begin() as unit:
+                await unit.audit.append(Act("ann", "park.skip", details={"n": 1}))
+        assert isinstance(await verify(world.database), Verified)
+
+        async with world.database.begin() as unit:
+            third = audit_entry.c.number == 3
+            await unit.session.execute(update(audit_entry).where(third).values(actor="bob"))
+        assert await verify(world.database) == Broken("entry 3 was changed")
+
+        async with world.database.begin() as unit:
+            await unit.session.execute(delete(audit_head))
+            await unit.session.execute(delete(audit_entry))
+        assert await verify(world.database) == Verified(0, "0" * 64)
+
+
+def test_the_hash_covers_every_word():
+    act = Act("a", "b", "c", "d", "e", {"f": 1})
+    changes = [
+        hash_of(2, 1.0, act, "x"),
+        hash_of(1, 1.000001, act, "x"),
+        hash_of(1, 1.0, act, "y"),
+        *(
+            hash_of(1, 1.0, replace(act, **{name: "other"}), "x")
+            for name in ("actor", "act", "consumer", "message_id", "reason")
+        ),
+        hash_of(1, 1.0, replace(act, details={"f": 2}), "x"),
+    ]
+
+    assert len({hash_of(1, 1.0, act, "x"), *changes}) == len(changes) + 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        (b'{"b":1,"a":2}', b'{"a": 3, "b": 1}', ['-  "a": 2,', '+  "a": 3,']),
+        (b'{"a":1}', b'{ "a": 1 }', ['-{"a":1}', '+{ "a": 1 }']),
+        (b"one\ntwo", b"one\nthree", ["-two", "+three"]),
+        (b"\x00\x01", b"\xff\x01", ["-00 01", "+ff 01"]),
+        (b"text", b"\xff", ["-74 65 78 74", "+ff"]),
+        (b"same", b"same", []),
+        (b"a\n", b"a", ["-61 0a", "+61"]),
+    ],
+)
+def test_a_diff_can_be_read(before, after, lines):
+    shown = readable_diff(before, after).splitlines()[2:]
+
+    assert [line for line in shown if line[0] in "+-"] == lines
+
+
+def test_a_diff_of_what_was_erased_says_so():
+    assert readable_diff(None, b"x") == "(erased)\n"

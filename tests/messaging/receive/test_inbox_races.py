@@ -1,0 +1,276 @@
+"""A replay and an inbox that get one message at the same moment: its effect is there once."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from sqlalchemy import text
+
+from semel.errors import Misuse, Retryable
+from semel.messaging.failed.retries import retry_due
+from semel.messaging.failure import NonRetryableMessageError
+from semel.messaging.outcome import Skipped
+from semel.messaging.receive.inbox import Inbox, InboxWorker
+from semel.messaging.settings import Mode
+from semel.operate.replay import Replay
+from semel.operate.selection import Offsets
+from semel.testing.contracts.messaging_world import in_world
+from tests.messaging.act_world import BILLING, letters
+from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.replay_world import ALL_AT_ONCE, DEAD, P0, Service, counts, message
+
+TWICE = replace(
+    DEAD, retry=replace(DEAD.retry, max_attempts=2, initial_delay_seconds=0.0, max_delay_seconds=0)
+)
+MOST_TRANSACTIONS = 12
+"""More than a replay of one message has."""
+
+# Long enough for a transaction that nothing holds back.
+PATIENCE_SECONDS = 0.2
+
+
+class Watched:
+    """A database that lets something happen right before one of its transactions."""
+
+    def __init__(self, database, number, happens):
+        self.database = database
+        self.classification = database.classification
+        self.left = number
+        self.happens = happens
+
+    @asynccontextmanager
+    async def begin(self):
+        if self.left == 0:
+            await self.happens()
+        self.left -= 1
+        async with self.database.begin() as unit:
+            yield unit
+
+
+class Slow:
+    """A database that lets something begin before one commit, and waits for it, not for ever."""
+
+    def __init__(self, database, meanwhile=None):
+        self.database = database
+        self.classification = database.classification
+        self.meanwhile = meanwhile
+        self.began = None
+
+    @asynccontextmanager
+    async def begin(self):
+        async with self.database.begin() as unit:
+            yield unit
+            if self.meanwhile is not None:
+                self.began, self.meanwhile = asyncio.create_task(self.meanwhile()), None
+                await asyncio.wait({self.began}, timeout=PATIENCE_SECONDS)
+
+
+class RefusesOneCommit:
+    """A database that refuses a commit, as a deferred constraint does, before somebody acts."""
+
+    def __init__(self, database, somebody):
+        self.database = database
+        self.classification = database.classification
+        self.somebody = somebody
+        self.refuses = False
+
+    def refuse(self):
+        self.refuses = True
+
+    @asynccontextmanager
+    async def begin(self):
+        try:
+            async with self.database.begin() as unit:
+                yield unit
+                if self.refuses:
+                    raise NonRetryableMessageError("no such account")
+        finally:
+            if self.refuses:
+                self.refuses = False
+                await self.somebody()
+
+
+def once(act):
+    """Return a hook of the handler that acts at its first call."""
+    left = [act]
+
+    def hook(message):
+        if left:
+            left.pop()()
+
+    return hook
+
+
+def be_down():
+    raise ConnectionError("down")
+
+
+def replay_of(service, database):
+    return Replay(
+        service.consumer,
+        database,
+        Offsets(P0, 0, 0),
+        ALL_AT_ONCE,
+        name="again",
+        actor="ann",
+        reader=service.broker.reader(),
+        clock=service.clock,
+    )
+
+
+async def opened(world, settings=DEAD):
+    service = await Service(world, settings).open()
+    service.put("m1")
+    return service
+
+
+async def delivered(inbox, how):
+    """Deliver the message until it is taken, as a broker does."""
+    for _ in range(50):
+        try:
+            return await getattr(inbox, how)(message("m1"))
+        except Retryable:
+            await asyncio.sleep(0.01)
+    raise AssertionError("nobody took the delivery")
+
+
+async def work(service):
+    """Let everybody finish who has something to do."""
+    await InboxWorker(service.consumer, service.database).run_until_empty()
+    await retry_due(service.consumer, service.database)
+
+
+async def at_every_moment(world, settings, how, broken):
+    """Replay a message while its inbox gets it before each of the replay's transactions."""
+    moments = 0
+    for number in range(MOST_TRANSACTIONS):
+        service = await opened(world, settings)
+        if broken is not None:
+            service.broken = once(broken)
+
+        async def happens(service=service):
+            inbox = Inbox(service.consumer, world.database)
+            try:
+                await getattr(inbox, how)(message("m1"))
+                await InboxWorker(service.consumer, world.database).run_until_empty()
+            except ConnectionError:
+                await delivered(inbox, how)
+
+        watched = Watched(world.database, number, happens)
+        report = await replay_of(service, watched).run()
+        await work(service)
+
+        assert (number, await service.paid()) == (number, ["m1"])
+        assert broken is not None or set(counts(report)) <= {"handled", "duplicate"}
+        assert await letters(world) == 0
+        moments += watched.left < 0
+        await forget(service)
+    assert 2 < moments < MOST_TRANSACTIONS
+
+
+async def forget(service):
+    """Let the next moment find nothing of this one."""
+    async with service.database.begin() as unit:
+        if hasattr(unit.session, "execute"):
+            for table in ("paid", "inbox_message", "processed_message", "replay_run"):
+                await unit.session.execute(text(f"DELETE FROM {table}"))
+            return
+        for table in ("user:paid", "inbox_message", "processed_message", "replay_run"):
+            rows = unit.tables.table(table)
+            for key in rows:
+                rows.remove(key)
+
+
+class Races:
+    @in_world
+    async def test_an_inbox_stores_what_a_replay_is_about_to_handle(self, world):
+        await at_every_moment(world, DEAD, "store", None)
+
+    @in_world
+    async def test_an_inbox_handles_what_a_replay_is_about_to_handle(self, world):
+        await at_every_moment(world, DEAD, "store_and_handle", None)
+
+    @in_world
+    async def test_an_inbox_stores_what_a_replay_has_failed_at(self, world):
+        await at_every_moment(world, TWICE, "store", be_down)
+
+    @in_world
+    async def test_an_inbox_handles_what_a_replay_has_failed_at(self, world):
+        await at_every_moment(world, TWICE, "store_and_handle", be_down)
+
+    @in_world
+    async def test_a_delivery_in_the_midst_of_a_replays_transaction_is_a_duplicate(self, world):
+        for how in ("store", "store_and_handle"):
+            service = await opened(world)
+            slow = Slow(world.database)
+            deliver = partial(delivered, Inbox(service.consumer, world.database), how)
+            service.broken = once(partial(setattr, slow, "meanwhile", deliver))
+
+            report = await replay_of(service, slow).run()
+
+            assert await slow.began == Skipped("duplicate")
+            await work(service)
+            assert counts(report) == {"handled": 1}
+            assert await service.paid() == ["m1"]
+            async with world.database.begin() as unit:
+                assert await unit.inbox.get(BILLING, "m1") is None
+            await forget(service)
+
+    @in_world
+    async def test_a_replay_in_the_midst_of_an_inboxs_transaction_finds_a_duplicate(self, world):
+        service = await opened(world)
+        slow = Slow(world.database, replay_of(service, world.database).run)
+
+        await Inbox(service.consumer, slow).store_and_handle(message("m1"))
+
+        assert counts(await slow.began) == {"duplicate": 1}
+        assert await service.paid() == ["m1"]
+
+    @in_world
+    async def test_a_replay_leaves_what_an_inbox_has_just_stored_to_its_workers(self, world):
+        service = await opened(world)
+        slow = Slow(world.database, replay_of(service, world.database).run)
+
+        await Inbox(service.consumer, slow).store(message("m1"))
+
+        assert counts(await slow.began) == {"left": 1}
+        assert await service.paid() == []
+        await work(service)
+        assert await service.paid() == ["m1"]
+
+    @in_world
+    async def test_what_another_worker_handled_meanwhile_does_not_become_a_dead_letter(self, world):
+        service = await opened(world)
+        await Inbox(service.consumer, world.database).store(message("m1"))
+        other = InboxWorker(service.consumer, world.database)
+        refusing = RefusesOneCommit(world.database, other.work_once)
+        service.broken = once(refusing.refuse)
+
+        await InboxWorker(service.consumer, refusing).work_once()
+
+        assert await service.paid() == ["m1"]
+        assert await letters(world) == 0
+
+
+class TestInMemory(InMemory, Races):
+    pass
+
+
+class TestInSqlite(InSqlite, Races):
+    pass
+
+
+class TestInPostgres(InPostgres, Races):
+    pass
+
+
+def test_an_inbox_has_no_leases_to_give():
+    service = Service(None)
+    leased = replace(service.consumer, mode=Mode.LEASED)
+
+    with pytest.raises(Misuse, match="one transaction"):
+        Inbox(leased, None)

@@ -1,0 +1,181 @@
+"""`semel adopt`: what it means in words, and what it writes down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from semel.ledger.sqlite import SqliteLedger
+from semel.pipeline.driver import Driver
+from semel.pipeline.source import BatchRange, SourceKind, SourceRange
+from semel.pipeline.txn import CycleId
+from semel.testing.local import local_stage
+from tests.unit.cli.cli_world import Shell, World
+
+WHY = ("--why", "disk lost", "--who", "ann")
+
+
+def write_checkpoint(root: Path, offsets: list[int], finished: int | None, name: str = "new"):
+    """Write a Kafka query's checkpoint: batch n ends at offsets[n + 1]; it begins at offsets[0]."""
+    for folder in ("offsets", "commits", "sources/0"):
+        (root / folder).mkdir(parents=True)
+    (root / "metadata").write_text(json.dumps({"id": name}))
+    begun = json.dumps({"orders": {"0": offsets[0]}})
+    (root / "sources/0/0").write_bytes(b"\x00v1\n" + begun.encode())
+    for batch, end in enumerate(offsets[1:]):
+        text = f"v1\n{{}}\n{json.dumps({'orders': {'0': end}})}"
+        (root / f"offsets/{batch}").write_text(text)
+    if finished is not None:
+        for batch in range(finished + 1):
+            (root / f"commits/{batch}").write_text("v1\n{}")
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("SEMEL_LEDGER", f"sqlite:///{tmp_path / 'shop.ledger'}")
+    return str(tmp_path / "shop.ledger")
+
+
+@pytest.fixture
+def world(url: str) -> World:
+    """A pipeline that has committed offsets 0 to 20, and stopped."""
+    world = World(SqliteLedger(url)).start()
+    world.run()
+    world.run()
+    return world.stop()
+
+
+@pytest.fixture
+def shell(world: World) -> Shell:
+    return Shell(world)
+
+
+def adopt(shell: Shell, checkpoint: Path, *more: str, code: int = 0):
+    done = shell.type("adopt", "--app", "shop", "--checkpoint", str(checkpoint), "--json", *more)
+    assert done.exit_code == code, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("start", "means", "words"),
+    [
+        (20, "continues", "goes on where the ledger ends"),
+        (5, "overlap", "15 offsets, 5 to 20, are processed a second time"),
+        (50, "gap", "30 offsets, 20 to 50, are never processed"),
+    ],
+)
+def test_overlap_and_gap_are_said_in_words_first(shell, tmp_path, start, means, words):
+    write_checkpoint(tmp_path / "cp", [start, start + 10], finished=None)
+
+    document = adopt(shell, tmp_path / "cp", "--dry-run")
+
+    assert set(document) == {
+        "command", "format", "exit", "adopted", "who", "why", "generation", "plan",
+    }  # fmt: skip
+    (change,) = document["plan"]["positions"]
+    assert (change["before"], change["after"]) == (20, start)
+    assert (change["means"], change["words"]) == (means, words)
+    assert document["adopted"] is False
+    assert shell.world.ledger.generations(shell.world.scope)[-1].number == 1
+    text = shell.type("adopt", "--app", "shop", "--checkpoint", str(tmp_path / "cp"), "--dry-run")
+    assert words in text.output
+
+
+def test_adopting_makes_the_next_generation_and_says_who_and_why(world, shell, tmp_path):
+    write_checkpoint(tmp_path / "cp", [50, 60], finished=None)
+
+    document = adopt(shell, tmp_path / "cp", *WHY, "--yes")
+
+    assert (document["adopted"], document["generation"]) == (True, 2)
+    positions = world.ledger.positions(world.scope, BatchRange()).ends
+    assert positions["0", "orders/0"].end == 50
+    act = world.ledger.acts(world.scope)[0]
+    assert (act.who, act.act, act.why) == ("ann", "adopt", "disk lost")
+
+
+def test_a_finished_batch_is_behind_the_start(shell, tmp_path):
+    write_checkpoint(tmp_path / "cp", [0, 10, 20], finished=1)
+
+    plan = adopt(shell, tmp_path / "cp", "--dry-run")["plan"]
+
+    assert plan["first_batch"] == 2
+    assert plan["positions"][0]["means"] == "continues"
+
+
+def test_it_asks_and_wants_a_reason(world, shell, tmp_path):
+    write_checkpoint(tmp_path / "cp", [20, 30], finished=None)
+    command = ("adopt", "--app", "shop", "--checkpoint", str(tmp_path / "cp"))
+
+    assert "--why" in adopt(shell, tmp_path / "cp", "--yes", code=2)["error"]
+    assert shell.type(*command, *WHY, answer="n\n").exit_code == 130
+    assert world.ledger.acts(world.scope) == []
+    assert shell.type(*command, *WHY, answer="y\n").exit_code == 0
+
+
+def test_the_loss_of_state_must_be_accepted(shell, tmp_path):
+    write_checkpoint(tmp_path / "cp", [20, 30], finished=None)
+    (tmp_path / "cp/state/0").mkdir(parents=True)
+
+    refused = adopt(shell, tmp_path / "cp", *WHY, "--yes", code=4)
+    accepted = adopt(shell, tmp_path / "cp", *WHY, "--yes", "--state-lost")
+
+    assert "--state-lost" in refused["error"]
+    assert accepted["adopted"] is True
+
+
+def test_a_running_pipeline_is_not_adopted_behind_its_back(world, shell, tmp_path):
+    write_checkpoint(tmp_path / "cp", [20, 30], finished=None)
+    world.driver.start()
+
+    held = adopt(shell, tmp_path / "cp", *WHY, "--yes", code=3)
+    taken = adopt(shell, tmp_path / "cp", *WHY, "--yes", "--takeover")
+
+    assert "--takeover" in held["error"]
+    assert taken["adopted"] is True
+
+
+def test_files_that_would_be_read_again_are_counted(world, shell, tmp_path):
+    path = "file:///in/a.json"
+    files = BatchRange((SourceRange("0", SourceKind.FILES, paths=(path,)),))
+    world.driver.start()
+    cycle = CycleId(world.scope, 1, 2)
+    world.driver.run_cycle(cycle, lambda: files, local_stage(world.sinks, ["r"]))
+    world.stop()
+    root = tmp_path / "cp"
+    write_checkpoint(root, [0], finished=None)
+    (root / "offsets/0").write_text('v1\n{}\n{"logOffset":0}')
+    entry = {"path": path, "timestamp": 1, "batchId": 0}
+    (root / "sources/0/0").write_text(f"v1\n{json.dumps(entry)}")
+
+    plan = adopt(shell, root, "--dry-run")["plan"]
+
+    assert plan["files_repeated"] == [f"source 0: {path}"]
+
+
+@pytest.mark.parametrize("missing", ["cp", "s3://bucket/cp"])
+def test_a_checkpoint_that_cannot_be_read_is_named(shell, tmp_path, missing):
+    where = missing if "://" in missing else str(tmp_path / missing)
+
+    done = shell.type("adopt", "--app", "shop", "--checkpoint", where, *WHY, "--yes")
+
+    assert done.exit_code in (2, 4)
+    assert where in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_checkpoint_of_a_plain_query_is_adopted_into_a_new_ledger(url, tmp_path):
+    write_checkpoint(tmp_path / "cp", [0, 10], finished=0, name="plain")
+    shell = Shell(World())
+
+    refused = adopt(shell, tmp_path / "cp", *WHY, "--yes", code=2)
+    assert "--create-ledger" in refused["error"]
+    assert not Path(url).exists()
+
+    document = adopt(shell, tmp_path / "cp", *WHY, "--yes", "--create-ledger")
+
+    assert document["plan"]["first_batch"] == 1
+    ledger = SqliteLedger(url)
+    driver = Driver("shop", ledger, shell.world.sinks)
+    assert ledger.generations(driver.scope)[0].checkpoint == "plain"

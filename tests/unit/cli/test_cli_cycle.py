@@ -1,0 +1,170 @@
+"""`semel cycle resolve`: the way out of a cycle that recovery cannot finish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from semel.crashpoints import CrashPoint
+from semel.errors import NeedsOperator
+from semel.memory.sink import MemorySink
+from semel.pipeline.driver import Driver
+from semel.pipeline.sink import SinkFatal
+from semel.pipeline.states import CycleState
+from tests.unit.cli.cli_world import MODULE, Shell, World, publish, shell_for
+
+WHY = ("--why", "keys were taken", "--who", "ann")
+
+
+@dataclass
+class Diverted:
+    """What a diverting sink returns."""
+
+    written: int
+    diverted: int
+    reject_table: str
+
+
+class StuckSink(MemorySink):
+    """A sink that refuses to commit until it is freed, or its rows are diverted."""
+
+    stuck = True
+
+    def commit(self, txn, token):
+        return SinkFatal("key 7 is taken") if self.stuck else super().commit(txn, token)
+
+    def resolve_retry(self, txn, token):
+        return self.commit(txn, token)
+
+    def resolve_divert(self, txn, token, reject_table):
+        if reject_table == "nowhere":
+            raise NeedsOperator("there is no table nowhere")
+        super().commit(txn, token)
+        return Diverted(2, 1, reject_table)
+
+
+@pytest.fixture
+def world() -> World:
+    world = World(sinks=[StuckSink("left"), MemorySink("right")]).start()
+    world.run()
+    world.clock.advance(120)
+    return world
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, world: World) -> Shell:
+    return shell_for(monkeypatch, world)
+
+
+def state(world: World) -> CycleState:
+    return world.ledger.history(world.scope)[0].state
+
+
+def test_the_cycle_is_stuck_to_begin_with(world, shell):
+    assert state(world) is CycleState.COMMITTED
+    assert "cycle resolve" in shell.ask("recover", *WHY, "--yes", code=4)["error"]
+
+
+def test_a_retry_finishes_the_cycle_once_the_cause_is_gone(world, shell):
+    resolve = ("cycle", "resolve", "--cycle", "g1.b0", "--retry", *WHY, "--yes")
+
+    still = shell.ask(*resolve, code=1)
+    world.sinks[0].stuck = False
+    done = shell.ask(*resolve)
+
+    assert set(done) == {"command", "format", "exit", "plan", "who", "why", "sinks", "finished"}
+    assert still["finished"] is False
+    assert still["sinks"][0]["reason"] == "key 7 is taken"
+    assert done["finished"] is True
+    assert state(world) is CycleState.FINISHED
+    assert [sink["will"] for sink in done["plan"]["sinks"]] == ["retry", "nothing"]
+    assert world.ledger.scope_record(world.scope).owner is None
+
+
+def test_refused_rows_are_diverted_and_counted(world, shell):
+    done = shell.ask("cycle", "resolve", "--cycle", "g1.b0", "--divert", "rejects", *WHY, "--yes")
+
+    left = done["sinks"][0]
+    assert (left["written"], left["diverted"], left["reject_table"]) == (2, 1, "rejects")
+    assert state(world) is CycleState.FINISHED
+
+
+def test_who_and_why_are_written_down(world, shell):
+    shell.ask("cycle", "resolve", "--cycle", "g1.b0", "--divert", "rejects", *WHY, "--yes")
+
+    after, before = world.ledger.acts(world.scope)
+
+    assert [before.act, after.act] == ["cycle-resolve", "cycle-resolve-done"]
+    assert before.who == "ann"
+    assert after.detail["finished"] is True
+
+
+def test_a_diversion_that_fails_leaves_the_cycle_as_it_is(world, shell):
+    done = shell.ask(
+        "cycle", "resolve", "--cycle", "g1.b0", "--divert", "nowhere", *WHY, "--yes", code=1
+    )
+
+    assert done["sinks"][0]["reason"] == "there is no table nowhere"
+    assert state(world) is CycleState.COMMITTED
+
+
+def test_a_removed_sinks_rows_can_be_given_up_by_name_only(world, shell, monkeypatch):
+    publish(monkeypatch, driver=Driver("shop", world.ledger, world.sinks[1:]))
+    resolve = ("cycle", "resolve", "--cycle", "g1.b0", *WHY, "--yes")
+
+    assert "configured" in shell.ask(*resolve, "--without", "right", code=2)["error"]
+    assert shell.ask(*resolve, "--retry", code=1)["finished"] is False
+    done = shell.ask(*resolve, "--without", "left")
+
+    assert done["finished"] is True
+    assert done["sinks"][0]["reason"] == "its rows were given up"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "choose one of"),
+        (("--retry", "--divert", "t"), "choose one of"),
+        (("--retry", "--sink", "middle"), "has no part"),
+        (("--divert", "t", "--sink", "right"), None),
+        (("--without", "left", "--sink", "left"), "leave --sink out"),
+    ],
+)
+def test_a_choice_that_does_not_fit_is_refused(world, shell, options, words):
+    code = 2 if words else 1
+    document = shell.ask("cycle", "resolve", "--cycle", "g1.b0", *options, *WHY, "--yes", code=code)
+
+    if words:
+        assert words in document["error"]
+    else:
+        assert document["finished"] is False, "the other sink is still stuck"
+
+
+def test_a_sink_that_cannot_divert_says_so(world, shell):
+    world.sinks[0].stuck = False
+    world.driver.start()
+    world.die_at(CrashPoint.COMMIT_2PC_BEFORE)
+
+    document = shell.ask(
+        "cycle", "resolve", "--cycle", "g1.b1", "--divert", "t", *WHY, "--yes", code=2
+    )
+
+    assert "'right' cannot divert" in document["error"]
+
+
+def test_an_uncommitted_cycle_is_recoverys(shell):
+    document = shell.ask("cycle", "resolve", "--cycle", "g1.b9", "--retry", *WHY, code=2)
+
+    assert "semel recover" in document["error"]
+
+
+def test_it_says_what_it_will_do_and_asks(world, shell):
+    done = shell.type(
+        "cycle", "resolve", "--cycle", "g1.b0", "--retry", *WHY,
+        "--pipeline", f"{MODULE}:driver", answer="n\n",
+    )  # fmt: skip
+
+    assert done.exit_code == 130
+    assert "3 rows are held" in done.output
+    assert world.ledger.acts(world.scope) == []

@@ -1,0 +1,32 @@
+"""The reference of the JSON documents is printed from the reports."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from semel.cli.keys import REPORTS, page
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "json.md"
+
+
+def test_the_page_is_the_codes_own():
+    # Write it anew with: python -c "from semel.cli.keys import page; print(page(), end='')"
+    assert PAGE.read_text() == page()
+
+
+@pytest.mark.parametrize("command", REPORTS)
+def test_no_key_hides_one_of_the_envelopes(command):
+    names = {field.name for field in fields(REPORTS[command])}
+
+    assert not names & {"command", "format", "exit", "error"}
+
+
+def test_links_on_the_page_lead_to_its_parts():
+    text = page()
+    wanted = {part.partition(")")[0] for part in text.split("](#")[1:]}
+    headings = {line[3:].lower() for line in text.splitlines() if line.startswith("## ")}
+
+    assert wanted <= headings

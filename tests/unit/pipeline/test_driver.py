@@ -1,0 +1,201 @@
+"""One process's side of a scope: running its cycles, replaying them, and tidying up."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.events import CycleEnded
+from semel.pipeline.cycle import CommitAborted, CommitFatal, CommitSucceeded
+from semel.pipeline.driver import CycleReplayed
+from semel.pipeline.source import BatchRange
+from semel.pipeline.states import CycleState
+from semel.pipeline.twophase import Backoff
+from semel.pipeline.txn import CycleId
+from semel.testing.faults import Failing, Fault
+from tests.unit.pipeline.driver_place import ROWS, Place
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+class TestRunning:
+    def test_a_cycle_succeeds_and_shows_its_rows(self, place):
+        driver = place.started()
+
+        outcome = place.run(driver)
+
+        assert isinstance(outcome, CommitSucceeded)
+        assert place.visible == ROWS
+        assert place.attempts(driver) == [CycleState.FINISHED]
+
+    def test_an_aborted_attempt_is_followed_by_a_new_one(self, place):
+        driver = place.started()
+        place.sink_plan.faults.append(Fault("prepare", Failing.REFUSED))
+
+        outcome = place.run(driver)
+
+        assert isinstance(outcome, CommitSucceeded)
+        assert place.attempts(driver) == [CycleState.ABORTED, CycleState.FINISHED]
+        assert place.clock.slept == [driver.settings.cycle_backoff.wait_seconds(1)]
+        assert place.visible == ROWS
+        assert place.left == []
+
+    def test_attempts_are_bounded(self, place):
+        driver = place.started(cycle_backoff=Backoff(tries=3))
+        place.sink_plan.faults += [Fault("prepare", Failing.REFUSED, n) for n in range(1, 9)]
+
+        outcome = place.run(driver)
+
+        assert isinstance(outcome, CommitAborted)
+        assert outcome.reason.startswith("pre_commit_2pc: sink: ")
+        assert place.attempts(driver) == [CycleState.ABORTED] * 3
+        assert len(place.clock.slept) == 2
+        assert driver.is_started
+
+    def test_a_fatal_outcome_asks_for_a_new_start_which_carries_the_cycle_through(self, place):
+        driver = place.started()
+        place.sink_plan.faults.append(Fault("commit", Failing.FATAL))
+
+        outcome = place.run(driver)
+        assert isinstance(outcome, CommitFatal)
+        assert [sink for sink, _ in outcome.stranded] == ["sink"]
+        assert not driver.is_started
+        driver.start()
+
+        assert place.visible == ROWS
+        assert isinstance(place.run(driver), CycleReplayed)
+
+    def test_staging_that_fails_aborts_and_leaves_nothing(self, place):
+        driver = place.started(cycle_backoff=Backoff(tries=2))
+
+        def stage(txn):
+            driver.sinks[0].stager(txn).open("0-0").write(ROWS)
+            raise KeyError("no such column")
+
+        outcome = place.run(driver, stage=stage)
+
+        assert outcome == CommitAborted("flush: KeyError: 'no such column'")
+        assert place.left == []
+
+    def test_a_range_that_cannot_be_read_aborts(self, place):
+        driver = place.started(cycle_backoff=Backoff(tries=1))
+
+        def read_range():
+            raise FileNotFoundError("offsets/0")
+
+        outcome = place.run(driver, read_range=read_range)
+
+        assert outcome == CommitAborted("commit_offsets: FileNotFoundError: offsets/0")
+        assert place.left == []
+
+    def test_a_batch_that_does_not_start_where_the_ledger_ends_is_refused_before_staging(
+        self, place
+    ):
+        driver = place.started()
+        place.run(driver, 0)
+
+        def stage(txn):
+            raise AssertionError("nothing may be staged")
+
+        outcome = place.run(driver, 1, lambda: BatchRange.of_offsets({"": (3, 5)}), stage)
+
+        assert isinstance(outcome, CommitFatal)
+        assert "gap, 2 to 3 was never committed" in outcome.reason
+
+    def test_an_error_of_the_ledgers_driver_is_an_outcome(self, place):
+        driver = place.started()
+        place.ledger_plan.faults.append(Fault("committed", Failing.BROKEN))
+
+        outcome = place.run(driver)
+
+        assert isinstance(outcome, CommitFatal)
+        assert outcome.reason.startswith("begin_txn: ConnectionBroke: ")
+        assert not driver.is_started
+
+
+class TestReplaying:
+    def test_a_committed_cycle_is_not_run_again(self, place):
+        driver = place.started()
+        place.run(driver)
+
+        def stage(txn):
+            raise AssertionError("nothing may be staged")
+
+        outcome = place.run(driver, stage=stage)
+
+        assert isinstance(outcome, CycleReplayed)
+        assert place.visible == ROWS
+        assert [e.outcome for e in place.seen if isinstance(e, CycleEnded)] == [
+            "succeeded",
+            "replayed",
+        ]
+
+    def test_the_same_cycle_with_another_range_is_fatal(self, place):
+        driver = place.started()
+        place.run(driver)
+
+        outcome = place.run(driver, read_range=lambda: BatchRange.of_offsets({"": (0, 3)}))
+
+        assert isinstance(outcome, CommitFatal)
+        assert "was committed with another source range" in outcome.reason
+        assert place.visible == ROWS
+
+    def test_a_range_that_cannot_be_read_on_a_replay_is_fatal_and_an_outcome(self, place):
+        driver = place.started()
+        place.run(driver)
+
+        def read_range():
+            raise FileNotFoundError("offsets/0")
+
+        outcome = place.run(driver, read_range=read_range)
+
+        assert isinstance(outcome, CommitFatal)
+        assert outcome.reason == "begin_txn: FileNotFoundError: offsets/0"
+
+
+class TestTidying:
+    @pytest.mark.parametrize("failing", [Failing.REFUSED, Failing.BROKEN])
+    @pytest.mark.parametrize("method", ["sweep", "prune"])
+    def test_a_cycle_never_fails_for_it(self, place, method, failing):
+        driver = place.started(tidy_every=1, keep_cycles=1)
+        plan = place.ledger_plan if method == "prune" else place.sink_plan
+        plan.faults.append(Fault(method, failing, plan.calls[method] + 1))
+
+        outcomes = [place.run(driver, batch) for batch in range(3)]
+
+        assert all(isinstance(outcome, CommitSucceeded) for outcome in outcomes)
+        assert plan.faults == []
+
+    def test_finished_cycles_are_forgotten_and_positions_are_not(self, place):
+        driver = place.started(tidy_every=1, keep_cycles=1)
+
+        for batch in range(4):
+            place.run(driver, batch)
+
+        assert [r.txn.cycle.batch for r in place.ledger.history(driver.scope)] == [3]
+        assert place.ledger.positions(driver.scope).ends["0", ""].end == 8
+
+    def test_finished_cycles_are_forgotten_by_processes_that_run_few_of_them(self, place):
+        for batch in range(4):
+            driver = place.started(keep_cycles=1)
+            place.run(driver, batch)
+            driver.stop()
+
+        place.started(keep_cycles=1)
+
+        assert [r.txn.cycle.batch for r in place.ledger.history(driver.scope)] == [3]
+
+    def test_the_leavings_of_late_tasks_are_swept_from_time_to_time(self, place):
+        driver = place.started(tidy_every=3)
+        place.sink_plan.faults.append(Fault("prepare", Failing.REFUSED))
+        place.run(driver, 0)
+        loser = place.ledger.attempts(CycleId(driver.scope, 1, 0))[0].txn
+        driver.sinks[0].stager(loser).open("late-0").write(["late"])
+
+        place.run(driver, 1)
+        assert place.left == [loser]
+        place.run(driver, 2)
+
+        assert place.left == []

@@ -1,0 +1,244 @@
+"""The editors' schema accepts what the reader accepts, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from semel.policy import ConsumerPolicy, Policy, PolicyInvalid, TopicPolicy, policy_schema
+from semel.policy.keys import MapOf, Section, keys_of
+from semel.policy.kinds import ListOf
+from semel.policy.reader import Document
+from tests.unit.policy.policy_texts import TEMPLATE, merged, text_of
+
+SCHEMA = policy_schema()
+
+
+def accepts(schema: Mapping[str, Any], value: Any) -> bool:
+    """Check *value* by the words that our schema uses, and by no others."""
+    return all(CHECKS[word](wanted, value, schema) for word, wanted in schema.items())
+
+
+def _is(kind: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    if kind == "integer":
+        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    kinds: dict[str, Any] = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "number": int | float,
+        "boolean": bool,
+    }
+    return isinstance(value, kinds[kind])
+
+
+def _additional(wanted: Any, value: Any, schema: Mapping[str, Any]) -> bool:
+    if not isinstance(value, dict):
+        return True
+    others = [v for k, v in value.items() if k not in schema.get("properties", {})]
+    return not others if wanted is False else all(accepts(wanted, other) for other in others)
+
+
+def _follow(reference: str) -> Mapping[str, Any]:
+    found: Any = SCHEMA
+    for step in reference.removeprefix("#/").split("/"):
+        found = found[step]
+    return found
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+CHECKS: dict[str, Any] = {
+    "$schema": lambda *_: True,
+    "$defs": lambda *_: True,
+    "title": lambda *_: True,
+    "description": lambda *_: True,
+    "default": lambda *_: True,
+    "$ref": lambda wanted, value, _: accepts(_follow(wanted), value),
+    "type": lambda wanted, value, _: _is(wanted, value),
+    "enum": lambda wanted, value, _: any(type(w) is type(value) and w == value for w in wanted),
+    "anyOf": lambda wanted, value, _: any(accepts(one, value) for one in wanted),
+    "pattern": lambda wanted, value, _: not isinstance(value, str) or re.search(wanted, value),
+    "minLength": lambda wanted, value, _: not isinstance(value, str) or len(value) >= wanted,
+    "minimum": lambda wanted, value, _: not _number(value) or value >= wanted,
+    "maximum": lambda wanted, value, _: not _number(value) or value <= wanted,
+    "exclusiveMinimum": lambda wanted, value, _: not _number(value) or value > wanted,
+    "required": lambda wanted, value, _: not isinstance(value, dict) or {*wanted} <= value.keys(),
+    "properties": lambda wanted, value, _: (
+        not isinstance(value, dict)
+        or all(accepts(wanted[key], one) for key, one in value.items() if key in wanted)
+    ),
+    "additionalProperties": _additional,
+    "propertyNames": lambda wanted, value, _: (
+        not isinstance(value, dict)
+        or all(isinstance(key, str) and accepts(wanted, key) for key in value)
+    ),
+    "items": lambda wanted, value, _: (
+        not isinstance(value, list) or all(accepts(wanted, one) for one in value)
+    ),
+    "uniqueItems": lambda _, value, __: (
+        not isinstance(value, list) or len({json.dumps(one) for one in value}) == len(value)
+    ),
+}
+
+
+def reader_accepts(text: str) -> bool:
+    try:
+        Policy.parse(text)
+    except PolicyInvalid:
+        return False
+    return True
+
+
+def verdicts(consumer: Any, topic: Any) -> set[bool]:
+    """Return what reader and schema say of one document."""
+    text = text_of(consumer, topic)
+    return {reader_accepts(text), accepts(SCHEMA, yaml.safe_load(text))}
+
+
+def keys_below(section: type, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every key, sections included, with its kind."""
+    for name, spec in keys_of(section).items():
+        yield (*path, name), spec.kind
+        if isinstance(spec.kind, Section):
+            yield from keys_below(spec.kind.of, (*path, name))
+
+
+def required_around(section: type, path: tuple[str, ...]) -> dict[str, Any]:
+    """Return the section's required keys at every step of *path*."""
+    specs = keys_of(section)
+    found = {s.name: s.kind.example for s in specs.values() if s.required}
+    inner = specs[path[0]].kind
+    if len(path) > 1 and isinstance(inner, Section):
+        found[path[0]] = required_around(inner.of, path[1:])
+    return found
+
+
+def at(section: type, path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """Make a section of this kind with one value at *path*."""
+    nested = value
+    for step in reversed(path):
+        nested = {step: nested}
+    return merged(required_around(section, path), nested)
+
+
+KEYS = [
+    pytest.param(section, path, kind, id=f"{section.__name__}-{'.'.join(path)}")
+    for section in (TopicPolicy, ConsumerPolicy)
+    for path, kind in keys_below(section)
+]
+
+WRONG = [{"oops": 1}, [[1]], "", "oops\x01", -7, 2.5, 1000.0, "7 days", math.nan, 10**30]
+
+
+def judge(section: type, body: dict[str, Any]) -> set[bool]:
+    return verdicts({}, body) if section is TopicPolicy else verdicts(body, {"key": "id"})
+
+
+@pytest.mark.parametrize(("section", "path", "kind"), KEYS)
+def test_both_accept_the_example_of_every_key(section, path, kind):
+    example = ["t"] if path == ("topics",) else kind.example
+
+    assert judge(section, at(section, path, example)) == {True}
+
+
+@pytest.mark.parametrize(("section", "path", "kind"), KEYS)
+def test_both_refuse_an_unknown_key_beside_every_key(section, path, kind):
+    body = at(section, path, ["t"] if path == ("topics",) else kind.example)
+    inner = body
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[f"{path[-1]}x"] = 1
+
+    assert judge(section, body) == {False}
+
+
+@pytest.mark.parametrize("value", WRONG, ids=repr)
+@pytest.mark.parametrize(("section", "path", "kind"), KEYS)
+def test_both_say_the_same_of_odd_values(section, path, kind, value):
+    assert len(judge(section, at(section, path, value))) == 1
+
+
+@pytest.mark.parametrize("value", [0, -1, 1, 5, 5.0, math.inf, -math.inf, True, "5", -2])
+def test_both_say_the_same_of_numbers_of_attempts(value):
+    assert len(judge(ConsumerPolicy, {"retry": {"maxAttempts": value}})) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 1",
+        "[]",
+        "deliverySemantics: {}",
+        "deliverySemantics: []",
+        "deliverySemantics: {topics: [], consumers: {}}",
+        "deliverySemantics: {topics: {'': {}}}",
+        "deliverySemantics: {consumer: {}}",
+        TEMPLATE,
+    ],
+)
+def test_both_say_the_same_of_whole_documents(text):
+    assert reader_accepts(text) == accepts(SCHEMA, yaml.safe_load(text))
+
+
+def test_the_schema_has_the_readers_keys_and_no_others():
+    found = dict(schema_keys(SCHEMA, ()))
+
+    assert set(found) == {path for path, _ in every_key(Document)}
+
+
+def schema_keys(schema: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
+    if "$ref" in schema:
+        schema = _follow(schema["$ref"])
+    for name, inner in schema.get("properties", {}).items():
+        yield (*path, name), inner
+        yield from schema_keys(inner, (*path, name))
+    for step in ("items", "additionalProperties"):
+        if isinstance(schema.get(step), dict):
+            yield from schema_keys(schema[step], (*path, "*"))
+
+
+def every_key(section: type, path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    for name, spec in keys_of(section).items():
+        here: tuple[str, ...] = (*path, name)
+        yield here, spec
+        kind = spec.kind
+        while isinstance(kind, ListOf | MapOf):
+            kind, here = kind.each, (*here, "*")
+        if isinstance(kind, Section):
+            yield from every_key(kind.of, here)
+
+
+def test_the_schema_is_of_the_draft_that_it_names_and_is_plain_json():
+    assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert json.loads(json.dumps(SCHEMA)) == SCHEMA
+
+
+def test_every_key_is_explained():
+    silent = [path for path, spec in every_key(Document) if not spec.meaning.endswith((".", "t."))]
+
+    assert silent == []
+
+
+def test_the_page_about_the_file_shows_every_key():
+    page = (Path(__file__).parents[3] / "docs" / "howto" / "policy.md").read_text()
+    found = re.search(r'^Path\("full.yaml"\).*?"""\\\n(.*?)"""\)$', page, re.M | re.S)
+    assert found
+    lines = Policy.parse(found[1]).source.lines
+    written = {
+        tuple("*" if isinstance(step, int) or n == 2 else step for n, step in enumerate(path))
+        for path in lines
+    }
+
+    assert {path for path, _ in every_key(Document)} <= written
