@@ -1,6 +1,6 @@
 """Who may import whom, and what works with nothing installed.
 
-    base  ◀──  messaging, pipeline  ◀──  bindings  ◀──  cli, console, demo
+    base  ◀──  messaging, pipeline  ◀──  operate  ◀──  bindings  ◀──  cli, console
 
 Imports are read from the source, those inside functions and for type checkers
 included: a dependency is one wherever it stands.
@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -32,13 +33,13 @@ BASE = frozenset(
         "events",
         "lazy",
         "lease",
-        "measures",
         "message",
         "policy",
         "secrets",
     }
 )
 HALVES = frozenset({"messaging", "pipeline"})
+OPERATE = frozenset({"operate"})
 BINDINGS = frozenset(
     {
         "arrow",
@@ -47,16 +48,16 @@ BINDINGS = frozenset(
         "http",
         "iceberg",
         "kafka",
+        "ledger",
         "memory",
         "metrics",
         "postgres",
         "s3",
         "spark",
         "sql",
-        "sqlalchemy",
     }
 )
-TOPS = frozenset({"__main__", "cli", "console", "demo"})
+TOPS = frozenset({"__main__", "cli", "console"})
 DOORS = frozenset({"__init__", "ledgers", "outboxes", "sinks"})
 """Names by which users reach the bindings; a binding is imported when its name is used."""
 
@@ -67,16 +68,15 @@ BETWEEN_BINDINGS = {
     ("files", "arrow"): "rows are Arrow batches, and the tally is the same in every sink",
     ("postgres", "arrow"): "rows are Arrow batches, and the tally is the same in every sink",
     ("spark", "arrow"): "the staging job hands Arrow batches on",
-    ("postgres", "sql"): "the ledger's statements are written once, for both databases",
+    ("postgres", "ledger"): "the ledger's statements are written once, for both databases",
 }
 OTHER_EXCEPTIONS = {
     ("spark", "ledgers"): "ExactlyOnce takes a ledger's URL",
     ("__main__", "cli"): "python -m semel is the command",
-    ("demo", "testing"): "the demo starts the services that the tests start",
 }
 CLIENTS = {
-    "psycopg": {"postgres", "demo"},
-    "pyspark": {"spark", "demo", "cli"},
+    "psycopg": {"postgres"},
+    "pyspark": {"spark", "cli"},
     "py4j": {"spark"},
     "pandas": {"spark"},
     "confluent_kafka": {"kafka", "testing"},
@@ -85,22 +85,22 @@ CLIENTS = {
     "pyiceberg": {"iceberg"},
     "httpx": {"http"},
     "faststream": {"faststream"},
-    "sqlalchemy": {"sqlalchemy", "faststream", "testing"},
-    "asyncpg": {"sqlalchemy"},
-    "aiosqlite": {"sqlalchemy"},
+    "sqlalchemy": {"sql", "faststream", "testing"},
+    "asyncpg": {"sql"},
+    "aiosqlite": {"sql"},
     "yaml": {"policy"},
     "starlette": {"console"},
     "uvicorn": {"console"},
-    "typer": {"cli", "demo"},
-    "rich": {"cli", "demo"},
+    "typer": {"cli"},
+    "rich": {"cli"},
     "pytest": {"testing"},
     # The format that rows travel in, not a client of anything.
-    "pyarrow": {"arrow", "files", "postgres", "spark", "demo", "testing"},
-    "numpy": {"arrow", "files", "postgres", "demo"},
+    "pyarrow": {"arrow", "files", "postgres", "spark", "testing"},
+    "numpy": {"arrow", "files", "postgres"},
 }
 """By third-party package: the parts that may import it.
 
-`testing` and `demo` start the services themselves; `cli` asks a pipeline's Spark session.
+`testing` starts the services itself; `cli` asks a pipeline's Spark session.
 """
 # fmt: on
 
@@ -194,16 +194,18 @@ def allowed(part: str) -> frozenset[str]:
     if part in HALVES:
         return BASE | {part}
     if part in DOORS:
-        return BASE | HALVES | BINDINGS | DOORS
+        return BASE | HALVES | OPERATE | BINDINGS | DOORS
+    if part in OPERATE:
+        return BASE | HALVES | OPERATE
     if part in BINDINGS:
-        return BASE | HALVES | {part}
+        return BASE | HALVES | OPERATE | {part}
     if part in TESTING:
-        return BASE | HALVES | BINDINGS | DOORS | {part}
-    return BASE | HALVES | BINDINGS | DOORS | {part, "__init__"}
+        return BASE | HALVES | OPERATE | BINDINGS | DOORS | {part}
+    return BASE | HALVES | OPERATE | BINDINGS | DOORS | {part, "__init__"}
 
 
 def test_every_part_has_its_place():
-    placed = BASE | HALVES | BINDINGS | TOPS | DOORS | TESTING
+    placed = BASE | HALVES | OPERATE | BINDINGS | TOPS | DOORS | TESTING
     found = {
         path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")
     }
@@ -223,6 +225,68 @@ def test_imports_point_from_the_outside_in():
     ]
 
     assert wrong == []
+
+
+def modules() -> dict[str, Path]:
+    """Return our modules by their dotted names."""
+    return {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): path
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+def edges() -> dict[str, set[str]]:
+    """Say which module imports which, wherever the import stands."""
+    known = modules()
+    found: dict[str, set[str]] = {name: set() for name in known}
+    for name, path in known.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.ImportFrom(module=str(module), names=names):
+                    targets = [f"{module}.{alias.name}" for alias in names] + [module]
+                    # `from package import module` is an import of the module alone.
+                    found[name] |= {t for t in targets[:-1] if t in known} or {targets[-1]}
+                case ast.Import(names):
+                    found[name] |= {alias.name for alias in names}
+        found[name] = {target for target in found[name] if target in known and target != name}
+    return found
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    left = edges()
+
+    while free := [name for name, targets in left.items() if not targets & left.keys()]:
+        for name in free:
+            del left[name]
+    while ends := left.keys() - {target for targets in left.values() for target in targets}:
+        for name in ends:
+            del left[name]
+
+    assert sorted(left) == []
+
+
+MOST_FILES = 25
+
+
+@pytest.mark.parametrize("tree", ["src", "tests", "examples", "bench", "docs"])
+def test_no_folder_has_more_files_than_a_stranger_can_look_through(tree):
+    counts = Counter(path.parent for path in (ROOT / tree).rglob("*.py"))
+    counts += Counter(path.parent for path in (ROOT / tree).rglob("*.md"))
+
+    assert [f"{folder}: {n}" for folder, n in counts.items() if n > MOST_FILES] == []
+
+
+ENGINE_FILES, ENGINE_LINES = 50, 15_000
+
+
+def test_both_engines_stay_small():
+    files = [path for half in HALVES for path in (PACKAGE / half).rglob("*.py")]
+    lines = sum(len(path.read_text().splitlines()) for path in files)
+
+    assert len(files) <= ENGINE_FILES
+    assert lines <= ENGINE_LINES
 
 
 def test_doors_import_no_binding_before_its_name_is_used():
@@ -290,7 +354,7 @@ def test_the_bare_python_is_bare():
 
 def core_modules() -> list[str]:
     names = []
-    for part in ("", *sorted(BASE | HALVES | DOORS | {"memory"})):
+    for part in ("", *sorted(BASE | HALVES | OPERATE | DOORS | {"memory"})):
         for path in [*PACKAGE.glob(f"{part}.py"), *PACKAGE.glob(f"{part}/**/*.py")] if part else []:
             module = path.relative_to(PACKAGE.parent).with_suffix("")
             names.append(".".join(module.parts).removesuffix(".__init__"))
