@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -59,6 +60,15 @@ def require(start: Callable[[], Started]) -> Started:
         if os.environ.get("CI") == "true":
             raise
         pytest.skip(str(missing))
+
+
+@pytest.fixture(autouse=True)
+def _close_databases() -> Iterator[None]:
+    """Close the databases in memory that a test made."""
+    yield
+    worlds = sys.modules.get("tests.messaging.worlds")
+    if worlds is not None and worlds._in_memory:
+        asyncio.run(worlds.close_all())
 
 
 @pytest.fixture(scope="session")

@@ -389,34 +389,6 @@ assert sorted(sink.visible) == ["a", "b"]
     )
 
 
-def test_a_service_in_memory_runs_with_nothing_installed():
-    works_bare(
-        """
-import asyncio
-from semel import Runner, consumer
-from semel.codec import FromHeader
-from semel.memory.broker import MemoryBroker
-from semel.memory.database import MemoryDatabase
-
-@consumer("billing", id_from=FromHeader("message-id"))
-async def handle(message, session):
-    session.add("paid", message.id)
-
-async def serve():
-    broker, database = MemoryBroker({"payments": 1}), MemoryDatabase()
-    for _ in range(2):
-        broker.put("payments", b"{}", headers={"message-id": b"m1"})
-    runner = Runner(handle, await broker.subscribe("billing", ["payments"]), database)
-    await broker.settled("billing")
-    await runner.run_until_idle()
-    await broker.close()
-    return database.rows("paid")
-
-assert asyncio.run(serve()) == ["m1"]
-"""
-    )
-
-
 @pytest.mark.parametrize(
     ("use", "extra"),
     [

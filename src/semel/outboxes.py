@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from semel.errors import Misuse
@@ -51,8 +51,8 @@ class Outbox:
     ) -> str:
         """Write a message into the transaction of *session*, and return its id.
 
-        *session* is what a handler got, any `AsyncSession` whose database has semel's tables,
-        or the session of a database in memory.  Nothing is committed here.
+        *session* is what a handler got, or any `AsyncSession` whose database has semel's tables.
+        Nothing is committed here.
 
         *payload* is bytes, text, or anything that JSON can say; None is a broker's tombstone.
         Messages of one topic and *key* leave in the order in which they were written.
@@ -75,7 +75,10 @@ class Outbox:
         if message_id is None:
             message_id = _next_id(now, cause, topic)
         _check(topic, key, message_id)
-        store, after_commit = _store_of(session)
+        # Only those who send need SQLAlchemy.
+        from semel.sql.outbox import after_commit, store_of
+
+        store: OutboxStore = store_of(session)
         entry = OutboxEntry(
             message_id,
             topic,
@@ -93,7 +96,7 @@ class Outbox:
             if is_given:
                 raise
         if is_relayed_here(self.name):
-            after_commit(self.name, wake_relays)
+            after_commit(session, self.name, wake_relays)
         return message_id
 
 
@@ -117,23 +120,6 @@ def _next_id(now: Handling | None, cause: Message | None, topic: str) -> str:
     if now is None or cause is None:
         return str(uuid.uuid4())
     return outgoing_id(now.consumer, cause.id, topic, now.next_ordinal(cause, topic))
-
-
-AfterCommit = Callable[[str, Callable[[str], None]], None]
-"""Calls a function with an outbox's name when the transaction is over, or may be soon."""
-
-
-def _store_of(session: Any) -> tuple[OutboxStore, AfterCommit]:
-    """Find the binding that a session belongs to."""
-    from semel.memory.session import MemorySession
-
-    if isinstance(session, MemorySession):
-        from semel.memory.outbox import store_of as of_memory
-
-        return of_memory(session), lambda outbox, wake: wake(outbox)
-    from semel.sql.outbox import after_commit, store_of
-
-    return store_of(session), lambda outbox, wake: after_commit(session, outbox, wake)
 
 
 def _value(payload: Any) -> bytes | None:

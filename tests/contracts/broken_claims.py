@@ -8,7 +8,6 @@ from dataclasses import replace
 from sqlalchemy import insert, select, update
 
 from semel.errors import Retryable
-from semel.memory.claims import MemoryProcessedMessageStore
 from semel.messaging.handle.claims import (
     Claimed,
     ClaimRequest,
@@ -21,29 +20,32 @@ from semel.sql import claim_statements as sql
 from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from semel.sql.tables import processed_message
 from semel.sql.types import to_us
+from tests.contracts.sabotage import say, say_of
 
 
-class NeverTriesAgain(MemoryProcessedMessageStore):
+async def forget(store, message_id):
+    await say(store, "DELETE FROM processed_message WHERE message_id = :id", id=message_id)
+
+
+class NeverTriesAgain(SqlAlchemyProcessedMessageStore):
     """Keeps the claim of a failed attempt: its redelivery is then a duplicate, and lost."""
 
     async def try_claim(self, consumer, request):
-        row = self._get(consumer, request.message_id)
+        row = await self.look_up(consumer, request.message_id)
         if row is not None and row.state is ClaimState.FAILED_RETRYABLE:
             return Duplicate()
         return await super().try_claim(consumer, request)
 
 
-class TriesAgainAtOnce(MemoryProcessedMessageStore):
+class TriesAgainAtOnce(SqlAlchemyProcessedMessageStore):
     """Does not wait until a failed message is due."""
 
     async def try_claim(self, consumer, request):
-        row = self._get(consumer, request.message_id)
-        if row is not None and row.state is ClaimState.FAILED_RETRYABLE:
-            self._put(replace(row, due_at=0.0))
+        await say_of(self, "processed_message", "due_at = 0", consumer, request.message_id)
         return await super().try_claim(consumer, request)
 
 
-class AcksWhatIsHeld(MemoryProcessedMessageStore):
+class AcksWhatIsHeld(SqlAlchemyProcessedMessageStore):
     """Takes a message for handled that another owner may still fail."""
 
     async def try_claim(self, consumer, request):
@@ -51,7 +53,7 @@ class AcksWhatIsHeld(MemoryProcessedMessageStore):
         return Duplicate() if isinstance(answer, HeldElsewhere) else answer
 
 
-class HandlesTheDead(MemoryProcessedMessageStore):
+class HandlesTheDead(SqlAlchemyProcessedMessageStore):
     """Takes dead letters and parked messages up again when they are delivered again."""
 
     async def try_claim(self, consumer, request):
@@ -59,7 +61,7 @@ class HandlesTheDead(MemoryProcessedMessageStore):
         return await super().try_claim(consumer, request)
 
 
-class ClaimSaysFalseForEverything(MemoryProcessedMessageStore):
+class ClaimSaysFalseForEverything(SqlAlchemyProcessedMessageStore):
     """Answers "not claimed", which callers acknowledge."""
 
     async def claim(self, *, consumer_name, event_id):
@@ -67,60 +69,62 @@ class ClaimSaysFalseForEverything(MemoryProcessedMessageStore):
         return isinstance(answer, Claimed)
 
 
-class CompletesWithoutFence(MemoryProcessedMessageStore):
+class CompletesWithoutFence(SqlAlchemyProcessedMessageStore):
     """Believes whoever says that the message is done."""
 
     async def mark_completed(self, consumer, message_id, fence=None, result=None):
         return await super().mark_completed(consumer, message_id, None, result)
 
 
-class RenewsForAnybody(MemoryProcessedMessageStore):
+class RenewsForAnybody(SqlAlchemyProcessedMessageStore):
     """Renews the lease of the current owner for a stale one."""
 
     async def renew(self, consumer, message_id, fence, seconds):
-        row = self._get(consumer, message_id)
+        row = await self.look_up(consumer, message_id)
         return await super().renew(consumer, message_id, row.fence if row else 0, seconds)
 
 
-class CountsFencesPerClaim(MemoryProcessedMessageStore):
+class CountsFencesPerClaim(SqlAlchemyProcessedMessageStore):
     """Begins with 1 again after retention has removed the claim."""
 
     async def lease(self, consumer, request, *, owner, seconds, stale=StalePolicy.RECLAIM):
-        before = self._get(consumer, request.message_id)
+        before = await self.look_up(consumer, request.message_id)
         answer = await super().lease(consumer, request, owner=owner, seconds=seconds, stale=stale)
         if not isinstance(answer, Claimed):
             return answer
         fence = before.fence + 1 if before else 1
-        self._put(replace(self._get(consumer, request.message_id), fence=fence))
+        await say_of(self, "processed_message", f"fence = {fence}", consumer, request.message_id)
         return replace(answer, fence=fence)
 
 
-class LocksWhateverLasts(MemoryProcessedMessageStore):
+class LocksWhateverLasts(SqlAlchemyProcessedMessageStore):
     """Lets others decide about a lease that its owner has renewed."""
 
     async def lock_expired(self, consumer, message_id, fence):
-        return self._leased(consumer, message_id, fence) is not None
+        row = await self.look_up(consumer, message_id)
+        return row is not None and row.fence == fence and row.state is ClaimState.IN_PROGRESS
 
 
-class AlwaysReclaims(MemoryProcessedMessageStore):
+class AlwaysReclaims(SqlAlchemyProcessedMessageStore):
     """Takes every expired lease over, whatever the policy."""
 
     async def lease(self, consumer, request, *, owner, seconds, stale=StalePolicy.RECLAIM):
         return await super().lease(consumer, request, owner=owner, seconds=seconds)
 
 
-class OverwritesTheEnd(MemoryProcessedMessageStore):
+class OverwritesTheEnd(SqlAlchemyProcessedMessageStore):
     """Writes a late failure over a success."""
 
     async def mark_failed(self, consumer, message_id, failure, fence=None):
-        row = self._get(consumer, message_id)
+        row = await self.look_up(consumer, message_id)
         if row is None or row.state is not ClaimState.COMPLETED:
             return await super().mark_failed(consumer, message_id, failure, fence)
-        self._put(self._failed(row, failure))
+        failed = f"state = '{failure.state.value}'"
+        await say_of(self, "processed_message", failed, consumer, message_id)
         return True
 
 
-class OverwritesTheDead(MemoryProcessedMessageStore):
+class OverwritesTheDead(SqlAlchemyProcessedMessageStore):
     """Writes a late failure over what a person, or another worker, decided."""
 
     async def mark_failed(self, consumer, message_id, failure, fence=None):
@@ -128,24 +132,24 @@ class OverwritesTheDead(MemoryProcessedMessageStore):
         return await super().mark_failed(consumer, message_id, failure, fence)
 
 
-class KeepsResultsForEver(MemoryProcessedMessageStore):
+class KeepsResultsForEver(SqlAlchemyProcessedMessageStore):
     """Erases nothing."""
 
     async def erase(self, consumer, message_id):
-        row = self._get(consumer, message_id)
+        row = await self.look_up(consumer, message_id)
         return row is not None and row.result is not None
 
 
-class ForgetsTheFailure(MemoryProcessedMessageStore):
+class ForgetsTheFailure(SqlAlchemyProcessedMessageStore):
     """Updates the claim, which the rollback has taken away."""
 
     async def mark_failed(self, consumer, message_id, failure, fence=None):
-        if self._get(consumer, message_id) is None:
+        if await self.look_up(consumer, message_id) is None:
             return False
         return await super().mark_failed(consumer, message_id, failure, fence)
 
 
-class CountsNoAttempts(MemoryProcessedMessageStore):
+class CountsNoAttempts(SqlAlchemyProcessedMessageStore):
     """Begins every attempt at 1: retries never end."""
 
     async def try_claim(self, consumer, request):
@@ -153,21 +157,30 @@ class CountsNoAttempts(MemoryProcessedMessageStore):
         return replace(answer, attempt=1) if isinstance(answer, Claimed) else answer
 
 
-class IgnoresThePayload(MemoryProcessedMessageStore):
+class IgnoresThePayload(SqlAlchemyProcessedMessageStore):
     """Compares ids alone."""
 
     async def try_claim(self, consumer, request):
         return await super().try_claim(consumer, ClaimRequest(request.message_id))
 
 
-class ExpectsTheLastPayload(MemoryProcessedMessageStore):
+class ExpectsTheLastPayload(SqlAlchemyProcessedMessageStore):
     """Lets a failed conflict become what is expected."""
 
-    def _failed(self, row, failure):
-        return replace(super()._failed(row, failure), payload_hash=failure.payload_hash)
+    async def mark_failed(self, consumer, message_id, failure, fence=None):
+        marked = await super().mark_failed(consumer, message_id, failure, fence)
+        last = f"payload_hash = '{failure.payload_hash}'"
+        await say_of(self, "processed_message", last, consumer, message_id)
+        return marked
+
+    async def undo(self, consumer, message_id, failure):
+        await super().undo(consumer, message_id, failure)
+        last = f"payload_hash = '{failure.payload_hash}'"
+        await say_of(self, "processed_message", last, consumer, message_id)
+        return await self.look_up(consumer, message_id)
 
 
-class ConflictsWithTheUnknown(MemoryProcessedMessageStore):
+class ConflictsWithTheUnknown(SqlAlchemyProcessedMessageStore):
     """Takes a hash that nobody gave for another payload."""
 
     async def try_claim(self, consumer, request):
@@ -175,7 +188,7 @@ class ConflictsWithTheUnknown(MemoryProcessedMessageStore):
         return await super().try_claim(consumer, ClaimRequest(request.message_id, unknown))
 
 
-class CutsIds(MemoryProcessedMessageStore):
+class CutsIds(SqlAlchemyProcessedMessageStore):
     """Keeps as much of an id as fits into the column."""
 
     async def try_claim(self, consumer, request):
@@ -183,7 +196,7 @@ class CutsIds(MemoryProcessedMessageStore):
         return await super().try_claim(consumer, short)
 
 
-class ClaimsTwiceInABatch(MemoryProcessedMessageStore):
+class ClaimsTwiceInABatch(SqlAlchemyProcessedMessageStore):
     """Looks up what was inserted by id, and finds it for both."""
 
     async def try_claim_many(self, consumer, requests):
@@ -194,7 +207,7 @@ class ClaimsTwiceInABatch(MemoryProcessedMessageStore):
         return [answers[request.message_id] for request in requests]
 
 
-class AnswersInSortedOrder(MemoryProcessedMessageStore):
+class AnswersInSortedOrder(SqlAlchemyProcessedMessageStore):
     """Sorts the batch and forgets to sort back."""
 
     async def try_claim_many(self, consumer, requests):
@@ -202,30 +215,30 @@ class AnswersInSortedOrder(MemoryProcessedMessageStore):
         return await super().try_claim_many(consumer, ordered)
 
 
-class UndoesByDeleting(MemoryProcessedMessageStore):
+class UndoesByDeleting(SqlAlchemyProcessedMessageStore):
     """Forgets the attempt with the claim."""
 
     async def undo(self, consumer, message_id, failure):
         undone = await super().undo(consumer, message_id, failure)
-        self._claims.remove((consumer, message_id))
+        await forget(self, message_id)
         return undone
 
 
-class ForgetsWhyItPassedOver(MemoryProcessedMessageStore):
+class ForgetsWhyItPassedOver(SqlAlchemyProcessedMessageStore):
     """Takes what came too late for what was handled."""
 
     async def pass_over(self, consumer, message_id, code):
         pass
 
 
-class GivesBackByDeleting(MemoryProcessedMessageStore):
+class GivesBackByDeleting(SqlAlchemyProcessedMessageStore):
     """Forgets what was known before the claim."""
 
     async def give_back(self, consumer, message_id, claimed):
-        self._claims.remove((consumer, message_id))
+        await forget(self, message_id)
 
 
-class LosesResults(MemoryProcessedMessageStore):
+class LosesResults(SqlAlchemyProcessedMessageStore):
     """Keeps what the handler returned until somebody asks."""
 
     async def try_claim(self, consumer, request):
@@ -233,38 +246,35 @@ class LosesResults(MemoryProcessedMessageStore):
         return Duplicate() if isinstance(answer, Duplicate) else answer
 
 
-class ReopensTheCompleted(MemoryProcessedMessageStore):
+class ReopensTheCompleted(SqlAlchemyProcessedMessageStore):
     """Lets an operator have a message handled a second time."""
 
     async def reopen(self, consumer, message_id):
-        row = self._get(consumer, message_id)
-        if row is None:
+        if await self.look_up(consumer, message_id) is None:
             return False
-        self._put(replace(row, state=ClaimState.FAILED_RETRYABLE, attempts=0, due_at=0.0))
+        again = "state = 'FAILED_RETRYABLE', attempts = 0, due_at = 0"
+        await say_of(self, "processed_message", again, consumer, message_id)
         return True
 
 
-class DeletesTheParked(MemoryProcessedMessageStore):
+class DeletesTheParked(SqlAlchemyProcessedMessageStore):
     """Deletes whatever is not being handled."""
 
     async def delete_expired(self, consumer, older_than_seconds, limit, sweep=None):
-        deleted = 0
-        for key, row in self._claims.items():
-            if row.state is ClaimState.PARKED and row.updated_at < self._now - older_than_seconds:
-                deleted += self._claims.remove(key)
-        return deleted + await super().delete_expired(consumer, older_than_seconds, limit, sweep)
+        parked = await say(self, "DELETE FROM processed_message WHERE state = 'PARKED'")
+        right = await super().delete_expired(consumer, older_than_seconds, limit, sweep)
+        return parked.rowcount + right
 
 
-class DeletesByTheFirstSight(MemoryProcessedMessageStore):
+class DeletesByTheFirstSight(SqlAlchemyProcessedMessageStore):
     """Counts from the claim's birth, not from its last change."""
 
     async def delete_expired(self, consumer, older_than_seconds, limit, sweep=None):
-        for key, row in self._claims.items():
-            self._claims.put(key, replace(row, updated_at=row.first_seen_at))
+        await say(self, "UPDATE processed_message SET updated_at = first_seen_at")
         return await super().delete_expired(consumer, older_than_seconds, limit, sweep)
 
 
-class DeletesWithoutLimit(MemoryProcessedMessageStore):
+class DeletesWithoutLimit(SqlAlchemyProcessedMessageStore):
     """Holds up everybody else for as long as it takes."""
 
     async def delete_expired(self, consumer, older_than_seconds, limit, sweep=None):

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from semel.memory.deadletters import MemoryDeadLetters
-from semel.memory.waiting import MemoryWaitingRoom
+from sqlalchemy import update
+
 from semel.messaging.records import DeadLetterFilter, WaitingFilter, Waits
+from semel.sql.deadletters import SqlDeadLetters, _values
+from semel.sql.tables import dead_letter
+from semel.sql.waiting import SqlWaitingRoom
+from tests.contracts.sabotage import say, say_of
 
 
-class ForgetsTheBeginning(MemoryDeadLetters):
+async def overwrite(store, letter, *columns):
+    """Write these columns of a letter, whatever is there."""
+    here = (
+        dead_letter.c.consumer == letter.consumer,
+        dead_letter.c.message_id == letter.message_id,
+    )
+    values = {name: _values(letter)[name] for name in columns}
+    await store._session.execute(update(dead_letter).where(*here).values(values))
+
+
+class ForgetsTheBeginning(SqlDeadLetters):
     """Lets the last failure replace the first."""
 
     async def put(self, letter):
@@ -17,7 +31,7 @@ class ForgetsTheBeginning(MemoryDeadLetters):
         await super().put(letter)
 
 
-class MixesConsumers(MemoryDeadLetters):
+class MixesConsumers(SqlDeadLetters):
     """Keeps one letter per message id."""
 
     async def put(self, letter):
@@ -26,16 +40,15 @@ class MixesConsumers(MemoryDeadLetters):
         await super().put(letter)
 
 
-class BringsBackTheErased(MemoryDeadLetters):
+class BringsBackTheErased(SqlDeadLetters):
     """Writes the payload again with the next failure."""
 
     async def put(self, letter):
         await super().put(letter)
-        found = await self.get(letter.consumer, letter.message_id)
-        self._put(replace(found, payload=letter.payload, headers=letter.headers))
+        await overwrite(self, letter, "payload", "headers")
 
 
-class SaysThatAllAreNew(MemoryDeadLetters):
+class SaysThatAllAreNew(SqlDeadLetters):
     """Does not tell a first failure from a later one."""
 
     async def put(self, letter):
@@ -43,7 +56,7 @@ class SaysThatAllAreNew(MemoryDeadLetters):
         return True
 
 
-class PagesByTimeAlone(MemoryDeadLetters):
+class PagesByTimeAlone(SqlDeadLetters):
     """Leaves out letters that failed at the same time as the last one of a page."""
 
     async def find(self, which, limit):
@@ -52,7 +65,7 @@ class PagesByTimeAlone(MemoryDeadLetters):
         return [x for x in found if after is None or x.first_failed_at > after[0]][:limit]
 
 
-class ErasesByDeleting(MemoryDeadLetters):
+class ErasesByDeleting(SqlDeadLetters):
     """Takes hash and reason away with the payload."""
 
     async def erase(self, which):
@@ -62,35 +75,34 @@ class ErasesByDeleting(MemoryDeadLetters):
         return len(found)
 
 
-class KeepsWhatALateFailureSays(MemoryDeadLetters):
+class KeepsWhatALateFailureSays(SqlDeadLetters):
     """Writes the reason of a failure that comes after the erasing."""
 
     async def put(self, letter):
         await super().put(letter)
-        found = await self.get(letter.consumer, letter.message_id)
-        self._put(replace(found, reason=letter.reason))
+        await overwrite(self, letter, "reason")
 
 
-class KeepsTheReason(MemoryDeadLetters):
+class KeepsTheReason(SqlDeadLetters):
     """Erases the payload, and leaves what an exception quoted of it."""
 
     async def erase(self, which):
         before = await self.find(which, 1000)
         count = await super().erase(which)
         for letter in before:
-            now = await self.get(letter.consumer, letter.message_id)
-            self._put(replace(now, reason=letter.reason))
+            await overwrite(self, letter, "reason")
         return count
 
 
-class LetsTheQueuePass(MemoryWaitingRoom):
+class LetsTheQueuePass(SqlWaitingRoom):
     """Does not look who stands before."""
 
-    def _whose_turn(self, consumer):
-        return (w for w in self._in_order() if w.waits is not Waits.PARKED)
+    async def take_due(self, consumer, limit, after_place=0):
+        waiting = await self.find(WaitingFilter(consumer), limit)
+        return [one for one in waiting if one.waits is not Waits.PARKED]
 
 
-class HandsOutTheParked(MemoryWaitingRoom):
+class HandsOutTheParked(SqlWaitingRoom):
     """Takes a parked message for one that is due."""
 
     async def take_due(self, consumer, limit):
@@ -98,7 +110,7 @@ class HandsOutTheParked(MemoryWaitingRoom):
         return [*parked, *await super().take_due(consumer, limit)][:limit]
 
 
-class SendsFailuresToTheEnd(MemoryWaitingRoom):
+class SendsFailuresToTheEnd(SqlWaitingRoom):
     """Gives a message that failed again a new place."""
 
     async def put(self, waiting, delay_seconds=0.0):
@@ -106,16 +118,20 @@ class SendsFailuresToTheEnd(MemoryWaitingRoom):
         await super().put(waiting, delay_seconds)
 
 
-class TakesTheDeliveredPayload(MemoryWaitingRoom):
+class TakesTheDeliveredPayload(SqlWaitingRoom):
     """Lets a repeated delivery replace what a person has revised."""
 
     async def put(self, waiting, delay_seconds=0.0):
         await super().put(waiting, delay_seconds)
-        found = await self.get(waiting.consumer, waiting.message_id)
-        self._put(replace(found, payload=waiting.payload))
+        await say(
+            self,
+            "UPDATE waiting_message SET payload = :payload WHERE message_id = :id",
+            payload=waiting.payload,
+            id=waiting.message_id,
+        )
 
 
-class HoldsWhileParkedOnly(MemoryWaitingRoom):
+class HoldsWhileParkedOnly(SqlWaitingRoom):
     """Lets later messages pass one that waits for its time."""
 
     async def hold(self, consumer, keys):
@@ -123,23 +139,24 @@ class HoldsWhileParkedOnly(MemoryWaitingRoom):
         return frozenset(keys) & {waiting.key for waiting in parked}
 
 
-class TakesTheWholeKey(MemoryWaitingRoom):
+class TakesTheWholeKey(SqlWaitingRoom):
     """Hands out a key's queue at once."""
 
     async def take_due(self, consumer, limit):
         first = await super().take_due(consumer, limit)
         keys = {waiting.key for waiting in first}
-        return [waiting for waiting in self._held(consumer) if waiting.key in keys][:limit]
+        waiting = await self.find(WaitingFilter(consumer), limit)
+        return [one for one in waiting if one.key in keys]
 
 
-class BeginsAtTheBeginning(MemoryWaitingRoom):
+class BeginsAtTheBeginning(SqlWaitingRoom):
     """Hands out once more what a worker wanted to look behind."""
 
     async def take_due(self, consumer, limit, after_place=0):
         return await super().take_due(consumer, limit)
 
 
-class ReleasesWhatItLetsGo(MemoryWaitingRoom):
+class ReleasesWhatItLetsGo(SqlWaitingRoom):
     """Does not wait for the person any more."""
 
     async def let_go(self, consumer, message_id):
@@ -147,7 +164,7 @@ class ReleasesWhatItLetsGo(MemoryWaitingRoom):
         return await super().let_go(consumer, message_id)
 
 
-class RevisesAtTheEnd(MemoryWaitingRoom):
+class RevisesAtTheEnd(SqlWaitingRoom):
     """Puts what was revised behind the messages that came later."""
 
     async def revise(self, consumer, message_id, payload, payload_hash, new_id):
@@ -161,27 +178,27 @@ class RevisesAtTheEnd(MemoryWaitingRoom):
         return True
 
 
-class RetriesTheErased(MemoryWaitingRoom):
+class RetriesTheErased(SqlWaitingRoom):
     """Removes the payload and goes on as if it were there."""
 
     async def erase(self, which):
         before = await self.find(which, 1000)
         count = await super().erase(which)
         for waiting in before:
-            now = await self.get(waiting.consumer, waiting.message_id)
-            self._put(replace(now, waits=waiting.waits))
+            waits = f"waits = '{waiting.waits.value}'"
+            await say_of(self, "waiting_message", waits, waiting.consumer, waiting.message_id)
         return count
 
 
-class SaysWhyTheErasedWaited(MemoryWaitingRoom):
+class SaysWhyTheErasedWaited(SqlWaitingRoom):
     """Erases the payload, and leaves what an exception quoted of it."""
 
     async def erase(self, which):
         before = await self.find(which, 1000)
         count = await super().erase(which)
         for waiting in before:
-            now = await self.get(waiting.consumer, waiting.message_id)
-            self._put(replace(now, reason=waiting.reason))
+            reason = f"reason = '{waiting.reason}'"
+            await say_of(self, "waiting_message", reason, waiting.consumer, waiting.message_id)
         return count
 
 

@@ -3,140 +3,152 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
-from semel.memory.approvals import MemoryApprovals
-from semel.memory.attempts import MemoryFailedAttempts
-from semel.memory.audit import MemoryAuditTrail
-from semel.memory.revisions import MemoryRevisions
-from semel.messaging.records import LATEST_KEPT, AttemptFilter
+from sqlalchemy import insert, select
+
+from semel.messaging.records import LATEST_KEPT
 from semel.operate.stores import FIRST_HASH, AuditEntry, Decision, hash_of, recorded
+from semel.sql import attempts as attempts_sql
+from semel.sql import operators as audit_sql
+from semel.sql.attempts import SqlFailedAttempts
+from semel.sql.operators import SqlApprovals, SqlAuditTrail, SqlRevisions
+from semel.sql.tables import approval, audit_entry
+from semel.sql.types import to_seconds
+from tests.contracts.sabotage import say
+
+NUMBERS = count(1)
 
 
-class DoesNotChain(MemoryAuditTrail):
+async def _written(trail, number, act, previous):
+    """Write an entry as the right trail does, and leave the head alone."""
+    if (await trail._run(audit_sql.HEAD)).first() is None:
+        await trail._run(audit_sql.MAKE_HEAD)
+    now = (await trail._run(audit_sql.LOCK_HEAD)).one().now
+    act, at = recorded(act), to_seconds(now)
+    entry = AuditEntry(number, at, act, previous, hash_of(number, at, act, previous))
+    await trail._run(insert(audit_entry).values(audit_sql._values(entry, now)))
+    return entry
+
+
+class DoesNotChain(SqlAuditTrail):
     """Hashes every entry by itself."""
 
     async def append(self, act):
-        act, at = recorded(act), self._tables.clock.now()
-        number = len(self._entries) + 1
-        entry = AuditEntry(number, at, act, FIRST_HASH, hash_of(number, at, act, FIRST_HASH))
-        self._entries.put(number, entry)
-        self._head.put(1, (number, entry.hash))
+        number = (await say(self, "SELECT count(*) FROM audit_entry")).scalar_one() + 1
+        entry = await _written(self, number, act, FIRST_HASH)
+        await say(self, "UPDATE audit_head SET number = :n, hash = :h", n=number, h=entry.hash)
         return entry
 
 
-class NumbersBySequence(MemoryAuditTrail):
+class NumbersBySequence(SqlAuditTrail):
     """Leaves a hole where a transaction was rolled back."""
 
     async def append(self, act):
         entry = await super().append(act)
-        self._entries.remove(entry.number)
-        moved = replace(entry, number=self._tables.next_number("audit_entry"))
-        self._entries.put(moved.number, moved)
+        moved = replace(entry, number=1_000 + next(NUMBERS))
+        change = "UPDATE audit_entry SET number = :new WHERE number = :old"
+        await say(self, change, new=moved.number, old=entry.number)
         return moved
 
 
-class LeavesTheHead(MemoryAuditTrail):
+class LeavesTheHead(SqlAuditTrail):
     """Finds the end of the chain by looking at the entries."""
 
     async def head(self):
         return (0, FIRST_HASH)
 
     async def append(self, act):
-        last = self._in_order()[-1:]
+        last = (await self.read(0, 1_000))[-1:]
         number, previous = (last[0].number, last[0].hash) if last else (0, FIRST_HASH)
-        act, at = recorded(act), self._tables.clock.now()
-        made = hash_of(number + 1, at, act, previous)
-        self._entries.put(number + 1, AuditEntry(number + 1, at, act, previous, made))
-        return self._entries.get(number + 1)
+        return await _written(self, number + 1, act, previous)
 
 
-class FindsEveryConsumersEntries(MemoryAuditTrail):
+class FindsEveryConsumersEntries(SqlAuditTrail):
     """Takes the message id for enough."""
 
     async def about(self, consumer, message_id):
-        return [e for e in self._in_order() if e.act.message_id == message_id]
+        return [e for e in await self.read(0, 1_000) if e.act.message_id == message_id]
 
 
-class NumbersFromOne(MemoryRevisions):
+class NumbersFromOne(SqlRevisions):
     """Takes the original for nothing special."""
 
     async def add(self, revision):
         written = await super().add(revision)
-        self._revisions.remove((written.consumer, written.message_id, written.number))
-        moved = replace(written, number=written.number + 1)
-        self._put(moved)
-        return moved
+        await say(
+            self,
+            "UPDATE message_revision SET number = number + 1"
+            " WHERE number = :n AND message_id = :id",
+            n=written.number,
+            id=written.message_id,
+        )
+        return replace(written, number=written.number + 1)
 
 
-class ForgetsWhereItComesFrom(MemoryRevisions):
+class ForgetsWhereItComesFrom(SqlRevisions):
     """Finds the new name of a message, and not the old one."""
 
     async def other_names(self, message_id):
-        found = [r for r in self._revisions.rows() if r.message_id == message_id]
-        return frozenset(r.new_id for r in found if r.new_id)
+        asked = "SELECT new_id FROM message_revision WHERE message_id = :id AND new_id IS NOT NULL"
+        return frozenset((await say(self, asked, id=message_id)).scalars())
 
 
-class ChangesItsMind(MemoryApprovals):
+class ChangesItsMind(SqlApprovals):
     """Lets the last decision count."""
 
     async def decide(self, number, decided_by, decision):
-        request = self._requests.get(number)
-        if request is not None:
-            self._requests.put(number, replace(request, decision=Decision.OPEN))
+        again = "UPDATE approval SET decision = :open WHERE number = :n"
+        await say(self, again, open=Decision.OPEN.value, n=number)
         return await super().decide(number, decided_by, decision)
 
 
-class ListsTheDecided(MemoryApprovals):
+class ListsTheDecided(SqlApprovals):
     """Shows requests that are over."""
 
     async def open_ones(self, consumer, limit):
-        return [r for r in self._in_order() if consumer in (None, r.consumer)][:limit]
+        everything = await self._requests(select(approval))
+        return [one for one in everything if consumer in (None, one.consumer)][:limit]
 
 
-class KeepsEveryAttempt(MemoryFailedAttempts):
+class KeepsEveryAttempt(SqlFailedAttempts):
     """Fills the disk with a message that is tried for ever."""
 
-    async def add(self, attempt):
-        at = attempt.at or self._tables.clock.now()
-        self._attempts.put(self._tables.next_number("failed_attempt"), replace(attempt, at=at))
+    async def _run(self, statement, values=None):
+        if statement is not attempts_sql.THIN_OUT:
+            return await super()._run(statement, values)
+        return None
 
 
-class KeepsTheLatestAlone(MemoryFailedAttempts):
+class KeepsTheLatestAlone(SqlFailedAttempts):
     """Forgets how a long trouble began."""
 
     async def add(self, attempt):
         await super().add(attempt)
-        mine = self._matching(AttemptFilter(attempt.consumer, attempt.message_id))
-        for place, _ in mine[:-LATEST_KEPT]:
-            self._attempts.remove(place)
+        latest = f"SELECT place FROM failed_attempt ORDER BY place DESC LIMIT {LATEST_KEPT}"
+        await say(self, f"DELETE FROM failed_attempt WHERE place NOT IN ({latest})")
 
 
-class KeepsOneOfEachNumber(MemoryFailedAttempts):
+class KeepsOneOfEachNumber(SqlFailedAttempts):
     """Lets the attempts of a message that was sent back replace the earlier ones."""
 
     async def add(self, attempt):
-        mine = self._matching(AttemptFilter(attempt.consumer, attempt.message_id))
-        for place, known in mine:
-            if known.number == attempt.number:
-                self._attempts.remove(place)
+        await say(self, "DELETE FROM failed_attempt WHERE number = :n", n=attempt.number)
         await super().add(attempt)
 
 
-class DeletesByAgeAlone(MemoryFailedAttempts):
+class DeletesByAgeAlone(SqlFailedAttempts):
     """Takes the attempts from messages that are still there."""
 
     async def delete_gone(self, consumer, ttl_seconds, limit, sweep=None):
-        until = self._tables.clock.now() - ttl_seconds
-        mine = self._matching(AttemptFilter(consumer))
-        old = [place for place, attempt in mine if attempt.at <= until][:limit]
-        return sum(self._attempts.remove(place) for place in old)
+        return (await say(self, "DELETE FROM failed_attempt")).rowcount
 
 
-class ErasesAttemptsByDeleting(MemoryFailedAttempts):
+class ErasesAttemptsByDeleting(SqlFailedAttempts):
     """Takes time and code away with the reason."""
 
     async def erase(self, which):
-        return sum(self._attempts.remove(place) for place, _ in self._matching(which))
+        return (await say(self, "DELETE FROM failed_attempt")).rowcount
 
 
 TRAILS_CONVICTED_BY = {

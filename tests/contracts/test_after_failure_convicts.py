@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from semel.memory.database import MemoryDatabase
 from semel.sql import operators as audit_sql
 from semel.sql import waiting as waiting_sql
 from semel.sql.database import SqlDatabase
@@ -44,7 +43,7 @@ IN_MEMORY = [
 def test_a_broken_store_is_convicted_by_the_rule_it_breaks(
     contract, store, broken, rule, monkeypatch
 ):
-    use(monkeypatch, MemoryDatabase, store, lambda unit: broken(unit.tables))
+    use(monkeypatch, SqlDatabase, store, lambda unit: broken(unit.session))
 
     class Bound(contract):
         def world(self):

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 from tests.stores.approvals import ApprovalsContract
 from tests.stores.attempts import AttemptsContract
 from tests.stores.audit import AuditContract
 from tests.stores.deadletters import DeadLettersContract
 from tests.stores.revisions import RevisionsContract
 from tests.stores.waiting import WaitingContract
-
-
-class TestMemoryDeadLetters(InMemory, DeadLettersContract):
-    pass
-
-
-class TestMemoryWaitingRoom(InMemory, WaitingContract):
-    pass
-
-
-class TestMemoryAuditTrail(InMemory, AuditContract):
-    pass
 
 
 class TestSqliteDeadLetters(InSqlite, DeadLettersContract):
@@ -47,14 +35,6 @@ class TestPostgresAuditTrail(InPostgres, AuditContract):
     pass
 
 
-class TestMemoryRevisions(InMemory, RevisionsContract):
-    pass
-
-
-class TestMemoryApprovals(InMemory, ApprovalsContract):
-    pass
-
-
 class TestSqliteRevisions(InSqlite, RevisionsContract):
     pass
 
@@ -68,10 +48,6 @@ class TestPostgresRevisions(InPostgres, RevisionsContract):
 
 
 class TestPostgresApprovals(InPostgres, ApprovalsContract):
-    pass
-
-
-class TestMemoryAttempts(InMemory, AttemptsContract):
     pass
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 from tests.stores.members import MembersContract
 from tests.stores.outcomes import OutcomesContract
 from tests.stores.versions import VersionsContract
-
-
-class TestMemoryMembers(InMemory, MembersContract):
-    pass
 
 
 class TestSqliteMembers(InSqlite, MembersContract):
@@ -20,19 +16,11 @@ class TestPostgresMembers(InPostgres, MembersContract):
     pass
 
 
-class TestMemoryOutcomes(InMemory, OutcomesContract):
-    pass
-
-
 class TestSqliteOutcomes(InSqlite, OutcomesContract):
     pass
 
 
 class TestPostgresOutcomes(InPostgres, OutcomesContract):
-    pass
-
-
-class TestMemoryVersions(InMemory, VersionsContract):
     pass
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from semel.testing.contracts.claims import ClaimsContract
-from tests.messaging.places import InMemory, InPostgres, InSqlite
-
-
-class TestMemoryClaims(InMemory, ClaimsContract):
-    pass
+from tests.messaging.places import InPostgres, InSqlite
 
 
 class TestSqliteClaims(InSqlite, ClaimsContract):

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.exc import SQLAlchemyError
 
 from semel.errors import SemelError
-from semel.memory.claims import MemoryProcessedMessageStore
+from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from semel.testing.contracts.claims import ClaimsContract
 from tests.contracts import broken_claims as broken
 from tests.messaging.worlds import memory_world, postgres_world
@@ -98,12 +98,12 @@ def conviction(open_world, make_store, rule):
 
 
 def in_memory(store, rule):
-    return conviction(memory_world, lambda unit: store(unit.tables), rule)
+    return conviction(memory_world, lambda unit: store(unit.session), rule)
 
 
 @pytest.mark.parametrize("rule", sorted(set(IN_MEMORY.values())))
 def test_a_right_store_is_not_convicted(rule):
-    assert in_memory(MemoryProcessedMessageStore, rule) is None
+    assert in_memory(SqlAlchemyProcessedMessageStore, rule) is None
 
 
 @pytest.mark.parametrize("store", IN_MEMORY, ids=lambda store: store.__name__)

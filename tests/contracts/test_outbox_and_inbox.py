@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 from tests.stores.inbox import InboxContract
 from tests.stores.outbox import OutboxContract
-
-
-class TestMemoryOutbox(InMemory, OutboxContract):
-    pass
 
 
 class TestSqliteOutbox(InSqlite, OutboxContract):
@@ -16,10 +12,6 @@ class TestSqliteOutbox(InSqlite, OutboxContract):
 
 
 class TestPostgresOutbox(InPostgres, OutboxContract):
-    pass
-
-
-class TestMemoryInbox(InMemory, InboxContract):
     pass
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 from tests.stores.replays import ReplaysContract
-
-
-class TestMemoryReplays(InMemory, ReplaysContract):
-    pass
 
 
 class TestSqliteReplays(InSqlite, ReplaysContract):

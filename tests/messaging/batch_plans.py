@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
-from sqlalchemy import Column, ForeignKey, MetaData, Table, Text, insert, select
+from sqlalchemy import Column, ForeignKey, MetaData, Table, Text, insert, select, text
 
 from semel.codec import FromHeader
 from semel.errors import Fenced
-from semel.memory.database import MemoryDatabase, MemoryUnit
 from semel.message import Coordinates, Message
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.database import Database
@@ -34,7 +33,6 @@ from semel.messaging.settings import (
 )
 from semel.outboxes import Outbox
 from semel.sql.database import SqlDatabase
-from semel.testing.clock import SimulatedClock
 from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.worlds import check_foreign_keys
 
@@ -194,14 +192,9 @@ async def _handled(message: Message, session: Any, never_sent: frozenset[str]) -
             raise RetryableMessageError("not sent again")
         return "sent again"
     of = NOBODY if fails == "commit" else None
-    if hasattr(session, "execute"):
-        await session.execute(insert(paid).values(id=message.id, how="handled", of=of))
-        if fails == "sql":
-            await session.execute(insert(paid).values(id=message.id, how="again"))
-    else:
-        session.add("paid", (message.id, "handled", of))
-        if fails == "sql":
-            raise ValueError("as a broken statement would")
+    await session.execute(insert(paid).values(id=message.id, how="handled", of=of))
+    if fails == "sql":
+        await session.execute(insert(paid).values(id=message.id, how="again"))
     if fails in ERRORS:
         raise ERRORS[fails]()
     return f"paid {message.id}, attempt {message.attempt}"
@@ -253,11 +246,8 @@ async def state_of(database: Any, ids: set[str]) -> dict[str, Any]:
         found["gaps"] = sorted((gap.key, gap.expected, gap.found) for gap in gaps)
         keys = [f"k{number}" for number in range(KEYS)]
         found["versions"] = [await unit.versions.current("billing", key) for key in keys]
-        if isinstance(database, SqlDatabase):
-            rows = (await unit.session.execute(select(paid))).all()
-            found["paid"] = sorted((row.id, row.how) for row in rows)
-    if not isinstance(database, SqlDatabase):
-        found["paid"] = sorted((id, how) for id, how, _ in database.rows("paid"))
+        rows = (await unit.session.execute(select(paid))).all()
+        found["paid"] = sorted((row.id, row.how) for row in rows)
     return found
 
 
@@ -271,33 +261,20 @@ def _by_key(entries: Sequence[OutboxEntry]) -> dict[str, list[Any]]:
     return found
 
 
-class StrictMemoryDatabase(MemoryDatabase):
-    """A database in memory whose commit refuses rows that refer to nobody."""
-
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[MemoryUnit]:
-        async with super().begin() as unit:
-            yield unit
-            if any(of == NOBODY for _, _, of in unit.session.rows("paid")):
-                raise ValueError("refused by the commit")
-
-
-@asynccontextmanager
-async def strict_memory_world() -> AsyncIterator[DatabaseWorld]:
-    clock = SimulatedClock()
-
-    async def age(seconds: float) -> None:
-        clock.advance(seconds)
-
-    yield DatabaseWorld(StrictMemoryDatabase(clock, lock_seconds=0.3), age, waits_for_locks=False)
-
-
-async def _prepared(world: DatabaseWorld) -> Database:
-    if isinstance(world.database, SqlDatabase):
-        await check_foreign_keys(world.database, to_disk=False)
-        async with world.database.engine.begin() as connection:
-            await connection.run_sync(effects.create_all)
+async def prepared(world: DatabaseWorld) -> SqlDatabase:
+    """Make the handler's tables, whose foreign keys are checked by the commit."""
+    assert isinstance(world.database, SqlDatabase)
+    await check_foreign_keys(world.database, to_disk=False)
+    async with world.database.engine.begin() as connection:
+        await connection.run_sync(effects.create_all)
     return world.database
+
+
+async def paid_ids(database: SqlDatabase) -> list[str]:
+    """Return whose effects are committed, in their order."""
+    async with database.begin() as unit:
+        found = await unit.session.execute(text("SELECT id FROM paid ORDER BY rowid"))
+        return list(found.scalars())
 
 
 async def _lease(database: Database, batch: list[Planned]) -> dict[str, tuple[Claimed, str]]:
@@ -330,7 +307,7 @@ async def _end_leases(database: Database, taken: dict[str, tuple[Claimed, str]])
 async def _run(
     world: DatabaseWorld, consume: Any, handler: Consumer, batches: list[list[Planned]]
 ) -> tuple[dict[str, Any], list[Outcome]]:
-    database = await _prepared(world)
+    database = await prepared(world)
     outcomes: list[Outcome] = []
     comes_back = handler.settings.batch is BatchPolicy.FAIL_BATCH
     for batch in batches:

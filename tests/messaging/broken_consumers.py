@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 
-from semel.memory.claims import MemoryProcessedMessageStore
-from semel.memory.inbox import MemoryInboxStore
 from semel.messaging.failed import attempt_failed as failing
 from semel.messaging.failed import retries as retrying
 from semel.messaging.failed import waiting as keeping
@@ -33,6 +31,8 @@ from semel.messaging.send.publish import Sending, Settled
 from semel.messaging.send.relay import Relay
 from semel.messaging.settings import ConsumerSettings, Duplicates, ReplayRule, ReplayRules
 from semel.operate.replay_message import Replayer
+from semel.sql.claims import SqlAlchemyProcessedMessageStore
+from semel.sql.inbox import SqlInboxStore
 from tests.messaging.jury import Invariant
 from tests.mutants import mutants
 
@@ -114,7 +114,7 @@ def a_batch_goes_on_behind_a_message_that_comes_back(patch):
 
 
 def a_batch_keeps_the_claims_of_what_it_did_not_try(patch):
-    patch.setattr(MemoryProcessedMessageStore, "give_back", _nothing)
+    patch.setattr(SqlAlchemyProcessedMessageStore, "give_back", _nothing)
 
 
 def attempts_are_without_end(patch):
@@ -245,7 +245,7 @@ def the_relay_lets_a_key_overtake(patch):
 
 
 def the_inbox_does_not_mark_what_it_handled(patch):
-    patch.setattr(MemoryInboxStore, "done", _nothing)
+    patch.setattr(SqlInboxStore, "done", _nothing)
 
 
 def the_inbox_keeps_the_effect_of_a_failure(patch):

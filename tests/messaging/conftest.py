@@ -8,6 +8,7 @@ import pytest
 
 from tests.messaging.cli_books import CliBooks
 from tests.messaging.outgoing import DATABASES, OpenWorld, opened
+from tests.messaging.worlds import memory_world
 
 
 @pytest.fixture(params=DATABASES)
@@ -17,9 +18,9 @@ def database(request: pytest.FixtureRequest) -> OpenWorld:
 
 
 @pytest.fixture
-def memory(request: pytest.FixtureRequest) -> OpenWorld:
-    """The one in memory, for what does not depend on the kind."""
-    return opened("memory", request)
+def memory() -> OpenWorld:
+    """SQLite in memory, for what does not depend on the kind."""
+    return memory_world
 
 
 @pytest.fixture

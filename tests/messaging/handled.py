@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from semel.codec import FromHeader
-from semel.memory.database import MemoryDatabase
-from semel.memory.session import MemorySession
 from semel.message import Coordinates, Message
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failed.retries import retry_due
@@ -16,6 +16,7 @@ from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.settings import ConsumerSettings, GiveUp, Order, RetryMode, RetryPolicy
 from semel.testing.clock import SimulatedClock
+from tests.messaging.worlds import Effect, effects, memory_database
 
 
 class Place:
@@ -23,15 +24,15 @@ class Place:
 
     def __init__(self, settings: ConsumerSettings | None = None, **options: Any) -> None:
         self.clock = SimulatedClock()
-        self.database = MemoryDatabase(self.clock)
+        self.database = memory_database(self.clock)
         self.failures: list[Exception] = []
         self.calls: list[Message] = []
 
         @consumer("billing", policy=settings, id_from=FromHeader("message-id"), **options)
-        async def handle(message: Message, session: MemorySession) -> str:
+        async def handle(message: Message, session: AsyncSession) -> str:
             self.calls.append(message)
             if not message.is_duplicate:
-                session.add("payments", message.id)
+                session.add(Effect("payments", message.id))
             if self.failures:
                 raise self.failures.pop(0)
             return f"paid {message.id}"
@@ -57,7 +58,7 @@ class Place:
 
     @property
     def payments(self) -> list[str]:
-        return self.database.rows("payments")
+        return effects(self.database, "payments")
 
 
 def message(number: int = 1, key: str | None = None, **options: Any) -> Message:

@@ -18,6 +18,7 @@ from semel.messaging.records import DeadLetterFilter, WaitingFilter
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER
 from semel.messaging.settings import GiveUp
 from semel.operate.completeness import Extent, audit_completeness
+from tests.messaging.worlds import effects
 
 if TYPE_CHECKING:
     from tests.messaging.jury_world import World
@@ -108,9 +109,9 @@ def _expected(world: World) -> dict[str, list[str]]:
 
 def judge_effects(world: World) -> None:
     """See that what should have an effect has it once, in order, and nothing else has one."""
-    effects = world.database.rows("paid")
+    done = effects(world.database, "paid")
     for key, ids in _expected(world).items():
-        found = [id for of_key, id in effects if of_key == key]
+        found = [id for of_key, id in done if of_key == key]
         if sorted(found) != sorted(ids):
             world.convict(Invariant.EFFECT_ONCE, f"key {key} has {found} instead of {ids}")
         if found != ids:

@@ -16,6 +16,7 @@ from semel.messaging.records import DeadLetterFilter
 from semel.testing.crash import crash_at
 from tests.messaging.jury import EFFECTS, LAST, NAME, PLAN, TOPIC, Invariant, judge_effects
 from tests.messaging.jury_world import MOST_PASSES, WAYS, World
+from tests.messaging.worlds import close_all
 
 WINDOWS = (
     CrashPoint.HANDLE_AFTER,
@@ -110,7 +111,10 @@ def walk_inbox() -> int:
     """
 
     async def whole(world: InboxWorld, death: AbstractContextManager[None]) -> None:
-        await world.live(death)
-        await judge_inbox(world)
+        try:
+            await world.live(death)
+            await judge_inbox(world)
+        finally:
+            await close_all()
 
     return sum(asyncio.run(whole(*history)) or 1 for history in inbox_histories())

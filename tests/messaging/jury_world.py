@@ -25,7 +25,6 @@ from semel.lease import Owner
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_failures import Call, Failure
 from semel.memory.broker_groups import Patience
-from semel.memory.database import MemoryDatabase
 from semel.message import Message, Partition, digest_of
 from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
@@ -63,6 +62,7 @@ from tests.messaging.jury import (
     judge,
 )
 from tests.messaging.processes import next_process
+from tests.messaging.worlds import Effect, close_all, memory_database
 
 ATTEMPTS: Final = 3
 MOST_CALLS: Final = 15
@@ -131,7 +131,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.broker = MemoryBroker({TOPIC: 1, RECEIPTS: 1}, clock=self.clock, patience=Patience(1))
-        self.database = MemoryDatabase(self.clock, lock_seconds=0.1)
+        self.database = memory_database(self.clock, lock_seconds=0.1)
         self.outbox = Outbox()
         reading = Reading(FromHeader("message-id"), key_from=FromKey())
         handler = self._leased if self.way.mode is Mode.LEASED else self._handle
@@ -155,7 +155,7 @@ class World:
         self.calls[message.id] += 1
         if self.calls[message.id] > MOST_CALLS:
             self.convict(Invariant.BOUNDED, f"{message.id} was tried {MOST_CALLS} times")
-        session.add("paid", (message.key, message.id))
+        session.add(Effect("paid", (message.key, message.id)))
         await self.outbox.add(session, RECEIPTS, {"of": message.id}, key=message.key)
         if message.id == self.kills:
             raise Crash(f"killed by {message.id}")
@@ -300,17 +300,27 @@ POINTS: Final = [
 RELAYED: Final = [point for point in CrashPoint if point.step.startswith("relay")]
 
 
-def histories() -> Iterator[tuple[World, AbstractContextManager[None]]]:
-    """Make every history, the undisturbed ones first."""
+EVERY: Final = 3
+"""Of the deaths, one in so many is a history of the sample."""
+
+
+def histories(every: int = EVERY) -> Iterator[tuple[World, AbstractContextManager[None]]]:
+    """Make the histories: those without a death first, and one in *every* of the deaths."""
     for name, way in WAYS.items():
         yield World(way, f"{name}, undisturbed"), nullcontext()
     for name, way in WAYS.items():
         yield World(way, f"{name}, beside another owner"), nullcontext()
-        for point, time in product(POINTS + (RELAYED if name == "one by one" else []), (1, 3)):
-            yield World(way, f"{name}, a death at {point}#{time}"), crash_at(point, None, time)
         if way.mode is not Mode.LEASED:
             yield World(way, f"{name}, a message that kills", kills=LAST), nullcontext()
     yield World(WAYS["leased"], "leased, an owner that sleeps", sleeps="o1"), nullcontext()
+    for name, point, time in deaths()[::every]:
+        yield World(WAYS[name], f"{name}, a death at {point}#{time}"), crash_at(point, None, time)
+
+
+def deaths() -> list[tuple[str, CrashPoint, int]]:
+    """List every way to consume, with every window to die at, for the first or third time."""
+    relayed = product(["one by one"], RELAYED, (1, 3))
+    return [*relayed, *product(WAYS, POINTS, (1, 3))]
 
 
 async def _held_elsewhere(world: World) -> None:
@@ -321,17 +331,20 @@ async def _held_elsewhere(world: World) -> None:
         await unit.claims.lease(NAME, request, owner="elsewhere", seconds=LEASED_SECONDS)
 
 
-def walk() -> int:
-    """Live through every history and judge it; return how many there are.
+def walk(every: int = EVERY) -> int:
+    """Live through the histories and judge each; return how many there are.
 
     Raises:
         Violation: the first one that breaks an invariant.
     """
 
     async def whole(world: World, death: AbstractContextManager[None]) -> None:
-        if world.history.endswith("another owner"):
-            await _held_elsewhere(world)
-        await world.live(death)
-        await judge(world)
+        try:
+            if world.history.endswith("another owner"):
+                await _held_elsewhere(world)
+            await world.live(death)
+            await judge(world)
+        finally:
+            await close_all()
 
-    return sum(asyncio.run(whole(*history)) or 1 for history in histories())
+    return sum(asyncio.run(whole(*history)) or 1 for history in histories(every))

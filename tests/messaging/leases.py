@@ -9,7 +9,6 @@ import pytest
 
 from semel.codec import FromHeader
 from semel.crashpoints import CrashPoint
-from semel.memory.database import MemoryDatabase
 from semel.message import Coordinates, Message
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failed.retries import retry_due
@@ -18,6 +17,7 @@ from semel.messaging.handle.lease import Lease, handle_leased
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.testing.clock import SimulatedClock
 from semel.testing.crash import Crash, crash_at
+from tests.messaging.worlds import memory_database
 
 POLICY = RetryPolicy(max_attempts=3, jitter=False)
 Work = Callable[[Message, Lease], Awaitable[Any]]
@@ -47,7 +47,7 @@ class Place:
 
     def __init__(self, work: Work | None = None, **settings: Any) -> None:
         self.clock = SimulatedClock()
-        self.database = MemoryDatabase(self.clock, lock_seconds=0.3)
+        self.database = memory_database(self.clock, lock_seconds=0.3)
         self.calls: list[int] = []
         self.work = work
         self.consumer = leased(self._handle, **settings)

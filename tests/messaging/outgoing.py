@@ -18,10 +18,9 @@ from semel.messaging.send.outbox import MESSAGE_ID_HEADER, OutboxEntry
 from semel.messaging.send.relay import Relay
 from semel.messaging.settings import RetryPolicy
 from semel.testing.contracts.messaging_world import DatabaseWorld
-from tests.messaging.worlds import memory_world, postgres_world, sqlite_world
+from tests.messaging.worlds import postgres_world, sqlite_world
 
 DATABASES = [
-    "memory",
     "sqlite",
     pytest.param("postgres", marks=pytest.mark.postgres),
 ]
@@ -37,8 +36,6 @@ OpenWorld = Callable[[], AbstractAsyncContextManager[DatabaseWorld]]
 
 def opened(kind: str, request: pytest.FixtureRequest) -> OpenWorld:
     """Return how a database of this kind is opened."""
-    if kind == "memory":
-        return memory_world
     if kind == "sqlite":
         folder = request.getfixturevalue("tmp_path")
         return lambda: sqlite_world(folder)

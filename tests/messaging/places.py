@@ -41,7 +41,7 @@ class Scenarios:
     """Tests whose body is a coroutine, which runs in a world of its own."""
 
     def world(self) -> AbstractAsyncContextManager[DatabaseWorld]:
-        raise NotImplementedError("say where it runs: InMemory, InSqlite or InPostgres")
+        raise NotImplementedError("say where it runs: InSqlite or InPostgres")
 
     def run(self, scenario: Callable[[DatabaseWorld], Awaitable[None]]) -> None:
         async def whole() -> None:

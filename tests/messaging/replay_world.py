@@ -10,7 +10,6 @@ from sqlalchemy import text
 
 from semel.codec import FromHeader, FromPayload, Reading
 from semel.memory.broker import MemoryBroker
-from semel.memory.database import MemoryDatabase
 from semel.message import Coordinates, Message, Partition
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError
@@ -83,9 +82,7 @@ class Service:
         """Make the handler's table, and let the broker's clock say what the database's says."""
         async with self.database.begin() as unit:
             self.clock.advance(await unit.now() - self.clock.now())
-        if not isinstance(self.database, MemoryDatabase):
-            async with self.database.begin() as unit:
-                await unit.session.execute(text("CREATE TABLE IF NOT EXISTS paid (id text)"))
+            await unit.session.execute(text("CREATE TABLE IF NOT EXISTS paid (id text)"))
         return self
 
     def refuse(self, *ids: str) -> None:
@@ -121,8 +118,6 @@ class Service:
         ]
 
     async def paid(self) -> list[str]:
-        if isinstance(self.database, MemoryDatabase):
-            return list(self.database.rows("paid"))
         async with self.database.begin() as unit:
             return list((await unit.session.execute(text("SELECT id FROM paid"))).scalars())
 
@@ -152,10 +147,7 @@ class Service:
 
 
 async def pay(session: Any, message_id: str) -> None:
-    if hasattr(session, "execute"):
-        await session.execute(text("INSERT INTO paid VALUES (:id)"), {"id": message_id})
-    else:
-        session.add("paid", message_id)
+    await session.execute(text("INSERT INTO paid VALUES (:id)"), {"id": message_id})
 
 
 def payload(message_id: str, key: str | None = None) -> bytes:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from semel.codec import FromHeader
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
-from semel.memory.database import MemoryDatabase
-from semel.memory.session import MemorySession
 from semel.message import Message, Partition
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.outcome import is_delivery
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
+from tests.messaging.worlds import Effect, effects, memory_database
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0)
 POLICY = RetryPolicy(initial_delay_seconds=0.01, max_delay_seconds=0.05, jitter=False)
@@ -27,14 +28,14 @@ class Service:
         self.broker = MemoryBroker(
             {"payments": partitions}, patience=Patience(session_seconds=0.15)
         )
-        self.database = MemoryDatabase()
+        self.database = memory_database()
         self.waits = True
         self.fail: Callable[[Message], None] = lambda message: None
         chosen = ConsumerSettings(**{"retry": POLICY, "held_retry_seconds": 0.01, **settings})
 
         @consumer("billing", policy=chosen, id_from=FromHeader("message-id"))
-        async def handle(message: Message, session: MemorySession) -> None:
-            session.add("paid", message.id)
+        async def handle(message: Message, session: AsyncSession) -> None:
+            session.add(Effect("paid", message.id))
             self.fail(message)
 
         self.consumer: Consumer = handle
@@ -68,7 +69,7 @@ class Service:
 
     @property
     def paid(self) -> list[str]:
-        return self.database.rows("paid")
+        return effects(self.database, "paid")
 
     async def ranges(self, partition: int = 0) -> list[tuple[int, int, str]]:
         """Return what deliveries left; marks of messages that were kept are beside them."""

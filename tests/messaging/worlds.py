@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import event, text, update
+from sqlalchemy import JSON, Text, create_engine, event, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from semel.memory.database import MemoryDatabase
+from semel.clock import Clock
 from semel.sql.database import SqlDatabase
+from semel.sql.engine import LOCK_SECONDS, keeper_of
 from semel.sql.types import metadata
 from semel.testing.clock import SimulatedClock
 from semel.testing.contracts.messaging_world import DatabaseWorld
@@ -38,28 +43,128 @@ AGING = {
 }
 
 
+class Base(DeclarativeBase):
+    pass
+
+
+class Effect(Base):
+    """What a handler did: a name, and a value that JSON can say."""
+
+    __tablename__ = "test_effect"
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(Text)
+    value: Mapped[Any] = mapped_column(JSON)
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__(name=name, value=value)
+
+
+def effects(database: SqlDatabase, name: str) -> list[Any]:
+    """Return the committed effects of this name of a database in memory, in their order."""
+    asked = "SELECT value FROM test_effect WHERE name = ? ORDER BY number"
+    # SQLite keeps a JSON that is a number as that number.
+    found = [value for (value,) in rows_of(database, asked, name)]
+    return [json.loads(value) if isinstance(value, str) else value for value in found]
+
+
+def rows_of(database: SqlDatabase, query: str, *values: Any) -> list[Any]:
+    """Return what is committed in a database in memory; while a unit is open, what that sees."""
+    try:
+        return keeper_of(database.engine).execute(query, values).fetchall()
+    except sqlite3.OperationalError:
+        return _connections[database].execute(query, values).fetchall()
+
+
+_connections: WeakKeyDictionary[SqlDatabase, sqlite3.Connection] = WeakKeyDictionary()
+"""The connection that the units of a database in memory have, one after the other."""
+
+
+@cache
+def template() -> sqlite3.Connection:
+    """A database with semel's tables and that of the effects: making them takes a while."""
+    made = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    engine = create_engine("sqlite://", creator=lambda: made)
+    metadata.create_all(engine)
+    Base.metadata.create_all(engine)
+    return made
+
+
+_in_memory: list[SqlDatabase] = []
+
+
+def memory_database(clock: Clock | None = None, lock_seconds: float = LOCK_SECONDS) -> SqlDatabase:
+    """Return a new SQLite in memory with all tables, whose time is that of *clock*.
+
+    It is closed when the test ends.
+    """
+    database = SqlDatabase("sqlite://", lock_seconds=lock_seconds)
+    keeper = keeper_of(database.engine)
+    template().backup(keeper)
+    # Whoever holds the lock is on the same event loop: waiting would not help.
+    keeper.execute("PRAGMA busy_timeout=0")
+    _follow(database, clock)
+    _in_memory.append(database)
+    return database
+
+
+def _follow(database: SqlDatabase, clock: Clock | None) -> None:
+    """Know the connection, and let it tell the time of *clock*."""
+
+    def strftime(form: str, when: str) -> str:
+        assert clock is not None
+        milliseconds = round(clock.now() * 1000)
+        return {
+            "%s": str(milliseconds // 1000),
+            "%f": f"{milliseconds // 1000 % 60:02}.{milliseconds % 1000:03}",
+        }[form]
+
+    def on_connect(driver: Any, record: Any) -> None:
+        _connections[database] = driver.driver_connection._conn
+        if clock is not None:
+            driver.create_function("strftime", 2, strftime)
+
+    event.listen(database.engine.sync_engine, "connect", on_connect)
+
+
+async def close_all() -> None:
+    """Close the databases in memory that are open."""
+    while _in_memory:
+        await _in_memory.pop().close()
+
+
 @asynccontextmanager
 async def memory_world() -> AsyncIterator[DatabaseWorld]:
+    """SQLite in memory, on a clock of its own."""
     clock = SimulatedClock()
 
     async def age(seconds: float) -> None:
         clock.advance(seconds)
 
-    yield DatabaseWorld(MemoryDatabase(clock, lock_seconds=0.3), age, waits_for_locks=False)
+    database = memory_database(clock, lock_seconds=0.3)
+    try:
+        yield DatabaseWorld(database, age, waits_for_locks=False)
+    finally:
+        await database.close()
 
 
 @asynccontextmanager
 async def sqlite_world(folder: Path) -> AsyncIterator[DatabaseWorld]:
-    async with sql_world(f"sqlite:///{folder}/{next(_numbers)}.db", waits_for_locks=False) as world:
+    path = folder / f"{next(_numbers)}.db"
+    with closing(sqlite3.connect(path)) as file:
+        template().backup(file)
+    async with _opened(f"sqlite:///{path}", waits_for_locks=False) as world:
         yield world
 
 
 @asynccontextmanager
 async def postgres_world(server: PostgresServer) -> AsyncIterator[DatabaseWorld]:
     """One database per server, emptied for every test: making one takes a second."""
-    if server not in _made:
+    is_new = server not in _made
+    if is_new:
         _made[server] = server.create_database(f"messaging_{next(_numbers)}")
-    async with sql_world(_made[server], waits_for_locks=True) as world:
+    opened = sql_world if is_new else _opened
+    async with opened(_made[server], waits_for_locks=True) as world:
         await _empty(world)
         yield world
 
@@ -86,10 +191,8 @@ async def _empty(world: DatabaseWorld) -> None:
 
 
 @asynccontextmanager
-async def sql_world(url: str, *, waits_for_locks: bool) -> AsyncIterator[DatabaseWorld]:
+async def _opened(url: str, *, waits_for_locks: bool) -> AsyncIterator[DatabaseWorld]:
     database = SqlDatabase(url, lock_seconds=0.5)
-    async with database.engine.begin() as connection:
-        await connection.run_sync(metadata.create_all)
 
     async def age(seconds: float) -> None:
         await make_older(database.engine, seconds)
@@ -98,6 +201,15 @@ async def sql_world(url: str, *, waits_for_locks: bool) -> AsyncIterator[Databas
         yield DatabaseWorld(database, age, waits_for_locks)
     finally:
         await database.close()
+
+
+@asynccontextmanager
+async def sql_world(url: str, *, waits_for_locks: bool) -> AsyncIterator[DatabaseWorld]:
+    """A database that has no tables yet."""
+    async with _opened(url, waits_for_locks=waits_for_locks) as world:
+        async with world.database.engine.begin() as connection:
+            await connection.run_sync(metadata.create_all)
+        yield world
 
 
 async def check_foreign_keys(database: SqlDatabase, *, to_disk: bool = True) -> None:

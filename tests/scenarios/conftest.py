@@ -8,9 +8,8 @@ from functools import partial
 
 import pytest
 
-from semel.memory.database import MemoryDatabase
 from semel.testing.contracts.messaging_world import DatabaseWorld
-from tests.messaging.worlds import postgres_world, sqlite_world
+from tests.messaging.worlds import memory_database, postgres_world, sqlite_world
 from tests.scenarios.orders import InShop, in_shop
 from tests.scenarios.services import Serve, served
 
@@ -50,4 +49,4 @@ async def real_time_world() -> AsyncIterator[DatabaseWorld]:
     async def age(seconds: float) -> None:
         raise NotImplementedError("time passes by itself")
 
-    yield DatabaseWorld(MemoryDatabase(), age, waits_for_locks=False)
+    yield DatabaseWorld(memory_database(), age, waits_for_locks=False)

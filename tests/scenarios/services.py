@@ -62,10 +62,7 @@ class Service:
         @consumer(GROUP, policy=chosen, reading=READING)
         async def handle(message: Message, session: Any) -> None:
             self.calls.append(message.id)
-            if hasattr(session, "execute"):
-                await session.execute(insert(effect).values(id=message.id))
-            else:
-                session.add("effect", message.id)
+            await session.execute(insert(effect).values(id=message.id))
             await self.wait(message)
             self.fail(message)
 
@@ -120,9 +117,6 @@ class Service:
         return {place.number: o for place, o in self.broker.committed(GROUP).items()}
 
     async def effects(self) -> list[str]:
-        if not hasattr(self.database, "engine"):
-            found: list[str] = self.database.rows("effect")
-            return found
         async with self.database.begin() as unit:
             rows = await unit.session.execute(select(effect.c.id).order_by(effect.c.number))
             return list(rows.scalars())

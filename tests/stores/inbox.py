@@ -6,9 +6,9 @@ The executable contract of an inbox.
 
 An implementation binds it in a few lines:
 
-    class TestMemoryInbox(InboxContract):
+    class TestMyInbox(InboxContract):
         def world(self):
-            return memory_world()
+            return my_world()
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
 
 An implementation binds it in a few lines:
 
-    class TestMemoryOutbox(OutboxContract):
+    class TestMyOutbox(OutboxContract):
         def world(self):
-            return memory_world()
+            return my_world()
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ One database, one transaction: the stores of the messaging half, together.
         …
                                             committed here, all of it, or none
 
-`semel.memory` and `semel.sql` implement it; the engine knows no other way in.
+`semel.sql` implements it; the engine knows no other way in.
 
 What a database refuses outside of any message: loud in the log, and asked again.
 """

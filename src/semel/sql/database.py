@@ -7,6 +7,7 @@ Databases that are there already: asking never makes one.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
@@ -18,13 +19,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransactio
 
 from semel.errors import Misuse
 from semel.messaging.failure import Classification
+from semel.messaging.handle.claims import Locked
 from semel.operate.stores import RowChange
 from semel.secrets import masked
 from semel.sql.attempts import SqlFailedAttempts
 from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from semel.sql.deadletters import SqlDeadLetters
 from semel.sql.dryrun import watching
-from semel.sql.engine import LOCK_SECONDS, READY, made_ready, open_engine, read_url
+from semel.sql.engine import LOCK_SECONDS, READY, is_in_memory, made_ready, open_engine, read_url
 from semel.sql.faults import (
     SQL_CLASSIFICATION,
     CommitInDoubt,
@@ -115,7 +117,12 @@ class SqlUnit:
 
 
 class SqlDatabase:
-    """A PostgreSQL or SQLite database with semel's tables in it."""
+    """A PostgreSQL or SQLite database with semel's tables in it.
+
+    ``SqlDatabase("sqlite://")`` is a new database in memory, for tests and for trying things
+    out: it has one connection, whose units come one after the other, and is gone with this
+    object.  Its tables are made as those of any other database: `semel.sql.schema.create`.
+    """
 
     def __init__(
         self,
@@ -134,6 +141,8 @@ class SqlDatabase:
         self._lock_seconds = lock_seconds
         self._session_options = session_options or {}
         self._is_known = False
+        # A database in memory has one connection, and its units share it one after the other.
+        self._turns = asyncio.Lock() if is_in_memory(self.engine.url) else None
         self._options: dict[str, Any] = {}
         if self.is_postgres:
             # Whatever the engine's default: at a higher level the second of two claims
@@ -152,13 +161,37 @@ class SqlDatabase:
         The first one sees to it that the tables are of the version that this code knows.
 
         Raises:
+            Locked: the database is in memory, and another unit was open for too long.
             Retryable: there is no connection, or the commit was refused for now.
             CommitInDoubt: the commit was sent and no answer came.
             SchemaUnusable: semel's tables are missing, older or newer.
         """
-        if not self._is_known:
-            await require_version(self.engine)
-            self._is_known = True
+        async with self._turn():
+            if not self._is_known:
+                await require_version(self.engine)
+                self._is_known = True
+            async with self._unit() as unit:
+                yield unit
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait until no other unit is open, where all share one connection."""
+        if self._turns is None:
+            yield
+            return
+        try:
+            # Not with `asyncio.wait_for`, which loses a cancellation that comes with the lock.
+            async with asyncio.timeout(self._lock_seconds):
+                await self._turns.acquire()
+        except TimeoutError as error:
+            raise Locked("the database in memory") from error
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    @asynccontextmanager
+    async def _unit(self) -> AsyncIterator[SqlUnit]:
         connection = UnitConnection(self.engine)
         async with translated("the database"):
             await connection.start()

@@ -11,21 +11,26 @@ Engines that are set up as the claims need it.
 SQLite needs it most: with the driver's own transactions, a savepoint that was
 released survives the outer ROLLBACK, and a transaction that begins with a read
 cannot become a write.
+
+``sqlite://`` is a database in memory: one for each engine, which lives as long as
+the engine does.  It has one connection, and another one in its place if that is lost.
 """
 
 from __future__ import annotations
 
 import sqlite3
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlencode
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from semel.errors import Misuse, reason_of
 from semel.secrets import masked
@@ -154,12 +159,15 @@ SUPPORTED: Final = frozenset({"postgresql", "sqlite"})
 READY: Final = "semel_ready"
 
 
+_KEEPERS: Final[WeakKeyDictionary[Engine, sqlite3.Connection]] = WeakKeyDictionary()
+
+
 def open_engine(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) -> AsyncEngine:
     """Make an engine for PostgreSQL or SQLite.
 
     ``postgresql://…`` means asyncpg and ``sqlite://…`` aiosqlite; other drivers are named as
-    SQLAlchemy names them.  The URL may have settings of PostgreSQL's own clients, as
-    ``?sslmode=require``.
+    SQLAlchemy names them.  ``sqlite://`` alone is a new database in memory.  The URL may have
+    settings of PostgreSQL's own clients, as ``?sslmode=require``.
 
     Raises:
         Misuse: it is another database, no URL at all, or one of a driver or with a setting that
@@ -178,6 +186,10 @@ def open_engine(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) ->
         arguments = options["connect_args"] = {**told, **options.get("connect_args", {})}
         said = told.get("server_settings", {}), arguments.get("server_settings", {})
         arguments["server_settings"] = {**settings, **said[0], **said[1]}
+    is_new = is_in_memory(parsed)
+    if is_new:
+        alone = {"poolclass": AsyncAdaptedQueuePool, "pool_size": 1, "max_overflow": 0}
+        options = {**alone, "pool_timeout": lock_seconds, **options}
     try:
         engine = create_async_engine(parsed, **options)
     except (InvalidRequestError, NoSuchModuleError, ModuleNotFoundError) as error:
@@ -187,7 +199,42 @@ def open_engine(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) ->
         ) from error
     if parsed.drivername == ASYNCPG:
         engine = engine.execution_options(**{READY: True})
+    if is_new:
+        _keep_in_memory(engine.sync_engine)
     return made_ready(engine, lock_seconds)
+
+
+def is_in_memory(url: URL) -> bool:
+    """Tell whether a URL names no file: each connection would have a database of its own."""
+    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+
+
+def keeper_of(engine: AsyncEngine) -> sqlite3.Connection:
+    """Return the connection that keeps the database in memory of *engine*; it is never in use.
+
+    Raises:
+        KeyError: `open_engine` made no database in memory for this engine.
+    """
+    return _KEEPERS[engine.sync_engine]
+
+
+def _keep_in_memory(engine: Engine) -> None:
+    """Give *engine* a database in memory that outlives its connections.
+
+    A connection is given up where a cancelled statement may still run on it; the data of a
+    plain ``:memory:`` would go with it.
+    """
+    # SQLite shares a database of this kind among the connections of one process, by its name.
+    name = f"file:/semel-{uuid.uuid4().hex}?vfs=memdb"
+    keeper = sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=False)
+    _KEEPERS[engine] = keeper
+    finalize(engine, keeper.close)
+
+    def connect_there(dialect: Any, record: Any, arguments: Any, options: dict[str, Any]) -> None:
+        arguments[:] = [name]
+        options.update(uri=True, check_same_thread=False)
+
+    event.listen(engine, "do_connect", connect_there)
 
 
 def made_ready(engine: AsyncEngine, lock_seconds: float = LOCK_SECONDS) -> AsyncEngine:

@@ -12,7 +12,6 @@ from sqlalchemy.exc import DBAPIError
 
 from semel.codec import FromHeader
 from semel.errors import Misuse
-from semel.memory.session import MemorySession
 from semel.message import Coordinates, Message
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.database import Database
@@ -30,7 +29,7 @@ from semel.messaging.outcome import (
     settlement,
 )
 from semel.messaging.settings import BatchPolicy, ConsumerSettings, Duplicates, RetryPolicy
-from tests.messaging.places import DatabaseScenarios, InMemory, InPostgres, InSqlite
+from tests.messaging.places import DatabaseScenarios, InPostgres, InSqlite
 from tests.messaging.worlds import check_foreign_keys
 
 TWICE = RetryPolicy(max_attempts=2, initial_delay_seconds=0, max_delay_seconds=0, jitter=False)
@@ -212,32 +211,6 @@ class _Attempts(DatabaseScenarios):
 
         with pytest.raises(Misuse, match="no result of one message"):
             handling(ConsumerSettings(keeps_results=True), handle, batches=True)
-
-
-class TestInMemory(InMemory, _Attempts):
-    def test_a_batch_that_fails_only_at_its_commit_is_not_tried_for_ever(self, monkeypatch):
-        async def scenario(database: Any) -> None:
-            async def handle(message: Message, session: MemorySession) -> None:
-                session.add("rows", message.id)
-
-            forget = type(database.tables.journal).forget
-
-            def refuses(journal: Any) -> None:
-                if "m1" in database.tables.table("user:rows").rows():
-                    raise ValueError("refused at the commit")
-                forget(journal)
-
-            monkeypatch.setattr(type(database.tables.journal), "forget", refuses)
-            batch = [message(1), message(2)]
-
-            times, outcomes = await until_settled(
-                lambda: many(handling(WHOLE, handle), database, *batch)
-            )
-
-            assert (times, kinds(outcomes)) == (2, [DeadLettered, Handled])
-            assert database.rows("rows") == ["m2"]
-
-        self.run(scenario)
 
 
 class _SqlAttempts(_Attempts):

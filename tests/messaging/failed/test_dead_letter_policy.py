@@ -25,7 +25,7 @@ from semel.operate.selection import Letters, Offsets
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import ANN, BILLING, letter_of, letters, waiting_of
 from tests.messaging.outgoing import pending
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.replay_world import DEAD, P0, Service, counts, message
 from tests.stores.deadletters import LETTER
 
@@ -194,19 +194,11 @@ class DeadLetterReview(DatabaseContract):
         assert await retry_dead_letter(world.database, BILLING, "m1", **ANN) == 1
 
 
-class TestTopicInMemory(InMemory, DeadLetterTopic):
-    pass
-
-
 class TestTopicInSqlite(InSqlite, DeadLetterTopic):
     pass
 
 
 class TestTopicInPostgres(InPostgres, DeadLetterTopic):
-    pass
-
-
-class TestReviewInMemory(InMemory, DeadLetterReview):
     pass
 
 

@@ -35,7 +35,7 @@ from semel.messaging.settings import (
     StalePolicy,
 )
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.processes import next_process
 
 AT_ONCE = RetryPolicy(
@@ -353,10 +353,6 @@ class Watching:
 
             unit.waiting.hold = watched
             yield unit
-
-
-class TestInMemory(InMemory, Draining):
-    pass
 
 
 class TestInSqlite(InSqlite, Draining):

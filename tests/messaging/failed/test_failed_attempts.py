@@ -31,7 +31,7 @@ from semel.operate.explain import explain
 from semel.operate.parking import release
 from semel.operate.retention import Retention, erase, prune
 from tests.messaging.act_world import ANN, BILLING
-from tests.messaging.places import InMemory, InPostgres, InSqlite, Scenarios
+from tests.messaging.places import InPostgres, InSqlite, Scenarios
 from tests.messaging.replay_world import message
 
 CODES = ("TIMEOUT", "RATE_LIMITED", "DEPENDENCY_UNAVAILABLE", "PRECONDITION_FAILED")
@@ -346,10 +346,6 @@ class Forgetting(Scenarios):
             assert await attempts(world) == []
 
         self.run(scenario)
-
-
-class TestAttemptsInMemory(InMemory, Attempts, Forgetting):
-    pass
 
 
 class TestAttemptsInSqlite(InSqlite, Attempts, Forgetting):

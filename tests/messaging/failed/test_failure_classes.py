@@ -9,7 +9,6 @@ import pytest
 
 from semel.codec import FromHeader, Undecodable
 from semel.errors import Fenced, InDoubt, Misuse, NeedsOperator, Permanent, Retryable
-from semel.memory.database import MemoryDatabase
 from semel.message import Message
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import (
@@ -29,6 +28,7 @@ from semel.sql.faults import (
     DatabaseUnavailable,
     code_of,
 )
+from tests.messaging.worlds import memory_database
 
 
 def test_the_codes_reach_all_seven_classes():
@@ -143,7 +143,7 @@ def test_a_consumers_own_rules_come_first_and_the_nearest_type_wins():
             "CARD_DECLINED": FailureClass.BUSINESS_PRECONDITION,
         },
     )
-    database = MemoryDatabase()
+    database = memory_database()
 
     found = {
         type(error): classify(mine, database, error)
@@ -168,7 +168,7 @@ def test_a_rule_may_look_at_the_exception_and_have_no_opinion():
         return {429: "RATE_LIMITED", 403: "AUTHORIZATION_FAILED"}.get(status or 0)
 
     mine = ours(rules={HttpError: by_status, Exception: "REJECTED"})
-    database = MemoryDatabase()
+    database = memory_database()
 
     codes = [classify(mine, database, HttpError(status)).code for status in (429, 403, 418)]
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from semel.codec import FromHeader
-from semel.memory.database import MemoryDatabase
 from semel.message import Message
 from semel.messaging.consumer import consumer
 from semel.messaging.failure import CLASSIFICATION, NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.outcome import DeadLettered, RetryLater
 from semel.sql.faults import SQL_CLASSIFICATION, DatabaseConflict
+from tests.messaging.worlds import memory_database
 
 UNKNOWN = KeyError("x")
 PASSES = RetryableMessageError("slow down", "RATE_LIMITED")
@@ -67,7 +67,7 @@ def test_a_handler_with_a_task_group_fails_as_its_task_does(error, outcome):
             tasks.create_task(asyncio.sleep(60))
             tasks.create_task(fail())
 
-    found = asyncio.run(handle_message(handle, MemoryDatabase(), Message("m", {})))
+    found = asyncio.run(handle_message(handle, memory_database(), Message("m", {})))
 
     assert isinstance(found, outcome)
     assert found.failure == CLASSIFICATION.classify(error)

@@ -31,7 +31,7 @@ from semel.messaging.settings import (
 from semel.operate.dryrun import dry_run
 from semel.operate.explain import open_gaps
 from semel.testing.crash import Crash, crash_at
-from tests.messaging.places import DatabaseScenarios, InMemory, InSqlite
+from tests.messaging.places import DatabaseScenarios, InSqlite
 
 READING = Reading(FromHeader("id"), version_from=FromPayload("v"))
 AT_ONCE = RetryPolicy(initial_delay_seconds=0, max_delay_seconds=0, jitter=False)
@@ -269,10 +269,6 @@ class _Alerts(DatabaseScenarios):
             assert isinstance(outcome, Handled)
 
         self.run(scenario)
-
-
-class TestInMemory(InMemory, _Alerts):
-    pass
 
 
 class TestInSqlite(InSqlite, _Alerts):

@@ -16,7 +16,7 @@ from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState, Failure
 from semel.messaging.outcome import Ack, Refused, Skipped, settlement
 from semel.messaging.settings import ConsumerSettings, GiveUp, RetryPolicy
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 
 RETRY = RetryPolicy(max_attempts=3, initial_delay_seconds=0.0, max_delay_seconds=0.0)
 
@@ -90,10 +90,6 @@ class LateFailures:
                 assert (letter, waiting) == (None, None), "both are the other's to write"
 
         asyncio.run(scenario())
-
-
-class TestLateFailuresInMemory(InMemory, LateFailures):
-    pass
 
 
 class TestLateFailuresInSqlite(InSqlite, LateFailures):

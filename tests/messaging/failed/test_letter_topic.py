@@ -19,7 +19,7 @@ from semel.messaging.send.outbox import OutboxEntry
 from semel.messaging.settings import ConsumerSettings
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.outgoing import pending
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 from tests.stores.deadletters import LETTER
 
 DLQ = "payments.dlq"
@@ -116,10 +116,6 @@ class LetterTopic(DatabaseContract):
         )
 
         assert [entry.value for entry in await pending(world)] == [b""]
-
-
-class TestInMemory(InMemory, LetterTopic):
-    pass
 
 
 class TestInSqlite(InSqlite, LetterTopic):

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import replace
 
 from semel.errors import Retryable
-from semel.memory.sequence import MemoryVersions
 from semel.message import digest_of
 from semel.messaging.failed.retries import TAKEN_AT_ONCE
 from semel.messaging.failure import RetryableMessageError
@@ -14,6 +13,7 @@ from semel.messaging.handle.batch import drain
 from semel.messaging.handle.claims import ClaimRequest, ClaimState
 from semel.messaging.outcome import Handled, ParkedAway, RetryLater, Skipped
 from semel.messaging.settings import RetryMode
+from semel.sql.versions import SqlVersions
 from tests.messaging import leases
 from tests.messaging.handled import Place, message, retrying
 
@@ -68,7 +68,7 @@ def test_what_could_not_be_asked_for_among_many_costs_no_attempt(monkeypatch):
     async def unanswered(self, consumer, key):
         raise Retryable("no answer")
 
-    monkeypatch.setattr(MemoryVersions, "current", unanswered)
+    monkeypatch.setattr(SqlVersions, "current", unanswered)
 
     assert drained(place, two[0]) == {}
     row = place.ask(lambda unit: unit.claims.look_up("billing", "m1"))

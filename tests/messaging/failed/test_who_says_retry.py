@@ -23,7 +23,7 @@ from semel.messaging.handle.batch import consume_many
 from semel.messaging.outcome import DeadLettered, Outcome, RetryLater
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from tests.messaging.handled import Place, message, retrying
-from tests.messaging.places import DatabaseScenarios, InMemory, InSqlite
+from tests.messaging.places import DatabaseScenarios, InSqlite
 
 Raised: TypeAlias = type[RetryableMessageError] | type[NonRetryableMessageError]
 
@@ -184,10 +184,6 @@ class _Verdicts(DatabaseScenarios):
             assert {fate(outcome) for outcome in outcomes} == {said.of(raised)}
 
         self.run(scenario)
-
-
-class TestInMemory(InMemory, _Verdicts):
-    pass
 
 
 class TestInSqlite(InSqlite, _Verdicts):

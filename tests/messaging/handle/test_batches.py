@@ -23,10 +23,11 @@ from tests.messaging.batch_plans import (
     billing,
     kinds,
     messages,
+    paid_ids,
+    prepared,
     run_with,
-    strict_memory_world,
 )
-from tests.messaging.worlds import memory_world, postgres_world, sqlite_world
+from tests.messaging.worlds import Effect, effects, memory_world, postgres_world
 
 quick = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -39,15 +40,9 @@ def ends_alike(make: Any, behaviour: Behaviour, batches: list[list[Planned]]) ->
 
 
 @given(behaviour=behaviours(), batches=PLANS)
-@settings(quick, max_examples=300)
-def test_any_batch_in_memory_ends_as_one_transaction_per_message(behaviour, batches):
-    ends_alike(strict_memory_world, behaviour, batches)
-
-
-@given(behaviour=behaviours(), batches=PLANS)
-@settings(quick, max_examples=40)
-def test_any_batch_on_sqlite_ends_as_one_transaction_per_message(tmp_path, behaviour, batches):
-    ends_alike(lambda: sqlite_world(tmp_path), behaviour, batches)
+@settings(quick, max_examples=60)
+def test_any_batch_on_sqlite_ends_as_one_transaction_per_message(behaviour, batches):
+    ends_alike(memory_world, behaviour, batches)
 
 
 @pytest.mark.postgres
@@ -62,17 +57,9 @@ def test_any_batch_on_postgres_ends_as_one_transaction_per_message(
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @given(behaviour=behaviours(), batches=PLANS)
-@settings(quick, max_examples=20_000)
-def test_many_batches_in_memory_end_as_one_transaction_per_message(behaviour, batches):
-    ends_alike(strict_memory_world, behaviour, batches)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@given(behaviour=behaviours(), batches=PLANS)
-@settings(quick, max_examples=1_000)
-def test_many_batches_on_sqlite_end_as_one_transaction_per_message(tmp_path, behaviour, batches):
-    ends_alike(lambda: sqlite_world(tmp_path), behaviour, batches)
+@settings(quick, max_examples=5_000)
+def test_many_batches_on_sqlite_end_as_one_transaction_per_message(behaviour, batches):
+    ends_alike(memory_world, behaviour, batches)
 
 
 @pytest.mark.soak
@@ -93,17 +80,18 @@ def test_a_batch_that_may_not_be_split_is_kept_whole_or_not_at_all():
 
     async def whole() -> tuple[list[Outcome], Any, list[Outcome], Any]:
         async with memory_world() as world:
-            first = await consume_many(billing(chosen), world.database, messages(batch))
-            between = world.database.rows("paid")
-            second = await consume_many(billing(chosen), world.database, messages(batch))
-            return first, between, second, world.database.rows("paid")
+            database = await prepared(world)
+            first = await consume_many(billing(chosen), database, messages(batch))
+            between = await paid_ids(database)
+            second = await consume_many(billing(chosen), database, messages(batch))
+            return first, between, second, await paid_ids(database)
 
     first, between, second, after = asyncio.run(whole())
 
     assert kinds(first) == ["RetryLater"] * 4
     assert between == []
     assert kinds(second) == ["Handled", "Handled", "DeadLettered", "Handled"]
-    assert [row[0] for row in after] == ["m0", "m1", "m3"]
+    assert after == ["m0", "m1", "m3"]
 
 
 def test_what_a_whole_batch_gives_up_does_not_overtake_those_of_its_key_before_it():
@@ -115,14 +103,15 @@ def test_what_a_whole_batch_gives_up_does_not_overtake_those_of_its_key_before_i
         of_one_key = [Planned(0, "no"), Planned(4, fails), Planned(8, "no")]
 
         async def whole(batch: list[Planned] = of_one_key) -> tuple[list[Outcome], Any]:
-            async with strict_memory_world() as world:
-                found = await consume_many(billing(chosen), world.database, messages(batch))
-                return found, world.database.rows("paid")
+            async with memory_world() as world:
+                database = await prepared(world)
+                found = await consume_many(billing(chosen), database, messages(batch))
+                return found, await paid_ids(database)
 
         outcomes, rows = asyncio.run(whole())
 
         assert kinds(outcomes) == ["Handled", "ParkedAway", "ParkedAway"]
-        assert [row[0] for row in rows] == ["m0"]
+        assert rows == ["m0"]
 
 
 def test_a_handler_may_take_the_whole_batch_and_is_given_single_ones_when_it_fails():
@@ -134,7 +123,7 @@ def test_a_handler_may_take_the_whole_batch_and_is_given_single_ones_when_it_fai
         for m in batch:
             if m.payload["fails"] == "never":
                 raise NonRetryableMessageError("never")
-            session.add("paid", m.id)
+            session.add(Effect("paid", m.id))
 
     plan = [Planned(n, "never" if n == 1 else "no", 0) for n in range(3)]
 
@@ -143,7 +132,7 @@ def test_a_handler_may_take_the_whole_batch_and_is_given_single_ones_when_it_fai
             good = [Planned(n, "no", 0) for n in (7, 8)]
             first = await consume_many(handle, world.database, messages(good))
             second = await consume_many(handle, world.database, messages(plan))
-            return first, second, world.database.rows("paid")
+            return first, second, effects(world.database, "paid")
 
     first, second, rows = asyncio.run(whole())
 
@@ -202,7 +191,7 @@ def test_a_handler_of_batches_is_not_called_for_what_stands_behind_a_late_claim(
     repeated = [Planned(4, "no", 1, 1), Planned(4, "no", 0, 1), Planned(0, "no", 0, 1)]
 
     ends_alike(
-        strict_memory_world,
+        memory_world,
         Behaviour(settings, takes_batches=True, went_well=0),
         [[Planned(4, "let go", 0, 1)], repeated],
     )

@@ -22,9 +22,10 @@ def _quiet() -> Iterator[None]:
     log.setLevel(level)
 
 
-def walk_until_convicted() -> Violation | None:
+def walk_until_convicted(name: str) -> Violation | None:
     try:
-        walk_inbox()
+        if name.startswith("the_inbox_"):
+            walk_inbox()
         walk()
     except Violation as violation:
         return violation
@@ -32,14 +33,20 @@ def walk_until_convicted() -> Violation | None:
 
 
 def test_the_honest_engine_is_acquitted():
-    assert walk() + walk_inbox() > 150
+    assert walk() + walk_inbox() > 60
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_the_honest_engine_is_acquitted_of_every_history():
+    assert walk(every=1) + walk_inbox() > 150
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_consumer_engine_with_a_broken_rule_is_convicted(mutant, monkeypatch):
     mutant.patch(monkeypatch)
 
-    violation = walk_until_convicted()
+    violation = walk_until_convicted(mutant.name)
 
     assert violation is not None
     assert violation.invariant in mutant.convicted_by, violation

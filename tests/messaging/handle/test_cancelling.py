@@ -13,7 +13,6 @@ import pytest
 from semel.codec import FromHeader
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_groups import Patience
-from semel.memory.database import MemoryDatabase
 from semel.message import Message
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import RetryableMessageError
@@ -23,7 +22,9 @@ from semel.messaging.handle.claims import ClaimState
 from semel.messaging.outcome import RetryLater
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, GapPolicy, Mode, RetryPolicy, RunnerSettings
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from semel.sql.database import SqlDatabase
+from tests.messaging.places import InPostgres, InSqlite
+from tests.messaging.worlds import memory_database, rows_of
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=0.1, cancel_seconds=0.1)
 POLICY = ConsumerSettings(
@@ -54,8 +55,8 @@ async def started(
     return Runner(handler, subscription, database, settings)
 
 
-async def members(database: MemoryDatabase) -> int:
-    return len(database.tables.table("consumer_member").rows())
+async def members(database: SqlDatabase) -> int:
+    return len(rows_of(database, "SELECT 1 FROM consumer_member"))
 
 
 async def a_cancelled_library() -> None:
@@ -121,10 +122,6 @@ class CancelledHandlers:
                 assert list(broker.committed("billing").values()) == [2]
 
         asyncio.run(scenario())
-
-
-class TestCancelledHandlersInMemory(InMemory, CancelledHandlers):
-    pass
 
 
 class TestCancelledHandlersInSqlite(InSqlite, CancelledHandlers):
@@ -209,7 +206,7 @@ def test_a_cancellation_out_of_a_repair_is_a_failure_too(policy):
         repaired = consumer("billing", policy=settings, fetch_missing=repair, rebuild=repair)
         message = Message("m2", {}, key="k", version=2)
 
-        outcome = await handle_message(repaired(handle), MemoryDatabase(), message)
+        outcome = await handle_message(repaired(handle), memory_database(), message)
 
         assert isinstance(outcome, RetryLater)
         assert outcome.failure is not None
@@ -267,7 +264,7 @@ def test_nothing_is_handled_behind_a_run_that_was_cancelled(mode):
             await asyncio.sleep(0.02)
             log.append(f"{message.id} ended")
 
-        database = MemoryDatabase()
+        database = memory_database()
         broker = broker_with("m0", "m1", "m2")
         before = asyncio.all_tasks()
         runner = await started(broker, consuming(handle), database, replace(QUICK, mode=mode))
@@ -298,7 +295,7 @@ def test_a_cancelled_handler_may_clean_up_and_the_stop_is_clean():
                 await asyncio.sleep(0.02)
                 cleaned.set()
 
-        database = MemoryDatabase()
+        database = memory_database()
         runner = await started(broker_with("m1"), consuming(handle), database)
         running = asyncio.create_task(runner.run())
         await asyncio.wait_for(began.wait(), SOON)
@@ -325,7 +322,7 @@ def test_a_handler_that_ignores_its_cancellation_cannot_keep_a_runner_from_its_e
                 except asyncio.CancelledError:
                     continue
 
-        database = MemoryDatabase()
+        database = memory_database()
         broker = broker_with("m1")
         runner = await started(broker, consuming(handle), database, replace(QUICK, mode=mode))
         running = asyncio.create_task(runner.run())

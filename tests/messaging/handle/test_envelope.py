@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.codec import FromHeader
 from semel.crashpoints import CrashPoint
 from semel.errors import Misuse, Retryable
-from semel.memory.database import MemoryDatabase
-from semel.memory.session import MemorySession
 from semel.message import Coordinates, Message
 from semel.messaging.classic import MessageEnvelope, consume_envelope
 from semel.messaging.consumer import Consumer, consumer
@@ -20,14 +19,16 @@ from semel.messaging.failure import NonRetryableMessageError, RetryableMessageEr
 from semel.messaging.handle.claims import ClaimRequest
 from semel.messaging.outcome import DeadLettered, Handled, RetryLater, Skipped
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
+from semel.sql.database import SqlDatabase
 from semel.testing.crash import Crash, crash_at
+from tests.messaging.worlds import Effect, effects, memory_database
 
 
 @dataclass
 class Broker:
     """Writes down what it was told, and what was durable by then."""
 
-    database: MemoryDatabase = field(default_factory=MemoryDatabase)
+    database: SqlDatabase = field(default_factory=memory_database)
     told: list[Any] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     error: Exception | None = None
@@ -39,7 +40,7 @@ class Broker:
         await self._hear(seconds)
 
     async def _hear(self, what: Any) -> None:
-        self.rows.append(len(self.database.rows("sent")))
+        self.rows.append(len(effects(self.database, "sent")))
         if self.error is not None:
             error, self.error = self.error, None
             raise error
@@ -58,8 +59,8 @@ def sender(errors: list[Exception] | None = None) -> Consumer:
     left = errors or []
 
     @consumer("mails", policy=policy, id_from=FromHeader("message-id"))
-    async def handle(message: Message, session: MemorySession) -> None:
-        session.add("sent", message.id)
+    async def handle(message: Message, session: AsyncSession) -> None:
+        session.add(Effect("sent", message.id))
         if left:
             raise left.pop(0)
 
@@ -97,7 +98,7 @@ def test_a_duplicate_is_acknowledged_and_sent_once():
 
         assert isinstance(last, Skipped)
         assert broker.told == ["ack", "ack"]
-        assert broker.database.rows("sent") == ["m1"]
+        assert effects(broker.database, "sent") == ["m1"]
 
     asyncio.run(scenario())
 
@@ -112,7 +113,7 @@ def test_a_retryable_failure_is_nacked_with_its_backoff():
 
         assert isinstance(outcome, RetryLater)
         assert broker.told == [3.0]
-        assert broker.database.rows("sent") == []
+        assert effects(broker.database, "sent") == []
 
     asyncio.run(scenario())
 
@@ -157,7 +158,7 @@ def test_a_crash_before_the_ack_leaves_the_effect_and_the_redelivery_skips_it():
 
         await consume_envelope(mails, broker.database, envelope(broker))
 
-        assert broker.database.rows("sent") == ["m1"]
+        assert effects(broker.database, "sent") == ["m1"]
         assert broker.told == ["ack"]
 
     asyncio.run(scenario())
@@ -177,7 +178,7 @@ def test_an_envelope_is_settled_once():
             await consume_envelope(sender(), broker.database, settled)
 
         assert broker.told == ["ack"]
-        assert broker.database.rows("sent") == []
+        assert effects(broker.database, "sent") == []
 
     asyncio.run(scenario())
 
@@ -193,7 +194,7 @@ def test_a_broker_that_could_not_be_told_may_be_told_again():
         await consume_envelope(mails, broker.database, first)
 
         assert broker.told == ["ack"]
-        assert broker.database.rows("sent") == ["m1"]
+        assert effects(broker.database, "sent") == ["m1"]
 
     asyncio.run(scenario())
 

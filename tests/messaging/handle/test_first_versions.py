@@ -15,7 +15,7 @@ from semel.messaging.outcome import Handled, Outcome, ParkedAway, Skipped
 from semel.messaging.settings import ConsumerSettings, GapPolicy
 from semel.operate.explain import pass_over_gaps
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 
 READING = Reading(FromHeader("id"), version_from=FromPayload("v"))
 
@@ -103,10 +103,6 @@ class FirstVersions(DatabaseContract):
         assert [(gap.expected, gap.found) for gap in gaps] == [(0, 1)]
         async with world.database.begin() as unit:
             assert await unit.versions.current("c", "k") == 0
-
-
-class TestInMemory(InMemory, FirstVersions):
-    pass
 
 
 class TestInSqlite(InSqlite, FirstVersions):

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.codec import FromHeader, Reading, Unread, Unreadable
-from semel.memory.session import MemorySession
 from semel.message import Coordinates, Message, Record
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.attempt import attempt, handle_unreadable
@@ -27,6 +27,7 @@ from semel.messaging.outcome import (
 from semel.messaging.records import DeadLetterFilter, WaitingFilter, WaitingMessage, Waits
 from semel.messaging.settings import ConsumerSettings, Duplicates, RetryMode, RetryPolicy
 from tests.messaging.handled import Place, held, message, retrying
+from tests.messaging.worlds import Effect
 
 WAITS = WaitingMessage("billing", "m1", Waits.RETRY, None, None)
 
@@ -152,9 +153,9 @@ def test_a_result_that_is_kept_is_given_to_duplicates():
 def test_a_handler_cannot_end_the_transaction(end):
     place = Place(retrying())
 
-    async def handle(message: Message, session: MemorySession) -> None:
-        session.add("payments", message.id)
-        getattr(session, end)()
+    async def handle(message: Message, session: AsyncSession) -> None:
+        session.add(Effect("payments", message.id))
+        await getattr(session, end)()
 
     object.__setattr__(place.consumer, "handler", handle)
     outcome = place.deliver(message())

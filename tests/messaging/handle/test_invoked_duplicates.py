@@ -6,11 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.codec import FromHeader
 from semel.errors import Fenced, InDoubt
-from semel.memory.database import MemoryDatabase
-from semel.memory.session import MemorySession
 from semel.message import Coordinates, Message
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
@@ -21,34 +20,36 @@ from semel.messaging.outcome import DeadLettered, Handled, RetryLater, Skipped
 from semel.messaging.settings import BatchPolicy, ConsumerSettings, Duplicates, RetryPolicy
 from semel.operate.deadletters import skip_dead_letter
 from semel.operate.explain import explain
+from semel.sql.database import SqlDatabase
 from semel.testing.clock import SimulatedClock
+from tests.messaging.worlds import Effect, effects, memory_database
 
 POLICY = RetryPolicy(max_attempts=2, jitter=False)
 M1 = Message("m1", {}, b"{}", source=Coordinates("t", 0, 1))
 
 
-def sending(database: MemoryDatabase, failures: list[Exception], **settings: Any) -> Consumer:
+def sending(database: SqlDatabase, failures: list[Exception], **settings: Any) -> Consumer:
     chosen = ConsumerSettings(**{"retry": POLICY, "duplicates": Duplicates.INVOKE, **settings})
 
     @consumer("c", policy=chosen, id_from=FromHeader("message-id"))
-    async def handle(message: Message, session: MemorySession) -> None:
+    async def handle(message: Message, session: AsyncSession) -> None:
         if not message.is_duplicate:
-            session.add("rows", message.id)
+            session.add(Effect("rows", message.id))
         elif failures:
             raise failures[0]
 
     return handle
 
 
-async def one(sender: Consumer, database: MemoryDatabase, message: Message) -> Any:
+async def one(sender: Consumer, database: SqlDatabase, message: Message) -> Any:
     return await handle_message(sender, database, message)
 
 
-async def batch(sender: Consumer, database: MemoryDatabase, message: Message) -> Any:
+async def batch(sender: Consumer, database: SqlDatabase, message: Message) -> Any:
     return (await consume_many(sender, database, [message]))[0]
 
 
-async def whole_batch(sender: Consumer, database: MemoryDatabase, message: Message) -> Any:
+async def whole_batch(sender: Consumer, database: SqlDatabase, message: Message) -> Any:
     failing = sender.with_settings(
         ConsumerSettings(retry=POLICY, duplicates=Duplicates.INVOKE, batch=BatchPolicy.FAIL_BATCH)
     )
@@ -61,7 +62,7 @@ WAYS = pytest.mark.parametrize("deliver", [one, batch, whole_batch])
 @WAYS
 def test_what_a_duplicate_could_not_send_again_is_a_dead_letter_and_not_lost(deliver):
     async def scenario() -> None:
-        database = MemoryDatabase()
+        database = memory_database()
         sender = sending(database, [NonRetryableMessageError("refused")])
         await handle_message(sender, database, M1)
 
@@ -74,7 +75,7 @@ def test_what_a_duplicate_could_not_send_again_is_a_dead_letter_and_not_lost(del
         assert letter is not None
         assert row is not None
         assert row.state is ClaimState.COMPLETED
-        assert database.rows("rows") == ["m1"]
+        assert effects(database, "rows") == ["m1"]
 
     asyncio.run(scenario())
 
@@ -85,7 +86,7 @@ def test_what_a_duplicate_could_not_send_again_is_a_dead_letter_and_not_lost(del
 )
 def test_what_a_duplicate_could_not_send_for_now_comes_back(deliver, error):
     async def scenario() -> None:
-        database = MemoryDatabase()
+        database = memory_database()
         failures = [error]
         sender = sending(database, failures)
         await handle_message(sender, database, M1)
@@ -96,7 +97,7 @@ def test_what_a_duplicate_could_not_send_for_now_comes_back(deliver, error):
 
         assert isinstance(first, RetryLater)
         assert isinstance(second, Skipped)
-        assert database.rows("rows") == ["m1"]
+        assert effects(database, "rows") == ["m1"]
 
     asyncio.run(scenario())
 
@@ -109,7 +110,7 @@ class MineIsInDoubt(InDoubt):
 def test_a_handler_that_is_fenced_or_in_doubt_every_time_is_not_tried_for_ever(error):
     async def scenario() -> None:
         clock = SimulatedClock()
-        database = MemoryDatabase(clock)
+        database = memory_database(clock)
         chosen = ConsumerSettings(
             retry=RetryPolicy(
                 max_attempts=2,
@@ -136,7 +137,7 @@ def test_a_handler_that_is_fenced_or_in_doubt_every_time_is_not_tried_for_ever(e
 def test_a_batch_handler_sees_which_attempt_each_message_is_at():
     async def scenario() -> None:
         clock = SimulatedClock()
-        database = MemoryDatabase(clock)
+        database = memory_database(clock)
         calls: list[list[int]] = []
 
         @consumer(
@@ -145,7 +146,7 @@ def test_a_batch_handler_sees_which_attempt_each_message_is_at():
             id_from=FromHeader("message-id"),
             batches=True,
         )
-        async def handle(messages: list[Message], session: MemorySession) -> None:
+        async def handle(messages: list[Message], session: AsyncSession) -> None:
             calls.append([message.attempt for message in messages])
             if any(message.attempt == 1 for message in messages):
                 raise RetryableMessageError("later")
@@ -163,11 +164,11 @@ def test_a_batch_handler_sees_which_attempt_each_message_is_at():
 @WAYS
 def test_what_a_person_decided_to_have_no_effect_is_not_sent_either(deliver):
     async def scenario() -> None:
-        database, calls = MemoryDatabase(), list[str]()
+        database, calls = memory_database(), list[str]()
         chosen = ConsumerSettings(retry=POLICY, duplicates=Duplicates.INVOKE)
 
         @consumer("c", policy=chosen, id_from=FromHeader("message-id"))
-        async def handle(message: Message, session: MemorySession) -> None:
+        async def handle(message: Message, session: AsyncSession) -> None:
             calls.append(message.id)
             raise NonRetryableMessageError("no")
 
@@ -184,11 +185,11 @@ def test_what_a_person_decided_to_have_no_effect_is_not_sent_either(deliver):
 @pytest.mark.parametrize("deliver", [one, batch])
 def test_what_was_passed_over_as_an_old_version_is_not_sent_later(deliver):
     async def scenario() -> None:
-        database, calls = MemoryDatabase(), list[str]()
+        database, calls = memory_database(), list[str]()
         chosen = ConsumerSettings(retry=POLICY, duplicates=Duplicates.INVOKE, versioned=True)
 
         @consumer("c", policy=chosen, id_from=FromHeader("message-id"))
-        async def handle(message: Message, session: MemorySession) -> None:
+        async def handle(message: Message, session: AsyncSession) -> None:
             calls.append(message.id)
 
         first, old = (Message(id, {}, b"{}", key="k", version=1) for id in ("first", "old"))

@@ -12,7 +12,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from semel.codec import FromHeader
 from semel.errors import Misuse
-from semel.memory.database import MemoryDatabase
 from semel.message import Message
 from semel.messaging.consumer import consumer
 from semel.messaging.failure import RetryableMessageError
@@ -50,10 +49,6 @@ async def by_connection(session: Any, id: str) -> None:
 
 async def by_object(session: Any, id: str) -> None:
     session.add(Paid(id=id))
-
-
-async def in_memory(session: Any, id: str) -> None:
-    session.add("late_paid", id)
 
 
 async def late_effects(database: Any, write: Any) -> None:
@@ -124,11 +119,3 @@ class TestInSqlite(InSqlite, LateTasks):
 
 class TestInPostgres(InPostgres, LateTasks):
     pass
-
-
-def test_a_failed_message_has_no_effect_beside_its_neighbours_in_memory():
-    database = MemoryDatabase()
-
-    asyncio.run(late_effects(database, in_memory))
-
-    assert sorted(database.rows("late_paid")) == ["m1", "m2"]

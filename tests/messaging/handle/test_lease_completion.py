@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from semel.errors import InDoubt, Permanent, Retryable
-from semel.memory.claims import MemoryProcessedMessageStore
-from semel.memory.database import MemoryDatabase
 from semel.message import Message
 from semel.messaging.handle.claims import ClaimLost, ClaimRequest, ClaimState, Locked
 from semel.messaging.handle.lease import Lease, handle_leased
 from semel.messaging.outcome import Handled, RetryLater
 from semel.messaging.settings import RetryPolicy
+from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from tests.messaging.leases import leased, message
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
+from tests.messaging.worlds import Effect, effects, memory_database
 
 ONCE = RetryPolicy(max_attempts=1, jitter=False)
 SHORT = 0.3
@@ -88,10 +88,6 @@ class Completions:
         asyncio.run(scenario())
 
 
-class TestCompletionsInMemory(InMemory, Completions):
-    pass
-
-
 class TestCompletionsInSqlite(InSqlite, Completions):
     pass
 
@@ -100,7 +96,7 @@ class TestCompletionsInPostgres(InPostgres, Completions):
     pass
 
 
-class Refuses(MemoryProcessedMessageStore):
+class Refuses(SqlAlchemyProcessedMessageStore):
     """Completes nothing for as long as *error* is set, and renews all the same."""
 
     error: Exception | None = None
@@ -119,7 +115,7 @@ class Place:
     """A database in memory that refuses completions, and a handler that succeeds."""
 
     def __init__(self, error: Exception, **settings: Any) -> None:
-        self.inside = MemoryDatabase()
+        self.inside = memory_database()
         self.classification = self.inside.classification
         Refuses.error, Refuses.asked = error, 0
         self.calls: list[int] = []
@@ -131,7 +127,7 @@ class Place:
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
         async with self.inside.begin() as unit:
-            unit.claims = Refuses(unit.tables)
+            unit.claims = Refuses(unit.session)
             yield unit
 
     async def deliver(self, owner: str = "a") -> Any:
@@ -200,7 +196,7 @@ def test_a_completion_that_cannot_work_is_not_the_handlers_failure():
 
 def test_a_cancellation_reaches_its_caller_while_a_handler_that_lost_its_lease_cleans_up():
     async def scenario() -> None:
-        database = MemoryDatabase()
+        database = memory_database()
         cleaning, clean = asyncio.Event(), asyncio.Event()
 
         async def work(message: Message, lease: Lease) -> None:
@@ -230,7 +226,7 @@ def test_a_cancellation_reaches_its_caller_while_a_handler_that_lost_its_lease_c
 
 def test_a_handler_that_lost_its_lease_and_ignores_that_does_not_hold_its_partition():
     async def scenario() -> None:
-        database, ends = MemoryDatabase(), asyncio.Event()
+        database, ends = memory_database(), asyncio.Event()
         late: list[BaseException | None] = []
 
         async def work(message: Message, lease: Lease) -> None:
@@ -266,13 +262,13 @@ def test_a_handler_that_lost_its_lease_and_ignores_that_does_not_hold_its_partit
 @pytest.mark.parametrize("error", [Locked("the row"), InDoubt("no answer")])
 def test_a_handler_that_swallows_the_refusal_of_its_effect_has_failed(error):
     async def scenario() -> None:
-        database, tries = MemoryDatabase(), []
+        database, tries = memory_database(), []
 
         async def work(message: Message, lease: Lease) -> None:
             tries.append(message.attempt)
             with suppress(Retryable, InDoubt):
                 async with lease.completing() as session:
-                    session.add("exports", message.id)
+                    session.add(Effect("exports", message.id))
                     if message.attempt == 1:
                         raise error
 
@@ -284,6 +280,6 @@ def test_a_handler_that_swallows_the_refusal_of_its_effect_has_failed(error):
         assert isinstance(first, RetryLater)
         assert isinstance(second, Handled)
         assert tries == [1, 2]
-        assert database.rows("exports") == ["m1"]
+        assert effects(database, "exports") == ["m1"]
 
     asyncio.run(scenario())

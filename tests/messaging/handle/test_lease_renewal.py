@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from semel.errors import Retryable
-from semel.memory.database import MemoryDatabase
 from semel.message import Message
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.handle.lease import Lease, handle_leased
@@ -25,7 +24,8 @@ from semel.messaging.settings import GiveUp
 from semel.testing.contracts.messaging_world import DatabaseWorld
 from semel.testing.crash import Crash
 from tests.messaging.leases import leased, message
-from tests.messaging.places import InMemory, InPostgres, InSqlite, Scenarios
+from tests.messaging.places import InPostgres, InSqlite, Scenarios
+from tests.messaging.worlds import memory_database
 
 
 class Silent:
@@ -70,7 +70,7 @@ SHORT = 0.15
 
 def test_a_lease_is_renewed_for_as_long_as_its_handler_runs():
     async def scenario() -> None:
-        database = MemoryDatabase()
+        database = memory_database()
         work = Waiting(asyncio.Event(), asyncio.Event())
         slow = leased(work, lease_seconds=SHORT)
         running = asyncio.create_task(handle_leased(slow, database, message(), "a"))
@@ -90,7 +90,7 @@ def test_a_lease_is_renewed_for_as_long_as_its_handler_runs():
 @pytest.mark.parametrize("how", ["silent", "refuses"])
 def test_a_database_that_does_not_answer_ends_the_handler_with_its_lease(how):
     async def scenario() -> None:
-        database = Silent(MemoryDatabase())
+        database = Silent(memory_database())
         work = Waiting(asyncio.Event(), asyncio.Event())
         slow = leased(work, lease_seconds=SHORT)
         running = asyncio.create_task(handle_leased(slow, database, message(), "a"))
@@ -110,7 +110,7 @@ def test_a_database_that_does_not_answer_ends_the_handler_with_its_lease(how):
 
 def test_a_renewal_that_fails_once_is_made_up_for():
     async def scenario() -> None:
-        database = Silent(MemoryDatabase())
+        database = Silent(memory_database())
         work = Waiting(asyncio.Event(), asyncio.Event())
         slow = leased(work, lease_seconds=0.6)
         running = asyncio.create_task(handle_leased(slow, database, message(), "a"))
@@ -195,10 +195,6 @@ class LeasesOnADatabase(Scenarios):
             assert isinstance(outcome, ParkedAway)
 
         self.run(scenario)
-
-
-class TestLeasesInMemory(InMemory, LeasesOnADatabase):
-    pass
 
 
 class TestLeasesOnSqlite(InSqlite, LeasesOnADatabase):

@@ -22,6 +22,7 @@ from semel.messaging.outcome import (
 )
 from semel.messaging.settings import StalePolicy
 from tests.messaging.leases import Place, message
+from tests.messaging.worlds import Effect, effects
 
 
 def test_a_message_is_handled_under_a_lease_and_its_second_delivery_is_a_duplicate():
@@ -270,13 +271,13 @@ def test_an_effect_inside_completing_is_durable_with_the_completion():
     async def scenario() -> None:
         async def work(message: Message, lease: Lease) -> str:
             async with lease.completing() as session:
-                session.add("exported", message.id)
+                session.add(Effect("exported", message.id))
             return "done"
 
         place = Place(work)
 
         assert await place.deliver(message()) == Handled("done")
-        assert place.database.rows("exported") == ["m1"]
+        assert effects(place.database, "exported") == ["m1"]
         assert await place.state() is ClaimState.COMPLETED
 
     asyncio.run(scenario())
@@ -292,7 +293,7 @@ def test_an_effect_inside_completing_is_taken_back_where_the_lease_was_lost():
                 await unit.claims.lease("exports", ClaimRequest.of(message), owner="b", seconds=30)
             try:
                 async with lease.completing() as session:
-                    session.add("exported", message.id)
+                    session.add(Effect("exported", message.id))
             except ClaimLost:
                 lost.append(True)
                 raise
@@ -303,7 +304,7 @@ def test_an_effect_inside_completing_is_taken_back_where_the_lease_was_lost():
 
         assert isinstance(outcome, RetryLater)
         assert lost == [True]
-        assert place.database.rows("exported") == []
+        assert effects(place.database, "exported") == []
 
     asyncio.run(scenario())
 
@@ -312,7 +313,7 @@ def test_a_handler_that_fails_behind_its_completion_has_been_handled():
     async def scenario() -> None:
         async def work(message: Message, lease: Lease) -> None:
             async with lease.completing() as session:
-                session.add("exported", message.id)
+                session.add(Effect("exported", message.id))
             raise ValueError("too late")
 
         place = Place(work)

@@ -25,7 +25,7 @@ from semel.messaging.settings import (
     RetryPolicy,
 )
 from semel.operate import parking
-from semel.testing.contracts.messaging_world import DatabaseWorld, in_world
+from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 
 READING = Reading(id_from=FromHeader("message-id"), version_from=FromPayload("version"))
@@ -182,7 +182,7 @@ class Overtaking:
         assert await cases.waiting() == []
 
 
-class TestInMemory(InMemory, Overtaking):
+class TestInMemory(InMemory, DatabaseContract):
     @pytest.mark.parametrize("fails", [0, 1, 2, 3, 4])
     def test_in_whatever_order_versions_come_and_whichever_fails_all_are_applied(self, fails):
         for order in permutations(range(1, 5)):

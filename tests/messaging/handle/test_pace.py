@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
-from semel.memory.database import MemoryDatabase, MemoryUnit
 from semel.message import Message
 from semel.messaging.consumer import Consumer, Pace, consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.outcome import DeadLettered, Handled, Outcome
+from semel.sql.database import SqlDatabase, SqlUnit
+from tests.messaging.worlds import memory_database
 
 
 def batch(count: int, start: int = 0) -> list[Message]:
     return [Message(f"m-{number}", number, b"x") for number in range(start, start + count)]
 
 
-def handled(by: Consumer, database: MemoryDatabase, messages: list[Message]) -> list[Outcome]:
+def handled(by: Consumer, database: SqlDatabase, messages: list[Message]) -> list[Outcome]:
     return asyncio.run(consume_many(by, database, messages))
 
 
@@ -40,15 +41,15 @@ def failing_at(*numbers: int) -> tuple[Consumer, Counter[int]]:
 @pytest.fixture
 def savepoints(monkeypatch) -> list[None]:
     seen: list[None] = []
-    honest = MemoryUnit.savepoint
+    honest = SqlUnit.savepoint
 
     @asynccontextmanager
-    async def counted(self: MemoryUnit) -> Any:
+    async def counted(self: SqlUnit) -> Any:
         seen.append(None)
         async with honest(self):
             yield
 
-    monkeypatch.setattr(MemoryUnit, "savepoint", counted)
+    monkeypatch.setattr(SqlUnit, "savepoint", counted)
     return seen
 
 
@@ -69,7 +70,7 @@ def test_the_size_grows_with_the_root_of_what_went_well():
 
 def test_savepoints_become_fewer_while_nothing_fails(savepoints):
     handle, _ = failing_at()
-    database = MemoryDatabase()
+    database = memory_database()
 
     handled(handle, database, batch(100))
     assert len(savepoints) == 5
@@ -86,7 +87,7 @@ def test_a_failure_repeats_what_shared_its_savepoint_and_makes_the_next_ones_sma
     handle, calls = failing_at(60)
     handle.pace.went_well(5_000)
 
-    outcomes = handled(handle, MemoryDatabase(), batch(100))
+    outcomes = handled(handle, memory_database(), batch(100))
 
     assert [type(one) for one in outcomes] == [Handled] * 60 + [DeadLettered] + [Handled] * 39
     assert calls == Counter({n: 2 if n < 60 else 1 for n in range(100)})
@@ -97,10 +98,10 @@ def test_a_failure_repeats_what_shared_its_savepoint_and_makes_the_next_ones_sma
 def test_each_consumer_has_its_own_pace():
     good, _ = failing_at()
     bad, _ = failing_at(*range(100))
-    database = MemoryDatabase()
+    database = memory_database()
 
     handled(good, database, batch(50))
-    handled(bad, MemoryDatabase(), batch(50))
+    handled(bad, memory_database(), batch(50))
 
     assert good.pace.size(1) == 10
     assert bad.pace.size(1) == 1

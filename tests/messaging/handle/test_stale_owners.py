@@ -14,7 +14,7 @@ from semel.messaging.outcome import Handled, Nack, ParkedAway, RetryLater, Skipp
 from semel.messaging.settings import StalePolicy
 from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.leases import leased, message
-from tests.messaging.places import InMemory, InPostgres, InSqlite, Scenarios
+from tests.messaging.places import InPostgres, InSqlite, Scenarios
 
 SOON = 10.0
 
@@ -160,10 +160,6 @@ class OwnersOnADatabase(Scenarios):
             assert (await row(world)).state is ClaimState.COMPLETED
 
         self.run(scenario)
-
-
-class TestOwnersInMemory(InMemory, OwnersOnADatabase):
-    pass
 
 
 class TestOwnersInSqlite(InSqlite, OwnersOnADatabase):

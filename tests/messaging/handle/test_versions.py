@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from semel.memory.session import MemorySession
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from semel.message import Message
 from semel.messaging.outcome import Handled, ParkedAway, RetryLater, Skipped
 from semel.messaging.settings import ConsumerSettings, GapPolicy, Order, RetryPolicy
 from tests.messaging.handled import Place, message
+from tests.messaging.worlds import Effect
 
 
 def versioned(gaps: GapPolicy) -> ConsumerSettings:
@@ -57,9 +59,9 @@ def test_an_alert_applies_across_the_gap_and_keeps_it_listed():
 
 
 def test_missing_versions_are_fetched_by_the_consumers_own_function():
-    async def fetch(message: Message, session: MemorySession, gap: Any) -> None:
+    async def fetch(message: Message, session: AsyncSession, gap: Any) -> None:
         for version in range(gap.expected, gap.found):
-            session.add("payments", f"fetched {version}")
+            session.add(Effect("payments", f"fetched {version}"))
 
     place = Place(versioned(GapPolicy.FETCH), fetch_missing=fetch)
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import delete, update
 
-from semel.memory.database import MemoryDatabase
 from semel.operate import audit
 from semel.operate.audit import Broken, NotedHead, Verified, verify
 from semel.operate.stores import Act, hash_of, readable_diff
 from semel.sql.tables import audit_entry, audit_head
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.places import InSqlite
+from tests.messaging.worlds import memory_database
 
 
 @pytest.fixture(autouse=True)
@@ -23,21 +23,32 @@ def _small_pages(monkeypatch):
 
 
 async def trail(entries=5):
-    database = MemoryDatabase()
+    database = memory_database()
     for number in range(entries):
         async with database.begin() as unit:
             await unit.audit.append(Act(f"person {number}", "park.skip", "billing", f"m{number}"))
     return database
 
 
-def change(database, **tables):
+async def run(database, *statements):
     """Change rows behind the trail's back."""
-    for table, (key, row) in tables.items():
-        if row is None:
-            database.tables.table(table).remove(key)
-        else:
-            database.tables.table(table).put(key, row)
-    database.tables.journal.forget()
+    async with database.begin() as unit:
+        for statement in statements:
+            await unit.session.execute(statement)
+
+
+def numbered(number):
+    return audit_entry.c.number == number
+
+
+def without(number):
+    return delete(audit_entry).where(numbered(number))
+
+
+async def entry_of(database, number):
+    async with database.begin() as unit:
+        [entry] = await unit.audit.read(number - 1, 1)
+        return entry
 
 
 @pytest.mark.parametrize("entries", [0, 1, 2, 5])
@@ -56,20 +67,19 @@ def test_a_whole_trail_is_verified_with_its_last_hash(entries):
 @pytest.mark.parametrize(
     "changed",
     [
-        lambda e: replace(e, act=replace(e.act, actor="somebody else")),
-        lambda e: replace(e, act=replace(e.act, reason="another reason")),
-        lambda e: replace(e, act=replace(e.act, details={"n": 1})),
-        lambda e: replace(e, at=e.at + 1),
-        lambda e: replace(e, hash="0" * 64),
-        lambda e: replace(e, previous_hash="1" * 64),
+        {"actor": "somebody else"},
+        {"reason": "another reason"},
+        {"details": '{"n": 1}'},
+        {"at": audit_entry.c.at + 1_000_000},
+        {"hash": "0" * 64},
+        {"previous_hash": "1" * 64},
     ],
     ids=["actor", "reason", "details", "time", "hash", "previous"],
 )
 def test_a_changed_entry_is_found(number, changed):
     async def whole():
         database = await trail()
-        entry = database.tables.table("audit_entry").get(number)
-        change(database, audit_entry=(number, changed(entry)))
+        await run(database, update(audit_entry).where(numbered(number)).values(changed))
 
         found = await verify(database)
 
@@ -83,7 +93,7 @@ def test_a_changed_entry_is_found(number, changed):
 def test_a_removed_entry_is_found(number):
     async def whole():
         database = await trail()
-        change(database, audit_entry=(number, None))
+        await run(database, without(number))
 
         assert await verify(database) == Broken(
             f"entry {number} is missing: {number + 1} follows {number - 1}"
@@ -95,7 +105,7 @@ def test_a_removed_entry_is_found(number):
 def test_an_end_that_was_cut_off_is_found_by_the_head():
     async def whole():
         database = await trail()
-        change(database, audit_entry=(5, None))
+        await run(database, without(5))
 
         assert await verify(database) == Broken("the trail ends at 4, and its head says 5")
 
@@ -105,9 +115,10 @@ def test_an_end_that_was_cut_off_is_found_by_the_head():
 def test_an_end_that_was_cut_off_with_the_head_is_found_by_a_noted_head():
     async def whole():
         database = await trail()
-        noted = NotedHead(5, database.tables.table("audit_entry").get(5).hash)
-        fourth = database.tables.table("audit_entry").get(4)
-        change(database, audit_entry=(5, None), audit_head=(1, (4, fourth.hash)))
+        noted = NotedHead(5, (await entry_of(database, 5)).hash)
+        fourth = await entry_of(database, 4)
+        head = update(audit_head).values(number=4, hash=fourth.hash)
+        await run(database, without(5), head)
 
         assert isinstance(await verify(database), Verified)
         assert await verify(database, noted) == Broken("the trail ends at 4, and 5 was noted")
@@ -118,7 +129,7 @@ def test_an_end_that_was_cut_off_with_the_head_is_found_by_a_noted_head():
 def test_a_trail_that_was_written_anew_is_found_by_a_noted_head():
     async def whole():
         original, forged = await trail(), await trail()
-        entry = original.tables.table("audit_entry").get(2)
+        entry = await entry_of(original, 2)
 
         found = await verify(forged, NotedHead(2, entry.hash))
 
@@ -131,10 +142,10 @@ def test_a_trail_that_was_written_anew_is_found_by_a_noted_head():
 def test_a_forged_head_is_found():
     async def whole():
         database = await trail()
-        change(database, audit_head=(1, (5, "0" * 64)))
+        await run(database, update(audit_head).values(number=5, hash="0" * 64))
         assert await verify(database) == Broken("the head has another hash than entry 5")
 
-        change(database, audit_head=(1, (6, "0" * 64)))
+        await run(database, update(audit_head).values(number=6, hash="0" * 64))
         assert await verify(database) == Broken("the trail ends at 5, and its head says 6")
 
     asyncio.run(whole())

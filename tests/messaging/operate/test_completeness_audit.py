@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.memory.broker import MemoryBroker
-from semel.memory.database import MemoryDatabase
 from semel.message import Partition
 from semel.messaging.outcome import HOLE, Mark, OutcomeRange, Told, is_delivery
 from semel.messaging.records import Waits
@@ -26,7 +25,8 @@ from semel.operate.completeness import (
     is_known,
 )
 from semel.testing.contracts.messaging_world import in_world
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
+from tests.messaging.worlds import memory_database
 
 P0 = Partition("payments", 0)
 
@@ -190,10 +190,6 @@ class Audits:
         assert found[1].missing == (Stretch(4, 5),)
 
 
-class TestAuditsInMemory(InMemory, Audits):
-    pass
-
-
 class TestAuditsInSqlite(InSqlite, Audits):
     pass
 
@@ -204,7 +200,7 @@ class TestAuditsInPostgres(InPostgres, Audits):
 
 def audited(broker: MemoryBroker, known: list[OutcomeRange], extent: Extent):
     async def scenario():
-        database = MemoryDatabase()
+        database = memory_database()
         async with database.begin() as unit:
             await unit.outcomes.record("billing", known)
         (found,) = await audit_completeness(database, "billing", {P0: extent}, broker.reader())
@@ -277,7 +273,7 @@ def test_what_is_known_from_before_the_logs_begin_still_counts(broker):
 
 def test_of_a_consumer_that_nobody_knows_nothing_is_known(broker):
     async def scenario():
-        database = MemoryDatabase()
+        database = memory_database()
         nothing = await audit_completeness(database, "biling")
         asked = await audit_completeness(database, "biling", {P0: Extent()}, broker.reader())
         return nothing, asked

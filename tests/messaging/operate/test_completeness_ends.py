@@ -27,7 +27,7 @@ from tests.messaging.audited import (
     replayed,
     with_one,
 )
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 
 
 class Ends(DatabaseContract):
@@ -234,10 +234,6 @@ class Ends(DatabaseContract):
             service.database, "shipping", {PLACE: Extent(committed=6)}
         )
         assert others.missing == (Stretch(4, 5),)
-
-
-class TestEndsInMemory(InMemory, Ends):
-    pass
 
 
 class TestEndsInSqlite(InSqlite, Ends):

@@ -208,19 +208,11 @@ class Moves(Scenarios):
         self.run(scenario)
 
 
-class TestTwinsInMemory(InMemory, Twins):
-    pass
-
-
 class TestTwinsInSqlite(InSqlite, Twins):
     pass
 
 
 class TestTwinsInPostgres(InPostgres, Twins):
-    pass
-
-
-class TestLossesInMemory(InMemory, Losses):
     pass
 
 

@@ -40,7 +40,7 @@ from tests.messaging.act_world import (
     queue,
     waiting_of,
 )
-from tests.messaging.places import InMemory, InSqlite
+from tests.messaging.places import InSqlite
 from tests.messaging.replay_world import dead
 
 BOB = {"actor": "bob", "reason": "agreed"}
@@ -312,15 +312,7 @@ async def texts(world):
     return {payload.decode().strip("!") for payload in found if payload is not None}
 
 
-class TestDeadLettersInMemory(InMemory, DeadLetterActs):
-    pass
-
-
 class TestDeadLettersInSqlite(InSqlite, DeadLetterActs):
-    pass
-
-
-class TestErasingInMemory(InMemory, Erasing):
     pass
 
 

@@ -12,7 +12,6 @@ from sqlalchemy import Text, delete, insert, select, text, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from semel.codec import FromHeader
-from semel.memory.database import MemoryDatabase
 from semel.message import Message
 from semel.messaging.consumer import consumer
 from semel.messaging.handle.attempt import handle_message
@@ -25,7 +24,7 @@ from semel.operate.replay_message import NoPayload
 from semel.operate.selection import Ids, Letters, Offsets
 from semel.operate.stores import SECRET, Change, RowChange, shown
 from semel.outboxes import Outbox
-from semel.testing.contracts.messaging_world import in_world
+from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import acts, claim_of, letters, queue
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 from tests.messaging.replay_world import DEAD, P0, Service, dead, message, pay
@@ -205,28 +204,7 @@ class DryRuns:
         assert await service.paid() == []
 
 
-class TestDryRunsInMemory(InMemory, DryRuns):
-    @in_world
-    async def test_rows_are_compared_with_what_was_there(self, world):
-        @consumer("billing", id_from=FromHeader("message-id"))
-        async def handle(message: Message, session: Any) -> None:
-            session.put("account", "ann", {"balance": 1, "api_key": "k"})
-            session.put("account", "bob", {"balance": 9})
-            session.put("account", "bob", {"balance": 10})
-
-        async with world.database.begin() as unit:
-            unit.session.put("account", "bob", {"balance": 5})
-
-        found = await dry_run(handle, world.database, message("m1"))
-
-        ann, bob = found.changes
-        assert ann == RowChange(
-            Change.INSERT, "account", "ann", after={"balance": 1, "api_key": "***"}
-        )
-        assert bob == RowChange(Change.UPDATE, "account", "bob", {"balance": 5}, {"balance": 10})
-        assert isinstance(world.database, MemoryDatabase)
-        assert world.database.by_key("account") == {"bob": {"balance": 5}}
-
+class TestSelectedDryRuns(InMemory, DatabaseContract):
     @in_world
     async def test_records_and_missing_messages_are_told_apart(self, world):
         service = await Service(world).open()

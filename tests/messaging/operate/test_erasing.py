@@ -28,7 +28,7 @@ from tests.messaging.erasures import (
     message,
     payloads,
 )
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 
 
 class Erasing:
@@ -198,10 +198,6 @@ async def forget(world, claim, letter, children):
     await world.age(1_000)
     async with world.database.begin() as unit:
         assert await unit.claims.delete_expired(claim.consumer, 1, 10) == 1
-
-
-class TestErasingInMemory(InMemory, Erasing):
-    pass
 
 
 class TestErasingInSqlite(InSqlite, Erasing):

@@ -22,7 +22,7 @@ from semel.operate.retention import Erased, erase
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN, BILLING, claim_of, letter_of, waiting_of
 from tests.messaging.erasures import ONCE, SECRET, TWICE, Late, erased, failing, message, payloads
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 
 
 class ErasingAttempts:
@@ -194,10 +194,6 @@ class ErasingAttempts:
         await handle_message(failing(ONCE, NonRetryableMessageError), world.database, message())
 
         assert (await letter_of(world, "m1")).payload == SECRET
-
-
-class TestErasingAttemptsInMemory(InMemory, ErasingAttempts):
-    pass
 
 
 class TestErasingAttemptsInSqlite(InSqlite, ErasingAttempts):

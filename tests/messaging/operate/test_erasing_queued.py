@@ -15,7 +15,7 @@ from semel.operate.parking import release, skip
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN, BILLING, claim_of, park, queue, waiting_of
 from tests.messaging.erasures import SECRET, erased, message
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 
 PARKS = ConsumerSettings(
     on_exhausted=GiveUp.PARK, on_hopeless=GiveUp.PARK, order=Order.KEY, holds_keys=True
@@ -98,10 +98,6 @@ async def erased_after_a_failure(world, message_id):
 
 async def _times_out(message, session):
     raise TimeoutError("no")
-
-
-class TestErasingQueuedInMemory(InMemory, ErasingQueued):
-    pass
 
 
 class TestErasingQueuedInSqlite(InSqlite, ErasingQueued):

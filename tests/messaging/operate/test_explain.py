@@ -29,7 +29,7 @@ from semel.operate.retention import erase
 from semel.outboxes import Outbox
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN, acts, claim_of, queue
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.replay_world import DEAD, PARKS, Service, gapped, message
 
 
@@ -358,10 +358,6 @@ class Gaps:
         found = await explain(world.database, "m4")
 
         assert "version 4 came, 2 was next" in [m.words for m in found.stories[0].moments]
-
-
-class TestExplanationsInMemory(InMemory, Explanations, Gaps):
-    pass
 
 
 class TestExplanationsInSqlite(InSqlite, Explanations, Gaps):

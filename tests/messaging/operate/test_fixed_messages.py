@@ -15,7 +15,7 @@ from semel.operate.deletion import approve_delete, ask_to_delete
 from semel.operate.parking import KeepId, NewId, fix, release, skip
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN, BILLING, queue
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.replay_world import DEAD, PARKS, Service, dead, pay, payload
 
 
@@ -79,10 +79,6 @@ class Fixing:
 async def waiting_messages(world):
     async with world.database.begin() as unit:
         return await unit.waiting.find(WaitingFilter(BILLING), 10)
-
-
-class TestInMemory(InMemory, Fixing):
-    pass
 
 
 class TestInSqlite(InSqlite, Fixing):

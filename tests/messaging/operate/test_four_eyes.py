@@ -37,7 +37,7 @@ from tests.messaging.act_world import (
     park,
     waiting_of,
 )
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 
 SAME = [
     ("ann", " Ann\t"),
@@ -201,10 +201,6 @@ async def outgoing(world, parent):
     async with world.database.begin() as unit:
         entries = await unit.outbox.children(parent_of(BILLING, parent))
     return [(entry.topic, entry.value) for entry in entries]
-
-
-class TestFourEyesInMemory(InMemory, FourEyes):
-    pass
 
 
 class TestFourEyesInSqlite(InSqlite, FourEyes):

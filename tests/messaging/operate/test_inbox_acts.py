@@ -39,7 +39,7 @@ from tests.messaging.act_world import (
     park,
     queue,
 )
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 
 
 class Paying:
@@ -295,10 +295,6 @@ class SkippedPayloads:
 async def revisions(world, message_id):
     async with world.database.begin() as unit:
         return [one.payload for one in await unit.revisions.of(BILLING, message_id)]
-
-
-class TestActsInMemory(InMemory, InboxActs, MadeUpIds, SkippedPayloads):
-    pass
 
 
 class TestActsInSqlite(InSqlite, InboxActs, MadeUpIds, SkippedPayloads):

@@ -29,7 +29,7 @@ from tests.messaging.act_world import (
     queue,
     waiting_of,
 )
-from tests.messaging.places import InMemory, InSqlite
+from tests.messaging.places import InSqlite
 
 BOB = {"actor": "bob", "reason": "agreed"}
 NEW = b'{"id": "m1", "amount": 12}'
@@ -329,10 +329,6 @@ class ParkingActs(DatabaseContract):
                 await act(world.database, BILLING, "m1" if act is release else "m0", **ANN)
 
         assert await acts(world) == []
-
-
-class TestParkingInMemory(InMemory, ParkingActs):
-    pass
 
 
 class TestParkingInSqlite(InSqlite, ParkingActs):

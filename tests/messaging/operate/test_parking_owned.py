@@ -18,7 +18,7 @@ from semel.messaging.handle.lease import handle_leased
 from semel.messaging.outcome import Handled, ParkedAway, RetryLater
 from semel.messaging.settings import ConsumerSettings, Mode, RetryMode, RetryPolicy
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.processes import gone
 
 AT_ONCE = RetryPolicy(
@@ -97,10 +97,6 @@ class ParkingOwned(DatabaseContract):
         assert isinstance(outcome, ParkedAway)
         assert not completed
         assert await exports.state() is ClaimState.PARKED
-
-
-class TestInMemory(InMemory, ParkingOwned):
-    pass
 
 
 class TestInSqlite(InSqlite, ParkingOwned):

@@ -10,7 +10,7 @@ from semel.messaging.settings import GapPolicy
 from semel.operate.explain import open_gaps, pass_over_gaps
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.handle.test_overtaking import Cases
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 
 
 async def pass_over(cases: Cases) -> list[tuple[int, int]]:
@@ -85,10 +85,6 @@ class PassingOver:
         assert passed == [(1, 3)]
         assert cases.applied == [3]
         assert await listed(cases) == [(4, 5)]
-
-
-class TestInMemory(InMemory, PassingOver):
-    pass
 
 
 class TestInSqlite(InSqlite, PassingOver):

@@ -23,7 +23,7 @@ from semel.operate.retention import Pruned, ReplayRuns, Retention, prune, shorte
 from semel.operate.stores import Asked, Decision, ReplayRun, ReplayState
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import BILLING, park, queue
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.replay_world import POLICY, Service
 from tests.stores.attempts import ATTEMPT
 from tests.stores.deadletters import LETTER
@@ -213,10 +213,6 @@ async def end_replay(world, name):
     await abandon_replay(world.database, name, actor="ann", reason="for the next one")
     async with world.database.begin() as unit:
         assert await unit.replays.delete_over(BILLING, 0, 9)
-
-
-class TestPruningInMemory(InMemory, Pruning):
-    pass
 
 
 class TestPruningInSqlite(InSqlite, Pruning):

@@ -22,7 +22,7 @@ from semel.messaging.receive.crash import handle_record
 from semel.messaging.settings import ConsumerSettings
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.deaths import IN_TABLE, POLICY
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.processes import gone, running
 
 UNREAD = "unreadable:payments/0/7"
@@ -143,10 +143,6 @@ class Anothers:
         await carefully(failing_with(RetryableMessageError("later")), world.database, record())
 
         assert await noted_by(world.database) == {"m1": self.somebody}
-
-
-class TestInMemory(InMemory, Anothers):
-    pass
 
 
 class TestInSqlite(InSqlite, Anothers):

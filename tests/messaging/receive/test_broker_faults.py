@@ -6,18 +6,18 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.codec import FromHeader
 from semel.errors import Fenced, Retryable
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_failures import Call, Failing, Failure
-from semel.memory.database import MemoryDatabase
-from semel.memory.session import MemorySession
 from semel.message import Message, Partition
 from semel.messaging.consumer import consumer
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, Mode, RetryPolicy, RunnerSettings
+from tests.messaging.worlds import Effect, effects, memory_database
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0, max_records=2, lag_seconds=0.0)
 POLICY = ConsumerSettings(
@@ -30,11 +30,11 @@ MESSAGES = 8
 async def handled(*failures: Failure, mode: Mode = Mode.TRANSACTIONAL) -> list[str]:
     """Work off a topic while calls fail; return what was handled."""
     broker = MemoryBroker({"payments": 2})
-    database = MemoryDatabase()
+    database = memory_database()
 
     @consumer("billing", policy=POLICY, id_from=FromHeader("message-id"))
-    async def handle(message: Message, session: MemorySession) -> None:
-        session.add("paid", message.id)
+    async def handle(message: Message, session: AsyncSession) -> None:
+        session.add(Effect("paid", message.id))
         if message.id == "m3" and message.attempt == 1:
             raise RetryableMessageError("down")
 
@@ -54,7 +54,7 @@ async def handled(*failures: Failure, mode: Mode = Mode.TRANSACTIONAL) -> list[s
     await asyncio.wait_for(running, 5)
     assert broker.committed("billing") == {Partition("payments", n): 4 for n in range(2)}
     await broker.close()
-    return sorted(database.rows("paid"))
+    return sorted(effects(database, "paid"))
 
 
 ALL = sorted(f"m{n}" for n in range(MESSAGES))

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.codec import FromHeader
 from semel.crashpoints import CrashPoint
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_failures import Call, Failure
 from semel.memory.broker_groups import Patience
-from semel.memory.database import MemoryDatabase
-from semel.memory.session import MemorySession
 from semel.message import Message, Partition
 from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
@@ -25,8 +25,11 @@ from semel.messaging.receive.crash import TURNS
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import Member
 from semel.messaging.settings import ConsumerSettings, RetryMode, RetryPolicy, RunnerSettings
+from semel.sql.members import _member
+from semel.sql.tables import consumer_member
 from semel.testing.clock import SimulatedClock
 from semel.testing.crash import Crash, crash_at
+from tests.messaging.worlds import Effect, effects, memory_database, rows_of
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=0.2, max_records=5)
 POLICY = ConsumerSettings(
@@ -42,15 +45,15 @@ class Service:
 
     def __init__(self) -> None:
         self.broker = MemoryBroker({"payments": 1}, patience=Patience(session_seconds=5.0))
-        self.database = MemoryDatabase()
+        self.database = memory_database()
         self.alone: list[str] = []
         self.act: Callable[[Message], Any] = lambda message: None
 
         @consumer("billing", policy=POLICY, id_from=FromHeader("message-id"))
-        async def handle(message: Message, session: MemorySession) -> None:
+        async def handle(message: Message, session: AsyncSession) -> None:
             if message.id in self.suspects:
                 self.alone.append(message.id)
-            session.add("paid", message.id)
+            session.add(Effect("paid", message.id))
             done = self.act(message)
             if done is not None:
                 await done
@@ -59,11 +62,13 @@ class Service:
 
     @property
     def suspects(self) -> list[str]:
-        return [id for _, id in dict(self.database.tables.table("crash_suspect").items())]
+        return [id for (id,) in rows_of(self.database, "SELECT message_id FROM crash_suspect")]
 
     @property
     def members(self) -> list[Member]:
-        return self.database.tables.table("consumer_member").rows()
+        names = [column.name for column in consumer_member.columns]
+        rows = rows_of(self.database, f"SELECT {', '.join(names)} FROM consumer_member")
+        return [_member(SimpleNamespace(**dict(zip(names, row, strict=True)))) for row in rows]
 
     def send(self, *numbers: int) -> None:
         for number in numbers:
@@ -134,7 +139,7 @@ def test_a_row_of_another_host_does_not_stay_when_it_has_expired():
     async def scenario() -> None:
         service = Service()
         clock = SimulatedClock()
-        service.database = MemoryDatabase(clock)
+        service.database = memory_database(clock)
         await service.somebody_died(seconds=60.0)
         runner = await service.runner()
         await runner.run_until_idle()
@@ -225,11 +230,11 @@ def test_nothing_is_handled_beside_a_suspect_that_somebody_else_tries_here():
         async with TURNS.alone():
             running = asyncio.create_task(runner.run_until_idle())
             await asyncio.sleep(0.05)
-            meanwhile = service.database.rows("paid")
+            meanwhile = effects(service.database, "paid")
         await asyncio.wait_for(running, 5)
 
         assert meanwhile == []
-        assert service.database.rows("paid") == ["m0"]
+        assert effects(service.database, "paid") == ["m0"]
 
     asyncio.run(scenario())
 
@@ -255,7 +260,7 @@ def test_a_suspect_is_not_read_beside_what_runs_here():
 def test_a_row_lasts_as_long_as_its_process_works():
     async def scenario() -> None:
         service, clock = Service(), SimulatedClock()
-        service.database = MemoryDatabase(clock)
+        service.database = memory_database(clock)
         subscription = await service.broker.subscribe("billing", ["payments"])
         await service.broker.settled("billing")
         runner = Runner(service.consumer, subscription, service.database, QUICK, clock=clock)
@@ -287,7 +292,7 @@ def test_a_clean_rebalance_makes_nobody_careful():
         await second.run_until_idle()
 
         assert service.alone == []
-        assert len(service.database.rows("paid")) == 2
+        assert len(effects(service.database, "paid")) == 2
 
     asyncio.run(scenario())
 
@@ -343,7 +348,7 @@ def test_a_partition_that_comes_back_begins_with_what_the_broker_has_committed()
         await runner.run_until_idle()
 
         assert service.broker.lag("billing", "payments") == 0
-        assert service.database.rows("paid") == ["m0", "m1"]
+        assert effects(service.database, "paid") == ["m0", "m1"]
 
     asyncio.run(scenario())
 
@@ -373,6 +378,6 @@ def test_records_that_were_fetched_are_settled_before_their_partition_goes():
         runner.stop()
         await asyncio.wait_for(running, 5)
 
-        assert sorted(service.database.rows("paid")) == [f"m{n}" for n in range(4)]
+        assert sorted(effects(service.database, "paid")) == [f"m{n}" for n in range(4)]
 
     asyncio.run(scenario())

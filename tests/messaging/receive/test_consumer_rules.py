@@ -16,7 +16,7 @@ from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.outcome import DeadLettered, RetryLater
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 
 
 class HttpError(Exception):
@@ -119,10 +119,6 @@ class _Counting:
             assert (row.state, row.error_code) == (ClaimState.FAILED_TERMINAL, code)
 
         asyncio.run(scenario(self.world()))
-
-
-class TestInMemory(InMemory, _Counting):
-    pass
 
 
 class TestInSqlite(InSqlite, _Counting):

@@ -67,23 +67,17 @@ class Effects:
     def __init__(self):
         @consumer("stock", policy=SETTINGS)
         async def handle(message, session):
-            if hasattr(session, "execute"):
-                await session.execute(text("insert into effect values (:id)"), {"id": message.id})
-            else:
-                session.add("effect", message.id)
+            await session.execute(text("insert into effect values (:id)"), {"id": message.id})
 
         self.consumer = handle
 
     async def create(self, world):
-        if engine := getattr(world.database, "engine", None):
-            async with engine.begin() as connection:
-                await connection.execute(text("drop table if exists effect"))
-                await connection.execute(text("create table effect (id text)"))
+        async with world.database.engine.begin() as connection:
+            await connection.execute(text("drop table if exists effect"))
+            await connection.execute(text("create table effect (id text)"))
 
     async def all(self, world):
-        if (engine := getattr(world.database, "engine", None)) is None:
-            return world.database.rows("effect")
-        async with engine.connect() as connection:
+        async with world.database.engine.connect() as connection:
             return (await connection.execute(text("select id from effect"))).scalars().all()
 
 

@@ -20,7 +20,7 @@ from semel.operate.replay import Replay
 from semel.operate.selection import Offsets
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import BILLING, letters
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.replay_world import ALL_AT_ONCE, DEAD, P0, Service, counts, message
 
 TWICE = replace(
@@ -175,14 +175,8 @@ async def at_every_moment(world, settings, how, broken):
 async def forget(service):
     """Let the next moment find nothing of this one."""
     async with service.database.begin() as unit:
-        if hasattr(unit.session, "execute"):
-            for table in ("paid", "inbox_message", "processed_message", "replay_run"):
-                await unit.session.execute(text(f"DELETE FROM {table}"))
-            return
-        for table in ("user:paid", "inbox_message", "processed_message", "replay_run"):
-            rows = unit.tables.table(table)
-            for key in rows:
-                rows.remove(key)
+        for table in ("paid", "inbox_message", "processed_message", "replay_run"):
+            await unit.session.execute(text(f"DELETE FROM {table}"))
 
 
 class Races:
@@ -254,10 +248,6 @@ class Races:
 
         assert await service.paid() == ["m1"]
         assert await letters(world) == 0
-
-
-class TestInMemory(InMemory, Races):
-    pass
 
 
 class TestInSqlite(InSqlite, Races):

@@ -27,6 +27,7 @@ from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import Duplicates, Mode, Order, RetryMode, RunnerSettings
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.leases import POLICY, Place, message
+from tests.messaging.worlds import Effect, effects
 
 IN_TABLE = replace(POLICY, mode=RetryMode.RETRY_TABLE)
 
@@ -37,7 +38,7 @@ def test_a_stored_retry_is_handled_under_a_lease_too_and_leaves_the_waiting_room
             if message.attempt == 1:
                 raise RetryableMessageError("down")
             async with lease.completing() as session:
-                session.add("exported", message.id)
+                session.add(Effect("exported", message.id))
 
         place = Place(work, retry=IN_TABLE)
 
@@ -46,7 +47,7 @@ def test_a_stored_retry_is_handled_under_a_lease_too_and_leaves_the_waiting_room
         done = await place.retry()
 
         assert [type(outcome) for _, outcome in done] == [Handled]
-        assert place.database.rows("exported") == ["m1"]
+        assert effects(place.database, "exported") == ["m1"]
         async with place.database.begin() as unit:
             assert await unit.waiting.get("exports", "m1") is None
         assert await place.retry() == []
@@ -146,7 +147,7 @@ def test_an_effect_inside_completing_happens_once_whatever_crashes(point):
     async def scenario() -> None:
         async def work(message: Message, lease: Lease) -> None:
             async with lease.completing() as session:
-                session.add("exported", message.id)
+                session.add(Effect("exported", message.id))
 
         place = Place(work)
         with crash_at(point), pytest.raises(Crash):
@@ -154,7 +155,7 @@ def test_an_effect_inside_completing_happens_once_whatever_crashes(point):
         place.clock.advance(31)
         await place.deliver(message(), "b")
 
-        assert place.database.rows("exported") == ["m1"]
+        assert effects(place.database, "exported") == ["m1"]
         assert await place.state() is ClaimState.COMPLETED
 
     asyncio.run(scenario())

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from semel.memory.database import MemoryDatabase
 from semel.messaging.receive import crash as notes
 from tests.messaging.processes import gone, running
+from tests.messaging.worlds import memory_database
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from tests.messaging.processes import gone, running
 )
 def test_the_note_of_a_message_that_is_over_goes_unless_its_writer_may_be_at_it(writer, is_left):
     async def scenario() -> None:
-        database = MemoryDatabase()
+        database = memory_database()
         async with database.begin() as unit:
             await unit.members.note("billing", ["m1"], writer())
 

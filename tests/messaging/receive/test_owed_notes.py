@@ -23,7 +23,7 @@ from semel.messaging.records import Member
 from semel.messaging.settings import RunnerSettings
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.deaths import IN_TABLE, POLICY, wait
-from tests.messaging.places import InMemory, InSqlite
+from tests.messaging.places import InSqlite
 from tests.messaging.processes import gone, running
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0)
@@ -245,10 +245,6 @@ class Service:
         subscription = await self.broker.subscribe("billing", ["payments"])
         await self.broker.settled("billing")
         return Runner(a_consumer(), subscription, database, QUICK)
-
-
-class TestOwedInMemory(InMemory, Owed):
-    pass
 
 
 class TestOwedInSqlite(InSqlite, Owed):

@@ -17,6 +17,7 @@ from semel.messaging.failure import NonRetryableMessageError, RetryableMessageEr
 from semel.messaging.outcome import HOLE
 from semel.messaging.settings import Mode
 from tests.messaging.served import QUICK, Service
+from tests.messaging.worlds import Effect
 
 MODES = [
     QUICK,
@@ -188,7 +189,7 @@ def test_a_leased_handler_gets_its_lease_and_completes_with_its_effect():
         @consumer("billing", id_from=FromHeader("message-id"))
         async def handle(message: Message, lease: Any) -> None:
             async with lease.completing() as session:
-                session.add("paid", message.id)
+                session.add(Effect("paid", message.id))
 
         service.send(0, 1, 0)
         runner = await service.runner(replace(QUICK, mode=Mode.LEASED), handle)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +12,6 @@ from semel.codec import FromHeader
 from semel.errors import Misuse
 from semel.events import MEASURES, Measurement
 from semel.memory.broker import MemoryBroker
-from semel.memory.database import MemoryDatabase
 from semel.message import Message
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import RetryableMessageError
@@ -32,6 +29,8 @@ from semel.messaging.settings import (
     RunnerSettings,
     StalePolicy,
 )
+from semel.sql.waiting import SqlWaitingRoom
+from tests.messaging.worlds import Effect, effects, memory_database
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0)
 POLICY = RetryPolicy(
@@ -66,7 +65,7 @@ def leased(seen: list[str], **settings: Any) -> Consumer:
         if message.id == "m1" and message.attempt == 1:
             raise RetryableMessageError("down")
         async with lease.completing() as session:
-            session.add("exported", message.id)
+            session.add(Effect("exported", message.id))
         seen.append(message.id)
 
     return handle
@@ -76,7 +75,7 @@ def leased(seen: list[str], **settings: Any) -> Consumer:
 def test_what_waits_is_handled_under_a_lease_by_a_leased_runner(order):
     async def scenario() -> None:
         seen: list[str] = []
-        broker, database = MemoryBroker({"exports": 1}), MemoryDatabase()
+        broker, database = MemoryBroker({"exports": 1}), memory_database()
         subscription = await subscribed(broker, 1, 2, 3)
         runner = Runner(
             leased(seen, order=order),
@@ -96,31 +95,24 @@ def test_what_waits_is_handled_under_a_lease_by_a_leased_runner(order):
         runner.stop()
         await running
 
-        assert sorted(database.rows("exported")) == ["m1", "m2", "m3"]
+        assert sorted(effects(database, "exported")) == ["m1", "m2", "m3"]
         assert seen == (["m1", "m2", "m3"] if order is Order.KEY else ["m2", "m3", "m1"])
 
     asyncio.run(scenario())
 
 
-class Broken(MemoryDatabase):
-    """A database whose waiting room fails as a program does that is wrong."""
+def test_a_retry_worker_that_dies_ends_its_runner(monkeypatch):
+    async def take_due(*arguments: Any) -> Any:
+        raise RuntimeError("no such column")
 
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[Any]:
-        async with super().begin() as unit:
+    monkeypatch.setattr(SqlWaitingRoom, "take_due", take_due)
 
-            async def take_due(*arguments: Any) -> Any:
-                raise RuntimeError("no such column")
-
-            unit.waiting.take_due = take_due
-            yield unit
-
-
-def test_a_retry_worker_that_dies_ends_its_runner():
     async def scenario() -> None:
         broker = MemoryBroker({"exports": 1})
         subscription = await subscribed(broker)
-        runner = Runner(leased([]), subscription, Broken(), replace(QUICK, mode=Mode.LEASED))
+        runner = Runner(
+            leased([]), subscription, memory_database(), replace(QUICK, mode=Mode.LEASED)
+        )
 
         with pytest.raises(RuntimeError, match="no such column"):
             await asyncio.wait_for(runner.run(), 10)
@@ -146,7 +138,7 @@ def test_an_inspection_that_raises_does_not_end_the_runner():
         async def handle(message: Message, lease: Lease) -> None:
             raise AssertionError("its effect had happened")
 
-        broker, database = MemoryBroker({"exports": 1}), MemoryDatabase()
+        broker, database = MemoryBroker({"exports": 1}), memory_database()
         subscription = await subscribed(broker, 1)
         message = handle.reading.read(broker.records("exports")[0])
         assert isinstance(message, Message)
@@ -172,7 +164,7 @@ def test_a_runner_of_another_mode_than_its_consumers_is_refused(of_consumer, of_
         known = replace(leased([]), mode=of_consumer)
         subscription = await subscribed(MemoryBroker({"exports": 1}))
         with pytest.raises(Misuse, match=f"one of mode {of_consumer}, its runner of mode"):
-            Runner(known, subscription, MemoryDatabase(), RunnerSettings(mode=of_runner))
+            Runner(known, subscription, memory_database(), RunnerSettings(mode=of_runner))
 
     asyncio.run(scenario())
 
@@ -188,7 +180,7 @@ def test_a_broken_exporter_does_not_stop_a_service(caplog):
         raise OSError("no such collector")
 
     async def scenario() -> None:
-        runner = Runner(handle, await subscribed(broker, 1, 2), MemoryDatabase(), QUICK)
+        runner = Runner(handle, await subscribed(broker, 1, 2), memory_database(), QUICK)
         await runner.run_until_idle()
         await runner.subscription.close()
 
@@ -222,7 +214,7 @@ def test_a_batch_that_stops_handles_nothing_behind_the_message_that_comes_back()
             headers = {"message-id": f"m{number}".encode()}
             broker.put("exports", b"{}", key=key, headers=headers)
         batched = replace(QUICK, mode=Mode.BATCHED)
-        runner = Runner(handle, await subscribed(broker), MemoryDatabase(), batched)
+        runner = Runner(handle, await subscribed(broker), memory_database(), batched)
         await runner.run_until_idle()
 
         firsts = list(dict.fromkeys(seen))

@@ -13,7 +13,6 @@ import pytest
 from semel.codec import FromHeader
 from semel.errors import Misuse
 from semel.memory.broker import MemoryBroker
-from semel.memory.database import MemoryDatabase
 from semel.message import Coordinates, Message
 from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
@@ -35,7 +34,8 @@ from semel.messaging.settings import (
     StalePolicy,
 )
 from semel.testing.contracts.messaging_world import in_world
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
+from tests.messaging.worlds import memory_database
 
 AT_ONCE = RetryPolicy(initial_delay_seconds=0.0, max_delay_seconds=0.0)
 IN_TABLE = replace(AT_ONCE, mode=RetryMode.RETRY_TABLE)
@@ -174,10 +174,6 @@ class Orders:
         scenario(self)
 
 
-class TestOrdersInMemory(InMemory, Orders):
-    pass
-
-
 class TestOrdersInSqlite(InSqlite, Orders):
     pass
 
@@ -199,10 +195,10 @@ def test_a_policy_for_one_batch_is_refused_where_there_is_not_one(policy, settin
         broker = MemoryBroker({"payments": 1})
         subscription = await broker.subscribe("billing", ["payments"])
         chosen = consumer("billing", policy=ConsumerSettings(batch=policy))(one)
-        Runner(chosen, subscription, MemoryDatabase(), ONE_BATCH)
+        Runner(chosen, subscription, memory_database(), ONE_BATCH)
 
         with pytest.raises(Misuse, match=r"use mode=Mode\.BATCHED with concurrency=1"):
-            Runner(chosen, subscription, MemoryDatabase(), settings)
+            Runner(chosen, subscription, memory_database(), settings)
 
     asyncio.run(scenario())
 
@@ -220,7 +216,7 @@ def test_a_mode_given_by_its_value_is_the_mode():
             got.append(type(lease).__name__)
 
         leased = RunnerSettings(mode="leased", wait_seconds=0.01)  # type: ignore[arg-type]
-        await Runner(handle, subscription, MemoryDatabase(), leased).run_until_idle()
+        await Runner(handle, subscription, memory_database(), leased).run_until_idle()
 
         assert got == ["Lease"]
 

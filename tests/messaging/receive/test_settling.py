@@ -11,11 +11,11 @@ import pytest
 from semel.errors import Fenced, Retryable
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_failures import Call, Failure
-from semel.memory.database import MemoryDatabase
 from semel.message import Partition
 from semel.messaging.outcome import HOLE, Handled, Outcome, RetryLater, Skipped
 from semel.messaging.receive.offsets import Settling
 from semel.testing.clock import SimulatedClock
+from tests.messaging.worlds import memory_database
 
 P0 = Partition("payments", 0)
 
@@ -26,7 +26,7 @@ class Place:
     def __init__(self, records: int = 0) -> None:
         self.clock = SimulatedClock()
         self.broker = MemoryBroker({"payments": 1}, clock=self.clock)
-        self.database = MemoryDatabase(self.clock)
+        self.database = memory_database(self.clock)
         self.put(records)
 
     def put(self, records: int) -> None:

@@ -32,7 +32,7 @@ from semel.messaging.settings import ConsumerSettings, RetryMode, RetryPolicy, R
 from semel.operate.replay_message import letter_message
 from semel.outboxes import Outbox
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 
 AT_ONCE = RetryPolicy(
     max_attempts=3, initial_delay_seconds=0, max_delay_seconds=0, mode=RetryMode.RETRY_TABLE
@@ -305,10 +305,6 @@ def _broken_reading(message_id: str) -> Reading:
             return raw
 
     return Reading(FromHeader("id"), codec=Broken())
-
-
-class TestInMemory(InMemory, StrangeRecords):
-    pass
 
 
 class TestInSqlite(InSqlite, StrangeRecords):

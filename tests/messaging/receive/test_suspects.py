@@ -34,7 +34,7 @@ from tests.messaging.deaths import (
     Starts,
     wait,
 )
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.processes import elsewhere, gone, next_process, running
 
 
@@ -335,10 +335,6 @@ class Deaths:
 
         assert drain.cancelled()
         assert [await service.tries(id) for id in ("m1", "m2", "m3")] == [0, 0, 0]
-
-
-class TestDeathsInMemory(InMemory, Deaths):
-    pass
 
 
 class TestDeathsInSqlite(InSqlite, Deaths):

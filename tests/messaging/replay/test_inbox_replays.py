@@ -23,7 +23,7 @@ from semel.operate.selection import Letters, Offsets
 from semel.testing.contracts.messaging_world import in_world
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.act_world import ANN, BILLING, acts, letter_of, letters
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.replay_world import ALL_AT_ONCE, DEAD, P0, PARKS, Service, counts, message
 
 
@@ -268,10 +268,6 @@ class Doubtful:
         if self.began:
             self.began = False
             raise InDoubt("no answer to the commit")
-
-
-class TestInMemory(InMemory, AfterAReplay, GivenUp):
-    pass
 
 
 class TestInSqlite(InSqlite, AfterAReplay, GivenUp):

@@ -20,7 +20,7 @@ from semel.operate.stores import ReplayState
 from semel.testing.contracts.messaging_world import in_world
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.act_world import acts, details, letter_of, letters, queue
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.replay_world import (
     DEAD,
     P0,
@@ -253,10 +253,6 @@ class Replays:
         assert sorted(await service.paid()) == ["m1", "m2", "m3"]
         assert await letters(world) == 0
         assert await queue(world) == []
-
-
-class TestReplaysInMemory(InMemory, Replays):
-    pass
 
 
 class TestReplaysInSqlite(InSqlite, Replays):

@@ -10,7 +10,6 @@ import pytest
 
 from semel.codec import FromHeader
 from semel.errors import Misuse
-from semel.memory.replays import MemoryReplays
 from semel.message import Message
 from semel.messaging.consumer import consumer
 from semel.messaging.handle.attempt import handle_message
@@ -41,6 +40,7 @@ from semel.operate.retention import ReplayRuns, Retention, prune
 from semel.operate.selection import Ids, Letters, Offsets, Times, Waiting, parked_key
 from semel.operate.stores import Act, ReplayState
 from semel.policy import Policy
+from semel.sql.operators import SqlReplays
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import acts, letters
 from tests.messaging.places import InMemory, InPostgres, InSqlite
@@ -201,7 +201,7 @@ class Rules:
         assert await service.paid() == ["m1"]
 
 
-class TestRulesInMemory(InMemory, Rules):
+class TestRulesInMemory(InMemory):
     @pytest.mark.parametrize(
         ("first", "second"),
         [
@@ -384,12 +384,12 @@ def test_a_replay_that_was_abandoned_meanwhile_is_not_resumed(monkeypatch):
             async with world.database.begin() as unit:
                 stale = [await unit.replays.get("again")]
             await abandon_replay(world.database, "again", actor="bob", reason="enough")
-            get = MemoryReplays.get
+            get = SqlReplays.get
 
             async def late(replays, name):
                 return stale.pop() if stale else await get(replays, name)
 
-            monkeypatch.setattr(MemoryReplays, "get", late)
+            monkeypatch.setattr(SqlReplays, "get", late)
             with pytest.raises(Misuse, match="was abandoned"):
                 await service.run(None)
 

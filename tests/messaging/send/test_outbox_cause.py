@@ -18,7 +18,7 @@ from semel.operate.explain import explain
 from semel.outboxes import Outbox
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.outgoing import pending
-from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.messaging.places import InPostgres, InSqlite
 
 BATCH = [Message(f"m{n}", {}, b"{}", correlation_id=f"visit-{n}") for n in (1, 2, 3)]
 outbox = Outbox()
@@ -97,10 +97,6 @@ class Causes:
         [found] = await pending(world)
         assert (found.message_id, found.parent) == ("i1", "")
         assert found.headers == {"correlation-id": b"visit-2", "causation-id": b"m2"}
-
-
-class TestCausesInMemory(InMemory, Causes):
-    """In memory."""
 
 
 class TestCausesInSqlite(InSqlite, Causes):

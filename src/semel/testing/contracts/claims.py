@@ -11,15 +11,11 @@ The executable contract of a store of claims.
 
 An implementation says how an empty database is opened:
 
-    class TestMemoryClaims(ClaimsContract):
+    class TestMyClaims(ClaimsContract):
         @asynccontextmanager
         async def world(self):
-            clock = SimulatedClock()
-
-            async def age(seconds):
-                clock.advance(seconds)
-
-            yield DatabaseWorld(MemoryDatabase(clock), age, waits_for_locks=False)
+            database = MyDatabase()
+            yield DatabaseWorld(database, database.make_older, waits_for_locks=True)
 """
 
 from __future__ import annotations
