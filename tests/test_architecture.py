@@ -1,6 +1,6 @@
 """Who may import whom, and what works with nothing installed.
 
-    base  ◀──  messaging, pipeline  ◀──  bindings  ◀──  cli, console, demo
+    base  ◀──  messaging, pipeline  ◀──  operate  ◀──  bindings  ◀──  cli, console, demo
 
 Imports are read from the source, those inside functions and for type checkers
 included: a dependency is one wherever it stands.
@@ -39,6 +39,9 @@ BASE = frozenset(
     }
 )
 HALVES = frozenset({"messaging", "pipeline"})
+OPERATE = frozenset({"operate"})
+"""What people ask and do, in both halves."""
+
 BINDINGS = frozenset(
     {
         "arrow",
@@ -193,17 +196,19 @@ def allowed(part: str) -> frozenset[str]:
         return BASE
     if part in HALVES:
         return BASE | {part}
+    if part in OPERATE:
+        return BASE | HALVES | OPERATE
     if part in DOORS:
-        return BASE | HALVES | BINDINGS | DOORS
+        return BASE | HALVES | OPERATE | BINDINGS | DOORS
     if part in BINDINGS:
-        return BASE | HALVES | {part}
+        return BASE | HALVES | OPERATE | {part}
     if part in TESTING:
-        return BASE | HALVES | BINDINGS | DOORS | {part}
-    return BASE | HALVES | BINDINGS | DOORS | {part, "__init__"}
+        return BASE | HALVES | OPERATE | BINDINGS | DOORS | {part}
+    return BASE | HALVES | OPERATE | BINDINGS | DOORS | {part, "__init__"}
 
 
 def test_every_part_has_its_place():
-    placed = BASE | HALVES | BINDINGS | TOPS | DOORS | TESTING
+    placed = BASE | HALVES | OPERATE | BINDINGS | TOPS | DOORS | TESTING
     found = {
         path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")
     }
@@ -290,7 +295,7 @@ def test_the_bare_python_is_bare():
 
 def core_modules() -> list[str]:
     names = []
-    for part in ("", *sorted(BASE | HALVES | DOORS | {"memory"})):
+    for part in ("", *sorted(BASE | HALVES | OPERATE | DOORS | {"memory"})):
         for path in [*PACKAGE.glob(f"{part}.py"), *PACKAGE.glob(f"{part}/**/*.py")] if part else []:
             module = path.relative_to(PACKAGE.parent).with_suffix("")
             names.append(".".join(module.parts).removesuffix(".__init__"))
