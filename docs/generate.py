@@ -23,10 +23,10 @@ from docs.messaging_tables import MESSAGING
 from semel import errors, events
 from semel.cli.app import app
 from semel.cli.exits import MEANS
-from semel.cli.reports.doctor import RUNBOOKS, Kind
 from semel.crashpoints import CrashPoint
 from semel.ledger.schema import INDEXES, VERSION
 from semel.ledger.schema import TABLES as LEDGER_TABLES
+from semel.operate.doctor import RUNBOOKS, Kind
 from semel.pipeline.cycle import FAILURES, Step
 from semel.pipeline.driver import Settings
 from semel.pipeline.recovery import DECIDE

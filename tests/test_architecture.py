@@ -40,6 +40,8 @@ BASE = frozenset(
 )
 HALVES = frozenset({"messaging", "pipeline"})
 OPERATE = frozenset({"operate"})
+"""What people ask and do, in both halves."""
+
 BINDINGS = frozenset(
     {
         "arrow",
@@ -193,10 +195,10 @@ def allowed(part: str) -> frozenset[str]:
         return BASE
     if part in HALVES:
         return BASE | {part}
-    if part in DOORS:
-        return BASE | HALVES | OPERATE | BINDINGS | DOORS
     if part in OPERATE:
         return BASE | HALVES | OPERATE
+    if part in DOORS:
+        return BASE | HALVES | OPERATE | BINDINGS | DOORS
     if part in BINDINGS:
         return BASE | HALVES | OPERATE | {part}
     if part in TESTING:
