@@ -31,8 +31,9 @@ from semel.messaging.receive.offsets import Settling
 from semel.messaging.receive.runner import Runner
 from semel.messaging.send.publish import Sending, Settled
 from semel.messaging.send.relay import Relay
-from semel.messaging.settings import ConsumerSettings, Duplicates, ReplayRule, ReplayRules
+from semel.messaging.settings import ConsumerSettings, ReplayRule, ReplayRules
 from semel.operate.replay_message import Replayer
+from semel.policy.vocabulary import Duplicates
 from tests.messaging.jury import Invariant
 from tests.mutants import mutants
 

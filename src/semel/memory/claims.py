@@ -29,7 +29,7 @@ from semel.messaging.handle.claims import (
     found_of,
     refusal,
 )
-from semel.messaging.settings import StalePolicy
+from semel.policy.vocabulary import StalePolicy
 
 if TYPE_CHECKING:
     from semel.memory.tables import MemoryTables

@@ -22,7 +22,8 @@ from semel.messaging.handle.cancel import called, end, owned, rung
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.outcome import RetryLater
 from semel.messaging.receive.runner import Runner
-from semel.messaging.settings import ConsumerSettings, GapPolicy, Mode, RetryPolicy, RunnerSettings
+from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
+from semel.policy.vocabulary import GapPolicy, Mode
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=0.1, cancel_seconds=0.1)

@@ -7,7 +7,8 @@ from typing import Any
 from semel.memory.session import MemorySession
 from semel.message import Message
 from semel.messaging.outcome import Handled, ParkedAway, RetryLater, Skipped
-from semel.messaging.settings import ConsumerSettings, GapPolicy, Order, RetryPolicy
+from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy
+from semel.policy.vocabulary import GapPolicy
 from tests.messaging.handled import Place, message
 
 

@@ -22,16 +22,8 @@ from semel.messaging.handle.claims import ClaimRequest
 from semel.messaging.handle.lease import Lease
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import WaitingFilter
-from semel.messaging.settings import (
-    BatchPolicy,
-    ConsumerSettings,
-    Mode,
-    Order,
-    RetryMode,
-    RetryPolicy,
-    RunnerSettings,
-    StalePolicy,
-)
+from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy, RunnerSettings
+from semel.policy.vocabulary import BatchPolicy, Mode, RetryMode, StalePolicy
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0)
 POLICY = RetryPolicy(
