@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from semel.cli.app import app
 from semel.message import Partition
 from semel.messaging.outcome import OutcomeRange
-from semel.messaging.settings import DAY_SECONDS, GapPolicy
+from semel.messaging.settings import DAY_SECONDS
+from semel.policy.vocabulary import GapPolicy
 from semel.testing.contracts.claims_world import CONSUMER as LEASED
 from semel.testing.contracts.claims_world import LEASE_SECONDS, lease
 from tests.messaging.act_world import bury, park
