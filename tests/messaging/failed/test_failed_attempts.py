@@ -27,7 +27,7 @@ from semel.messaging.settings import (
     StalePolicy,
 )
 from semel.operate.deletion import approve_delete, ask_to_delete
-from semel.operate.explain import explain
+from semel.operate.explain import explain_message
 from semel.operate.parking import release
 from semel.operate.retention import Retention, erase, prune
 from tests.messaging.act_world import ANN, BILLING
@@ -118,7 +118,7 @@ async def attempts(world, message_id="m1"):
 
 
 async def story(world, message_id="m1"):
-    (only,) = (await explain(world.database, message_id)).stories
+    (only,) = (await explain_message(world.database, message_id)).stories
     return only
 
 
