@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from semel.memory.broker import MemoryBroker
     from semel.message import Coordinates, Partition, Record
     from semel.messaging.failed.retries import retry_due
-    from semel.messaging.failure import FailureClass, GiveUp, RetryMode, RetryPolicy
+    from semel.messaging.failure import FailureClass
     from semel.messaging.handle.attempt import classify, handle_message
     from semel.messaging.handle.batch import consume_many
     from semel.messaging.handle.claims import ClaimRequest
@@ -37,15 +37,20 @@ if TYPE_CHECKING:
     from semel.messaging.send.outbox import idempotency_key
     from semel.messaging.send.relay import Relay
     from semel.messaging.settings import (
-        BatchPolicy,
         ConsumerSettings,
+        Order,
+        RetryPolicy,
+        RunnerSettings,
+        settings_of,
+    )
+    from semel.policy.vocabulary import (
+        BatchPolicy,
         Duplicates,
         GapPolicy,
+        GiveUp,
         Mode,
-        Order,
-        RunnerSettings,
+        RetryMode,
         StalePolicy,
-        settings_of,
     )
     from semel.sql.engine import open_engine
     from semel.sql.notify import OutboxSignal
@@ -93,22 +98,22 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
-        "BatchPolicy": "semel.messaging.settings",
+        "BatchPolicy": "semel.policy.vocabulary",
         "ClaimRequest": "semel.messaging.handle.claims",
         "ConsumerSettings": "semel.messaging.settings",
         "Coordinates": "semel.message",
-        "Duplicates": "semel.messaging.settings",
+        "Duplicates": "semel.policy.vocabulary",
         "FailureClass": "semel.messaging.failure",
         "FromCoordinates": "semel.codec",
         "FromHeader": "semel.codec",
         "FromKey": "semel.codec",
         "FromPayload": "semel.codec",
-        "GapPolicy": "semel.messaging.settings",
-        "GiveUp": "semel.messaging.failure",
+        "GapPolicy": "semel.policy.vocabulary",
+        "GiveUp": "semel.policy.vocabulary",
         "Inbox": "semel.messaging.receive.inbox",
         "InboxWorker": "semel.messaging.receive.inbox",
         "MemoryBroker": "semel.memory.broker",
-        "Mode": "semel.messaging.settings",
+        "Mode": "semel.policy.vocabulary",
         "Order": "semel.messaging.settings",
         "OutboxSignal": "semel.sql.notify",
         "Outgoing": "semel.messaging.receive.broker",
@@ -116,10 +121,10 @@ __getattr__ = lazily(
         "Reading": "semel.codec",
         "Record": "semel.message",
         "Relay": "semel.messaging.send.relay",
-        "RetryMode": "semel.messaging.failure",
-        "RetryPolicy": "semel.messaging.failure",
+        "RetryMode": "semel.policy.vocabulary",
+        "RetryPolicy": "semel.messaging.settings",
         "RunnerSettings": "semel.messaging.settings",
-        "StalePolicy": "semel.messaging.settings",
+        "StalePolicy": "semel.policy.vocabulary",
         "classify": "semel.messaging.handle.attempt",
         "consume_many": "semel.messaging.handle.batch",
         "handle_leased": "semel.messaging.handle.lease",

@@ -1,20 +1,34 @@
 """What people ask and do, in both halves: plain answers, without a terminal.
 
-    Replay, dry_runs         another turn for selected messages, and a look at what it would do
-    Ids, Letters, Waiting, Offsets, Times, parked_key     which messages
-    parking                  fix, release, skip and label what is parked
-    deadletters              look at a dead letter, retry, park or skip it
-    deletion                 delete a message, with a second person's approval
-    explain_message          everything that is known about a message
-    completeness             whether every offset was handled
-    retention                delete what is old, erase what is a person's
-    review                   what a policy really guarantees, and what is wrong with it
-    adopt, open_checkpoint   go on with a checkpoint that the ledger does not know
+The commands are made of these.  A function that only asks changes nothing.  One that acts
+takes who acts and why, and the ledger or the audit trail keeps it.  Nothing here prints.
 
-Inside: `acts` and `audit` (who did what), `stores` (what only operators need of a database),
-`selection`, `replay`, `replay_message`, `dryrun`, `explain`, `outbox`.
+Of a pipeline (`Pipeline.of(driver)` says which sinks are asked):
 
-Every act is one transaction, takes *actor* and *reason*, and is in the audit trail.
+    status_of, history_of          who owns each scope, where it stands, what happened
+    diagnose                       what is stranded, with evidence, and what to read about it
+    guarantee_of                   what happens once, and which settings weaken it
+    plan_recovery, recover         settle what an earlier owner left
+    cycles_to_verify, verify       rows staged against rows visible
+    plan_adoption, adopt           go on with a checkpoint that does not follow from the ledger
+    plan_resolution, resolve       carry a stuck cycle through
+
+Of messages:
+
+    Replay, dry_runs               handle selected messages again, or see what that would do
+    Ids, Letters, Waiting, Offsets, Times, parked_key    which messages
+    parking                        fix, release, skip and label parked messages
+    deadletters                    look at a dead letter; retry, park or skip it
+    deletion                       delete a message, with the approval of a second person
+    explain_message                what is known about a message
+    completeness                   whether every offset was handled
+    retention                      delete what is old; erase a person's payloads
+    review                         what a policy guarantees, and what is wrong with it
+
+Files: adoption doctor guarantee pipelines recovery resolution status verification (pipelines);
+replay replay_message selection dryrun parking deadletters deletion explain completeness
+retention outbox (messages); acts (one audited act), audit (the trail), stores (what only
+operators need of a database).
 """
 
 from typing import TYPE_CHECKING
@@ -25,62 +39,101 @@ if TYPE_CHECKING:
     from semel.messaging.outcome import OutcomeRange
     from semel.messaging.records import DeadLetterFilter, WaitingFilter
     from semel.operate import completeness, deadletters, deletion, parking, retention
+    from semel.operate.adoption import adopt, plan_adoption
+    from semel.operate.doctor import Patient, diagnose
     from semel.operate.dryrun import dry_runs
     from semel.operate.explain import explain_message
+    from semel.operate.guarantee import guarantee_of
+    from semel.operate.pipelines import Pipeline
+    from semel.operate.recovery import plan_recovery, recover
     from semel.operate.replay import Replay, ReplaySettings
+    from semel.operate.resolution import Choice, Way, plan_resolution, resolve
     from semel.operate.selection import Ids, Letters, Offsets, Times, Waiting, parked_key
-    from semel.pipeline.adopt import adopt
+    from semel.operate.status import Files, history_of, status_of
+    from semel.operate.verification import cycles_to_verify, verify
     from semel.policy import review
     from semel.spark.checkpoint import open_checkpoint
 
 __all__ = [
+    "Choice",
     "DeadLetterFilter",
+    "Files",
     "Ids",
     "Letters",
     "Offsets",
     "OutcomeRange",
+    "Patient",
+    "Pipeline",
     "Replay",
     "ReplaySettings",
     "Times",
     "Waiting",
     "WaitingFilter",
+    "Way",
     "adopt",
     "completeness",
+    "cycles_to_verify",
     "deadletters",
     "deletion",
+    "diagnose",
     "dry_runs",
     "explain_message",
+    "guarantee_of",
+    "history_of",
     "open_checkpoint",
     "parked_key",
     "parking",
+    "plan_adoption",
+    "plan_recovery",
+    "plan_resolution",
+    "recover",
+    "resolve",
     "retention",
     "review",
+    "status_of",
+    "verify",
 ]
 
 __getattr__ = lazily(
     __name__,
     {
+        "Choice": "semel.operate.resolution",
         "DeadLetterFilter": "semel.messaging.records",
+        "Files": "semel.operate.status",
         "Ids": "semel.operate.selection",
         "Letters": "semel.operate.selection",
         "Offsets": "semel.operate.selection",
         "OutcomeRange": "semel.messaging.outcome",
+        "Patient": "semel.operate.doctor",
+        "Pipeline": "semel.operate.pipelines",
         "Replay": "semel.operate.replay",
         "ReplaySettings": "semel.operate.replay",
         "Times": "semel.operate.selection",
         "Waiting": "semel.operate.selection",
         "WaitingFilter": "semel.messaging.records",
-        "adopt": "semel.pipeline.adopt",
+        "Way": "semel.operate.resolution",
+        "adopt": "semel.operate.adoption",
         "completeness": "semel.operate.completeness",
+        "cycles_to_verify": "semel.operate.verification",
         "deadletters": "semel.operate.deadletters",
         "deletion": "semel.operate.deletion",
+        "diagnose": "semel.operate.doctor",
         "dry_runs": "semel.operate.dryrun",
         "explain_message": "semel.operate.explain",
+        "guarantee_of": "semel.operate.guarantee",
+        "history_of": "semel.operate.status",
         "open_checkpoint": "semel.spark.checkpoint",
         "parked_key": "semel.operate.selection",
         "parking": "semel.operate.parking",
+        "plan_adoption": "semel.operate.adoption",
+        "plan_recovery": "semel.operate.recovery",
+        "plan_resolution": "semel.operate.resolution",
+        "recover": "semel.operate.recovery",
+        "resolve": "semel.operate.resolution",
         "retention": "semel.operate.retention",
         "review": "semel.policy",
+        "status_of": "semel.operate.status",
+        "verify": "semel.operate.verification",
     },
 )
 
