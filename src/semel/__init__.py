@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         CommitFatal,
         CommitSucceeded,
         Coordinator,
+        Step,
         run_commit_cycle,
     )
     from semel.pipeline.driver import Driver, Settings
@@ -71,6 +72,7 @@ __all__ = [
     "Settings",
     "SqlAlchemyProcessedMessageStore",
     "SqlDatabase",
+    "Step",
     "consumer",
     "errors",
     "events",
@@ -102,6 +104,7 @@ __getattr__ = lazily(
         "Settings": "semel.pipeline.driver",
         "SqlAlchemyProcessedMessageStore": "semel.sql.claims",
         "SqlDatabase": "semel.sql.database",
+        "Step": "semel.pipeline.cycle",
         "consumer": "semel.messaging.consumer",
         "errors": "semel.errors",
         "events": "semel.events",

@@ -5,6 +5,7 @@ TwoPhaseSink                            the methods of a sink
 SinkTxnId, Receipt, Tally               what it is given
 SinkOK, SinkRetryable, SinkFatal        what it answers
 Finding, Found, Guarantee               what it says about itself
+CountsVisibleRows, RemembersScopes      two more abilities that a sink can have
 """
 
 from typing import TYPE_CHECKING
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
     from semel.files.sink import FilesSink
     from semel.memory.sink import MemorySink
     from semel.pipeline.sink import (
+        CountsVisibleRows,
         Finding,
         Found,
         Guarantee,
         Receipt,
+        RemembersScopes,
         SinkFatal,
         SinkOK,
         SinkRetryable,
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from semel.postgres.sink import PostgresSink
 
 __all__ = [
+    "CountsVisibleRows",
     "FilesSink",
     "Finding",
     "Found",
@@ -38,6 +42,7 @@ __all__ = [
     "MemorySink",
     "PostgresSink",
     "Receipt",
+    "RemembersScopes",
     "SinkFatal",
     "SinkOK",
     "SinkRetryable",
@@ -51,6 +56,7 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
+        "CountsVisibleRows": "semel.pipeline.sink",
         "FilesSink": "semel.files.sink",
         "Finding": "semel.pipeline.sink",
         "Found": "semel.pipeline.sink",
@@ -58,6 +64,7 @@ __getattr__ = lazily(
         "MemorySink": "semel.memory.sink",
         "PostgresSink": "semel.postgres.sink",
         "Receipt": "semel.pipeline.sink",
+        "RemembersScopes": "semel.pipeline.sink",
         "SinkFatal": "semel.pipeline.sink",
         "SinkOK": "semel.pipeline.sink",
         "SinkRetryable": "semel.pipeline.sink",

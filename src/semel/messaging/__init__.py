@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from semel.codec import FromCoordinates, FromHeader, FromKey, FromPayload, Reading
     from semel.memory.broker import MemoryBroker
     from semel.message import Coordinates, Partition, Record
+    from semel.messaging.classic import consume_envelope
     from semel.messaging.failed.retries import retry_due
     from semel.messaging.failure import FailureClass
     from semel.messaging.handle.attempt import classify, handle_message
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
         RetryMode,
         StalePolicy,
     )
-    from semel.sql.engine import open_engine
+    from semel.sql.engine import made_ready, open_engine
     from semel.sql.notify import OutboxSignal
     from semel.sql.tables import metadata
 
@@ -85,10 +86,12 @@ __all__ = [
     "RunnerSettings",
     "StalePolicy",
     "classify",
+    "consume_envelope",
     "consume_many",
     "handle_leased",
     "handle_message",
     "idempotency_key",
+    "made_ready",
     "metadata",
     "open_engine",
     "retry_due",
@@ -126,10 +129,12 @@ __getattr__ = lazily(
         "RunnerSettings": "semel.messaging.settings",
         "StalePolicy": "semel.policy.vocabulary",
         "classify": "semel.messaging.handle.attempt",
+        "consume_envelope": "semel.messaging.classic",
         "consume_many": "semel.messaging.handle.batch",
         "handle_leased": "semel.messaging.handle.lease",
         "handle_message": "semel.messaging.handle.attempt",
         "idempotency_key": "semel.messaging.send.outbox",
+        "made_ready": "semel.sql.engine",
         "metadata": "semel.sql.tables",
         "open_engine": "semel.sql.engine",
         "retry_due": "semel.messaging.failed.retries",

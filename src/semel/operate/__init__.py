@@ -50,11 +50,13 @@ if TYPE_CHECKING:
     from semel.operate.resolution import Choice, Way, plan_resolution, resolve
     from semel.operate.selection import Ids, Letters, Offsets, Times, Waiting, parked_key
     from semel.operate.status import Files, history_of, status_of
+    from semel.operate.stores import Account, acting_from
     from semel.operate.verification import cycles_to_verify, verify
     from semel.policy import review
     from semel.spark.checkpoint import open_checkpoint
 
 __all__ = [
+    "Account",
     "Choice",
     "DeadLetterFilter",
     "Files",
@@ -70,6 +72,7 @@ __all__ = [
     "Waiting",
     "WaitingFilter",
     "Way",
+    "acting_from",
     "adopt",
     "completeness",
     "cycles_to_verify",
@@ -97,6 +100,7 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
+        "Account": "semel.operate.stores",
         "Choice": "semel.operate.resolution",
         "DeadLetterFilter": "semel.messaging.records",
         "Files": "semel.operate.status",
@@ -112,6 +116,7 @@ __getattr__ = lazily(
         "Waiting": "semel.operate.selection",
         "WaitingFilter": "semel.messaging.records",
         "Way": "semel.operate.resolution",
+        "acting_from": "semel.operate.stores",
         "adopt": "semel.operate.adoption",
         "completeness": "semel.operate.completeness",
         "cycles_to_verify": "semel.operate.verification",

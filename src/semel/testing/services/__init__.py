@@ -12,11 +12,12 @@ folder of its own, and its processes end with this process, even if that is kill
 from semel.testing.services.jars import connector_jars, fetch_jars, jdbc_jars
 from semel.testing.services.kafka import KafkaBroker
 from semel.testing.services.postgres import PostgresServer
-from semel.testing.services.processes import ServiceUnavailable, free_port
+from semel.testing.services.processes import Child, ServiceUnavailable, free_port, java
 from semel.testing.services.proxy import CutProxy
 from semel.testing.services.spark import SparkCluster
 
 __all__ = [
+    "Child",
     "CutProxy",
     "KafkaBroker",
     "PostgresServer",
@@ -25,5 +26,6 @@ __all__ = [
     "connector_jars",
     "fetch_jars",
     "free_port",
+    "java",
     "jdbc_jars",
 ]
