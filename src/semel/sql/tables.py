@@ -50,6 +50,7 @@ from semel.sql.types import (
     text_column,
     time_us,
 )
+from semel.sql.types import metadata as metadata
 
 # What Alembic is given: the metadata, with all tables in it.
 from semel.sql.types import metadata as metadata
