@@ -147,7 +147,7 @@ class _Known:
         return self.claim.source if self.claim else ""
 
 
-async def explain(
+async def explain_message(
     database: OperatorDatabase,
     message_id: str,
     consumer: str | None = None,

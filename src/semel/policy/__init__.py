@@ -4,7 +4,8 @@
              model      model         guarantee     rules        questions
                                                     └─── lint ───┘
 
-Only using a name imports pydantic: the engine takes its enums from
+`reader` reads the YAML, `sections` has the keys of the file, `vocabulary` the words that
+they take.  Only using a name imports pydantic: the engine takes its enums from
 `semel.policy.vocabulary`, and needs neither pydantic nor YAML for them.
 """
 
