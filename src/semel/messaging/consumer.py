@@ -1,19 +1,10 @@
 """A consumer: a name, a handler, how messages are read, and how failures are met.
 
-How many messages of a batch share a savepoint.
-
-A savepoint costs about as much as a message, and a failure lets half of those that
-share one be handled again.  With one failure in *f* messages, √(2f) per savepoint is best.
-
-A consumer: a name, a handler, how messages are read, and how failures are met.
-
     @consumer("billing", id_from=FromHeader("message-id"))
     async def on_paid(message: Message, session: AsyncSession) -> None:
         session.add(Payment(...))
 
 What the decorator returns can still be called like the function itself.
-
-A message as it stands in the inbox or the waiting room: to read it may fail, or kill.
 """
 
 from __future__ import annotations
@@ -38,10 +29,7 @@ from semel.messaging.handle.claims import (
     ClaimAnswer,
     Duplicate,
 )
-from semel.messaging.records import (
-    InboxMessage,
-    WaitingMessage,
-)
+from semel.messaging.records import DeadLetter, StoredMessage, WaitingMessage
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER
 from semel.messaging.settings import ConsumerSettings, ReplayRules
 from semel.policy.vocabulary import Duplicates, GapPolicy, Mode, StalePolicy
@@ -51,7 +39,11 @@ if TYPE_CHECKING:
 
 
 class Pace:
-    """What a consumer has seen of late: the longer nothing fails, the fewer savepoints."""
+    """How many messages of a batch share a savepoint: the longer nothing fails, the more.
+
+    A savepoint costs about as much as a message, and after a failure half of the messages that
+    share one are handled again.  With one failure in *f* messages, √(2f) per savepoint is best.
+    """
 
     __slots__ = ("_since_failure",)
 
@@ -278,38 +270,39 @@ def _of_policy(policy: Policy, name: str) -> tuple[ConsumerSettings, Place | Non
     return settings, id_place_of(policy, name), runner.mode
 
 
-def unread(kept: InboxMessage | WaitingMessage) -> Message:
-    """Return a message without its payload, only with the bytes of it."""
+def unread(stored: StoredMessage) -> Message:
+    """Return a stored message with the bytes of its payload, which nobody decodes here."""
     return Message(
-        kept.message_id,
+        stored.message_id,
         None,
-        kept.payload or b"",
-        kept.key,
-        kept.message_type,
-        kept.headers,
-        kept.source,
-        kept.timestamp,
-        schema_version=kept.schema_version,
-        correlation_id=kept.correlation_id,
-        digest=kept.payload_hash,
+        stored.payload or b"",
+        stored.key,
+        stored.message_type,
+        stored.headers,
+        stored.source,
+        stored.timestamp,
+        schema_version=stored.schema_version,
+        correlation_id=stored.correlation_id,
+        digest=stored.payload_hash,
     )
 
 
-def message_of(consumer: Consumer, waiting: WaitingMessage) -> Message | Unreadable:
-    """Read a waiting message again, as the broker's record was read."""
-    at = waiting.source or Coordinates(waiting.topic or "?", 0, 0)
+def message_of(consumer: Consumer, stored: WaitingMessage | DeadLetter) -> Message | Unreadable:
+    """Read a stored message again, as the broker's record was read."""
     record = Record(
-        at,
-        value_of(waiting.payload, waiting.payload_hash),
-        None if waiting.key is None else raw_of(waiting.key),
-        waiting.headers,
-        waiting.timestamp,
+        stored.source or Coordinates(stored.topic or "?", 0, 0),
+        value_of(stored.payload, stored.payload_hash),
+        None if stored.key is None else raw_of(stored.key),
+        stored.headers,
+        stored.timestamp,
     )
     found = consumer.reading.read(record)
     if isinstance(found, Unreadable):
         return found
+    if isinstance(stored, DeadLetter) and stored.was_no_message:
+        return found  # its own id is made up; now that it can be read, it has a real one
     # A person may have given it another id, and the key may come from elsewhere.
-    return replace(found, id=waiting.message_id, key=waiting.key, source=waiting.source)
+    return replace(found, id=stored.message_id, key=stored.key, source=stored.source)
 
 
 def holds_key(consumer: Consumer, message: Message) -> bool:

@@ -26,7 +26,7 @@ from semel.codec import Unreadable
 from semel.events import EVENTS, MEASURES, GapCrossed, Metric
 from semel.message import Message, Partition
 from semel.messaging.failure import Classified, FailureClass
-from semel.messaging.records import Gap, InboxMessage, WaitingMessage
+from semel.messaging.records import Gap, StoredMessage, WaitingMessage
 
 NO_LONGER_WAITING: Final = "no longer waiting"
 """Why a message out of the waiting room was left alone: another worker has had it."""
@@ -190,7 +190,7 @@ def alert(outcomes: Iterable[Outcome]) -> None:
             EVENTS.emit(GapCrossed(gap.consumer, gap.consumer, gap.key, gap.expected, gap.found))
 
 
-Delivered: TypeAlias = Message | Unreadable | WaitingMessage | InboxMessage
+Delivered: TypeAlias = Message | Unreadable | StoredMessage
 """What came from a broker, or out of our own tables."""
 
 
@@ -257,7 +257,7 @@ def _labels(arrival: Delivered, group: str) -> tuple[str, str, str]:
             return record.at.topic, group, ""
         case Message(source=source, type=kind):
             return source.topic if source else "", group, kind
-        case WaitingMessage() | InboxMessage():
+        case StoredMessage():
             return arrival.topic, group, arrival.message_type
 
 
