@@ -28,7 +28,6 @@ from semel.cli.reports.completeness import CompletenessReport
 from semel.cli.reports.db import TablesChange, TablesCheck
 from semel.cli.reports.deadletters import LetterList, LetterReport
 from semel.cli.reports.explanation import ExplainReport, GapList, GapsClosed
-from semel.cli.reports.ledger import BackupReport, LedgerCheck, RestoreReport
 from semel.cli.reports.messages import ActReport
 from semel.cli.reports.outbox import OutboxActs, OutboxStatus, ParkedList
 from semel.cli.reports.parking import (
@@ -45,6 +44,7 @@ from semel.cli.reports.replays import DryRunReport, ReplayAnswer, ReplayList
 from semel.operate.adoption import Adoption
 from semel.operate.doctor import Diagnosis
 from semel.operate.guarantee import PipelineGuarantee
+from semel.operate.ledger import Backup, LedgerCheck, Restoration
 from semel.operate.recovery import Recovered, RecoveryPlan
 from semel.operate.resolution import Resolution
 from semel.operate.status import History, Status
@@ -61,8 +61,8 @@ REPORTS: Final[Mapping[str, type]] = {
     "adopt": Adoption,
     "cycle resolve": Resolution,
     "ledger check": LedgerCheck,
-    "ledger backup": BackupReport,
-    "ledger restore": RestoreReport,
+    "ledger backup": Backup,
+    "ledger restore": Restoration,
     "policy lint": PolicyLintReport,
     "policy show": PolicyShowReport,
     "policy schema": SchemaReport,

@@ -25,6 +25,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
+import semel.sql.tables  # noqa: F401  it fills the metadata
 from semel.errors import Permanent, reason_of
 from semel.secrets import masked
 from semel.sql.engine import made_ready
