@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import semel.cli.app  # noqa: F401  the commands declare the shapes of their records
+from semel.cli.commands.policy import PolicySchema
 from semel.cli.render import WRITERS, Field, Shape
 from semel.cli.reports.audit import (
     AuditList,
@@ -38,8 +39,6 @@ from semel.cli.reports.parking import (
     WaitingList,
     WaitingReport,
 )
-from semel.cli.reports.policy import PolicyLintReport, SchemaReport
-from semel.cli.reports.policy_show import PolicyShowReport
 from semel.cli.reports.replays import DryRunReport, ReplayAnswer, ReplayList
 from semel.operate.adoption import Adoption
 from semel.operate.doctor import Diagnosis
@@ -49,6 +48,7 @@ from semel.operate.recovery import Recovered, RecoveryPlan
 from semel.operate.resolution import Resolution
 from semel.operate.status import History, Status
 from semel.operate.verification import Verification
+from semel.policy import EffectivePolicies, Linted
 
 REPORTS: Final[Mapping[str, type]] = {
     "status": Status,
@@ -63,9 +63,9 @@ REPORTS: Final[Mapping[str, type]] = {
     "ledger check": LedgerCheck,
     "ledger backup": Backup,
     "ledger restore": Restoration,
-    "policy lint": PolicyLintReport,
-    "policy show": PolicyShowReport,
-    "policy schema": SchemaReport,
+    "policy lint": Linted,
+    "policy show": EffectivePolicies,
+    "policy schema": PolicySchema,
     "db create | upgrade": TablesChange,
     "db check": TablesCheck,
     "dlq list": LetterList,

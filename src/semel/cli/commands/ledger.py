@@ -34,7 +34,6 @@ from semel.operate.ledger import (
     restore_ledger,
 )
 
-
 app = typer.Typer(no_args_is_help=True, help="Look after the ledger itself.")
 
 SCOPE = Shape(
