@@ -9,7 +9,7 @@ import ast
 import inspect
 import textwrap
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from itertools import pairwise
@@ -29,8 +29,7 @@ from semel.cli.reports.completeness import CompletenessReport
 from semel.cli.reports.db import TablesChange, TablesCheck
 from semel.cli.reports.deadletters import LetterList, LetterReport
 from semel.cli.reports.explanation import ExplainReport, GapList, GapsClosed
-from semel.cli.reports.messages import ActReport
-from semel.cli.reports.outbox import OutboxActs, OutboxStatus, ParkedList
+from semel.cli.reports.outbox import OutboxStatus, ParkedList
 from semel.cli.reports.parking import (
     FixReport,
     KeyList,
@@ -40,6 +39,7 @@ from semel.cli.reports.parking import (
     WaitingReport,
 )
 from semel.cli.reports.replays import DryRunReport, ReplayAnswer, ReplayList
+from semel.operate.acts import Acts
 from semel.operate.adoption import Adoption
 from semel.operate.doctor import Diagnosis
 from semel.operate.guarantee import PipelineGuarantee
@@ -70,18 +70,18 @@ REPORTS: Final[Mapping[str, type]] = {
     "db check": TablesCheck,
     "dlq list": LetterList,
     "dlq show": LetterReport,
-    "dlq retry | park | skip": ActReport,
+    "dlq retry | park | skip": Acts,
     "dlq delete": RequestAnswer,
     "parking list": WaitingList,
     "parking show": WaitingReport,
     "parking keys": KeyList,
-    "parking classify | release | skip": ActReport,
+    "parking classify | release | skip": Acts,
     "parking fix": FixReport,
     "parking requests": RequestList,
     "parking delete | approve": RequestAnswer,
     "outbox status": OutboxStatus,
     "outbox parked": ParkedList,
-    "outbox retry | drop": OutboxActs,
+    "outbox retry | drop": Acts,
     "audit list": AuditList,
     "audit verify": AuditVerification,
     "erase": EraseReport,
@@ -96,6 +96,33 @@ REPORTS: Final[Mapping[str, type]] = {
     "audit completeness": CompletenessReport,
 }
 """What each command answers with."""
+
+
+class Added:
+    """The keys that commands add to their answer: what was asked, and by whom."""
+
+    database: str
+    """Its URL, without the password."""
+
+    consumer: str
+    outbox: str
+    act: str
+    """The command."""
+
+    actor: str
+    """Who did it."""
+
+    reason: str
+
+
+_ACTED: Final = ("database", "act", "actor", "reason")
+
+ADDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "dlq retry | park | skip": ("consumer", *_ACTED),
+    "parking classify | release | skip": ("consumer", *_ACTED),
+    "outbox retry | drop": ("outbox", *_ACTED),
+}
+"""Which of them each command adds (`Answer.reply`)."""
 
 _HEAD: Final = """\
 # The JSON of the commands
@@ -112,11 +139,11 @@ def page() -> str:
     parts: dict[str, type] = {}
     sections = []
     for command, report in REPORTS.items():
-        sections.append(f"## `semel {command} --json`\n\n{_table(report)}")
+        sections.append(f"## `semel {command} --json`\n\n{_table(keys_of_command(command))}")
         parts |= {part.__name__: part for part in _parts(report)}
     for name, part in sorted(parts.items()):
         said = inspect.getdoc(part) or ""
-        sections.append(f"## {name}\n\n{said.splitlines()[0]}\n\n{_table(part)}")
+        sections.append(f"## {name}\n\n{said.splitlines()[0]}\n\n{_table(keys_of(part))}")
     return "\n".join([_HEAD, *sections])
 
 
@@ -126,6 +153,12 @@ class Key(NamedTuple):
     name: str
     hint: Any
     means: str
+
+
+def keys_of_command(command: str) -> list[Key]:
+    """List the keys of a command's document, without those that every document has."""
+    added = [_key(Added, Field(name)) for name in ADDED.get(command, ())]
+    return [*added, *keys_of(REPORTS[command])]
 
 
 def keys_of(kind: type) -> list[Key]:
@@ -158,9 +191,9 @@ def _first_line(of: object) -> str:
     return (inspect.getdoc(of) or "").partition("\n")[0]
 
 
-def _table(kind: type) -> str:
+def _table(keys: Iterable[Key]) -> str:
     lines = ["| key | value | meaning |", "| --- | --- | --- |"]
-    lines += [f"| `{key.name}` | {_words(key.hint)} | {key.means} |" for key in keys_of(kind)]
+    lines += [f"| `{key.name}` | {_words(key.hint)} | {key.means} |" for key in keys]
     return "\n".join(lines) + "\n"
 
 
@@ -190,7 +223,7 @@ def _words(hint: Any) -> str:
     """Say what a value is, in JSON's words."""
     if get_origin(hint) in (Union, types.UnionType):
         return " or ".join(_words(one) for one in get_args(hint))
-    if get_origin(hint) in (list, tuple):
+    if get_origin(hint) in (list, tuple, Sequence):
         return f"list of {_words(get_args(hint)[0])}"
     if get_origin(hint) in (dict, Mapping):
         return f"object of {_words(get_args(hint)[1])}"
@@ -205,7 +238,14 @@ def _words(hint: Any) -> str:
 
 
 def _said(kind: type) -> dict[str, str]:
-    """Read the sentence below each field."""
+    """Read the sentence below each field, in the class and in those it inherits from."""
+    said: dict[str, str] = {}
+    for one in reversed(kind.__mro__[:-1]):
+        said |= _said_by(one)
+    return said
+
+
+def _said_by(kind: type) -> dict[str, str]:
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
     said = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, TypeAlias
 
 import typer
@@ -19,11 +18,10 @@ from semel.cli.database import (
     acting,
     asking,
 )
+from semel.cli.messages import act_on_each
 from semel.cli.plain import shortened
 from semel.cli.preamble import begins_with
-from semel.cli.reports.messages import one_by_one
 from semel.cli.reports.outbox import (
-    OutboxActs,
     OutboxStatus,
     ParkedList,
     outbox_status,
@@ -33,7 +31,6 @@ from semel.cli.words import at, counted, lasting, some_of
 from semel.errors import Misuse
 from semel.operate.outbox import drop as drop_message
 from semel.operate.outbox import parked_ids, send_again
-from semel.operate.stores import OperatorDatabase
 
 app = typer.Typer(no_args_is_help=True, help="Look at an outbox, and at what its broker refused.")
 
@@ -98,11 +95,6 @@ def retry(
 
     Example: semel outbox retry m-17 --reason "the topic exists now"
     """
-
-    async def act(database: OperatorDatabase, message_id: str) -> str:
-        await send_again(database, outbox, message_id, actor=actor.name, reason=actor.reason)
-        return "the relay sends it again"
-
     filters = (topic, refused_with)
     meant = messages or []
     if bool(meant) is every or (meant and filters != (None, None)):
@@ -111,7 +103,15 @@ def retry(
         meant = books.ask(lambda d: parked_ids(d, outbox, topic=topic, refused_with=refused_with))
     if meant:
         actor.confirm(answer, f"Send {counted(len(meant), 'message')} of {outbox} again?")
-    run(answer, books, actor, ("outbox retry", outbox, meant), act)
+    act_on_each(
+        answer,
+        books,
+        actor,
+        meant,
+        lambda database, one: send_again(database, outbox, one, **actor.given),
+        "the relay sends it again",
+        outbox=outbox,
+    )
 
 
 @app.command("drop")
@@ -130,29 +130,16 @@ def drop(
 
     Example: semel outbox drop m-17 --reason "the customer was told by phone"
     """
-
-    async def act(database: OperatorDatabase, message_id: str) -> str:
-        await drop_message(database, outbox, message_id, actor=actor.name, reason=actor.reason)
-        return "dropped"
-
     actor.confirm(answer, f"Drop {counted(len(messages), 'message')} of {outbox} for good?")
-    run(answer, books, actor, ("outbox drop", outbox, messages), act)
-
-
-def run(
-    answer: Answer,
-    books: Books,
-    actor: Actor,
-    what: tuple[str, str, Sequence[str]],
-    act: Callable[[OperatorDatabase, str], Awaitable[str]],
-) -> None:
-    """Act on each message in its own transaction, and answer with what became of each."""
-    name, outbox, messages = what
-    done = books.ask(
-        lambda database: one_by_one(messages, lambda message_id: act(database, message_id))
+    act_on_each(
+        answer,
+        books,
+        actor,
+        messages,
+        lambda database, one: drop_message(database, outbox, one, **actor.given),
+        "dropped",
+        outbox=outbox,
     )
-    report = OutboxActs(books.name, outbox, name, actor.name, actor.reason, done)
-    answer.give(report, show_acts)
 
 
 def show_status(console: Console, report: OutboxStatus) -> None:
@@ -190,14 +177,3 @@ def show_parked(console: Console, report: ParkedList) -> None:
     tell_shortened(console, (name for one in report.messages for name in (one.message_id, one.key)))
     shown = len(report.messages)
     console.print(some_of(shown, report.total, "parked message", report.outbox), markup=False)
-
-
-def show_acts(console: Console, report: OutboxActs) -> None:
-    """Print what became of each message."""
-    if not report.messages:
-        console.print(f"no such parked message in {escape(report.outbox)}")
-    for one in report.messages:
-        if one.done:
-            console.print(f"{escape(one.message_id)}: [green]{escape(one.note)}[/]")
-        else:
-            console.print(f"{escape(one.message_id)}: [bold red]not done[/] {escape(one.why_not)}")

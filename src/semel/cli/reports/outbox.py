@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from semel.cli.reports.messages import Done
 from semel.lease import Owner
 from semel.messaging.send.outbox import Leader, OutboxEntry
 from semel.operate.stores import OperatorDatabase
@@ -78,23 +77,6 @@ class ParkedList:
     def needs_attention(self) -> bool:
         """A list needs none."""
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class OutboxActs:
-    """The answer to `semel outbox retry` and `drop`."""
-
-    database: str
-    outbox: str
-    act: str
-    actor: str
-    reason: str
-    messages: list[Done]
-
-    @property
-    def needs_attention(self) -> bool:
-        """Tell whether it could not be done with all of them."""
-        return not all(one.done for one in self.messages)
 
 
 async def outbox_status(database: OperatorDatabase, name: str, outbox: str) -> OutboxStatus:
