@@ -26,10 +26,8 @@ from semel.cli.reports.audit import (
 )
 from semel.cli.reports.claims import ClaimList
 from semel.cli.reports.completeness import CompletenessReport
-from semel.cli.reports.db import TablesChange, TablesCheck
 from semel.cli.reports.deadletters import LetterList, LetterReport
 from semel.cli.reports.explanation import ExplainReport, GapList, GapsClosed
-from semel.cli.reports.outbox import OutboxStatus, ParkedList
 from semel.cli.reports.parking import (
     FixReport,
     KeyList,
@@ -44,9 +42,11 @@ from semel.operate.adoption import Adoption
 from semel.operate.doctor import Diagnosis
 from semel.operate.guarantee import PipelineGuarantee
 from semel.operate.ledger import Backup, LedgerCheck, Restoration
+from semel.operate.outbox import OutboxStatus, ParkedEntries
 from semel.operate.recovery import Recovered, RecoveryPlan
 from semel.operate.resolution import Resolution
 from semel.operate.status import History, Status
+from semel.operate.stores import SchemaChange, SchemaCheck
 from semel.operate.verification import Verification
 from semel.policy import EffectivePolicies, Linted
 
@@ -66,8 +66,8 @@ REPORTS: Final[Mapping[str, type]] = {
     "policy lint": Linted,
     "policy show": EffectivePolicies,
     "policy schema": PolicySchema,
-    "db create | upgrade": TablesChange,
-    "db check": TablesCheck,
+    "db create | upgrade": SchemaChange,
+    "db check": SchemaCheck,
     "dlq list": LetterList,
     "dlq show": LetterReport,
     "dlq retry | park | skip": Acts,
@@ -80,7 +80,7 @@ REPORTS: Final[Mapping[str, type]] = {
     "parking requests": RequestList,
     "parking delete | approve": RequestAnswer,
     "outbox status": OutboxStatus,
-    "outbox parked": ParkedList,
+    "outbox parked": ParkedEntries,
     "outbox retry | drop": Acts,
     "audit list": AuditList,
     "audit verify": AuditVerification,
@@ -118,8 +118,12 @@ class Added:
 _ACTED: Final = ("database", "act", "actor", "reason")
 
 ADDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "db create | upgrade": ("database",),
+    "db check": ("database",),
     "dlq retry | park | skip": ("consumer", *_ACTED),
     "parking classify | release | skip": ("consumer", *_ACTED),
+    "outbox status": ("database",),
+    "outbox parked": ("database",),
     "outbox retry | drop": ("outbox", *_ACTED),
 }
 """Which of them each command adds (`Answer.reply`)."""
@@ -206,10 +210,10 @@ def _parts(kind: type) -> Iterator[type]:
 
 
 def is_object(kind: Any) -> bool:
-    """Tell whether a value of this kind is an object in JSON."""
-    if not (isinstance(kind, type) and is_dataclass(kind)):
+    """Say whether a value of this kind is an object in JSON."""
+    if not isinstance(kind, type):
         return False
-    return isinstance(WRITERS.get(kind), Shape | types.NoneType)
+    return isinstance(WRITERS.get(kind), Shape) or (is_dataclass(kind) and kind not in WRITERS)
 
 
 def _classes(hint: Any) -> Iterator[type]:
@@ -240,8 +244,8 @@ def _words(hint: Any) -> str:
 def _said(kind: type) -> dict[str, str]:
     """Read the sentence below each field, in the class and in those it inherits from."""
     said: dict[str, str] = {}
-    for one in reversed(kind.__mro__[:-1]):
-        said |= _said_by(one)
+    for one in reversed(kind.__mro__):
+        said |= _said_by(one) if one.__module__ != "builtins" else {}
     return said
 
 
