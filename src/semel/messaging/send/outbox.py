@@ -93,8 +93,13 @@ class OutboxNumbers:
     """How full an outbox is."""
 
     pending: int
+    """Messages that can be sent, or wait behind a parked one."""
+
     parked: int
+    """Messages that the broker will never take as they are."""
+
     oldest_seconds: float
+    """How long the oldest pending message has waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +116,11 @@ class Leader:
     """Who relays an outbox, as anybody may read it."""
 
     owner: str
-    """Empty where the last one resigned."""
+    """Empty where the last relay was stopped."""
 
     epoch: int
     seconds_left: float
-    """Of the lease; 0 where it ran out."""
+    """Of the lease; 0 where it ran out, and nobody relays."""
 
 
 class LeadershipLost(Fenced):
