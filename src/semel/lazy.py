@@ -10,8 +10,8 @@ from typing import Any
 def lazily(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
     """Make a package's ``__getattr__``: each of *names* comes from the module it maps to.
 
-    A task imports one module of a package; it must not pay for the others, nor need
-    the third-party packages that they need.
+    A Spark task that imports one module must neither load the others nor need their
+    third-party packages.
     """
 
     def get(name: str) -> Any:

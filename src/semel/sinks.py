@@ -1,4 +1,4 @@
-"""The sinks that can take part in one decision."""
+"""The sinks that can take part in one commit decision."""
 
 from typing import TYPE_CHECKING
 
