@@ -20,13 +20,14 @@ import typer.main
 import semel
 from docs.markdown import attribute_docs, first_sentence, rules_of, table
 from docs.messaging_tables import MESSAGING
+from docs.policy_tables import REFERENCE, Rows
 from semel import errors, events
 from semel.cli.app import app
 from semel.cli.exits import MEANS
-from semel.cli.reports.doctor import RUNBOOKS, Kind
 from semel.crashpoints import CrashPoint
 from semel.ledger.schema import INDEXES, VERSION
 from semel.ledger.schema import TABLES as LEDGER_TABLES
+from semel.operate.doctor import RUNBOOKS, Kind
 from semel.pipeline.cycle import FAILURES, Step
 from semel.pipeline.driver import Settings
 from semel.pipeline.recovery import DECIDE
@@ -34,9 +35,6 @@ from semel.pipeline.sink import Found, TwoPhaseSink
 from semel.pipeline.source import SourceKind
 from semel.pipeline.states import ARROWS
 from semel.pipeline.twophase import Backoff
-from semel.policy import ConsumerPolicy
-from semel.policy.kinds import Choice
-from semel.policy.reference import REFERENCE, Rows, leaves
 from semel.spark.supervise import NEXT, RESTART_BACKOFF, Exit
 from semel.testing.contracts import LedgerContract, SinkContract
 from semel.testing.world import Invariant
@@ -259,17 +257,6 @@ def ledger_schema() -> str:
     return "```sql\n" + "\n\n".join(lines) + "\n```"
 
 
-def policy_words() -> str:
-    """The words that a policy's keys take, with their meaning."""
-    rows = []
-    for path, spec in leaves(ConsumerPolicy):
-        if isinstance(spec.kind, Choice):
-            members = spec.kind.choices.values()
-            said = attribute_docs(type(next(iter(members))))
-            rows += [(f"`{path}`", f"`{member}`", said[member.name]) for member in members]
-    return table(("key", "value", "meaning"), rows)
-
-
 def _printer(rows: Callable[[], Rows]) -> Callable[[], str]:
     return lambda: table(*rows())
 
@@ -289,7 +276,6 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "invariants": invariants,
     "ledger-rules": ledger_rules,
     "ledger-schema": ledger_schema,
-    "policy-words": policy_words,
     "recovery": recovery,
     "settings": settings,
     "sink-methods": sink_methods,

@@ -12,7 +12,7 @@ from semel.messaging.failure import CODES, RETRYABLE_CLASSES, FailureClass
 from semel.messaging.handle.claims import CLAIM_TABLE
 from semel.messaging.outcome import Told
 from semel.messaging.records import Waits
-from semel.messaging.settings import BatchPolicy, GapPolicy, StalePolicy
+from semel.policy.vocabulary import BatchPolicy, GapPolicy, StalePolicy
 from semel.testing.contracts import BrokerContract, ClaimsContract
 from tests.stores.approvals import ApprovalsContract
 from tests.stores.attempts import AttemptsContract

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import semel
+import semel.operate
 import semel.sinks
 from semel.sql import tables
 
@@ -45,7 +46,7 @@ def test_every_exported_name_exists(module):
     assert len(set(imported.__all__)) == len(imported.__all__)
 
 
-@pytest.mark.parametrize("package", [semel, semel.sinks])
+@pytest.mark.parametrize("package", [semel, semel.operate, semel.sinks])
 def test_every_exported_name_has_a_docstring(package):
     silent = [name for name in package.__all__ if not getattr(package, name).__doc__]
 

@@ -15,7 +15,7 @@ from semel.messaging.handle.claims import (
     Duplicate,
     HeldElsewhere,
 )
-from semel.messaging.settings import StalePolicy
+from semel.policy.vocabulary import StalePolicy
 from semel.sql import claim_statements as sql
 from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from semel.sql.tables import processed_message

@@ -17,7 +17,8 @@ from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import RetryWorker
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.receive.runner import Runner
-from semel.messaging.settings import ConsumerSettings, RetryMode, RetryPolicy, RunnerSettings
+from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
+from semel.policy.vocabulary import RetryMode
 from semel.sql.database import SqlDatabase
 from semel.testing.filebroker import FileBroker
 

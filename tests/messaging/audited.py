@@ -12,17 +12,11 @@ from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.receive.runner import Runner
-from semel.messaging.settings import (
-    ConsumerSettings,
-    GiveUp,
-    Mode,
-    RetryMode,
-    RetryPolicy,
-    RunnerSettings,
-)
+from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
 from semel.operate.completeness import PartitionAudit, audit_completeness
 from semel.operate.replay import Replay, ReplaySettings
 from semel.operate.selection import Ids, Offsets
+from semel.policy.vocabulary import GiveUp, Mode, RetryMode
 from semel.testing.contracts.messaging_world import DatabaseWorld
 
 BILLING = "billing"

@@ -29,8 +29,9 @@ from semel.messaging.receive.offsets import Settling
 from semel.messaging.receive.runner import Runner
 from semel.messaging.send.publish import Sending, Settled
 from semel.messaging.send.relay import Relay
-from semel.messaging.settings import ConsumerSettings, Duplicates, ReplayRule, ReplayRules
+from semel.messaging.settings import ConsumerSettings, ReplayRule, ReplayRules
 from semel.operate.replay_message import Replayer
+from semel.policy.vocabulary import Duplicates
 from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from semel.sql.inbox import SqlInboxStore
 from tests.messaging.jury import Invariant

@@ -18,7 +18,8 @@ from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import DeadLetterFilter
-from semel.messaging.settings import ConsumerSettings, RetryMode, RetryPolicy, RunnerSettings
+from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
+from semel.policy.vocabulary import RetryMode
 from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.processes import next_process
 

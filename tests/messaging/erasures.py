@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 from semel.message import Coordinates, Message
 from semel.messaging.consumer import consumer
 from semel.messaging.records import DeadLetterFilter
-from semel.messaging.settings import ConsumerSettings, RetryMode, RetryPolicy
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.retention import erase
 from semel.outboxes import Outbox
+from semel.policy.vocabulary import RetryMode
 from tests.messaging.act_world import ANN, BILLING
 
 SECRET = b'{"name": "Alice"}'

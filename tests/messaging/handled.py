@@ -14,7 +14,8 @@ from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState
-from semel.messaging.settings import ConsumerSettings, GiveUp, Order, RetryMode, RetryPolicy
+from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy
+from semel.policy.vocabulary import GiveUp, RetryMode
 from semel.testing.clock import SimulatedClock
 from tests.messaging.worlds import Effect, effects, memory_database
 

@@ -16,8 +16,8 @@ from semel.message import Coordinates, Partition
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.records import DeadLetterFilter, WaitingFilter
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER
-from semel.messaging.settings import GiveUp
 from semel.operate.completeness import Extent, audit_completeness
+from semel.policy.vocabulary import GiveUp
 from tests.messaging.worlds import effects
 
 if TYPE_CHECKING:

@@ -33,18 +33,12 @@ from semel.messaging.handle.claims import ClaimRequest, ClaimState
 from semel.messaging.handle.lease import handle_leased
 from semel.messaging.receive.runner import Runner
 from semel.messaging.send.relay import LEASE_SECONDS, Relay
-from semel.messaging.settings import (
-    ConsumerSettings,
-    GiveUp,
-    Mode,
-    RetryMode,
-    RetryPolicy,
-    RunnerSettings,
-)
+from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
 from semel.operate.parking import skip
 from semel.operate.replay import Replay, ReplayNotAllowed, ReplaySettings
 from semel.operate.selection import Letters, Offsets, Selection
 from semel.outboxes import Outbox
+from semel.policy.vocabulary import GiveUp, Mode, RetryMode
 from semel.testing.clock import SimulatedClock
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.jury import (

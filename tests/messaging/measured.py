@@ -17,7 +17,8 @@ from semel.messaging.failure import NonRetryableMessageError, RetryableMessageEr
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.receive.runner import Runner
-from semel.messaging.settings import ConsumerSettings, Mode, RunnerSettings
+from semel.messaging.settings import ConsumerSettings, RunnerSettings
+from semel.policy.vocabulary import Mode
 from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.outgoing import AT_ONCE
 

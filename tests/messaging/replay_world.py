@@ -15,9 +15,10 @@ from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.outcome import Outcome
-from semel.messaging.settings import ConsumerSettings, GapPolicy, GiveUp, Order, RetryPolicy
+from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy
 from semel.operate.replay import Replay, ReplayReport, ReplaySettings
 from semel.operate.selection import Selection
+from semel.policy.vocabulary import GapPolicy, GiveUp
 from semel.testing.clock import SimulatedClock
 from semel.testing.contracts.messaging_world import DatabaseWorld
 

@@ -24,7 +24,8 @@ from semel.messaging.records import (
     WaitingMessage,
     Waits,
 )
-from semel.messaging.settings import ConsumerSettings, Mode, RetryPolicy, RunnerSettings
+from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
+from semel.policy.vocabulary import Mode
 from semel.testing.contracts.messaging_world import DatabaseWorld
 
 SINGLE = RunnerSettings(wait_seconds=0.01, stop_seconds=5.0)

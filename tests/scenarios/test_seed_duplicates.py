@@ -20,8 +20,9 @@ from semel.messaging.failure import (
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.outcome import Handled, RetryLater, Skipped
 from semel.messaging.receive.broker import Outgoing
-from semel.messaging.settings import ConsumerSettings, Duplicates
+from semel.messaging.settings import ConsumerSettings
 from semel.outboxes import Outbox
+from semel.policy.vocabulary import Duplicates
 from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from semel.testing.crash import Crash, crash_at
 from tests.scenarios.orders import Order, Shop, paid

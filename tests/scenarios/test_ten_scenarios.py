@@ -12,7 +12,8 @@ from semel.message import Message, Partition
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.records import Waits
-from semel.messaging.settings import BatchPolicy, GapPolicy, GiveUp, Order, RetryMode
+from semel.messaging.settings import Order
+from semel.policy.vocabulary import BatchPolicy, GapPolicy, GiveUp, RetryMode
 from semel.testing.crash import Crash, crash_at
 from tests.scenarios.services import BATCHED, GROUP, POLICY, SINGLE, TOPIC, Service
 

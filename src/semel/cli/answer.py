@@ -23,6 +23,7 @@ from rich.table import Table
 
 from semel.cli.exits import ExitCode, exit_code_of
 from semel.cli.plain import PlainConsole, shortened
+from semel.cli.render import Line, Rows, document, print_lines
 from semel.errors import Misuse, SemelError
 from semel.messaging.redact import reason_of
 from semel.secrets import scrubbed
@@ -97,6 +98,23 @@ class Answer:
             self.code = ExitCode.ATTENTION
         if not self.as_json:
             render(self.console, report)
+
+    def reply(
+        self, result: Plan, lines: Callable[[Plan], Iterable[Line | Rows]], **more: Any
+    ) -> None:
+        """Make *result* the answer: as JSON with the keys *more*, or for people as *lines* puts it.
+
+        Exit code 1 where it says that it `needs_attention`.
+        """
+        self.report = {**more, **document(result)}
+        if getattr(result, "needs_attention", False):
+            self.code = ExitCode.ATTENTION
+        if not self.as_json:
+            self.print(lines(result))
+
+    def print(self, lines: Iterable[Line | Rows]) -> None:
+        """Show what is about to be done, before the question whether to do it."""
+        print_lines(self.console, lines)
 
     def show(self, plan: Plan, render: Callable[[Console, Plan], None]) -> None:
         """Show what is about to be done, before the question whether to do it."""

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from itertools import pairwise
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from semel.cli.reports.adoption import AdoptReport
+import semel.cli.app  # noqa: F401  the commands declare the shapes of their records
+from semel.cli.render import WRITERS, Field, Shape
 from semel.cli.reports.audit import (
     AuditList,
     AuditVerification,
@@ -26,10 +27,7 @@ from semel.cli.reports.claims import ClaimList
 from semel.cli.reports.completeness import CompletenessReport
 from semel.cli.reports.db import TablesChange, TablesCheck
 from semel.cli.reports.deadletters import LetterList, LetterReport
-from semel.cli.reports.doctor import DoctorReport
 from semel.cli.reports.explanation import ExplainReport, GapList, GapsClosed
-from semel.cli.reports.guarantees import LintReport
-from semel.cli.reports.history import HistoryReport
 from semel.cli.reports.ledger import BackupReport, LedgerCheck, RestoreReport
 from semel.cli.reports.messages import ActReport
 from semel.cli.reports.outbox import OutboxActs, OutboxStatus, ParkedList
@@ -43,22 +41,25 @@ from semel.cli.reports.parking import (
 )
 from semel.cli.reports.policy import PolicyLintReport, SchemaReport
 from semel.cli.reports.policy_show import PolicyShowReport
-from semel.cli.reports.recovery import Recovered, RecoveryPlan
 from semel.cli.reports.replays import DryRunReport, ReplayAnswer, ReplayList
-from semel.cli.reports.resolution import ResolveReport
-from semel.cli.reports.status import StatusReport
-from semel.cli.reports.verification import VerifyReport
+from semel.operate.adoption import Adoption
+from semel.operate.doctor import Diagnosis
+from semel.operate.guarantee import PipelineGuarantee
+from semel.operate.recovery import Recovered, RecoveryPlan
+from semel.operate.resolution import Resolution
+from semel.operate.status import History, Status
+from semel.operate.verification import Verification
 
 REPORTS: Final[Mapping[str, type]] = {
-    "status": StatusReport,
-    "history": HistoryReport,
-    "doctor": DoctorReport,
+    "status": Status,
+    "history": History,
+    "doctor": Diagnosis,
     "recover --dry-run": RecoveryPlan,
     "recover": Recovered,
-    "verify": VerifyReport,
-    "lint": LintReport,
-    "adopt": AdoptReport,
-    "cycle resolve": ResolveReport,
+    "verify": Verification,
+    "lint": PipelineGuarantee,
+    "adopt": Adoption,
+    "cycle resolve": Resolution,
     "ledger check": LedgerCheck,
     "ledger backup": BackupReport,
     "ledger restore": RestoreReport,
@@ -119,21 +120,63 @@ def page() -> str:
     return "\n".join([_HEAD, *sections])
 
 
+class Key(NamedTuple):
+    """One key of a document."""
+
+    name: str
+    hint: Any
+    means: str
+
+
+def keys_of(kind: type) -> list[Key]:
+    """List the keys that a record of this kind has in JSON."""
+    writer = WRITERS.get(kind)
+    declared = writer.keys if isinstance(writer, Shape) else [Field(f.name) for f in fields(kind)]
+    return [_key(kind, field) for field in declared]
+
+
+def _key(kind: type, field: Field) -> Key:
+    of = field.of or field.key
+    if callable(of):
+        hint, means = get_type_hints(of)["return"], _first_line(of)
+    else:
+        hint, means = kind, ""
+        for name in of.split("."):
+            hint, means = _attribute(hint, name)
+    return Key(field.key, hint, field.means or means)
+
+
+def _attribute(kind: Any, name: str) -> tuple[Any, str]:
+    """Say what an attribute of a class is, and what it means."""
+    found = getattr(kind, name, None)
+    if isinstance(found, property):
+        return get_type_hints(found.fget)["return"], _first_line(found)
+    return get_type_hints(kind)[name], _said(kind).get(name, "")
+
+
+def _first_line(of: object) -> str:
+    return (inspect.getdoc(of) or "").partition("\n")[0]
+
+
 def _table(kind: type) -> str:
-    hints, said = get_type_hints(kind), _said(kind)
     lines = ["| key | value | meaning |", "| --- | --- | --- |"]
-    lines += [
-        f"| `{f.name}` | {_words(hints[f.name])} | {said.get(f.name, '')} |" for f in fields(kind)
-    ]
+    lines += [f"| `{key.name}` | {_words(key.hint)} | {key.means} |" for key in keys_of(kind)]
     return "\n".join(lines) + "\n"
 
 
 def _parts(kind: type) -> Iterator[type]:
-    for hint in get_type_hints(kind).values():
-        for inner in _classes(hint):
-            if is_dataclass(inner):
+    for key in keys_of(kind):
+        for inner in _classes(key.hint):
+            if is_object(inner):
                 yield inner
                 yield from _parts(inner)
+
+
+def is_object(kind: Any) -> bool:
+    """Tell whether a value of this kind is an object in JSON."""
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        return False
+    return isinstance(WRITERS.get(kind), Shape | types.NoneType)
 
 
 def _classes(hint: Any) -> Iterator[type]:
@@ -147,13 +190,14 @@ def _words(hint: Any) -> str:
     """Say what a value is, in JSON's words."""
     if get_origin(hint) in (Union, types.UnionType):
         return " or ".join(_words(one) for one in get_args(hint))
-    if get_origin(hint) is list:
+    if get_origin(hint) in (list, tuple):
         return f"list of {_words(get_args(hint)[0])}"
-    if get_origin(hint) is dict:
+    if get_origin(hint) in (dict, Mapping):
         return f"object of {_words(get_args(hint)[1])}"
-    if is_dataclass(hint):
-        name = hint.__name__ if isinstance(hint, type) else str(hint)
-        return f"[{name}](#{name.lower()})"
+    if is_object(hint):
+        return f"[{hint.__name__}](#{hint.__name__.lower()})"
+    if hint in WRITERS:
+        return "text"
     if isinstance(hint, type) and issubclass(hint, Enum):
         return ", ".join(f"`{one.value}`" for one in hint)
     named = {str: "text", int: "number", float: "number", bool: "true or false"}

@@ -17,9 +17,10 @@ from semel.message import Partition
 from semel.messaging.consumer import Consumer
 from semel.messaging.receive.broker import Reader
 from semel.messaging.records import DeadLetterFilter, WaitingFilter, Waits
-from semel.messaging.settings import Mode, ReplayRules
+from semel.messaging.settings import ReplayRules
 from semel.operate.selection import Ids, Letters, Offsets, Selection, Times, Waiting
 from semel.policy import Policy
+from semel.policy.vocabulary import Mode
 
 HandlerOption: TypeAlias = Annotated[
     str,

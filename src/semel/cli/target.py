@@ -17,6 +17,7 @@ from semel.cli.answer import Answer
 from semel.cli.options import LEDGER_VARIABLE, PIPELINE_VARIABLE
 from semel.errors import Misuse, SemelError, reason_of
 from semel.ledgers import open_ledger
+from semel.operate.pipelines import Pipeline
 from semel.pipeline.driver import Driver, Settings
 from semel.pipeline.ledger import Ledger
 from semel.pipeline.sink import TwoPhaseSink
@@ -36,7 +37,6 @@ class MayBeMissing(Protocol):
 class Configured:
     """What the user's program says, before any ledger or sink is asked."""
 
-    spec: str
     app: str
     query: str
     ledger: Ledger
@@ -44,29 +44,6 @@ class Configured:
 
     sinks: tuple[TwoPhaseSink, ...]
     settings: Settings
-
-
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """A scope of a ledger that exists, with its sinks, as the user's program configures them."""
-
-    spec: str
-    ledger: Ledger
-    scope: Scope
-    sinks: tuple[TwoPhaseSink, ...]
-    settings: Settings
-
-    def sink(self, name: str) -> TwoPhaseSink:
-        """Return the sink of this name.
-
-        Raises:
-            Misuse: there is none.
-        """
-        for sink in self.sinks:
-            if sink.name == name:
-                return sink
-        names = ", ".join(sink.name for sink in self.sinks)
-        raise Misuse(f"pipeline {self.spec} has no sink {name!r}; it has: {names}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +95,7 @@ def need_pipeline(answer: Answer, spec: str | None) -> Pipeline:
     answer.later(found.ledger.close)
     ledger = existing(found.ledger)
     scope = Scope(ledger.ledger_id, found.app, found.query)
-    return Pipeline(found.spec, ledger, scope, found.sinks, found.settings)
+    return Pipeline(ledger, scope, found.sinks, found.settings)
 
 
 def need_configured(answer: Answer, spec: str | None) -> Configured:
@@ -204,14 +181,14 @@ def load_pipeline(answer: Answer, spec: str) -> Configured:
         found, made = _called(what, found), "it returned "
     if isinstance(found, Driver):
         scope = found.scope
-        return Configured(spec, scope.app, scope.query, found.ledger, found.sinks, found.settings)
+        return Configured(scope.app, scope.query, found.ledger, found.sinks, found.settings)
     if not isinstance(found, ExactlyOnce):
         raise Misuse(f"{what}: {made or 'found '}{_described(found)}; {_WANTED}")
     given = found.given_ledger
     if isinstance(given, str):
         answer.hide(given)
     ledger = open_ledger(given)
-    return Configured(spec, found.app, found.query, ledger, found.sinks, found.settings)
+    return Configured(found.app, found.query, ledger, found.sinks, found.settings)
 
 
 def _called(what: str, function: Callable[[], Any]) -> Any:

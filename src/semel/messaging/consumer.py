@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isqrt
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.codec import Codec, FromHeader, JsonCodec, Place, Reading, Unreadable
 from semel.errors import Misuse
@@ -34,15 +34,11 @@ from semel.messaging.records import (
     WaitingMessage,
 )
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER
-from semel.messaging.settings import (
-    ConsumerSettings,
-    Duplicates,
-    GapPolicy,
-    Mode,
-    ReplayRules,
-    StalePolicy,
-)
-from semel.policy import Policy
+from semel.messaging.settings import ConsumerSettings, ReplayRules
+from semel.policy.vocabulary import Duplicates, GapPolicy, Mode, StalePolicy
+
+if TYPE_CHECKING:
+    from semel.policy import Policy
 
 
 class Pace:
@@ -231,11 +227,11 @@ def consumer(
     """
     if reading is not None and (id_from is not None or codec is not None):
         raise Misuse(f"consumer {name}: give id_from and codec inside reading=, or without it")
-    settings = ConsumerSettings() if policy is None else policy
+    settings = policy if isinstance(policy, ConsumerSettings) else ConsumerSettings()
     declared: Place | None = None
     replays = ReplayRules()
-    if isinstance(settings, Policy):
-        file = settings
+    file = None if isinstance(policy, ConsumerSettings) else policy
+    if file is not None:
         settings, declared, said = _of_policy(file, name)
         replays = ReplayRules.of_policy(file, name)
         if mode not in (None, said):
@@ -249,7 +245,7 @@ def consumer(
             f"consumer {name}: its policy takes the id from the {declared}, the code from the "
             f"{found.id_from}"
         )
-    if isinstance(policy, Policy) and settings.versioned and found.version_from is None:
+    if file is not None and settings.versioned and found.version_from is None:
         raise Misuse(f"consumer {name}: its policy checks versions; reading= must say where one is")
 
     def decorate(handler: Handler) -> Consumer:

@@ -86,7 +86,7 @@ from semel.messaging.records import (
 )
 from semel.messaging.redact import reason_of
 from semel.messaging.send.outbox import Leader, Leadership, OutboxEntry, OutboxNumbers
-from semel.messaging.settings import StalePolicy
+from semel.policy.vocabulary import StalePolicy
 
 log = logging.getLogger("semel.messaging")
 

@@ -4,7 +4,7 @@
                   └──▶ (ConsumerSettings, RunnerSettings)
 
 The lint also refuses what the engine would not do as the policy says
-(`semel.policy.rulebook_engine.CANNOT`).
+(`semel.policy.rules.CANNOT`).
 """
 
 from __future__ import annotations
@@ -14,28 +14,38 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from semel.codec import Place
 from semel.errors import Misuse
-from semel.policy import Effective, Finding, Policy, Severity, review
 from semel.policy import vocabulary as words
-from semel.policy.sections import LeaseTerms
+from semel.policy.vocabulary import (
+    BatchPolicy,
+    Duplicates,
+    GapPolicy,
+    GiveUp,
+    Mode,
+    RetryMode,
+    StalePolicy,
+)
+
+if TYPE_CHECKING:
+    from semel.policy import Effective, Finding, Policy
 
 
-def choose(settings: Any, **kinds: type[StrEnum]) -> None:
+def choose(settings: Any, **kinds: Iterable[StrEnum]) -> None:
     """Turn the named fields into enum members, on a frozen dataclass, too.
 
     Raises:
-        Misuse: a value is not in its enum; the text names the field and the allowed values.
+        Misuse: a value is not allowed; the text names the field and the allowed values.
     """
-    for name, kind in kinds.items():
+    for name, members in kinds.items():
         value = getattr(settings, name)
-        try:
-            object.__setattr__(settings, name, kind(value))
-        except ValueError:
-            allowed = ", ".join(repr(member.value) for member in kind)
-            raise Misuse(f"{_where(settings, name)} must be {allowed}, got {value!r}") from None
+        by_value = {member.value: member for member in members}
+        if not isinstance(value, str) or value not in by_value:
+            allowed = ", ".join(map(repr, by_value))
+            raise Misuse(f"{_where(settings, name)} must be {allowed}, got {value!r}")
+        object.__setattr__(settings, name, by_value[value])
 
 
 def count_from_one(settings: Any, *names: str) -> None:
@@ -80,23 +90,6 @@ def _where(settings: Any, name: str) -> str:
     return f"{type(settings).__name__}.{name}"
 
 
-class RetryMode(StrEnum):
-    """Where a message waits for its next attempt."""
-
-    BLOCKING = "blocking"
-    """In the broker: its partition waits until it is due.  Keeps every order."""
-
-    RETRY_TABLE = "retry-table"
-    """In our own table; with order per key, the key's later messages wait behind it."""
-
-
-class GiveUp(StrEnum):
-    """Where a message goes that is not tried again."""
-
-    DEAD_LETTER = "dlq"
-    PARK = "park"
-
-
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """Bounded attempts with exponential backoff (S3-25, by its own names)."""
@@ -116,7 +109,8 @@ class RetryPolicy:
     """The number of attempts after a failure of the class poison; None: `max_attempts`."""
 
     def __post_init__(self) -> None:
-        choose(self, mode=RetryMode)
+        # A retry topic is a word of the policy file that the lint refuses for our consumers.
+        choose(self, mode=(RetryMode.BLOCKING, RetryMode.RETRY_TABLE))
         count_from_one(self, "max_attempts")
         if self.max_poison_attempts is not None:
             count_from_one(self, "max_poison_attempts")
@@ -159,82 +153,8 @@ class Order(StrEnum):
     """None of them."""
 
 
-class GapPolicy(StrEnum):
-    """What happens when versions are missing."""
-
-    RETRY = "retry"
-    """The message is tried again later, as often as the retry policy says."""
-
-    FETCH = "fetch"
-    """The consumer's own function brings the state up to the version before."""
-
-    REBUILD = "rebuild"
-    """The consumer's own function rebuilds the aggregate, this message included."""
-
-    PARK_KEY = "park-key"
-    """The key waits for a person, with its later messages behind it."""
-
-    ALERT = "alert"
-    """The message is applied in spite of the gap, which is logged and listed until it closes."""
-
-
 FIRST_VERSION: Final = 1
 """The first version of a key, unless a consumer's settings say otherwise."""
-
-
-class StalePolicy(StrEnum):
-    """What happens to a lease that has ended (S3-20); no choice blocks for ever."""
-
-    RECLAIM = "reclaim"
-    """The next delivery takes it over."""
-
-    WAIT = "wait"
-    """It is left alone for a while longer, then parked."""
-
-    INSPECT = "inspect"
-    """The consumer's own function says whether the effect happened."""
-
-    ABANDON = "abandon"
-    """It is parked at once."""
-
-
-class Mode(StrEnum):
-    """How messages are claimed."""
-
-    TRANSACTIONAL = "transactional"
-    """Claim, effect and state in one transaction."""
-
-    BATCHED = "batched"
-    """The same, many messages in one transaction."""
-
-    LEASED = "leased"
-    """A lease first, for long handlers and effects outside the database."""
-
-
-class Duplicates(StrEnum):
-    """What happens to a message that was handled before (S2-7, S2-8)."""
-
-    SKIP = "skip"
-    """It is skipped; right if all outgoing messages go through the outbox."""
-
-    INVOKE = "invoke"
-    """The handler runs with ``message.is_duplicate``: it writes nothing and sends everything."""
-
-
-class BatchPolicy(StrEnum):
-    """What a failed message means for its batch (S3-13, S3-37)."""
-
-    INDEPENDENT = "independent"
-    """The others go on; with order per key, all but those of its key."""
-
-    STOP = "stop"
-    """Nothing behind it is handled before it is."""
-
-    DEAD_LETTER = "dead-letter"
-    """It waits in the retry table, then becomes a dead letter; its partition never waits."""
-
-    FAIL_BATCH = "fail-batch"
-    """Nothing of the batch is kept; all of it comes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,36 +406,7 @@ ORDERS: Final[Mapping[words.Ordering, Order]] = {
     words.Ordering.PER_KEY: Order.KEY,
     words.Ordering.GLOBAL: Order.PARTITION,
 }
-
-
-RETRY_MODES: Final[Mapping[words.RetryMode, RetryMode]] = {
-    words.RetryMode.BLOCKING: RetryMode.BLOCKING,
-    words.RetryMode.RETRY_TABLE: RetryMode.RETRY_TABLE,
-}
-
-
-GIVE_UP: Final[Mapping[words.OnExhausted, GiveUp]] = {
-    words.OnExhausted.DLQ: GiveUp.DEAD_LETTER,
-    words.OnExhausted.PARK: GiveUp.PARK,
-}
-
-
-GAPS: Final[Mapping[words.OnGap, GapPolicy]] = {gap: GapPolicy(gap.value) for gap in words.OnGap}
-
-
-STALE: Final[Mapping[words.StaleLease, StalePolicy]] = {
-    stale: StalePolicy(stale.value) for stale in words.StaleLease
-}
-
-
-BATCHES: Final[Mapping[words.BatchPolicy, BatchPolicy]] = {
-    batch: BatchPolicy(batch.value) for batch in words.BatchPolicy
-}
-
-
-DUPLICATES: Final[Mapping[words.DuplicateHandling, Duplicates]] = {
-    handling: Duplicates(handling.value) for handling in words.DuplicateHandling
-}
+"""The policy never has GLOBAL here: the lint refuses it."""
 
 
 def settings_of(
@@ -555,8 +446,7 @@ def id_place_of(policy: Policy, consumer: str) -> Place | None:
 
 def _consumer_settings(e: Effective) -> ConsumerSettings:
     own = e.consumer
-    lease = own.lease or LeaseTerms()
-    give_up = GIVE_UP[e.on_exhausted]
+    lease = e.lease
     return ConsumerSettings(
         retry=RetryPolicy(
             # Never None here: the lint refuses an unlimited number of attempts.
@@ -566,24 +456,24 @@ def _consumer_settings(e: Effective) -> ConsumerSettings:
             jitter=e.jitter,
             retryable=frozenset(own.retry.retryable),
             non_retryable=frozenset(own.retry.non_retryable),
-            mode=RETRY_MODES[own.retry.mode],
+            mode=own.retry.mode,
             max_poison_attempts=e.poison_attempts,
         ),
-        on_exhausted=give_up,
-        on_hopeless=give_up,
+        on_exhausted=e.on_exhausted,
+        on_hopeless=e.on_exhausted,
         dead_letter_owner=own.dlq.owner or "",
         dead_letter_topic=own.dlq.topic or "" if own.dlq.enabled else "",
         review_dead_letters=own.dlq.manual_review_required,
-        duplicates=DUPLICATES[own.idempotency.duplicate_handling],
+        duplicates=own.idempotency.duplicate_handling,
         order=ORDERS[e.ordering],
         holds_keys=e.holds_keys and e.ordering is not words.Ordering.NONE,
         versioned=own.versioned,
-        gaps=GapPolicy.RETRY if own.gaps is None else GAPS[own.gaps],
+        gaps=own.gaps or words.GapPolicy.RETRY,
         keeps_results=own.keep_result,
         lease_seconds=lease.seconds,
-        stale=STALE[lease.stale],
+        stale=lease.stale,
         poison_attempts=e.poison_attempts or 1,
-        batch=BatchPolicy.INDEPENDENT if own.batch is None else BATCHES[own.batch.policy],
+        batch=words.BatchPolicy.INDEPENDENT if own.batch is None else own.batch.policy,
     )
 
 
@@ -591,20 +481,17 @@ def _runner_settings(e: Effective) -> RunnerSettings:
     own = e.consumer
     if own.batch is not None:
         return RunnerSettings(
-            mode=Mode.BATCHED, max_records=own.batch.size, concurrency=own.concurrency
+            mode=words.Mode.BATCHED, max_records=own.batch.size, concurrency=own.concurrency
         )
-    mode = Mode.LEASED if _is_leased(e) else Mode.TRANSACTIONAL
-    return RunnerSettings(mode=mode, concurrency=own.concurrency)
-
-
-def _is_leased(e: Effective) -> bool:
-    return e.consumer.mode is words.Mode.LEASED
+    return RunnerSettings(mode=own.mode, concurrency=own.concurrency)
 
 
 def _refuse(policy: Policy, consumer: str, holding: Sequence[Effective]) -> None:
+    from semel.policy.lint import review
+
     for e in holding:
         for finding in review(policy, consumer, e.topic_name).findings:
-            if finding.severity is Severity.REFUSED:
+            if finding.severity is words.Severity.REFUSED:
                 raise Misuse(f"{_in_policy(policy, finding)}: {finding.sentence}; {finding.fix}")
 
 

@@ -23,10 +23,10 @@ from semel.messaging.handle.lease import Lease
 from semel.messaging.outcome import Handled, Outcome, Skipped
 from semel.messaging.receive.broker import Reader
 from semel.messaging.send.outbox import OutboxEntry, parent_of
-from semel.messaging.settings import Mode
 from semel.operate.replay_message import NoPayload, Source
 from semel.operate.selection import Selection, settled
 from semel.operate.stores import OperatorDatabase, OperatorUnit, RowChange
+from semel.policy.vocabulary import Mode
 
 
 @dataclass(frozen=True, slots=True)

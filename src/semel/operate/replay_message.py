@@ -79,7 +79,7 @@ from semel.messaging.receive.inbox import message_of_inbox as stored_message
 from semel.messaging.receive.offsets import Ended, mark_ends
 from semel.messaging.records import DeadLetter, InboxMessage, WaitingMessage, Waits
 from semel.messaging.redact import ERASED_REASON, reason_of
-from semel.messaging.settings import DAY_SECONDS, Duplicates, Mode, Order, ReplayRules, RetryMode
+from semel.messaging.settings import DAY_SECONDS, Order, ReplayRules
 from semel.operate.acts import (
     NoSuchMessage,
     NotPossible,
@@ -92,6 +92,7 @@ from semel.operate.deadletters import retry_dead_letter, send_back
 from semel.operate.parking import release
 from semel.operate.selection import Ids, Letters, Offsets, Selection, Times, Waiting, need_reader
 from semel.operate.stores import Act, OperatorDatabase, OperatorUnit
+from semel.policy.vocabulary import Duplicates, Mode, RetryMode
 
 
 class ReplayInterrupted(Retryable):

@@ -25,7 +25,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.errors import Misuse, Retryable
 from semel.message import Partition
@@ -49,9 +49,11 @@ from semel.messaging.settings import (
 )
 from semel.operate.acts import acting, need_actor, need_reason, overrule
 from semel.operate.stores import Act, OperatorDatabase, OperatorUnit, RevisionFilter
-from semel.policy import Policy
 from semel.policy import vocabulary as words
-from semel.policy.effective import SAFETY, USUAL_RETENTION
+
+if TYPE_CHECKING:
+    from semel.policy import Policy
+
 
 Delete: TypeAlias = Callable[[OperatorUnit], Awaitable[int]]
 
@@ -273,6 +275,8 @@ def retention_of(policy: Policy, consumer: str) -> Retention:
         Misuse: one of the windows outlasts ``claims.ttl``.
         PolicyNameUnknown: there is no such consumer.
     """
+    from semel.policy.model import SAFETY, USUAL_RETENTION
+
     holding = [policy.effective(consumer, topic) for topic in policy.topics_of(consumer) or (None,)]
     own = policy.consumer(consumer)
     usual = USUAL_RETENTION.total_seconds()

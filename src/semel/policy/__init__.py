@@ -1,17 +1,26 @@
 """The policy file: what topics promise, how consumers keep it, and what it comes to.
 
-text ──▶ Policy ──▶ Effective ──▶ Guarantee ──▶ findings and answers
-         reader      effective     guarantee     lint
+    text ──▶ Policy ──▶ Effective ──▶ Guarantee ──▶ findings ──▶ answers
+             model      model         guarantee     rules        questions
+                                                    └─── lint ───┘
+
+Only using a name imports pydantic: the engine takes its enums from
+`semel.policy.vocabulary`, and needs neither pydantic nor YAML for them.
 """
 
-from semel.policy.effective import Effective
-from semel.policy.guarantee import Guarantee, Promise, guarantee_of
-from semel.policy.lint import Linted, Review, lint_policy, review
-from semel.policy.model import ConsumerPolicy, Policy, TopicPolicy
-from semel.policy.problems import PolicyInvalid, PolicyNameUnknown, PolicyProblem
-from semel.policy.questions import Answer, Status
-from semel.policy.rules import AntiPattern, Finding, Severity
-from semel.policy.schema import policy_schema
+from typing import TYPE_CHECKING
+
+from semel.lazy import lazily
+
+if TYPE_CHECKING:
+    from semel.policy.guarantee import Guarantee, Promise, guarantee_of
+    from semel.policy.lint import Linted, Review, lint_policy, review
+    from semel.policy.model import Effective, Policy, policy_schema
+    from semel.policy.questions import Answer
+    from semel.policy.reader import PolicyInvalid, PolicyNameUnknown, PolicyProblem
+    from semel.policy.rules import Finding
+    from semel.policy.sections import ConsumerPolicy, TopicPolicy
+    from semel.policy.vocabulary import AntiPattern, Severity, Status
 
 __all__ = [
     "Answer",
@@ -35,3 +44,18 @@ __all__ = [
     "policy_schema",
     "review",
 ]
+
+_HOMES = {
+    "guarantee": ("Guarantee", "Promise", "guarantee_of"),
+    "lint": ("Linted", "Review", "lint_policy", "review"),
+    "model": ("Effective", "Policy", "policy_schema"),
+    "questions": ("Answer",),
+    "reader": ("PolicyInvalid", "PolicyNameUnknown", "PolicyProblem"),
+    "rules": ("Finding",),
+    "sections": ("ConsumerPolicy", "TopicPolicy"),
+    "vocabulary": ("AntiPattern", "Severity", "Status"),
+}
+
+__getattr__ = lazily(
+    __name__, {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
+)

@@ -15,16 +15,14 @@ from enum import StrEnum
 from typing import Final
 
 from semel.codec import FromCoordinates
-from semel.policy.durations import duration_words
-from semel.policy.effective import Effective, consumer_path
-from semel.policy.problems import Path
-from semel.policy.sections import SideEffect
+from semel.policy.model import Effective
+from semel.policy.sections import SideEffect, duration_words
 from semel.policy.vocabulary import (
     CommitTiming,
-    DuplicateHandling,
+    Duplicates,
     Mode,
     Semantics,
-    StaleLease,
+    StalePolicy,
     Strategy,
 )
 
@@ -113,9 +111,6 @@ class Promise:
     caveat: str
     """Why it is not more, or on what it rests."""
 
-    path: Path
-    """The key that decides it."""
-
     @property
     def sentence(self) -> str:
         """The promise with its scope; the semantics never stands alone."""
@@ -148,10 +143,10 @@ def guarantee_of(effective: Effective) -> Guarantee:
     own = effective.consumer
     within = ACK[own.offset_commit.timing] is Ack.WITHIN
     promises = [_records(effective) if within else _rows(effective)]
-    promises += [_call(effective, effect, n) for n, effect in enumerate(effective.side_effects)]
+    promises += [_call(effective, effect) for effect in effective.side_effects]
     if own.outbox:
         again = "and their receivers may get one again, with the same id"
-        promises.append(_written(effective, "messages in the outbox", again, "outbox"))
+        promises.append(_written(effective, "messages in the outbox", again))
     return Guarantee(tuple(promises))
 
 
@@ -161,17 +156,17 @@ def rows_repetition(effective: Effective) -> tuple[Repetition, str]:
     facts = STRATEGIES[own.idempotency.strategy]
     if not facts.claims:
         return Repetition.APPLIED, "no claim is taken, and a repetition is handled again"
-    stale = own.lease.stale if own.lease else StaleLease.RECLAIM
-    if own.mode is Mode.TRANSACTIONAL or facts.at_target or stale is StaleLease.INSPECT:
+    stale = own.lease.stale if own.lease else StalePolicy.RECLAIM
+    if own.mode is Mode.TRANSACTIONAL or facts.at_target or stale is StalePolicy.INSPECT:
         return Repetition.RECOGNISED, ""
     return Repetition.APPLIED, _LEASE_LOST[stale]
 
 
-_LEASE_LOST: Final[Mapping[StaleLease, str]] = {
-    StaleLease.RECLAIM: "when a lease runs out, work that may be done already is done again",
-    StaleLease.WAIT: "a handler that died is parked, and nobody knows whether its work is done",
-    StaleLease.ABANDON: "a handler that died is parked, and nobody knows whether its work is done",
-    StaleLease.INSPECT: "",
+_LEASE_LOST: Final[Mapping[StalePolicy, str]] = {
+    StalePolicy.RECLAIM: "when a lease runs out, work that may be done already is done again",
+    StalePolicy.WAIT: "a handler that died is parked, and nobody knows whether its work is done",
+    StalePolicy.ABANDON: "a handler that died is parked, and nobody knows whether its work is done",
+    StalePolicy.INSPECT: "",
 }
 
 _LOST = "the offset is committed before the work, and a crash loses it"
@@ -180,61 +175,47 @@ _FAILURES = ("process crash", "broker redelivery")
 
 def _rows(effective: Effective) -> Promise:
     strategy = STRATEGIES[effective.consumer.idempotency.strategy]
-    key = "idempotency.strategy"
     repetition, why = rows_repetition(effective)
     what = "rows in the handler's database"
     if repetition is Repetition.APPLIED:
-        return _promise(effective, repetition, what, (), why, "mode" if strategy.claims else key)
+        return _promise(effective, repetition, what, (), why)
     under = (*_FAILURES, _replay_words(effective, strategy.outlives_claims))
-    return _promise(effective, repetition, what, under, _rests_on(effective), key)
+    return _promise(effective, repetition, what, under, _rests_on(effective))
 
 
 def _records(effective: Effective) -> Promise:
-    return _promise(
-        effective,
-        Repetition.ONE_TRANSACTION,
-        "records in Kafka, within the broker's transaction",
-        _FAILURES,
-        "as readers with read_committed see them",
-        "offsetCommit.timing",
-    )
+    what = "records in Kafka, within the broker's transaction"
+    seen = "as readers with read_committed see them"
+    return _promise(effective, Repetition.ONE_TRANSACTION, what, _FAILURES, seen)
 
 
-def _call(effective: Effective, effect: SideEffect, number: int) -> Promise:
+def _call(effective: Effective, effect: SideEffect) -> Promise:
     what = f"side effect {effect.name!r}"
-    key = f"sideEffects.{number}" if effective.consumer.side_effects else "idempotency"
     if effect.intent is not None:
         later = "and whoever carries it out may get it again, with the same id"
-        return _written(effective, f"the intent of {what}", later, key)
+        return _written(effective, f"the intent of {what}", later)
     if effect.idempotency_key:
         kept = "as long as its provider keeps the key"
-        return _promise(effective, Repetition.RECOGNISED, what, (*_FAILURES, "replay"), kept, key)
-    return _promise(effective, Repetition.APPLIED, what, (), "no idempotency key", key)
+        return _promise(effective, Repetition.RECOGNISED, what, (*_FAILURES, "replay"), kept)
+    return _promise(effective, Repetition.APPLIED, what, (), "no idempotency key")
 
 
-def _written(effective: Effective, what: str, again: str, key: str) -> Promise:
+def _written(effective: Effective, what: str, again: str) -> Promise:
     """Promise what is a row like the others, for somebody else to carry out."""
     repetition, why = rows_repetition(effective)
     if repetition is Repetition.APPLIED:
-        return _promise(effective, repetition, what, (), why, key)
+        return _promise(effective, repetition, what, (), why)
     under = (*_FAILURES, _replay_words(effective, outlives_claims=False))
-    return _promise(effective, repetition, what, under, again, key)
+    return _promise(effective, repetition, what, under, again)
 
 
 def _promise(
-    effective: Effective,
-    repetition: Repetition,
-    what: str,
-    under: Sequence[str],
-    caveat: str,
-    key: str,
+    effective: Effective, repetition: Repetition, what: str, under: Sequence[str], caveat: str
 ) -> Promise:
     ack = ACK[effective.consumer.offset_commit.timing]
     if ack is Ack.BEFORE:
-        under, caveat, key = (), _LOST, "offsetCommit.timing"
-    steps = tuple(int(step) if step.isdigit() else step for step in key.split("."))
-    path = (*consumer_path(effective.consumer_name), *steps)
-    return Promise(SEMANTICS[ack, repetition], what, tuple(under), caveat, path)
+        under, caveat = (), _LOST
+    return Promise(SEMANTICS[ack, repetition], what, tuple(under), caveat)
 
 
 def _replay_words(effective: Effective, outlives_claims: bool) -> str:
@@ -251,7 +232,7 @@ def _replay_words(effective: Effective, outlives_claims: bool) -> str:
 def _rests_on(effective: Effective) -> str:
     own = effective.consumer
     parts = []
-    if own.idempotency.duplicate_handling is DuplicateHandling.INVOKE:
+    if own.idempotency.duplicate_handling is Duplicates.INVOKE:
         parts.append("as long as the handler writes nothing for a duplicate")
     if own.mode is Mode.LEASED and not STRATEGIES[own.idempotency.strategy].at_target:
         parts.append("as far as the consumer's own inspection is right")

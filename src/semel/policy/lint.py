@@ -8,20 +8,13 @@ Pure: it looks at the policy and at nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
-from semel.policy.effective import topic_path
 from semel.policy.guarantee import Guarantee, guarantee_of
-from semel.policy.model import Policy
-from semel.policy.problems import path_words
+from semel.policy.model import Policy, topic_path
 from semel.policy.questions import QUESTIONS, Answer
-from semel.policy.rulebook_effects import EFFECT_RULES
-from semel.policy.rulebook_engine import ENGINE_RULES
-from semel.policy.rulebook_failures import FAILURE_RULES
-from semel.policy.rules import Case, Finding, Severity
-
-RULES: Final = (*EFFECT_RULES, *FAILURE_RULES, *ENGINE_RULES)
-"""Everything that the lint looks for."""
+from semel.policy.reader import path_words
+from semel.policy.rules import RULES, Case, Finding
+from semel.policy.vocabulary import Severity
 
 
 @dataclass(frozen=True, slots=True)

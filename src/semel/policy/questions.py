@@ -8,32 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
-from semel.policy.durations import duration_words
-from semel.policy.effective import OVERLAPS, topic_path
 from semel.policy.guarantee import ACK, STRATEGIES, Ack, Repetition, listing, rows_repetition
-from semel.policy.kinds import IdPlace
-from semel.policy.problems import Path, path_words
-from semel.policy.rules import Case, Finding, Severity
-from semel.policy.vocabulary import OnExhausted, Ordering, Semantics
-
-
-class Status(StrEnum):
-    """How good an answer is."""
-
-    OK = "ok"
-    """Stated, and nothing speaks against it."""
-
-    UNKNOWN = "unknown"
-    """The policy does not say."""
-
-    WARN = "warn"
-    """A finding warns."""
-
-    REFUSED = "refused"
-    """A finding refuses."""
+from semel.policy.model import OVERLAPS, topic_path
+from semel.policy.reader import Path, path_words
+from semel.policy.rules import Case, Finding
+from semel.policy.sections import duration_words, place_words
+from semel.policy.vocabulary import GiveUp, Ordering, Semantics, Severity, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +88,9 @@ def _semantics(case: Case) -> str:
     return f"{delivery} delivery; {case.guarantee.sentence}"
 
 
-def _duplicates(case: Case) -> str:
-    return "yes: by redelivery, rebalances, a producer's retry, or a replay"
-
-
 def _message_id(case: Case) -> str | None:
     found = case.own.message_id
-    return IdPlace().words(found.place) if found else None
+    return place_words(found.place) if found else None
 
 
 def _idempotent(case: Case) -> str:
@@ -130,48 +108,28 @@ def _side_effects(case: Case) -> str | None:
     return None if case.own.side_effects is None else "none"
 
 
-def _deduplicated(case: Case) -> str | None:
-    effects = case.effective.side_effects
-    if not effects:
-        return None if case.own.side_effects is None else "there are none"
-    return "; ".join(
-        f"{effect.name}: "
-        + ("intent in the outbox" if effect.intent else "key" if effect.idempotency_key else "no")
-        for effect in effects
-    )
+def _by_effect(intent: str, keyed: str, bare: str) -> Callable[[Case], str | None]:
+    """Make an answer about each side effect, by how it is protected."""
 
+    def says(case: Case) -> str | None:
+        if not case.effective.side_effects:
+            return None if case.own.side_effects is None else "there are none"
+        return "; ".join(
+            f"{e.name}: {intent if e.intent else keyed if e.idempotency_key else bare}"
+            for e in case.effective.side_effects
+        )
 
-def _acked(case: Case) -> str:
-    return str(case.own.offset_commit.timing)
+    return says
 
 
 def _crash_before_ack(case: Case) -> str:
     if ACK[case.own.offset_commit.timing] is Ack.BEFORE:
-        return (
-            "there is no such moment: the ack comes first, and a crash after it loses the message"
-        )
+        return "no such moment: the ack comes first, and a crash after it loses the message"
     if ACK[case.own.offset_commit.timing] is Ack.WITHIN:
         return "the broker aborts the transaction, and the message comes again"
     if rows_repetition(case.effective)[0] is Repetition.RECOGNISED:
         return "the message comes again, its repetition is recognised, and only the ack is made up"
     return "the message comes again, and is handled again"
-
-
-def _crash_after_effect(case: Case) -> str | None:
-    effects = case.effective.side_effects
-    if not effects:
-        return None if case.own.side_effects is None else "there are none"
-    return "; ".join(
-        f"{effect.name}: "
-        + (
-            "only the wish is written, with the rows"
-            if effect.intent
-            else "called again with the same key"
-            if effect.idempotency_key
-            else "repeated"
-        )
-        for effect in effects
-    )
 
 
 def _ordering(case: Case) -> str | None:
@@ -184,30 +142,16 @@ def _ordering(case: Case) -> str | None:
     return f"{e.ordering}; retries: {case.own.retry.mode}{behind}"
 
 
-def _partition_key(case: Case) -> str | None:
-    return case.effective.topic.key
-
-
 def _poison(case: Case) -> str:
-    tries = case.effective.poison_attempts
-    often = "never set aside" if tries is None else f"after {tries} attempts"
-    return often if tries is None else f"{often}: {_GOES_TO[case.effective.on_exhausted]}"
-
-
-_GOES_TO: Final = {
-    OnExhausted.DLQ: "to the dead letters",
-    OnExhausted.PARK: "into the parking lot",
-}
+    tries, parks = case.effective.poison_attempts, case.effective.on_exhausted is GiveUp.PARK
+    where = "into the parking lot" if parks else "to the dead letters"
+    return "never set aside" if tries is None else f"after {tries} attempts: {where}"
 
 
 def _bounded(case: Case) -> str:
     retry, attempts = case.own.retry, case.effective.attempts
-    if attempts is None:
-        return "no"
-    return (
-        f"yes: {attempts} attempts, {retry.backoff} from {retry.initial_delay_ms} ms to "
-        f"{retry.max_delay_ms} ms"
-    )
+    waits = f"{retry.backoff} from {retry.initial_delay_ms} ms to {retry.max_delay_ms} ms"
+    return "no" if attempts is None else f"yes: {attempts} attempts, {waits}"
 
 
 def _owned(case: Case) -> str | None:
@@ -230,113 +174,56 @@ def _lag(case: Case) -> str | None:
     return f"above {slo.max_lag_seconds:g} s" if slo else None
 
 
+# fmt: off
 QUESTIONS: Final = (
-    Question(
-        "What delivery semantics are assumed?",
-        "topic:guarantee",
-        _semantics,
-        ("weaker-than-wanted", "exactly-once-without-scope", "not-carried-out"),
-    ),
-    Question("Can a message be duplicated?", "idempotency.strategy", _duplicates),
-    Question("What is the message id?", "messageId.from", _message_id, ("id-by-coordinates",)),
-    Question(
-        "Is the consumer idempotent?",
-        "idempotency.strategy",
-        _idempotent,
-        (
-            "assumes-no-duplicates",
-            "lease-repeats-work",
-            "claims-ttl-too-short",
-            "retention-unknown",
-        ),
-    ),
+    Question("What delivery semantics are assumed?", "topic:guarantee", _semantics,
+        ("weaker-than-wanted", "exactly-once-without-scope", "not-carried-out")),
+    Question("Can a message be duplicated?", "idempotency.strategy",
+        lambda c: "yes: by redelivery, rebalances, a producer's retry, or a replay"),
+    Question("What is the message id?", "messageId.from", _message_id,
+        ("id-by-coordinates",)),
+    Question("Is the consumer idempotent?", "idempotency.strategy", _idempotent,
+        ("assumes-no-duplicates", "lease-repeats-work", "claims-ttl-too-short",
+         "retention-unknown")),
     Question("What side effects happen?", "sideEffects", _side_effects),
-    Question(
-        "Are external side effects deduplicated?",
-        "sideEffects",
-        _deduplicated,
-        ("side-effect-unprotected", "batch-repeats-calls"),
-    ),
-    Question(
-        "When is the offset committed?",
-        "offsetCommit.timing",
-        _acked,
-        ("commits-before-processing", "may-lose-messages"),
-    ),
-    Question(
-        "What happens if a crash occurs before the ack?",
-        "offsetCommit.timing",
-        _crash_before_ack,
-        ("commits-before-processing", "lease-repeats-work", "assumes-no-duplicates"),
-    ),
-    Question(
-        "What happens if a crash occurs after a side effect?",
-        "sideEffects",
-        _crash_after_effect,
-        ("side-effect-unprotected",),
-    ),
-    Question(
-        "Is ordering required?",
-        "topic:ordering",
-        _ordering,
-        (
-            "global-ordering",
-            "retry-breaks-order",
-            "batch-breaks-order",
-            "order-across-a-pause",
-            "dead-letter-leaves-hole",
-        ),
-    ),
-    Question("What is the partition key?", "topic:key", _partition_key, ("ordering-without-key",)),
-    Question(
-        "What happens on a poison message?",
-        "poison.maxAttemptsBeforePark",
-        _poison,
-        ("retries-forever", "without-effect", "parking-without-owner"),
-    ),
-    Question(
-        "Is retry bounded?",
-        "retry.maxAttempts",
-        _bounded,
-        (
-            "retries-forever",
-            "retries-too-long",
-            "retries-exceed-lag-slo",
-            "code-unknown",
-            "code-of-your-own",
-        ),
-    ),
-    Question(
-        "Is the DLQ owned?",
-        "dlq.owner",
-        _owned,
-        ("dlq-without-owner", "dlq-topic-is-read", "unreadable-unheard", "parked-without-review"),
-    ),
-    Question(
-        "Is replay safe?",
-        "topic:replay",
-        _replay_safe,
-        ("replay-unsafe", "claims-ttl-too-short"),
-    ),
-    Question(
-        "Are schema and deserialization failures handled?",
-        "dlq.enabled",
-        _unreadable,
-        ("unreadable-unheard", "retries-unreadable"),
-    ),
-    Question("Is lag monitored?", "lagSlo.maxLagSeconds", _lag, ("no-lag-alert",)),
-    Question(
-        "Are duplicate tests written?",
-        "tests.duplicates",
-        lambda case: case.own.tests.duplicates,
-        ("duplicates-untested",),
-    ),
-    Question(
-        "Is crash-window behaviour tested?",
-        "tests.crashWindow",
-        lambda case: case.own.tests.crash_window,
-        ("crash-window-untested",),
-    ),
-    Question("Is a runbook ready?", "runbook", lambda case: case.own.runbook, ("no-runbook",)),
+    Question("Are external side effects deduplicated?", "sideEffects",
+        _by_effect("intent in the outbox", "key", "no"),
+        ("side-effect-unprotected", "batch-repeats-calls")),
+    Question("When is the offset committed?", "offsetCommit.timing",
+        lambda c: str(c.own.offset_commit.timing),
+        ("commits-before-processing", "may-lose-messages")),
+    Question("What happens if a crash occurs before the ack?",
+        "offsetCommit.timing", _crash_before_ack,
+        ("commits-before-processing", "lease-repeats-work", "assumes-no-duplicates")),
+    Question("What happens if a crash occurs after a side effect?", "sideEffects",
+        _by_effect("only the wish is written, with the rows", "called again with the same key",
+            "repeated"),
+        ("side-effect-unprotected",)),
+    Question("Is ordering required?", "topic:ordering", _ordering,
+        ("global-ordering", "retry-breaks-order", "batch-breaks-order", "order-across-a-pause",
+         "dead-letter-leaves-hole")),
+    Question("What is the partition key?", "topic:key", lambda c: c.effective.topic.key,
+        ("ordering-without-key",)),
+    Question("What happens on a poison message?", "poison.maxAttemptsBeforePark", _poison,
+        ("retries-forever", "without-effect", "parking-without-owner")),
+    Question("Is retry bounded?", "retry.maxAttempts", _bounded,
+        ("retries-forever", "retries-too-long", "retries-exceed-lag-slo", "code-unknown",
+         "code-of-your-own")),
+    Question("Is the DLQ owned?", "dlq.owner", _owned,
+        ("dlq-without-owner", "dlq-topic-is-read", "unreadable-unheard", "parked-without-review")),
+    Question("Is replay safe?", "topic:replay", _replay_safe,
+        ("replay-unsafe", "claims-ttl-too-short")),
+    Question("Are schema and deserialization failures handled?", "dlq.enabled", _unreadable,
+        ("unreadable-unheard", "retries-unreadable")),
+    Question("Is lag monitored?", "lagSlo.maxLagSeconds", _lag,
+        ("no-lag-alert",)),
+    Question("Are duplicate tests written?", "tests.duplicates", lambda c: c.own.tests.duplicates,
+        ("duplicates-untested",)),
+    Question("Is crash-window behaviour tested?",
+        "tests.crashWindow", lambda c: c.own.tests.crash_window,
+        ("crash-window-untested",)),
+    Question("Is a runbook ready?", "runbook", lambda c: c.own.runbook,
+        ("no-runbook",)),
 )
+# fmt: on
 """In the order of the checklist; the first is number 1."""

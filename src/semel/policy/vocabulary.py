@@ -1,4 +1,7 @@
-"""The words that a policy file may use as values."""
+"""Every enum of the policy: the words of the file, and those of the answers about it.
+
+The engine uses the same ones, so this module needs the standard library only.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,10 @@ class Semantics(StrEnum):
 
     AT_MOST_ONCE = "at-most-once"
     """A message may be lost, and is not repeated."""
-
     AT_LEAST_ONCE = "at-least-once"
     """A message is not lost, and may be repeated."""
-
     EFFECTIVELY_ONCE = "effectively-once"
     """Repetitions happen and are recognised: the effect is applied once."""
-
     EXACTLY_ONCE = "exactly-once"
     """Effect and acknowledgement are one transaction; only ever within a scope."""
 
@@ -26,10 +26,8 @@ class Ordering(StrEnum):
 
     NONE = "none"
     """Any order will do."""
-
     PER_KEY = "per-key"
     """Messages of one key are handled in the order of their partition."""
-
     GLOBAL = "global"
     """All messages, in one order: one partition, one worker, and no way to scale."""
 
@@ -39,10 +37,8 @@ class ReplayAllowed(StrEnum):
 
     YES = "true"
     """They may."""
-
     NOT_FOR_SIDE_EFFECT = "false-for-side-effect"
     """They may, unless the consumer has side effects."""
-
     NO = "false"
     """They may not."""
 
@@ -52,40 +48,31 @@ class Strategy(StrEnum):
 
     PROCESSED_MESSAGE = "processed-message"
     """By the claim alone."""
-
     AGGREGATE_VERSION_UPSERT = "aggregate-version-upsert"
     """A projection is upserted by aggregate id, if the version is newer."""
-
     UNIQUE_EVENT_ID = "unique-event-id"
     """The row carries the event's id under a unique constraint: audit rows."""
-
     STATE_VERSION_CHECK = "state-version-check"
     """A transition happens only from the state or version it expects: workflows."""
-
     DETERMINISTIC_DOCUMENT_ID = "deterministic-document-id"
     """The document's id follows from the message: search indexes."""
-
     OVERWRITE_BY_KEY = "overwrite-by-key"
     """The value of the key is replaced: caches."""
-
     NOTIFICATION_ID = "notification-id"
     """A notification's id follows from the message; its provider may or may not recognise it."""
-
     PROVIDER_IDEMPOTENCY_KEY = "provider-idempotency-key"
     """An external API gets a key that follows from the message."""
-
     NONE = "none"
     """It does not: no claim is taken, and every delivery is handled."""
 
 
-class DuplicateHandling(StrEnum):
-    """What a consumer does with a message that it has handled before (S2-7, S2-8)."""
+class Duplicates(StrEnum):
+    """What happens to a message that was handled before (S2-7, S2-8)."""
 
     SKIP = "skip"
-    """Nothing: it is acknowledged."""
-
+    """Nothing: it is acknowledged.  Right wherever outgoing messages go through the outbox."""
     INVOKE = "invoke"
-    """The handler runs with ``is_duplicate`` set, and sends its messages again."""
+    """The handler runs with ``is_duplicate`` set: it writes nothing and sends everything again."""
 
 
 class CommitTiming(StrEnum):
@@ -93,16 +80,12 @@ class CommitTiming(StrEnum):
 
     BEFORE_PROCESSING = "before-processing"
     """Before the work: a crash loses the message."""
-
     AFTER_PROCESSING = "after-processing"
     """After the handler returned."""
-
     AFTER_DB_TRANSACTION = "after-db-transaction"
     """After the handler's database transaction committed."""
-
     IN_OUTPUT_TRANSACTION = "in-output-transaction"
     """In the broker transaction that also writes the output records."""
-
     AFTER_SIDE_EFFECT = "after-side-effect"
     """After the external call."""
 
@@ -112,23 +95,21 @@ class Mode(StrEnum):
 
     TRANSACTIONAL = "transactional"
     """Claim, work and completion are one database transaction."""
-
+    BATCHED = "batched"
+    """The same, many messages in one transaction; a file says ``batch`` instead."""
     LEASED = "leased"
-    """The claim is committed first, under a lease: for long handlers."""
+    """The claim is committed first, under a lease: for long handlers and outside effects."""
 
 
-class StaleLease(StrEnum):
-    """What becomes of a lease that ran out (S3-20)."""
+class StalePolicy(StrEnum):
+    """What becomes of a lease that ran out (S3-20); none of them blocks for ever."""
 
     RECLAIM = "reclaim"
     """The next delivery takes it over."""
-
     WAIT = "wait"
     """It is left alone for a while longer, then parked."""
-
     INSPECT = "inspect"
     """The consumer's own function says whether the effect happened."""
-
     ABANDON = "abandon"
     """It is parked at once."""
 
@@ -138,7 +119,6 @@ class Backoff(StrEnum):
 
     EXPONENTIAL_JITTER = "exponential-jitter"
     """They double, and each is shortened at random."""
-
     EXPONENTIAL = "exponential"
     """They double."""
 
@@ -147,42 +127,35 @@ class RetryMode(StrEnum):
     """Where a message waits for its next attempt (S3-26)."""
 
     BLOCKING = "blocking"
-    """In the broker: its partition stands still until it is due."""
-
+    """In the broker: its partition stands still until it is due.  Keeps every order."""
     RETRY_TABLE = "retry-table"
-    """In a table of the consumer's database."""
-
+    """In our own table; with order per key, the key's later messages wait behind it."""
     RETRY_TOPIC = "retry-topic"
-    """In another topic."""
+    """In another topic: the lint can judge it, and semel's own consumers refuse it."""
 
 
-class OnExhausted(StrEnum):
+class GiveUp(StrEnum):
     """Where a message goes that is not tried again."""
 
-    DLQ = "dlq"
+    DEAD_LETTER = "dlq"
     """To the dead letters; later messages of its key go on without it."""
-
     PARK = "park"
     """Into the parking lot; with order per key, later messages of its key wait behind it."""
 
 
-class OnGap(StrEnum):
+class GapPolicy(StrEnum):
     """What happens when versions of an aggregate are missing (S3-35)."""
 
     RETRY = "retry"
-    """The message is tried again later."""
-
+    """The message is tried again later, as often as the retry policy says."""
     FETCH = "fetch"
     """The consumer's own function brings the state up to the version before."""
-
     REBUILD = "rebuild"
-    """The consumer's own function rebuilds the aggregate."""
-
+    """The consumer's own function rebuilds the aggregate, this message included."""
     PARK_KEY = "park-key"
     """The key waits for a person, with its later messages behind it."""
-
     ALERT = "alert"
-    """The message is applied across the gap, which is told of, and stays listed."""
+    """The message is applied across the gap: it is told of, and listed until somebody closes it."""
 
 
 class Intent(StrEnum):
@@ -193,16 +166,52 @@ class Intent(StrEnum):
 
 
 class BatchPolicy(StrEnum):
-    """What one failed message does to its batch (S3-13, S3-37)."""
-
-    STOP = "stop"
-    """Those before it are done; the batch stops there and goes on with it."""
+    """What a failed message means for its batch (S3-13, S3-37)."""
 
     INDEPENDENT = "independent"
-    """Every message is handled for itself, and safe offsets are committed."""
-
+    """The others go on; with order per key, all but those of its key."""
+    STOP = "stop"
+    """Nothing behind it is handled before it is."""
     DEAD_LETTER = "dead-letter"
-    """It goes to the dead letters, and the batch goes on."""
-
+    """It waits in the retry table, then among the dead letters; its partition never waits."""
     FAIL_BATCH = "fail-batch"
-    """The whole batch is undone and tried again."""
+    """Nothing of the batch is kept; all of it comes back."""
+
+
+class Severity(StrEnum):
+    """How much a finding matters, from the least to the most."""
+
+    NOTE = "note"
+    """Worth knowing; nothing has to be done."""
+    WARN = "warn"
+    """Something is weaker than it could be, or missing."""
+    REFUSED = "refused"
+    """The combination cannot keep what it promises."""
+
+
+class AntiPattern(StrEnum):
+    """The ten common ones (S3-60)."""
+
+    ASSUMING_NO_DUPLICATES = "assuming no duplicates"
+    COMMITTING_BEFORE_PROCESSING = "committing before processing critical messages"
+    RETRYING_FOREVER = "retrying poison for ever"
+    DLQ_WITHOUT_OWNER = "a DLQ with no owner"
+    GLOBAL_ORDERING = "a global ordering requirement"
+    SIDE_EFFECTS_WITHOUT_IDEMPOTENCY = "side effects without idempotency"
+    IGNORING_UNREADABLE = "ignoring deserialization failures"
+    EXACTLY_ONCE_CHECKBOX = "treating exactly-once as a broker's checkbox"
+    NO_LAG_ALERT = "no lag alert"
+    REPLAY_UNSAFE = "replay-unsafe consumers"
+
+
+class Status(StrEnum):
+    """How good an answer is."""
+
+    OK = "ok"
+    """Stated, and nothing speaks against it."""
+    UNKNOWN = "unknown"
+    """The policy does not say."""
+    WARN = "warn"
+    """A finding warns."""
+    REFUSED = "refused"
+    """A finding refuses."""

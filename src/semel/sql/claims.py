@@ -28,8 +28,8 @@ from semel.messaging.handle.claims import (
     refusal,
 )
 from semel.messaging.records import stored_id
-from semel.messaging.settings import StalePolicy
 from semel.operate.stores import plain
+from semel.policy.vocabulary import StalePolicy
 from semel.sql import claim_statements as sql
 from semel.sql.claim_statements import MOST_TURNS, Asked, row_of, written
 from semel.sql.faults import translated

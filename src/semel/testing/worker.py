@@ -34,16 +34,14 @@ from semel.messaging.database import Database
 from semel.messaging.receive.broker import Subscription
 from semel.messaging.receive.runner import Runner
 from semel.messaging.send.relay import Relay
-from semel.messaging.settings import (
+from semel.messaging.settings import Order, RetryPolicy, RunnerSettings
+from semel.policy.vocabulary import (
     BatchPolicy,
     Duplicates,
     GapPolicy,
     GiveUp,
     Mode,
-    Order,
     RetryMode,
-    RetryPolicy,
-    RunnerSettings,
     StalePolicy,
 )
 from semel.sql.database import SqlDatabase

@@ -10,7 +10,7 @@ import pytest
 from semel.message import Partition
 from semel.messaging.outcome import OutcomeRange
 from semel.messaging.send.outbox import outgoing_id
-from semel.messaging.settings import GapPolicy
+from semel.policy.vocabulary import GapPolicy
 from tests.messaging.cli_shop import CONSUMER, MODULE, Shop
 from tests.messaging.replay_world import gapped
 

@@ -13,8 +13,9 @@ from semel.errors import Misuse
 from semel.message import Message
 from semel.messaging.consumer import consumer
 from semel.messaging.handle.lease import Lease
-from semel.messaging.settings import Mode, ReplayRule, ReplayRules
+from semel.messaging.settings import ReplayRule, ReplayRules
 from semel.operate.selection import Ids, Letters, Offsets, Times, Waiting
+from semel.policy.vocabulary import Mode
 from semel.testing.clock import SimulatedClock
 from tests.messaging.cli_shop import CONSUMER, MODULE, Shop
 from tests.messaging.replay_world import PARKS, pay

@@ -28,7 +28,8 @@ from semel.messaging.outcome import (
     Skipped,
     settlement,
 )
-from semel.messaging.settings import BatchPolicy, ConsumerSettings, Duplicates, RetryPolicy
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
+from semel.policy.vocabulary import BatchPolicy, Duplicates
 from tests.messaging.places import DatabaseScenarios, InPostgres, InSqlite
 from tests.messaging.worlds import check_foreign_keys
 

@@ -27,13 +27,8 @@ from semel.messaging.outcome import (
     Skipped,
 )
 from semel.messaging.records import WaitingFilter, WaitingMessage
-from semel.messaging.settings import (
-    ConsumerSettings,
-    Duplicates,
-    RetryMode,
-    RetryPolicy,
-    StalePolicy,
-)
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
+from semel.policy.vocabulary import Duplicates, RetryMode, StalePolicy
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.processes import next_process

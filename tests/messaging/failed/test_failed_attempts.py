@@ -17,19 +17,12 @@ from semel.messaging.handle.lease import handle_leased
 from semel.messaging.outcome import Handled
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.records import MOST_KEPT
-from semel.messaging.settings import (
-    BatchPolicy,
-    ConsumerSettings,
-    Duplicates,
-    GiveUp,
-    RetryMode,
-    RetryPolicy,
-    StalePolicy,
-)
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.deletion import approve_delete, ask_to_delete
 from semel.operate.explain import explain
 from semel.operate.parking import release
 from semel.operate.retention import Retention, erase, prune
+from semel.policy.vocabulary import BatchPolicy, Duplicates, GiveUp, RetryMode, StalePolicy
 from tests.messaging.act_world import ANN, BILLING
 from tests.messaging.places import InPostgres, InSqlite, Scenarios
 from tests.messaging.replay_world import message

@@ -22,18 +22,13 @@ from semel.messaging.handle.batch import consume_many
 from semel.messaging.handle.lease import handle_leased
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.receive.runner import Runner
-from semel.messaging.settings import (
-    ConsumerSettings,
-    GiveUp,
-    RetryMode,
-    RetryPolicy,
-    RunnerSettings,
-)
+from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
 from semel.operate.explain import explain
 from semel.operate.replay import Replay
 from semel.operate.retention import erase
 from semel.operate.selection import Letters
 from semel.outboxes import Outbox
+from semel.policy.vocabulary import GiveUp, RetryMode
 from semel.sql.types import metadata
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN

@@ -21,15 +21,10 @@ from semel.messaging.failure import Classification, RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.outcome import Handled, RetryStored, Skipped
-from semel.messaging.settings import (
-    BatchPolicy,
-    ConsumerSettings,
-    GapPolicy,
-    RetryMode,
-    RetryPolicy,
-)
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.dryrun import dry_run
 from semel.operate.explain import open_gaps
+from semel.policy.vocabulary import BatchPolicy, GapPolicy, RetryMode
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.places import DatabaseScenarios, InSqlite
 

@@ -13,7 +13,8 @@ from semel.messaging.outcome import (
     Skipped,
 )
 from semel.messaging.records import Waits
-from semel.messaging.settings import ConsumerSettings, RetryMode
+from semel.messaging.settings import ConsumerSettings
+from semel.policy.vocabulary import RetryMode
 from tests.messaging.handled import Place, held, message, retrying
 
 

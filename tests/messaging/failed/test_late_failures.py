@@ -15,7 +15,8 @@ from semel.messaging.failure import NonRetryableMessageError, RetryableMessageEr
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState, Failure
 from semel.messaging.outcome import Ack, Refused, Skipped, settlement
-from semel.messaging.settings import ConsumerSettings, GiveUp, RetryPolicy
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
+from semel.policy.vocabulary import GiveUp
 from tests.messaging.places import InPostgres, InSqlite
 
 RETRY = RetryPolicy(max_attempts=3, initial_delay_seconds=0.0, max_delay_seconds=0.0)

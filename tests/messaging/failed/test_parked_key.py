@@ -13,11 +13,12 @@ from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.outcome import Handled, ParkedAway, Skipped
-from semel.messaging.settings import ConsumerSettings, GiveUp
+from semel.messaging.settings import ConsumerSettings
 from semel.operate.acts import NoSuchMessage, NotPossible
 from semel.operate.deadletters import retry_dead_letter
 from semel.operate.deletion import approve_delete, ask_to_delete
 from semel.operate.parking import KeepId, NewId, fix, release, release_key, skip
+from semel.policy.vocabulary import GiveUp
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import ANN, BILLING, claim_of, letters, park, queue
 from tests.messaging.places import InMemory, InPostgres

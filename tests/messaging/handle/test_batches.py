@@ -14,7 +14,8 @@ from semel.messaging.consumer import consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.batch import consume_each, consume_many
 from semel.messaging.outcome import Handled, Outcome, RetryLater, Skipped
-from semel.messaging.settings import BatchPolicy, ConsumerSettings, Duplicates, GiveUp, RetryPolicy
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
+from semel.policy.vocabulary import BatchPolicy, Duplicates, GiveUp
 from tests.messaging.batch_plans import (
     PLANS,
     Behaviour,

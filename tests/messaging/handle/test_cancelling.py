@@ -21,7 +21,8 @@ from semel.messaging.handle.cancel import called, end, owned, rung
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.outcome import RetryLater
 from semel.messaging.receive.runner import Runner
-from semel.messaging.settings import ConsumerSettings, GapPolicy, Mode, RetryPolicy, RunnerSettings
+from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
+from semel.policy.vocabulary import GapPolicy, Mode
 from semel.sql.database import SqlDatabase
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.worlds import memory_database, rows_of

@@ -12,8 +12,9 @@ from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.versions import InSequence, in_sequence
 from semel.messaging.outcome import Handled, Outcome, ParkedAway, Skipped
-from semel.messaging.settings import ConsumerSettings, GapPolicy
+from semel.messaging.settings import ConsumerSettings
 from semel.operate.explain import pass_over_gaps
+from semel.policy.vocabulary import GapPolicy
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.messaging.places import InPostgres, InSqlite
 

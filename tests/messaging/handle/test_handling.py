@@ -25,7 +25,8 @@ from semel.messaging.outcome import (
     Told,
 )
 from semel.messaging.records import DeadLetterFilter, WaitingFilter, WaitingMessage, Waits
-from semel.messaging.settings import ConsumerSettings, Duplicates, RetryMode, RetryPolicy
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
+from semel.policy.vocabulary import Duplicates, RetryMode
 from tests.messaging.handled import Place, held, message, retrying
 from tests.messaging.worlds import Effect
 

@@ -17,9 +17,10 @@ from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.outcome import DeadLettered, Handled, RetryLater, Skipped
-from semel.messaging.settings import BatchPolicy, ConsumerSettings, Duplicates, RetryPolicy
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.deadletters import skip_dead_letter
 from semel.operate.explain import explain
+from semel.policy.vocabulary import BatchPolicy, Duplicates
 from semel.sql.database import SqlDatabase
 from semel.testing.clock import SimulatedClock
 from tests.messaging.worlds import Effect, effects, memory_database

@@ -14,7 +14,8 @@ from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.handle.lease import Lease, _renew
 from semel.messaging.outcome import RetryLater, Skipped
-from semel.messaging.settings import RetryMode, RetryPolicy, StalePolicy
+from semel.messaging.settings import RetryPolicy
+from semel.policy.vocabulary import RetryMode, StalePolicy
 from semel.testing.clock import SimulatedClock
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.leases import Place, message

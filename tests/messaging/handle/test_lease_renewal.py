@@ -20,7 +20,7 @@ from semel.messaging.outcome import (
     RetryLater,
     Skipped,
 )
-from semel.messaging.settings import GiveUp
+from semel.policy.vocabulary import GiveUp
 from semel.testing.contracts.messaging_world import DatabaseWorld
 from semel.testing.crash import Crash
 from tests.messaging.leases import leased, message

@@ -20,7 +20,7 @@ from semel.messaging.outcome import (
     RetryLater,
     Skipped,
 )
-from semel.messaging.settings import StalePolicy
+from semel.policy.vocabulary import StalePolicy
 from tests.messaging.leases import Place, message
 from tests.messaging.worlds import Effect, effects
 

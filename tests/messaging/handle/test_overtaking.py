@@ -16,15 +16,9 @@ from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.outcome import Handled, ParkedAway, RetryStored
 from semel.messaging.records import WaitingFilter
-from semel.messaging.settings import (
-    ConsumerSettings,
-    GapPolicy,
-    GiveUp,
-    Order,
-    RetryMode,
-    RetryPolicy,
-)
+from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy
 from semel.operate import parking
+from semel.policy.vocabulary import GapPolicy, GiveUp, RetryMode
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 

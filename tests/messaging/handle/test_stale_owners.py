@@ -11,7 +11,7 @@ from semel.messaging.failure import NonRetryableMessageError, RetryableMessageEr
 from semel.messaging.handle.claims import Claimed, ClaimRequest, ClaimRow, ClaimState
 from semel.messaging.handle.lease import Lease, handle_leased
 from semel.messaging.outcome import Handled, Nack, ParkedAway, RetryLater, Skipped, settlement
-from semel.messaging.settings import StalePolicy
+from semel.policy.vocabulary import StalePolicy
 from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.leases import leased, message
 from tests.messaging.places import InPostgres, InSqlite, Scenarios

@@ -8,7 +8,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.message import Message
 from semel.messaging.outcome import Handled, ParkedAway, RetryLater, Skipped
-from semel.messaging.settings import ConsumerSettings, GapPolicy, Order, RetryPolicy
+from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy
+from semel.policy.vocabulary import GapPolicy
 from tests.messaging.handled import Place, message
 from tests.messaging.worlds import Effect
 

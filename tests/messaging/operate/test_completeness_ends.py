@@ -8,13 +8,14 @@ from typing import Any
 from semel.message import Coordinates, Message
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.outcome import OutcomeRange
-from semel.messaging.settings import Mode, Order
+from semel.messaging.settings import Order
 from semel.operate.completeness import Extent, Stretch, audit_completeness
 from semel.operate.deadletters import park_dead_letter, retry_dead_letter, skip_dead_letter
 from semel.operate.deletion import approve_delete, ask_to_delete, ask_to_delete_dead_letter
 from semel.operate.parking import KeepId, NewId, fix, release, skip
 from semel.operate.retention import erase
 from semel.operate.selection import Ids, Offsets
+from semel.policy.vocabulary import Mode
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.audited import (
     ANN,

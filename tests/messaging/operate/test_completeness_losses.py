@@ -12,10 +12,10 @@ import pytest
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.outcome import Mark, OutcomeRange
 from semel.messaging.records import WaitingMessage, Waits
-from semel.messaging.settings import Duplicates
 from semel.operate.completeness import Stretch, audit_completeness
 from semel.operate.deadletters import skip_dead_letter
 from semel.operate.parking import skip
+from semel.policy.vocabulary import Duplicates
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.messaging.audited import ANN, BILLING, PLACE, TABLE, Service, dead, down, lose, with_one
 from tests.messaging.places import InMemory, InPostgres, InSqlite, Scenarios

@@ -18,12 +18,12 @@ from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.handle.lease import Lease
 from semel.messaging.outcome import DeadLettered, Handled, RetryLater
-from semel.messaging.settings import Mode
 from semel.operate.dryrun import DryRun, dry_run, dry_runs
 from semel.operate.replay_message import NoPayload
 from semel.operate.selection import Ids, Letters, Offsets
 from semel.operate.stores import SECRET, Change, RowChange, shown
 from semel.outboxes import Outbox
+from semel.policy.vocabulary import Mode
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import acts, claim_of, letters, queue
 from tests.messaging.places import InMemory, InPostgres, InSqlite

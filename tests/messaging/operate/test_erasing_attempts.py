@@ -17,8 +17,9 @@ from semel.messaging.handle.claims import ClaimState
 from semel.messaging.handle.lease import handle_leased
 from semel.messaging.outcome import DeadLettered, Handled, Refused
 from semel.messaging.receive.inbox import Inbox, InboxWorker
-from semel.messaging.settings import ConsumerSettings, GiveUp, RetryPolicy
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.retention import Erased, erase
+from semel.policy.vocabulary import GiveUp
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN, BILLING, claim_of, letter_of, waiting_of
 from tests.messaging.erasures import ONCE, SECRET, TWICE, Late, erased, failing, message, payloads

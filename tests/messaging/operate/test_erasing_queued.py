@@ -10,8 +10,9 @@ from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.outcome import Refused
-from semel.messaging.settings import ConsumerSettings, GiveUp, Order
+from semel.messaging.settings import ConsumerSettings, Order
 from semel.operate.parking import release, skip
+from semel.policy.vocabulary import GiveUp
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN, BILLING, claim_of, park, queue, waiting_of
 from tests.messaging.erasures import SECRET, erased, message

@@ -20,13 +20,14 @@ from semel.messaging.outcome import OutcomeRange
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.send.outbox import outgoing_id
 from semel.messaging.send.relay import Relay
-from semel.messaging.settings import GapPolicy, RetryPolicy
+from semel.messaging.settings import RetryPolicy
 from semel.operate.deadletters import skip_dead_letter
 from semel.operate.deletion import approve_delete, ask_to_delete, ask_to_delete_dead_letter
 from semel.operate.explain import close_gaps, explain, open_gaps, pass_over_gaps
 from semel.operate.parking import KeepId, NewId, fix, release
 from semel.operate.retention import erase
 from semel.outboxes import Outbox
+from semel.policy.vocabulary import GapPolicy
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN, acts, claim_of, queue
 from tests.messaging.places import InPostgres, InSqlite

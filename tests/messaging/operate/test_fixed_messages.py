@@ -8,11 +8,11 @@ from semel.messaging.consumer import consumer, message_of
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.handle.lease import handle_leased
 from semel.messaging.records import WaitingFilter
-from semel.messaging.settings import Mode
 from semel.operate.acts import NotPossible
 from semel.operate.deadletters import retry_dead_letter
 from semel.operate.deletion import approve_delete, ask_to_delete
 from semel.operate.parking import KeepId, NewId, fix, release, skip
+from semel.policy.vocabulary import Mode
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN, BILLING, queue
 from tests.messaging.places import InPostgres, InSqlite

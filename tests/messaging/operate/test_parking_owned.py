@@ -16,7 +16,8 @@ from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.claims import ClaimRequest, ClaimState, NotClaimable
 from semel.messaging.handle.lease import handle_leased
 from semel.messaging.outcome import Handled, ParkedAway, RetryLater
-from semel.messaging.settings import ConsumerSettings, Mode, RetryMode, RetryPolicy
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
+from semel.policy.vocabulary import Mode, RetryMode
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.processes import gone

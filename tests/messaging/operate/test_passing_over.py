@@ -6,8 +6,8 @@ import pytest
 
 from semel.errors import Misuse
 from semel.messaging.failure import NonRetryableMessageError
-from semel.messaging.settings import GapPolicy
 from semel.operate.explain import open_gaps, pass_over_gaps
+from semel.policy.vocabulary import GapPolicy
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.handle.test_overtaking import Cases
 from tests.messaging.places import InPostgres, InSqlite

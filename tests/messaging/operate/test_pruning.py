@@ -14,13 +14,14 @@ from semel.messaging.failed.retries import retry_due
 from semel.messaging.handle.claims import ClaimState, Failure
 from semel.messaging.outcome import OutcomeRange
 from semel.messaging.records import Gap, InboxMessage
-from semel.messaging.settings import DAY_SECONDS, ConsumerSettings, Duplicates
+from semel.messaging.settings import DAY_SECONDS, ConsumerSettings
 from semel.operate.acts import NotPossible
 from semel.operate.completeness import audit_completeness
 from semel.operate.deadletters import retry_dead_letter, skip_dead_letter
 from semel.operate.replay import abandon_replay
 from semel.operate.retention import Pruned, ReplayRuns, Retention, prune, shortest_ttl
 from semel.operate.stores import Asked, Decision, ReplayRun, ReplayState
+from semel.policy.vocabulary import Duplicates
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import BILLING, park, queue
 from tests.messaging.places import InPostgres, InSqlite

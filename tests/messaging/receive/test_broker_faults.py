@@ -16,7 +16,8 @@ from semel.message import Message, Partition
 from semel.messaging.consumer import consumer
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.receive.runner import Runner
-from semel.messaging.settings import ConsumerSettings, Mode, RetryPolicy, RunnerSettings
+from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
+from semel.policy.vocabulary import Mode
 from tests.messaging.worlds import Effect, effects, memory_database
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0, max_records=2, lag_seconds=0.0)

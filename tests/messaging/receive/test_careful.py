@@ -24,7 +24,8 @@ from semel.messaging.handle.claims import ClaimState
 from semel.messaging.receive.crash import TURNS
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import Member
-from semel.messaging.settings import ConsumerSettings, RetryMode, RetryPolicy, RunnerSettings
+from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
+from semel.policy.vocabulary import RetryMode
 from semel.sql.members import _member
 from semel.sql.tables import consumer_member
 from semel.testing.clock import SimulatedClock

@@ -15,9 +15,10 @@ from semel.messaging.failure import NonRetryableMessageError, RetryableMessageEr
 from semel.messaging.handle.attempt import handling_now
 from semel.messaging.outcome import Conflicted, Handled, Skipped
 from semel.messaging.receive.inbox import Inbox, InboxWorker, Stored
-from semel.messaging.settings import ConsumerSettings, Duplicates, GiveUp
+from semel.messaging.settings import ConsumerSettings
 from semel.operate.acts import NotPossible
 from semel.operate.deadletters import retry_inbox_message
+from semel.policy.vocabulary import Duplicates, GiveUp
 from tests.messaging.incoming import AT_ONCE, SETTINGS, Handling, get, letter, message
 from tests.messaging.outgoing import run, until
 

@@ -15,9 +15,9 @@ from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.outcome import Skipped
 from semel.messaging.receive.inbox import Inbox, InboxWorker
-from semel.messaging.settings import Mode
 from semel.operate.replay import Replay
 from semel.operate.selection import Offsets
+from semel.policy.vocabulary import Mode
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import BILLING, letters
 from tests.messaging.places import InPostgres, InSqlite

@@ -24,7 +24,8 @@ from semel.messaging.outcome import (
     Skipped,
 )
 from semel.messaging.receive.runner import Runner
-from semel.messaging.settings import Duplicates, Mode, Order, RetryMode, RunnerSettings
+from semel.messaging.settings import Order, RunnerSettings
+from semel.policy.vocabulary import Duplicates, Mode, RetryMode
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.leases import POLICY, Place, message
 from tests.messaging.worlds import Effect, effects

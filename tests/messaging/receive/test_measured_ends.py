@@ -16,8 +16,8 @@ from semel.messaging.outcome import NO_LONGER_WAITING, Refused, RetryLater, Skip
 from semel.messaging.receive import inbox as inbox_worker
 from semel.messaging.receive.inbox import PLACE, Inbox, InboxWorker
 from semel.messaging.records import Member, WaitingMessage, Waits
-from semel.messaging.settings import RetryMode
 from semel.operate.selection import Letters, Offsets
+from semel.policy.vocabulary import RetryMode
 from tests.messaging import replay_world
 from tests.messaging.deaths import POLICY, Deadly, Killed, Starts
 from tests.messaging.measured import GROUP, NAME, Counted, Shop, message, recorded

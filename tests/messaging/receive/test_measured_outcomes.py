@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from semel.messaging.outcome import Told
-from semel.messaging.settings import BatchPolicy, Mode, RetryMode
+from semel.policy.vocabulary import BatchPolicy, Mode, RetryMode
 from tests.messaging.measured import Shop, recorded
 from tests.messaging.outgoing import AT_ONCE, run
 

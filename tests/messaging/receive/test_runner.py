@@ -15,7 +15,7 @@ from semel.message import Message, Partition
 from semel.messaging.consumer import consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.outcome import HOLE
-from semel.messaging.settings import Mode
+from semel.policy.vocabulary import Mode
 from tests.messaging.served import QUICK, Service
 from tests.messaging.worlds import Effect
 

@@ -11,7 +11,7 @@ from semel.crashpoints import MESSAGING_POINTS, CrashPoint
 from semel.message import Message
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.records import WaitingFilter
-from semel.messaging.settings import Mode
+from semel.policy.vocabulary import Mode
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.processes import next_process
 from tests.messaging.served import QUICK, Service

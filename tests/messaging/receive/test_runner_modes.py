@@ -19,16 +19,8 @@ from semel.messaging.handle.claims import ClaimRequest
 from semel.messaging.handle.lease import Lease
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import WaitingFilter
-from semel.messaging.settings import (
-    BatchPolicy,
-    ConsumerSettings,
-    Mode,
-    Order,
-    RetryMode,
-    RetryPolicy,
-    RunnerSettings,
-    StalePolicy,
-)
+from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy, RunnerSettings
+from semel.policy.vocabulary import BatchPolicy, Mode, RetryMode, StalePolicy
 from semel.sql.waiting import SqlWaitingRoom
 from tests.messaging.worlds import Effect, effects, memory_database
 

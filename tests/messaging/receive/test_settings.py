@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -20,17 +21,14 @@ from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.outcome import Handled, ParkedAway
 from semel.messaging.receive.runner import Runner
-from semel.messaging.settings import (
+from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy, RunnerSettings
+from semel.policy.vocabulary import (
     BatchPolicy,
-    ConsumerSettings,
     Duplicates,
     GapPolicy,
     GiveUp,
     Mode,
-    Order,
     RetryMode,
-    RetryPolicy,
-    RunnerSettings,
     StalePolicy,
 )
 from semel.testing.contracts.messaging_world import in_world
@@ -41,7 +39,7 @@ AT_ONCE = RetryPolicy(initial_delay_seconds=0.0, max_delay_seconds=0.0)
 IN_TABLE = replace(AT_ONCE, mode=RetryMode.RETRY_TABLE)
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0)
 
-ENUMS: list[tuple[type, str, type[StrEnum]]] = [
+ENUMS: list[tuple[type, str, Iterable[StrEnum]]] = [
     (ConsumerSettings, "on_exhausted", GiveUp),
     (ConsumerSettings, "on_hopeless", GiveUp),
     (ConsumerSettings, "duplicates", Duplicates),
@@ -50,7 +48,7 @@ ENUMS: list[tuple[type, str, type[StrEnum]]] = [
     (ConsumerSettings, "order", Order),
     (ConsumerSettings, "batch", BatchPolicy),
     (RunnerSettings, "mode", Mode),
-    (RetryPolicy, "mode", RetryMode),
+    (RetryPolicy, "mode", [RetryMode.BLOCKING, RetryMode.RETRY_TABLE]),
 ]
 SILLY: list[tuple[type, str, Any]] = [
     (ConsumerSettings, "lease_seconds", 0),
@@ -75,6 +73,7 @@ SILLY: list[tuple[type, str, Any]] = [
     (RetryPolicy, "initial_delay_seconds", -1),
     (RetryPolicy, "max_delay_seconds", float("nan")),
     (RetryPolicy, "retryable", "TIMEOUT"),
+    (RetryPolicy, "mode", RetryMode.RETRY_TOPIC),
 ]
 
 

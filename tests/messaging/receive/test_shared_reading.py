@@ -22,7 +22,8 @@ from semel.message import Message
 from semel.messaging.consumer import Consumer
 from semel.messaging.handle.batch import consume_each, consume_many
 from semel.messaging.receive.inbox import Inbox, InboxWorker
-from semel.messaging.settings import BatchPolicy, ConsumerSettings
+from semel.messaging.settings import ConsumerSettings
+from semel.policy.vocabulary import BatchPolicy
 from semel.sql.database import SqlDatabase
 from tests.messaging.worlds import postgres_world, sqlite_world
 

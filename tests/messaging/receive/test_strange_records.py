@@ -28,9 +28,10 @@ from semel.messaging.outcome import (
 from semel.messaging.receive.inbox import message_of_inbox
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import InboxMessage, Waits
-from semel.messaging.settings import ConsumerSettings, RetryMode, RetryPolicy, RunnerSettings
+from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
 from semel.operate.replay_message import letter_message
 from semel.outboxes import Outbox
+from semel.policy.vocabulary import RetryMode
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.messaging.places import InPostgres, InSqlite
 

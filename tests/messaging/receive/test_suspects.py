@@ -21,7 +21,7 @@ from semel.messaging.outcome import Handled, ParkedAway, RetryLater, Skipped
 from semel.messaging.receive import crash as notes
 from semel.messaging.receive.crash import TURNS, handle_record
 from semel.messaging.records import Member, Waits
-from semel.messaging.settings import Duplicates, Mode
+from semel.policy.vocabulary import Duplicates, Mode
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.deaths import (
     ID,

@@ -15,7 +15,8 @@ from semel.messaging.failed.retries import RetryWorker
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.receive import crash as notes
-from semel.messaging.settings import ConsumerSettings, RetryMode, RetryPolicy
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
+from semel.policy.vocabulary import RetryMode
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.places import InPostgres
 from tests.messaging.processes import running

@@ -13,10 +13,11 @@ from semel.messaging.consumer import consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.lease import Lease, handle_leased
 from semel.messaging.receive.inbox import Inbox, InboxWorker
-from semel.messaging.settings import ConsumerSettings, Mode
+from semel.messaging.settings import ConsumerSettings
 from semel.operate.replay import ReplaySettings
 from semel.operate.selection import Ids, Letters, Offsets, parked_key
 from semel.operate.stores import ReplayState
+from semel.policy.vocabulary import Mode
 from semel.testing.contracts.messaging_world import in_world
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.act_world import acts, details, letter_of, letters, queue

@@ -18,12 +18,9 @@ from semel.messaging.settings import (
     DAY_SECONDS,
     DEFAULT_WINDOW_SECONDS,
     ConsumerSettings,
-    GapPolicy,
-    Mode,
     Order,
     ReplayRule,
     ReplayRules,
-    RetryMode,
     RetryPolicy,
 )
 from semel.operate.explain import close_gaps
@@ -40,6 +37,7 @@ from semel.operate.retention import ReplayRuns, Retention, prune
 from semel.operate.selection import Ids, Letters, Offsets, Times, Waiting, parked_key
 from semel.operate.stores import Act, ReplayState
 from semel.policy import Policy
+from semel.policy.vocabulary import GapPolicy, Mode, RetryMode
 from semel.sql.operators import SqlReplays
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import acts, letters

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.records import DeadLetterFilter
-from semel.messaging.settings import Duplicates
 from semel.operate.selection import Letters, Offsets
+from semel.policy.vocabulary import Duplicates
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import acts, claim_of, letters, queue
 from tests.messaging.places import InMemory

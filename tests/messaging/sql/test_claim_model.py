@@ -35,7 +35,7 @@ from semel.messaging.handle.claims import (
     Stale,
     Terminal,
 )
-from semel.messaging.settings import StalePolicy
+from semel.policy.vocabulary import StalePolicy
 from tests.messaging.worlds import memory_world, postgres_world, sqlite_world
 
 HASHES = st.sampled_from(["", "a" * 64, "b" * 64])

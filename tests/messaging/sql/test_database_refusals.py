@@ -24,7 +24,8 @@ from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.receive.runner import Runner
 from semel.messaging.send.outbox import OutboxEntry
 from semel.messaging.send.relay import Relay
-from semel.messaging.settings import ConsumerSettings, RetryMode, RetryPolicy, RunnerSettings
+from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
+from semel.policy.vocabulary import RetryMode
 from semel.sql.database import SqlDatabase
 from semel.sql.faults import DatabaseUnavailable
 from tests.messaging.places import DatabaseScenarios, InPostgres, InSqlite

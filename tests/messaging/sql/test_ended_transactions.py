@@ -22,8 +22,9 @@ from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.outcome import DeadLettered, Handled
-from semel.messaging.settings import BatchPolicy, ConsumerSettings, RetryMode, RetryPolicy
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.dryrun import dry_run
+from semel.policy.vocabulary import BatchPolicy, RetryMode
 from semel.sql.database import SqlDatabase
 from semel.sql.session import _refusal_of
 from tests.messaging.places import InPostgres, InSqlite

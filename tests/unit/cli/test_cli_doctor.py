@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from semel.cli.reports.doctor import RUNBOOKS, Kind
 from semel.crashpoints import CrashPoint
 from semel.errors import Retryable
 from semel.lease import Takeover
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
+from semel.operate.doctor import RUNBOOKS, Kind
 from semel.pipeline.driver import Driver
 from semel.pipeline.sink import Guarantee
 from semel.pipeline.txn import CycleId

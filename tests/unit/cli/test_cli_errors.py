@@ -158,7 +158,7 @@ def test_a_fault_of_our_own_is_one_line_with_its_own_code(shell, monkeypatch):
     def broken(*arguments):
         raise RuntimeError("oops")
 
-    monkeypatch.setattr("semel.cli.commands.look.status_report", broken)
+    monkeypatch.setattr("semel.cli.commands.look.status_of", broken)
 
     line = error_of(shell, "status", "--pipeline", f"{MODULE}:driver", code=70)
 

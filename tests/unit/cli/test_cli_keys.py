@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from semel.cli.keys import REPORTS, page
+from semel.cli.keys import REPORTS, keys_of, page
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "json.md"
 
@@ -19,7 +18,7 @@ def test_the_page_is_the_codes_own():
 
 @pytest.mark.parametrize("command", REPORTS)
 def test_no_key_hides_one_of_the_envelopes(command):
-    names = {field.name for field in fields(REPORTS[command])}
+    names = {key.name for key in keys_of(REPORTS[command])}
 
     assert not names & {"command", "format", "exit", "error"}
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from semel.cli.reports.verification import Verdict, compared, staged_tally, verify_report
-from semel.cli.target import Pipeline
 from semel.crashpoints import CrashPoint
 from semel.memory.sink import MemorySink, tally_rows
+from semel.operate.pipelines import Pipeline
+from semel.operate.verification import RowCount, Verdict, compared, staged_rows, verify
 from semel.pipeline.driver import Driver
 from semel.pipeline.sink import Guarantee, SinkOK, Tally
 from tests.unit.cli.cli_world import MODULE, Shell, World, publish, shell_for
@@ -151,12 +151,12 @@ def test_a_sink_that_is_no_longer_configured_needs_attention(world, shell, monke
 def test_the_source_is_read_again_by_a_function_of_the_users(world):
     world.run()
     driver = world.driver
-    pipeline = Pipeline("x:y", world.ledger, world.scope, driver.sinks, driver.settings)
+    pipeline = Pipeline(world.ledger, world.scope, driver.sinks, driver.settings)
     records = world.ledger.history(world.scope)
     rows = [f"g1.b0-{n}" for n in range(3)]
 
-    same = verify_report(pipeline, records, lambda batch: {"left": tally_rows(rows)})
-    less = verify_report(pipeline, records, lambda batch: {"left": tally_rows(rows[1:])})
+    same = verify(pipeline, records, lambda batch: {"left": tally_rows(rows)})
+    less = verify(pipeline, records, lambda batch: {"left": tally_rows(rows[1:])})
 
     assert same.checks[0].source_verdict == "equal"
     assert less.checks[0].source_verdict == "different"
@@ -166,12 +166,12 @@ def test_the_source_is_read_again_by_a_function_of_the_users(world):
 def test_a_source_that_is_gone_is_reported_per_cycle(world):
     world.run()
     driver = world.driver
-    pipeline = Pipeline("x:y", world.ledger, world.scope, driver.sinks, driver.settings)
+    pipeline = Pipeline(world.ledger, world.scope, driver.sinks, driver.settings)
 
     def gone(batch):
         raise FileNotFoundError("a.json")
 
-    report = verify_report(pipeline, world.ledger.history(world.scope), gone)
+    report = verify(pipeline, world.ledger.history(world.scope), gone)
 
     assert {check.source_verdict for check in report.checks} == {"no_answer"}
     assert "a.json" in report.checks[0].reason
@@ -190,11 +190,11 @@ def test_the_source_needs_a_reader_and_the_reader_must_return_a_static_frame(
 
 
 def test_tokens_carry_rows_and_a_hash_under_either_name():
-    assert staged_tally({"rows": 3, "hash": 5}, 0) == (3, 5)
-    assert staged_tally({"rows": 3, "row_hash": 5}, 0) == (3, 5)
-    assert staged_tally({}, 7) == (7, None)
-    assert compared((1, 2), (1, 3)) is Verdict.DIFFERENT
-    assert compared((1, None), (1, 3)) is Verdict.EQUAL_ROWS
+    assert staged_rows({"rows": 3, "hash": 5}, 0) == RowCount(3, 5)
+    assert staged_rows({"rows": 3, "row_hash": 5}, 0) == RowCount(3, 5)
+    assert staged_rows({}, 7) == RowCount(7, None)
+    assert compared(RowCount(1, 2), RowCount(1, 3)) is Verdict.DIFFERENT
+    assert compared(RowCount(1, None), RowCount(1, 3)) is Verdict.EQUAL_ROWS
 
 
 def test_lint_states_each_sinks_guarantee_with_its_scope(world, shell):
@@ -217,7 +217,7 @@ def test_lint_never_says_the_bare_words(world, shell):
 def test_lint_is_content_with_a_strong_pipeline(monkeypatch, tmp_path):
     from semel.spark.exactly_once import ExactlyOnce
 
-    monkeypatch.setattr("semel.cli.reports.weakness._FLEETING", re.compile("^$"))
+    monkeypatch.setattr("semel.operate.guarantee._FLEETING", re.compile("^$"))
     ledger = f"sqlite:///{tmp_path / 'x.ledger'}"
     publish(monkeypatch, driver=ExactlyOnce("shop", ledger, [MemorySink("left")]))
     shell = Shell(World())
@@ -237,7 +237,7 @@ def test_a_silent_sink_counts_only_when_strict(world, shell, monkeypatch):
         name = "quiet"
         rows = None
 
-    monkeypatch.setattr("semel.cli.reports.guarantees.of_ledger", lambda ledger: [])
+    monkeypatch.setattr("semel.operate.guarantee.of_ledger", lambda ledger: [])
     publish(monkeypatch, driver=Driver("shop", world.ledger, [Quiet()]))
 
     assert shell.ask("lint")["sinks"][0]["stated"] is False

@@ -7,20 +7,15 @@ from itertools import product
 
 import pytest
 
-from semel.messaging.settings import GapPolicy, GiveUp, StalePolicy
-from semel.messaging.settings import RetryMode as MessagingRetryMode
 from semel.policy import ConsumerPolicy, Policy, TopicPolicy
-from semel.policy.effective import OVERLAPS, SAFETY, USUAL_RETENTION, Effective, strictest
-from semel.policy.problems import PolicyNameUnknown, path_words
+from semel.policy.model import OVERLAPS, SAFETY, USUAL_RETENTION, Effective, strictest
+from semel.policy.reader import PolicyNameUnknown, path_words
 from semel.policy.sections import Replay
 from semel.policy.vocabulary import (
-    OnExhausted,
-    OnGap,
+    GiveUp,
     Ordering,
     ReplayAllowed,
-    RetryMode,
     Semantics,
-    StaleLease,
 )
 from tests.unit.policy.policy_texts import TEMPLATE, policy_with
 
@@ -59,7 +54,8 @@ TOPIC_REPLAY = {None: None, True: ReplayAllowed.YES, False: ReplayAllowed.NO}
 )
 def test_replay_is_allowed_only_if_both_allow_it(topic, consumer):
     policy = Policy(
-        {"t": TopicPolicy(replay_allowed=topic)}, {"c": ConsumerPolicy(replay=Replay(consumer))}
+        topics={"t": TopicPolicy(replay_allowed=topic)},
+        consumers={"c": ConsumerPolicy(replay=Replay(allowed=consumer))},
     )
 
     found = policy.effective("c", "t").replay
@@ -71,7 +67,10 @@ def test_replay_is_allowed_only_if_both_allow_it(topic, consumer):
 
 @pytest.mark.parametrize(("topic", "consumer"), [*product([None, *Ordering], repeat=2)])
 def test_an_order_is_settled_for_every_pair(topic, consumer):
-    policy = Policy({"t": TopicPolicy(ordering=topic)}, {"c": ConsumerPolicy(ordering=consumer)})
+    policy = Policy(
+        topics={"t": TopicPolicy(ordering=topic)},
+        consumers={"c": ConsumerPolicy(ordering=consumer)},
+    )
 
     found = policy.effective("c", "t")
 
@@ -134,9 +133,9 @@ def test_jitter_follows_from_the_backoff_unless_it_is_said(said, jitter):
 @pytest.mark.parametrize(
     ("said", "where"),
     [
-        ({}, OnExhausted.DLQ),
-        ({"dlq": {"enabled": False}}, OnExhausted.PARK),
-        ({"onExhausted": "park"}, OnExhausted.PARK),
+        ({}, GiveUp.DEAD_LETTER),
+        ({"dlq": {"enabled": False}}, GiveUp.PARK),
+        ({"onExhausted": "park"}, GiveUp.PARK),
     ],
 )
 def test_exhausted_messages_go_to_the_dead_letters_where_there_are_any(said, where):
@@ -268,19 +267,3 @@ def test_without_a_topic_the_consumers_own_policy_holds():
 
     assert found.topic_name is None
     assert found.ordering is Ordering.NONE
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (StaleLease, StalePolicy),
-        (OnGap, GapPolicy),
-        (OnExhausted, GiveUp),
-    ],
-)
-def test_the_words_are_those_of_the_consumer_that_runs_by_them(ours, theirs):
-    assert {*map(str, ours)} == {*map(str, theirs)}
-
-
-def test_the_consumer_that_runs_by_it_knows_every_retry_mode_but_the_topic():
-    assert {*map(str, RetryMode)} - {*map(str, MessagingRetryMode)} <= {"retry-topic"}

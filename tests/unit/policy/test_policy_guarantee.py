@@ -7,15 +7,15 @@ from itertools import product
 
 import pytest
 
+from docs.policy_tables import MATRIX, PRODUCER_REPEATS, Publishing, SetUp
 from semel.policy import Guarantee, Policy, guarantee_of, lint_policy
 from semel.policy.guarantee import ACK, SEMANTICS, STRATEGIES, Ack, Repetition, listing
-from semel.policy.matrix import MATRIX, PRODUCER_REPEATS, Publishing, SetUp
 from semel.policy.vocabulary import (
     CommitTiming,
-    DuplicateHandling,
+    Duplicates,
     Mode,
     Semantics,
-    StaleLease,
+    StalePolicy,
     Strategy,
 )
 from tests.unit.policy.policy_texts import TEMPLATE, policy_with
@@ -178,7 +178,7 @@ EVERY_SET_UP = [
         "sideEffects": [{"name": "a"}, {"name": "b", "idempotencyKey": True}],
     }
     for strategy, mode, stale, timing, handling in product(
-        Strategy, Mode, StaleLease, CommitTiming, DuplicateHandling
+        Strategy, [Mode.TRANSACTIONAL, Mode.LEASED], StalePolicy, CommitTiming, Duplicates
     )
 ]
 

@@ -131,6 +131,6 @@ def test_a_topic_that_nobody_reads_is_noted():
 
 def test_a_policy_that_was_made_in_python_can_be_linted_too():
     policy = policy_with()
-    made = Policy(policy.topics, policy.consumers)
+    made = Policy(topics=policy.topics, consumers=policy.consumers)
 
     assert lint_policy(made).every_finding == ()

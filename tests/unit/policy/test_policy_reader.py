@@ -10,8 +10,7 @@ import pytest
 from semel.codec import FromCoordinates, FromHeader, FromPayload
 from semel.errors import Misuse
 from semel.policy import ConsumerPolicy, Policy, PolicyInvalid, TopicPolicy
-from semel.policy.durations import duration_words, parse_duration
-from semel.policy.problems import PolicyNameUnknown, nearest
+from semel.policy.reader import PolicyNameUnknown, nearest
 from semel.policy.sections import (
     Dlq,
     Idempotency,
@@ -21,11 +20,13 @@ from semel.policy.sections import (
     Replay,
     Retry,
     SideEffect,
+    duration_words,
+    parse_duration,
 )
 from semel.policy.vocabulary import (
     Backoff,
     CommitTiming,
-    DuplicateHandling,
+    Duplicates,
     Intent,
     Ordering,
     ReplayAllowed,
@@ -51,9 +52,9 @@ def test_the_template_is_read_exactly():
         "search-indexer": ConsumerPolicy(
             idempotency=Idempotency(
                 strategy=Strategy.AGGREGATE_VERSION_UPSERT,
-                duplicate_handling=DuplicateHandling.SKIP,
+                duplicate_handling=Duplicates.SKIP,
             ),
-            offset_commit=OffsetCommit(CommitTiming.AFTER_DB_TRANSACTION),
+            offset_commit=OffsetCommit(timing=CommitTiming.AFTER_DB_TRANSACTION),
             retry=Retry(max_attempts=5, backoff=Backoff.EXPONENTIAL_JITTER),
             dlq=Dlq(enabled=True, topic="case-events.search-indexer.dlq", owner="search-team"),
             poison=Poison(max_attempts_before_park=5),
@@ -142,8 +143,8 @@ def test_side_effects_are_a_list():
     )
 
     assert found.side_effects == (
-        SideEffect("letter", intent=Intent.OUTBOX),
-        SideEffect("push", idempotency_key=True),
+        SideEffect(name="letter", intent=Intent.OUTBOX),
+        SideEffect(name="push", idempotency_key=True),
     )
 
 

@@ -8,9 +8,8 @@ import pytest
 
 from semel.messaging.failure import CODES, FailureClass
 from semel.policy import AntiPattern, Policy, Severity, lint_policy
-from semel.policy.lint import RULES
 from semel.policy.questions import QUESTIONS
-from semel.policy.rulebook_failures import BATCH_KEEPS_ORDER, RETRY_KEEPS_ORDER, UNREADABLE_CODES
+from semel.policy.rules import RULES, UNREADABLE_CODES
 from semel.policy.vocabulary import BatchPolicy, RetryMode
 from tests.unit.policy.policy_cases import CASES, PER_KEY
 from tests.unit.policy.policy_texts import TEMPLATE, findings_with, reviewed
@@ -89,9 +88,20 @@ def test_findings_come_with_the_worst_first():
     assert ranks == sorted(ranks, reverse=True)
 
 
-def test_the_tables_about_order_are_complete():
-    assert RETRY_KEEPS_ORDER.keys() == {*product(RetryMode, [True, False])}
-    assert BATCH_KEEPS_ORDER.keys() == {*product(BatchPolicy, [True, False])}
+@pytest.mark.parametrize(("mode", "holds"), [*product(RetryMode, [True, False])])
+def test_a_retry_beside_the_partition_keeps_order_only_where_keys_are_held(mode, holds):
+    own = {"retry": {"mode": str(mode)}, "parking": {"perKey": holds}}
+    is_passed = mode is not RetryMode.BLOCKING and not holds
+
+    assert bool(findings_with("retry-breaks-order", own, PER_KEY)) is is_passed
+
+
+@pytest.mark.parametrize(("policy", "holds"), [*product(BatchPolicy, [True, False])])
+def test_an_independent_batch_keeps_order_only_where_keys_are_held(policy, holds):
+    own = {"batch": {"policy": str(policy)}, "parking": {"perKey": holds}}
+    is_passed = policy is BatchPolicy.INDEPENDENT and not holds
+
+    assert bool(findings_with("batch-breaks-order", own, PER_KEY)) is is_passed
 
 
 def test_the_codes_of_unreadable_messages_are_the_consumers_own():

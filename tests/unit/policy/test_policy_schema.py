@@ -7,15 +7,15 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import pytest
 import yaml
 
 from semel.policy import ConsumerPolicy, Policy, PolicyInvalid, TopicPolicy, policy_schema
-from semel.policy.keys import MapOf, Section, keys_of
-from semel.policy.kinds import ListOf
-from semel.policy.reader import Document
+from semel.policy.model import PolicyFile, key_schema
+from semel.policy.reader import Schema, schema_at
+from semel.policy.sections import Section
 from tests.unit.policy.policy_texts import TEMPLATE, merged, text_of
 
 SCHEMA = policy_schema()
@@ -65,9 +65,13 @@ CHECKS: dict[str, Any] = {
     "title": lambda *_: True,
     "description": lambda *_: True,
     "default": lambda *_: True,
+    "examples": lambda *_: True,
+    "x-default": lambda *_: True,
     "$ref": lambda wanted, value, _: accepts(_follow(wanted), value),
     "type": lambda wanted, value, _: _is(wanted, value),
     "enum": lambda wanted, value, _: any(type(w) is type(value) and w == value for w in wanted),
+    "const": lambda wanted, value, _: type(wanted) is type(value) and wanted == value,
+    "allOf": lambda wanted, value, _: all(accepts(one, value) for one in wanted),
     "anyOf": lambda wanted, value, _: any(accepts(one, value) for one in wanted),
     "pattern": lambda wanted, value, _: not isinstance(value, str) or re.search(wanted, value),
     "minLength": lambda wanted, value, _: not isinstance(value, str) or len(value) >= wanted,
@@ -107,21 +111,56 @@ def verdicts(consumer: Any, topic: Any) -> set[bool]:
     return {reader_accepts(text), accepts(SCHEMA, yaml.safe_load(text))}
 
 
-def keys_below(section: type, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield every key, sections included, with its kind."""
-    for name, spec in keys_of(section).items():
-        yield (*path, name), spec.kind
-        if isinstance(spec.kind, Section):
-            yield from keys_below(spec.kind.of, (*path, name))
+def sections_in(annotation: Any) -> Iterator[tuple[type[Section], tuple[str, ...]]]:
+    """Yield the section that a field's type has, and the steps to it: ``*`` for a list or map."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation, ()
+    for inner in get_args(annotation):
+        step = ("*",) if get_origin(annotation) in (tuple, dict) else ()
+        yield from ((section, (*step, *rest)) for section, rest in sections_in(inner))
 
 
-def required_around(section: type, path: tuple[str, ...]) -> dict[str, Any]:
+def every_key(section: type[Section], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of every key of the model, sections included."""
+    for field in section.model_fields.values():
+        here = (*path, str(field.alias))
+        yield here
+        for inner, rest in sections_in(field.annotation):
+            yield from every_key(inner, (*here, *rest))
+
+
+SCHEMAS = {
+    TopicPolicy: key_schema(("deliverySemantics", "topics", "t")),
+    ConsumerPolicy: key_schema(("deliverySemantics", "consumers", "c")),
+}
+
+
+def example_of(schema: Schema) -> Any:
+    """Return a value as a file may have it."""
+    if "examples" in schema:
+        return schema["examples"][0]
+    if "enum" in schema or "const" in schema:
+        return schema.get("enum", [schema.get("const")])[0]
+    if "items" in schema:
+        return [example_of(schema["items"])]
+    if "properties" in schema:
+        return required_in(schema) or {
+            name: example_of(inner) for name, inner in [*schema["properties"].items()][:1]
+        }
+    assert schema["type"] == "boolean"
+    return True
+
+
+def required_in(schema: Schema) -> dict[str, Any]:
+    return {name: example_of(schema["properties"][name]) for name in schema.get("required", ())}
+
+
+def required_around(schema: Schema, path: tuple[str, ...]) -> dict[str, Any]:
     """Return the section's required keys at every step of *path*."""
-    specs = keys_of(section)
-    found = {s.name: s.kind.example for s in specs.values() if s.required}
-    inner = specs[path[0]].kind
-    if len(path) > 1 and isinstance(inner, Section):
-        found[path[0]] = required_around(inner.of, path[1:])
+    found = required_in(schema)
+    inner = schema["properties"][path[0]]
+    if len(path) > 1:
+        found[path[0]] = required_around(inner, path[1:])
     return found
 
 
@@ -130,13 +169,19 @@ def at(section: type, path: tuple[str, ...], value: Any) -> dict[str, Any]:
     nested = value
     for step in reversed(path):
         nested = {step: nested}
-    return merged(required_around(section, path), nested)
+    return merged(required_around(SCHEMAS[section], path), nested)
 
 
 KEYS = [
-    pytest.param(section, path, kind, id=f"{section.__name__}-{'.'.join(path)}")
-    for section in (TopicPolicy, ConsumerPolicy)
-    for path, kind in keys_below(section)
+    pytest.param(
+        section,
+        path,
+        ["t"] if path == ("topics",) else example_of(schema_at(SCHEMAS[section], path)),
+        id=f"{section.__name__}-{'.'.join(path)}",
+    )
+    for section in SCHEMAS
+    for path in every_key(section)
+    if "*" not in path
 ]
 
 WRONG = [{"oops": 1}, [[1]], "", "oops\x01", -7, 2.5, 1000.0, "7 days", math.nan, 10**30]
@@ -146,16 +191,14 @@ def judge(section: type, body: dict[str, Any]) -> set[bool]:
     return verdicts({}, body) if section is TopicPolicy else verdicts(body, {"key": "id"})
 
 
-@pytest.mark.parametrize(("section", "path", "kind"), KEYS)
-def test_both_accept_the_example_of_every_key(section, path, kind):
-    example = ["t"] if path == ("topics",) else kind.example
-
+@pytest.mark.parametrize(("section", "path", "example"), KEYS)
+def test_both_accept_the_example_of_every_key(section, path, example):
     assert judge(section, at(section, path, example)) == {True}
 
 
-@pytest.mark.parametrize(("section", "path", "kind"), KEYS)
-def test_both_refuse_an_unknown_key_beside_every_key(section, path, kind):
-    body = at(section, path, ["t"] if path == ("topics",) else kind.example)
+@pytest.mark.parametrize(("section", "path", "example"), KEYS)
+def test_both_refuse_an_unknown_key_beside_every_key(section, path, example):
+    body = at(section, path, example)
     inner = body
     for step in path[:-1]:
         inner = inner[step]
@@ -165,8 +208,8 @@ def test_both_refuse_an_unknown_key_beside_every_key(section, path, kind):
 
 
 @pytest.mark.parametrize("value", WRONG, ids=repr)
-@pytest.mark.parametrize(("section", "path", "kind"), KEYS)
-def test_both_say_the_same_of_odd_values(section, path, kind, value):
+@pytest.mark.parametrize(("section", "path", "example"), KEYS)
+def test_both_say_the_same_of_odd_values(section, path, example, value):
     assert len(judge(section, at(section, path, value))) == 1
 
 
@@ -195,12 +238,13 @@ def test_both_say_the_same_of_whole_documents(text):
 def test_the_schema_has_the_readers_keys_and_no_others():
     found = dict(schema_keys(SCHEMA, ()))
 
-    assert set(found) == {path for path, _ in every_key(Document)}
+    assert set(found) == {*every_key(PolicyFile)}
 
 
 def schema_keys(schema: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
-    if "$ref" in schema:
-        schema = _follow(schema["$ref"])
+    for one in (schema, *schema.get("allOf", ())):
+        if "$ref" in one:
+            schema = _follow(one["$ref"])
     for name, inner in schema.get("properties", {}).items():
         yield (*path, name), inner
         yield from schema_keys(inner, (*path, name))
@@ -209,24 +253,17 @@ def schema_keys(schema: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tu
             yield from schema_keys(schema[step], (*path, "*"))
 
 
-def every_key(section: type, path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
-    for name, spec in keys_of(section).items():
-        here: tuple[str, ...] = (*path, name)
-        yield here, spec
-        kind = spec.kind
-        while isinstance(kind, ListOf | MapOf):
-            kind, here = kind.each, (*here, "*")
-        if isinstance(kind, Section):
-            yield from every_key(kind.of, here)
-
-
 def test_the_schema_is_of_the_draft_that_it_names_and_is_plain_json():
     assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert json.loads(json.dumps(SCHEMA)) == SCHEMA
 
 
 def test_every_key_is_explained():
-    silent = [path for path, spec in every_key(Document) if not spec.meaning.endswith((".", "t."))]
+    silent = [
+        path
+        for path in every_key(PolicyFile)
+        if not key_schema(path).get("description", "").endswith(".")
+    ]
 
     assert silent == []
 
@@ -241,4 +278,4 @@ def test_the_page_about_the_file_shows_every_key():
         for path in lines
     }
 
-    assert {path for path, _ in every_key(Document)} <= written
+    assert {*every_key(PolicyFile)} <= written

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
-from semel.cli.answer import Answer, table
+from semel.cli.answer import Answer
 from semel.cli.options import LedgerOption
 from semel.cli.preamble import Operator, begins_with, changing
-from semel.cli.reports.adoption import AdoptionPlan, AdoptReport, adoption_plan
+from semel.cli.render import Field, Line, Rows, Shape, red
 from semel.cli.target import ledger_url, open_existing
 from semel.cli.words import counted
 from semel.ledgers import open_ledger
-from semel.pipeline.adopt import adopt as adopt_checkpoint
+from semel.operate.adoption import Adoption, AdoptionPlan, Means, PositionChange, plan_adoption
+from semel.operate.adoption import adopt as go_on
 from semel.pipeline.txn import Scope
+
+HARMLESS = (Means.CONTINUES, Means.NEW)
+CHANGE = Shape(
+    PositionChange,
+    Field("source", head="source"),
+    Field("partition", head="partition"),
+    Field("before", head="before", right=True),
+    Field("after", head="after", right=True),
+    Field("means", head="means", style=lambda means: "" if means in HARMLESS else "bold red"),
+    Field("words", head=" "),
+)
 
 
 @begins_with(changing, "adopt")
@@ -67,16 +79,17 @@ def adopt(
     found_at = open_checkpoint(checkpoint)
     found = found_at.adoptable()
     scope = Scope(opened.ledger_id, app, query)
-    plan = adoption_plan(opened, scope, checkpoint, found_at, found)
+    plan = plan_adoption(opened, scope, checkpoint, found_at, found)
     if dry_run:
-        answer.give(AdoptReport(False, operator.name, operator.why, None, plan), show_adopted)
+        only_looked = Adoption(False, operator.name, operator.why, None, plan)
+        answer.reply(only_looked, lambda _: plan_lines(plan))
         return
-    answer.show(plan, show_plan)
+    answer.print(plan_lines(plan))
     question = f"Adopt {checkpoint} for {scope}?"
     operator.confirm(answer, "adopting changes positions", question)
-    generation = adopt_checkpoint(
+    done = go_on(
         opened,
-        scope,
+        plan,
         found,
         who=operator.name,
         why=operator.why,
@@ -84,54 +97,34 @@ def adopt(
         repeat_files=repeat_files,
         takeover=operator.takeover,
     )
-    report = AdoptReport(True, operator.name, operator.why, generation.number, plan)
-    answer.give(report, show_result)
+    answer.reply(done, adopted_lines)
 
 
-def show_plan(console: Console, plan: AdoptionPlan) -> None:
-    """Print what adopting means, in words."""
-    console.print(f"[bold]{plan.scope}[/] in {escape(plan.ledger)}, {plan.owner}")
+def plan_lines(plan: AdoptionPlan) -> Iterator[Line | Rows]:
+    """Put what adopting means for people."""
+    yield Text.assemble((str(plan.scope), "bold"), f" in {plan.ledger}, {plan.owner}")
     state = ", stateful" if plan.is_stateful else ""
     before = f"generation {plan.generation_before}" if plan.generation_before else "no generation"
-    console.print(
+    yield (
         f"checkpoint {plan.checkpoint} (id {plan.checkpoint_id}{state}) goes on with batch "
-        f"{plan.first_batch}; the ledger has {before} so far",
-        markup=False,
+        f"{plan.first_batch}; the ledger has {before} so far"
     )
     if plan.is_known:
-        console.print("it is the checkpoint in use already")
+        yield "it is the checkpoint in use already"
     if plan.positions:
-        rows = table(
-            "source", "partition", "before", "after", "means", "", right=("before", "after")
-        )
-        for one in plan.positions:
-            means = one.means if one.means in ("continues", "new") else f"[bold red]{one.means}[/]"
-            rows.add_row(
-                one.source,
-                escape(one.partition) or "-",
-                "-" if one.before is None else f"{one.before:,}",
-                "-" if one.after is None else f"{one.after:,}",
-                means,
-                one.words,
-            )
-        console.print(rows)
+        yield CHANGE.table(plan.positions)
     if plan.files_repeated:
         count = counted(len(plan.files_repeated), "file")
-        console.print(
-            f"[bold red]overlap[/] {count} of the next batch committed already; semel refuses that "
-            f"batch unless --repeat-files is given: {escape(', '.join(plan.files_repeated[:5]))}"
+        yield red(
+            "overlap",
+            f" {count} of the next batch committed already; semel refuses that batch unless "
+            f"--repeat-files is given: {', '.join(plan.files_repeated[:5])}",
         )
     for cycle in plan.open_cycles:
-        console.print(f"[bold red]in the way[/]  {cycle}: settle it with `semel recover` first")
+        yield red("in the way", f"  {cycle}: settle it with `semel recover` first")
 
 
-def show_result(console: Console, report: AdoptReport) -> None:
-    """Print that it was done."""
-    console.print(
-        f"[green]adopted[/]: {report.plan.scope} goes on as generation {report.generation}"
-    )
-
-
-def show_adopted(console: Console, report: AdoptReport) -> None:
-    """Print what adopting would mean."""
-    show_plan(console, report.plan)
+def adopted_lines(done: Adoption) -> Iterator[Line]:
+    """Say that it was done."""
+    words = f": {done.plan.scope} goes on as generation {done.generation}"
+    yield Text.assemble(("adopted", "green"), words)

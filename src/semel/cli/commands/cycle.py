@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
-from semel.cli.answer import Answer, table
+from semel.cli.answer import Answer
 from semel.cli.options import PipelineOption
 from semel.cli.preamble import Operator, begins_with, changing
-from semel.cli.reports.resolution import (
-    Choice,
-    ResolutionPlan,
-    ResolveReport,
-    Way,
-    resolution_plan,
-)
-from semel.cli.reports.resolution import resolve as carry_through
+from semel.cli.render import Field, Line, Rows, Shape
 from semel.cli.target import need_pipeline
 from semel.errors import Misuse
+from semel.operate.resolution import (
+    Choice,
+    Resolution,
+    ResolutionPlan,
+    SinkOfCycle,
+    Way,
+    plan_resolution,
+)
+from semel.operate.resolution import resolve as carry_through
+
+SINK = Shape(
+    SinkOfCycle,
+    Field("sink", head="sink"),
+    Field("rows", head="rows", right=True),
+    Field("found", head="found"),
+    Field("evidence", head="evidence"),
+    Field("will", head="will"),
+)
 
 app = typer.Typer(no_args_is_help=True, help="Work on a single cycle.")
 
@@ -69,14 +80,20 @@ def resolve(
     """
     choice = _choice(sink, retry, divert, without)
     known = need_pipeline(answer, pipeline)
-    record, plan = resolution_plan(known, cycle, choice)
-    answer.show(plan, show_plan)
+    record, plan = plan_resolution(known, cycle, choice)
+    answer.print(plan_lines(plan))
     question = f"Resolve {plan.scope}/{cycle} by {choice.way}?"
     operator.confirm(answer, "resolving changes things", question)
-    report = carry_through(
-        known, record, plan, choice, operator.name, operator.why, operator.takeover
+    done = carry_through(
+        known,
+        record,
+        plan,
+        choice,
+        who=operator.name,
+        why=operator.why,
+        takeover=operator.takeover,
     )
-    answer.give(report, show_resolved)
+    answer.reply(done, resolved_lines)
 
 
 def _choice(sink: str | None, retry: bool, divert: str | None, without: str | None) -> Choice:
@@ -92,28 +109,21 @@ def _choice(sink: str | None, retry: bool, divert: str | None, without: str | No
     return Choice(Way.RETRY, sink)
 
 
-def show_plan(console: Console, plan: ResolutionPlan) -> None:
-    """Print how every sink stands and what will be done with it."""
-    console.print(
-        f"[bold]{plan.scope}/{plan.cycle}[/] (attempt {plan.attempt[:8]}) is {plan.state}"
-    )
-    rows = table("sink", "rows", "found", "evidence", "will", right=("rows",))
-    for one in plan.sinks:
-        count = "-" if one.rows is None else f"{one.rows:,}"
-        rows.add_row(one.sink, count, one.found, escape(one.evidence) or "-", one.will)
-    console.print(rows)
+def plan_lines(plan: ResolutionPlan) -> Iterator[Line | Rows]:
+    """Put how every sink stands and what will be done with it."""
+    name = (f"{plan.scope}/{plan.cycle}", "bold")
+    yield Text.assemble(name, f" (attempt {plan.attempt[:8]}) is {plan.state}")
+    yield SINK.table(plan.sinks)
 
 
-def show_resolved(console: Console, report: ResolveReport) -> None:
-    """Print what became of every sink."""
-    for one in report.sinks:
-        word = "[green]done[/]" if one.is_done else "[bold red]not done[/]"
+def resolved_lines(done: Resolution) -> Iterator[Line]:
+    """Put what became of every sink."""
+    for one in done.sinks:
+        word = ("done", "green") if one.is_done else ("not done", "bold red")
         counts = f", {one.diverted} rows diverted to {one.reject_table}" if one.diverted else ""
-        console.print(
-            f"{one.sink}: {one.did}, {word}{escape(counts)} {escape(one.reason)}".rstrip()
-        )
-    console.print(
+        yield Text.assemble(f"{one.sink}: {one.did}, ", word, f"{counts} {one.reason}".rstrip())
+    yield (
         "the cycle is finished"
-        if report.finished
+        if done.finished
         else "the cycle is still committed and unfinished; see `semel doctor`"
     )

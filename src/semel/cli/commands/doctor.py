@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
-from semel.cli.answer import Answer, table
+from semel.cli.answer import Answer
 from semel.cli.preamble import begins_with, looking
-from semel.cli.reports.doctor import DoctorReport, Patient, ScopeDiagnosis, doctor_report
-from semel.cli.reports.stranded import OpenAttempt, Stranded
+from semel.cli.render import Field, Line, Rows, Shape, bold, column, red, start_of
 from semel.cli.target import Target
-from semel.cli.words import lasting, pairs
+from semel.cli.words import lasting
+from semel.operate.doctor import (
+    Diagnosis,
+    OpenAttempt,
+    Patient,
+    Problem,
+    ScopeDiagnosis,
+    Stranded,
+    diagnose,
+)
+
+
+def _decision(one: OpenAttempt | Stranded) -> str:
+    return "in flight" if one.in_flight else one.decision
+
+
+OPEN_ATTEMPT = Shape(
+    OpenAttempt,
+    Field("scope", "record.txn.scope"),
+    Field("cycle", "record.txn.cycle.label", head="open cycle"),
+    Field("attempt", "record.txn.attempt", head="attempt", cell=start_of),
+    Field("state", "record.state", head="state"),
+    Field("age_seconds", head="age", cell=lasting, right=True),
+    Field("rows", "record.rows", head="rows"),
+    column("decision", _decision),
+    Field("epoch", "record.epoch"),
+    whole=True,
+)
+STRANDED = Shape(
+    Stranded,
+    Field("sink", head="sink"),
+    Field("cycle", "txn.cycle.label", head="cycle"),
+    Field("attempt", "txn.attempt", head="attempt", cell=start_of),
+    Field("found", "finding.found", head="found"),
+    Field("evidence", "finding.evidence", head="evidence"),
+    Field("age_seconds", head="age", cell=lasting, right=True),
+    Field("ledger_says", head="ledger says"),
+    column("decision", _decision),
+    Field("decision"),
+    whole=True,
+)
+Shape(Problem, Field("runbook"), whole=True)
 
 
 @begins_with(looking, "doctor")
@@ -39,69 +78,39 @@ def doctor(
         Patient(scope, known.sinks if known else (), known.settings if known else None)
         for scope in target.scopes
     ]
-    answer.give(doctor_report(target.ledger, patients, strict), show_doctor)
+    answer.reply(diagnose(target.ledger, patients, strict=strict), doctor_lines)
 
 
-def show_doctor(console: Console, report: DoctorReport) -> None:
-    """Print a doctor's report."""
-    console.print(f"ledger {report.ledger}", markup=False)
-    for scope in report.scopes:
-        console.print()
-        _show_scope(console, scope)
-    if report.weakened_by:
-        console.print("\n[bold]settings that weaken the guarantee[/]")
-        for weak in report.weakened_by:
-            console.print(f"  {weak.where}: {weak.what}", markup=False)
-    if not report.needs_attention:
-        console.print("\n[green]nothing needs attention[/]")
+def doctor_lines(found: Diagnosis) -> Iterator[Line | Rows]:
+    """Put a diagnosis for people."""
+    yield f"ledger {found.ledger}"
+    for scope in found.scopes:
+        yield None
+        yield from _scope_lines(scope)
+    if found.weakened_by:
+        yield None
+        yield bold("settings that weaken the guarantee")
+        yield from (f"  {weak.where}: {weak.what}" for weak in found.weakened_by)
+    if not found.needs_attention:
+        yield None
+        yield bold("nothing needs attention", "green")
 
 
-def _show_scope(console: Console, scope: ScopeDiagnosis) -> None:
-    console.print(f"[bold]{scope.scope}[/]  {scope.owner}")
+def _scope_lines(scope: ScopeDiagnosis) -> Iterator[Line | Rows]:
+    yield Text.assemble((str(scope.scope), "bold"), f"  {scope.owner}")
     asked = ", ".join(scope.sinks_asked)
-    console.print(
-        f"sinks asked: {asked}" if asked else "sinks not asked: give --pipeline to ask them",
-        markup=False,
-    )
-    if scope.attempts:
-        show_attempts(console, scope.attempts)
-    if scope.stranded:
-        show_stranded(console, scope.stranded)
+    yield f"sinks asked: {asked}" if asked else "sinks not asked: give --pipeline to ask them"
+    yield from unfinished_lines(scope.attempts, scope.stranded)
     for problem in scope.problems:
-        console.print(f"[bold red]{problem.kind}[/]  {escape(problem.what)}")
-        console.print(f"    read {problem.runbook}", markup=False)
+        yield red(problem.kind, f"  {problem.what}")
+        yield f"    read {problem.runbook}"
 
 
-def show_attempts(console: Console, attempts: Sequence[OpenAttempt]) -> None:
-    """Print what the ledger has open."""
-    right = ("age",)
-    rows = table("open cycle", "attempt", "state", "age", "rows", "decision", right=right)
-    for one in attempts:
-        decision = "in flight" if one.in_flight else one.decision
-        rows.add_row(
-            one.cycle,
-            one.attempt[:8],
-            one.state,
-            lasting(one.age_seconds),
-            pairs(one.rows),
-            decision,
-        )
-    console.print(rows)
-
-
-def show_stranded(console: Console, stranded: Sequence[Stranded]) -> None:
-    """Print what sinks hold, with evidence."""
-    columns = ("sink", "cycle", "attempt", "found", "evidence", "age", "ledger says", "decision")
-    rows = table(*columns, right=("age",))
-    for one in stranded:
-        rows.add_row(
-            one.sink,
-            one.cycle,
-            one.attempt[:8],
-            one.found,
-            escape(one.evidence),
-            lasting(one.age_seconds),
-            one.ledger_says,
-            "in flight" if one.in_flight else one.decision,
-        )
-    console.print(rows)
+def unfinished_lines(
+    attempts: Sequence[OpenAttempt], stranded: Sequence[Stranded]
+) -> Iterator[Line | Rows]:
+    """Put what the ledger has open and what sinks hold, with evidence."""
+    if attempts:
+        yield OPEN_ATTEMPT.table(attempts)
+    if stranded:
+        yield STRANDED.table(stranded)

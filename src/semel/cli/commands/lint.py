@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from semel.cli.answer import answering
 from semel.cli.options import DebugOption, JsonOption, PipelineOption
-from semel.cli.reports.guarantees import LintReport, lint_report
+from semel.cli.render import Field, Line, Shape, bold, items, red
 from semel.cli.target import need_configured
+from semel.operate.guarantee import PipelineGuarantee, SinkGuarantee, guarantee_of
+
+Shape(
+    SinkGuarantee,
+    Field("effect", "guarantee.effect"),
+    Field("readers_see", "guarantee.readers_see"),
+    Field("not_covered", "guarantee.not_covered"),
+    Field("weakened_by", "guarantee.weakened_by"),
+    whole=True,
+)
 
 
 def lint(
@@ -38,29 +47,24 @@ def lint(
         if check:
             for sink in known.sinks:
                 sink.check(None)
-        answer.give(lint_report(known, strict), show_lint)
+        scope = f"{known.app}/{known.query}"
+        found = guarantee_of(scope, known.ledger, known.sinks, known.settings, strict=strict)
+        answer.reply(found, lint_lines)
 
 
-def show_lint(console: Console, report: LintReport) -> None:
-    """Print the guarantees."""
-    console.print(f"[bold]{report.scope}[/]: {escape(report.guarantee)}")
-    _list(console, "failures covered", report.failures_covered)
-    _list(console, "not covered", report.not_covered)
-    for sink in report.sinks:
-        console.print(f"\n[bold]sink {sink.sink}[/]")
-        console.print(f"  what happens once: {sink.effect}", markup=False)
-        console.print(f"  readers see: {sink.readers_see}", markup=False)
-        _list(console, "not covered", sink.not_covered, "  ")
-        _list(console, "[bold red]weakened by[/]", sink.weakened_by, "  ")
-    weak = [f"{one.where}: {one.what}" for one in report.weakened_by]
-    if weak:
-        console.print()
-        _list(console, "[bold red]weakened by[/]", weak)
-
-
-def _list(console: Console, title: str, lines: Iterable[str], indent: str = "") -> None:
-    lines = list(lines)
-    if lines:
-        console.print(f"{indent}{title}:")
-    for line in lines:
-        console.print(f"{indent}  - {line}", markup=False)
+def lint_lines(found: PipelineGuarantee) -> Iterator[Line]:
+    """Put the guarantees for people."""
+    yield Text.assemble((found.scope, "bold"), f": {found.guarantee}")
+    yield from items("failures covered", found.failures_covered)
+    yield from items("not covered", found.not_covered)
+    for sink in found.sinks:
+        yield None
+        yield bold(f"sink {sink.sink}")
+        yield f"  what happens once: {sink.guarantee.effect}"
+        yield f"  readers see: {sink.guarantee.readers_see}"
+        yield from items("not covered", sink.guarantee.not_covered, "  ")
+        yield from items(red("weakened by"), sink.guarantee.weakened_by, "  ")
+    if found.weakened_by:
+        yield None
+        weak = (f"{one.where}: {one.what}" for one in found.weakened_by)
+        yield from items(red("weakened by"), weak)

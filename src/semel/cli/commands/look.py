@@ -2,20 +2,89 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from semel.cli.answer import Answer, table
+from semel.cli.answer import Answer
 from semel.cli.options import MOST_ROWS
 from semel.cli.preamble import begins_with, looking
-from semel.cli.reports.attempts import AttemptReport, SourceReport
-from semel.cli.reports.history import HistoryReport, ScopeHistory, history_report
-from semel.cli.reports.status import Files, ScopeStatus, StatusReport, status_report
+from semel.cli.render import WRITERS, Field, Line, Rows, Shape, bold, facts, red, start_of
 from semel.cli.target import Target
 from semel.cli.words import at, counted, lasting, listed, pairs
+from semel.operate.status import (
+    Files,
+    History,
+    ScopeStatus,
+    SourceEnd,
+    Status,
+    history_of,
+    range_words,
+    status_of,
+)
+from semel.pipeline.ledger import Act, AttemptRecord
+from semel.pipeline.txn import Scope
+
+
+def age_seconds(record: AttemptRecord) -> float:
+    """Since it was planned."""
+    return max(0.0, time.time() - record.planned_at)
+
+
+def staging_seconds(record: AttemptRecord) -> float | None:
+    """From the plan to the decision."""
+    return None if record.decided_at is None else max(0.0, record.decided_at - record.planned_at)
+
+
+def committing_seconds(record: AttemptRecord) -> float | None:
+    """From the decision until every sink showed it."""
+    if record.decided_at is None or record.finished_at is None:
+        return None
+    return max(0.0, record.finished_at - record.decided_at)
+
+
+def what_was_read(record: AttemptRecord) -> list[str]:
+    """What the batch read, in words."""
+    return range_words(record.range)
+
+
+WRITERS[Scope] = str
+
+ATTEMPT = Shape(
+    AttemptRecord,
+    Field("cycle", "txn.cycle.label", head="cycle"),
+    Field("attempt", "txn.attempt", head="attempt", cell=start_of),
+    Field("state", head="state"),
+    Field("planned_at", head="planned", cell=at),
+    Field("staging_seconds", staging_seconds, head="staging", cell=lasting, right=True),
+    Field("committing_seconds", committing_seconds, head="committing", cell=lasting, right=True),
+    Field("rows", head="rows", means="By sink."),
+    Field("read", what_was_read, head="read"),
+    Field("reason", head="reason"),
+    Field("epoch"),
+    Field("decided_at"),
+    Field("finished_at"),
+    Field("age_seconds", age_seconds),
+)
+ACT = Shape(
+    Act,
+    Field("at", head="when", cell=at),
+    Field("who", head="who"),
+    Field("act", head="act"),
+    Field("why", head="why"),
+    Field("detail"),
+)
+Shape(
+    ScopeStatus,
+    Field("scope"),
+    Field("app", "scope.app"),
+    Field("query", "scope.query"),
+    Field("needs_attention"),
+    Field("advice"),
+    whole=True,
+)
 
 
 @begins_with(looking, "status")
@@ -34,7 +103,7 @@ def status(
     Example: semel status --ledger sqlite:///payments.ledger
     """
     counting = Files.COUNTED if files else Files.LEFT_OUT
-    answer.give(status_report(target.ledger, target.scopes, counting), show_status)
+    answer.reply(status_of(target.ledger, target.scopes, counting), status_lines)
 
 
 @begins_with(looking, "history")
@@ -56,47 +125,44 @@ def history(
 
     Example: semel history --ledger sqlite:///payments.ledger --limit 50
     """
-    answer.give(history_report(target.ledger, target.scopes, limit, cycle), show_history)
+    answer.reply(history_of(target.ledger, target.scopes, limit, cycle), history_lines)
 
 
-def show_status(console: Console, report: StatusReport) -> None:
-    """Print a status report."""
-    console.print(f"ledger {report.ledger}  (id {report.ledger_id})", markup=False)
-    if not report.scopes:
-        console.print("no scope has ever had an owner here", markup=False)
-    for scope in report.scopes:
-        console.print()
-        _show_scope(console, scope)
+def status_lines(status: Status) -> Iterator[Line | Rows]:
+    """Put a status for people."""
+    yield f"ledger {status.ledger}  (id {status.ledger_id})"
+    if not status.scopes:
+        yield "no scope has ever had an owner here"
+    for scope in status.scopes:
+        yield None
+        yield bold(scope.scope)
+        yield facts(dict(_scope_facts(scope)))
 
 
-def _show_scope(console: Console, scope: ScopeStatus) -> None:
-    facts = table("", "")
-    facts.show_header = False
-    owner = scope.owner
+def _scope_facts(scope: ScopeStatus) -> Iterator[tuple[str, object]]:
+    owner, generation, last = scope.owner, scope.generation, scope.last
     left = f", lease {lasting(owner.lease_left_seconds)} left" if owner.is_live else ""
-    facts.add_row("owner", f"{owner}{left}, epoch {owner.epoch}")
-    generation = scope.generation
-    facts.add_row(
-        "generation",
+    yield "owner", f"{owner}{left}, epoch {owner.epoch}"
+    opened = generation and (
         f"{generation.number}, checkpoint {generation.checkpoint}, since {at(generation.opened_at)}"
-        if generation
-        else "none yet",
     )
-    facts.add_row("mark", scope.mark or "nothing finished yet")
+    yield "generation", opened or "none yet"
+    yield "mark", scope.mark or "nothing finished yet"
     oldest = scope.oldest_open_seconds
     age = "" if oldest is None else f" (the oldest for {lasting(oldest)})"
-    facts.add_row("open cycles", f"{pairs(scope.open)}{age}")
+    yield "open cycles", f"{pairs(scope.open)}{age}"
     for source in scope.positions:
-        facts.add_row(f"source {source.source}", escape(_position_words(source)))
-    if scope.last:
-        facts.add_row("last cycle", escape(_last_words(scope.last)))
+        yield f"source {source.source}", _position_words(source)
+    if last:
+        rows = f"; rows: {pairs(last.rows)}" if last.rows else ""
+        why = f"; {last.reason}" if last.reason else ""
+        ago = f"{lasting(age_seconds(last))} ago"
+        yield "last cycle", f"{last.txn.cycle.label} {last.state}, {ago}{rows}{why}"
     if scope.advice:
-        facts.add_row("[bold red]next[/]", scope.advice)
-    console.print(f"[bold]{scope.scope}[/]")
-    console.print(facts)
+        yield "next", red(scope.advice)
 
 
-def _position_words(source: SourceReport) -> str:
+def _position_words(source: SourceEnd) -> str:
     words = []
     if source.ends:
         ends = [f"{name} {end:,}".strip() for name, end in source.ends.items()]
@@ -106,44 +172,14 @@ def _position_words(source: SourceReport) -> str:
     return ", ".join(words) or "files (count them with --files)"
 
 
-def _last_words(last: AttemptReport) -> str:
-    rows = f"; rows: {pairs(last.rows)}" if last.rows else ""
-    why = f"; {last.reason}" if last.reason else ""
-    return f"{last.cycle} {last.state}, {lasting(last.age_seconds)} ago{rows}{why}"
-
-
-def show_history(console: Console, report: HistoryReport) -> None:
-    """Print a history report."""
-    console.print(f"ledger {report.ledger}", markup=False)
-    for scope in report.scopes:
-        console.print()
-        _show_attempts(console, scope)
+def history_lines(history: History) -> Iterator[Line | Rows]:
+    """Put a history for people."""
+    yield f"ledger {history.ledger}"
+    for scope in history.scopes:
+        yield None
+        yield bold(scope.scope)
+        yield ATTEMPT.table(scope.attempts)
         if scope.acts:
-            _show_acts(console, scope)
-
-
-def _show_attempts(console: Console, scope: ScopeHistory) -> None:
-    right = ("staging", "committing")
-    columns = ("cycle", "attempt", "state", "planned", *right, "rows", "read", "reason")
-    rows = table(*columns, title=f"[bold]{scope.scope}[/]", right=right)
-    for one in scope.attempts:
-        rows.add_row(
-            one.cycle,
-            one.attempt[:8],
-            one.state,
-            at(one.planned_at),
-            lasting(one.staging_seconds),
-            lasting(one.committing_seconds),
-            pairs(one.rows),
-            escape("; ".join(one.read)) or "-",
-            escape(one.reason) or "-",
-        )
-    console.print(rows)
-
-
-def _show_acts(console: Console, scope: ScopeHistory) -> None:
-    rows = table("when", "who", "act", "why", title=f"what operators did in {scope.scope}")
-    for act in scope.acts:
-        rows.add_row(at(act.at), escape(act.who), act.act, escape(act.why))
-    console.print()
-    console.print(rows)
+            yield None
+            yield f"what operators did in {scope.scope}"
+            yield ACT.table(scope.acts)

@@ -5,31 +5,50 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from operator import attrgetter
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
+from rich.text import Text
 
 from semel.cli.answer import Answer
-from semel.cli.commands.doctor import show_attempts, show_stranded
+from semel.cli.commands.doctor import unfinished_lines
 from semel.cli.options import PipelineOption
 from semel.cli.preamble import Operator, begins_with, changing
-from semel.cli.reports.recovery import (
-    Recovered,
-    RecoveryPlan,
-    carry_out,
-    nothing_done,
-    recovery_plan,
-)
+from semel.cli.render import WRITERS, Field, Line, Rows, Shape, red
 from semel.cli.target import need_pipeline
 from semel.cli.words import counted, pairs
 from semel.errors import LeaseHeld
 from semel.lease import Takeover
+from semel.operate.doctor import short_name
+from semel.operate.recovery import Recovered, RecoveryPlan, plan_recovery
+from semel.operate.recovery import recover as carry_out
+from semel.pipeline.recovery import Settled
+from semel.pipeline.txn import SinkTxnId
 
 # Fewer are settled before a bar could be read.
 MANY = 20
+
+WRITERS[SinkTxnId] = attrgetter("label")
+Shape(
+    Settled,
+    Field("cycle", "txn.cycle.label"),
+    Field("attempt", "txn.attempt"),
+    Field("ledger_says", "says"),
+    whole=True,
+)
+Shape(
+    Recovered,
+    Field("settled", "report.settled"),
+    Field("finished", "report.finished"),
+    Field("aborted", "report.aborted"),
+    Field("swept", "report.swept"),
+    Field("left_as_is", "report.left_as_is"),
+    whole=True,
+)
 
 
 @begins_with(changing, "recover")
@@ -54,57 +73,52 @@ def recover(
     Example: semel recover --pipeline payments:pipeline --dry-run
     """
     known = need_pipeline(answer, pipeline)
-    plan = recovery_plan(known)
+    plan = plan_recovery(known)
+    act = partial(carry_out, known, who=operator.name, why=operator.why, plan=plan)
     if dry_run:
-        answer.give(plan, show_plan)
+        answer.reply(plan, plan_lines)
         return
-    if plan.is_empty and not plan.blocked_by:
-        answer.give(nothing_done(known, operator.name, operator.why), show_recovered)
+    if not plan.needs_attention:
+        answer.reply(act(), recovered_lines)
         return
-    answer.show(plan, show_plan)
+    answer.print(plan_lines(plan))
     if plan.owner.is_live and operator.takeover is not Takeover.FORCE:
-        raise LeaseHeld(plan.scope, str(plan.owner), plan.owner.lease_left_seconds)
+        raise LeaseHeld(str(plan.scope), str(plan.owner), plan.owner.lease_left_seconds)
     question = f"Recover {plan.scope} in {plan.ledger}?"
     operator.confirm(answer, "recovery changes things", question)
-    with _bar(answer, plan.steps) as step:
-        done = carry_out(known, plan, operator.name, operator.why, operator.takeover, step)
-    answer.give(done, show_recovered)
+    with _bar(answer, len(plan.stranded)) as step:
+        done = act(takeover=operator.takeover, progress=step)
+    answer.reply(done, recovered_lines)
 
 
-def show_plan(console: Console, plan: RecoveryPlan) -> None:
-    """Print what recovery would do."""
-    console.print(f"[bold]{plan.scope}[/] in {escape(plan.ledger)}, {plan.owner}")
+def plan_lines(plan: RecoveryPlan) -> Iterator[Line | Rows]:
+    """Put what recovery would do for people."""
+    yield Text.assemble((str(plan.scope), "bold"), f" in {plan.ledger}, {plan.owner}")
     if plan.is_empty:
-        console.print("nothing to settle")
+        yield "nothing to settle"
     else:
-        decisions = Counter(one.decision for one in plan.stranded)
-        count = counted(len(plan.attempts), "open cycle")
-        console.print(f"{count}; in the sinks: {pairs(decisions)}", markup=False)
-        if plan.attempts:
-            show_attempts(console, plan.attempts)
-        if plan.stranded:
-            show_stranded(console, plan.stranded)
-        console.print("then: whatever losing attempts have left in the sinks is swept")
+        decisions = Counter(one.decision.value for one in plan.stranded)
+        yield f"{counted(len(plan.attempts), 'open cycle')}; in the sinks: {pairs(decisions)}"
+        yield from unfinished_lines(plan.attempts, plan.stranded)
+        yield "then: whatever losing attempts have left in the sinks is swept"
     for block in plan.blocked_by:
-        console.print(f"[bold red]in the way[/]  {escape(block)}")
+        yield red("in the way", f"  {block}")
 
 
-def show_recovered(console: Console, done: Recovered) -> None:
-    """Print what recovery did."""
+def recovered_lines(done: Recovered) -> Iterator[Line]:
+    """Put what recovery did for people."""
+    report = done.report
     if done.epoch is None:
-        console.print(f"{done.scope}: nothing to settle; nothing was changed", markup=False)
+        yield f"{done.scope}: nothing to settle; nothing was changed"
         return
-    console.print(
-        f"[green]recovered[/] [bold]{done.scope}[/] as epoch {done.epoch}: "
-        f"{counted(len(done.finished), 'cycle')} finished, "
-        f"{counted(len(done.aborted), 'attempt')} given up, swept: {pairs(done.swept)}"
+    yield Text.assemble(
+        ("recovered ", "green"),
+        (str(done.scope), "bold"),
+        f" as epoch {done.epoch}: {counted(len(report.finished), 'cycle')} finished, "
+        f"{counted(len(report.aborted), 'attempt')} given up, swept: {pairs(report.swept)}",
     )
-    for left in done.left_as_is:
-        console.print(
-            f"left as it is: {left.cycle} (attempt {left.attempt[:8]}) in sink {left.sink!r}, "
-            f"{left.ledger_says}",
-            markup=False,
-        )
+    for left in report.left_as_is:
+        yield f"left as it is: {short_name(left.txn)} in sink {left.sink!r}, {left.says}"
 
 
 @contextmanager

@@ -3,30 +3,69 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
-from semel.cli.answer import answering, table
+from semel.cli.answer import answering
 from semel.cli.options import MOST_ROWS, DebugOption, JsonOption, PipelineOption
-from semel.cli.reports.verification import (
-    Reread,
-    SinkCheck,
-    TallyReport,
-    VerifyReport,
-    cycles_to_verify,
-    verify_report,
-)
-from semel.cli.target import Pipeline, load_object, need_pipeline
+from semel.cli.render import Field, Line, Rows, Shape
+from semel.cli.target import load_object, need_pipeline
 from semel.cli.words import counted
 from semel.errors import Misuse
+from semel.operate.pipelines import Pipeline
+from semel.operate.verification import (
+    FINE,
+    Reread,
+    RowCount,
+    SinkCheck,
+    Verdict,
+    Verification,
+    cycles_to_verify,
+)
+from semel.operate.verification import verify as compare
 from semel.pipeline.sink import Tally
 from semel.pipeline.source import BatchRange
 
 EVERY = sys.maxsize // 8
+
+
+def hash_of(count: RowCount) -> str | None:
+    """Sixteen hex digits."""
+    return None if count.hash is None else f"{count.hash:016x}"
+
+
+def _count(count: RowCount | None) -> str:
+    if count is None:
+        return "-"
+    return f"{count.rows:,} {(hash_of(count) or '')[:8]}".rstrip()
+
+
+def _words(verdict: Verdict | None) -> str:
+    return "-" if verdict is None else verdict.replace("_", " ")
+
+
+def _colour(verdict: Verdict | None) -> str:
+    if verdict in (None, Verdict.CANNOT_TELL):
+        return ""
+    return "green" if verdict in FINE else "bold red"
+
+
+Shape(RowCount, Field("rows"), Field("hash", hash_of))
+CHECK = Shape(
+    SinkCheck,
+    Field("cycle", head="cycle"),
+    Field("sink", head="sink"),
+    Field("staged", head="staged", cell=_count, right=True),
+    Field("visible", head="visible", cell=_count, right=True),
+    Field("verdict", head="verdict", cell=_words, style=_colour),
+    Field("source", head="source", cell=_count, right=True),
+    Field("source_verdict", head="against staged", cell=_words, style=_colour),
+    Field("reason", head="reason"),
+)
 
 
 def verify(
@@ -75,7 +114,7 @@ def verify(
         known = need_pipeline(answer, pipeline)
         records = cycles_to_verify(known, EVERY if every else newest, cycle or ())
         again = _reread(known, reread) if reread else None
-        answer.give(verify_report(known, records, again), show_verify)
+        answer.reply(compare(known, records, again), verify_lines)
 
 
 def _reread(pipeline: Pipeline, spec: str) -> Reread:
@@ -92,49 +131,17 @@ def _reread(pipeline: Pipeline, spec: str) -> Reread:
     return read
 
 
-def show_verify(console: Console, report: VerifyReport) -> None:
-    """Print a verification, one line per cycle and sink."""
-    console.print(f"[bold]{report.scope}[/] in {escape(report.ledger)}")
-    with_source = any(check.source_verdict for check in report.checks)
-    columns = ["cycle", "sink", "staged", "visible", "verdict"]
-    columns += ["source", "against staged"] if with_source else []
-    rows = table(*columns, "reason", right=("staged", "visible", "source"))
-    for check in report.checks:
-        cells = [check.cycle, check.sink, _tally(check.staged), _tally(check.visible)]
-        cells.append(_colored(check.verdict))
-        if with_source:
-            cells += [_tally(check.source), _colored(check.source_verdict or "-")]
-        rows.add_row(*cells, escape(check.reason) or "-")
-    console.print(rows)
-    console.print(_summary(report), markup=False)
-
-
-def _summary(report: VerifyReport) -> str:
-    verdicts = [_judged(check) for check in report.checks]
-    bad, open_questions = verdicts.count("bad"), verdicts.count("cannot_tell")
-    cycles = counted(report.cycles, "cycle")
+def verify_lines(found: Verification) -> Iterator[Line | Rows]:
+    """Put a verification for people, one line per cycle and sink."""
+    yield Text.assemble((str(found.scope), "bold"), f" in {found.ledger}")
+    with_source = any(check.source_verdict for check in found.checks)
+    yield CHECK.table(found.checks, without=() if with_source else ("source", "against staged"))
+    bad = [check.needs_attention for check in found.checks].count(True)
+    unknown = [Verdict.CANNOT_TELL in check.verdicts for check in found.checks].count(True)
+    cycles = counted(found.cycles, "cycle")
     if bad:
-        return f"{cycles}: {counted(bad, 'comparison')} failed"
-    if open_questions:
-        return f"{cycles}: nothing differs; {open_questions} could not be compared"
-    return f"{cycles}: nothing differs"
-
-
-def _judged(check: SinkCheck) -> str:
-    verdicts = {check.verdict, check.source_verdict or check.verdict}
-    if verdicts - {"equal", "equal_rows", "cannot_tell"}:
-        return "bad"
-    return "cannot_tell" if "cannot_tell" in verdicts else "fine"
-
-
-def _tally(tally: TallyReport | None) -> str:
-    if tally is None:
-        return "-"
-    return f"{tally.rows:,}" + (f" {tally.hash[:8]}" if tally.hash else "")
-
-
-def _colored(verdict: str) -> str:
-    words = verdict.replace("_", " ")
-    if verdict in ("equal", "equal_rows"):
-        return f"[green]{words}[/]"
-    return words if verdict in ("cannot_tell", "-") else f"[bold red]{words}[/]"
+        yield f"{cycles}: {counted(bad, 'comparison')} failed"
+    elif unknown:
+        yield f"{cycles}: nothing differs; {unknown} could not be compared"
+    else:
+        yield f"{cycles}: nothing differs"

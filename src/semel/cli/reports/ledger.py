@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from semel.cli.reports.weakness import Weakness, of_ledger
 from semel.errors import Misuse
 from semel.lease import Takeover
+from semel.operate.guarantee import Weakness, of_ledger
 from semel.pipeline.ledger import AttemptRecord, Ledger
 from semel.pipeline.states import CycleState
 from semel.pipeline.txn import CycleId, Scope

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
-from semel.policy import ConsumerPolicy, Effective, Policy, TopicPolicy
-from semel.policy.effective import OVERLAPS, consumer_path, topic_path
-from semel.policy.keys import Section, Spec, keys_of
-from semel.policy.model import Source
-from semel.policy.vocabulary import OnGap
+from semel.policy import Effective, Policy
+from semel.policy.model import OVERLAPS, Source, consumer_path, key_schema, topic_path
+from semel.policy.reader import Path
+from semel.policy.sections import UNBOUNDED, Section, duration_words
+from semel.policy.vocabulary import GapPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,30 +79,32 @@ def _of_topic(settled: Effective, source: Source) -> Iterator[SettledKey]:
     if settled.topic_name is None:
         return
     for name in _TOPIC_ALONE:
-        spec = keys_of(TopicPolicy)[name]
-        value = getattr(settled.topic, spec.attribute)
-        line = source.lines.get(topic_path(settled.topic_name, name))
-        yield SettledKey(f"topic {name}", _words(spec, value), _origin(spec, line), line)
+        path = topic_path(settled.topic_name, name)
+        line = source.lines.get(path)
+        value = value_words(getattr(settled.topic, name))
+        yield SettledKey(f"topic {name}", value, _origin(path, line), line)
 
 
 def _of_consumer(policy: Policy, settled: Effective) -> Iterator[SettledKey]:
     derived = _derived(policy, settled)
-    for key, spec, own in _leaves(ConsumerPolicy, settled.consumer, ""):
+    for key, own in _leaves(settled.consumer.model_dump(mode="json", by_alias=True), ""):
+        path = consumer_path(settled.consumer_name, key)
         if key in _BOTH:
-            yield _of_both(_BOTH[key], key, spec, policy.source, settled)
+            yield _of_both(_BOTH[key], key, path, policy.source, settled)
             continue
-        line = policy.source.lines.get(consumer_path(settled.consumer_name, key))
-        value = derived.get(key, own) if own is None else own
-        yield SettledKey(key, _words(spec, value), _origin(spec, line), line)
+        line = policy.source.lines.get(path)
+        value = value_words(derived.get(key) if own is None else own)
+        if key == "retry.maxAttempts" and own == UNBOUNDED:
+            value = "without end"
+        yield SettledKey(key, value, _origin(path, line), line)
 
 
-def _leaves(section: type, value: Any, prefix: str) -> Iterator[tuple[str, Spec, Any]]:
-    for name, spec in keys_of(section).items():
-        own = getattr(value, spec.attribute)
-        if isinstance(spec.kind, Section) and own is not None:
-            yield from _leaves(spec.kind.of, own, f"{prefix}{name}.")
+def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", spec, own
+            yield f"{prefix}{name}", value
 
 
 def _derived(policy: Policy, settled: Effective) -> Mapping[str, Any]:
@@ -114,31 +117,48 @@ def _derived(policy: Policy, settled: Effective) -> Mapping[str, Any]:
         "poison.maxAttemptsBeforePark": settled.poison_attempts,
         "parking.perKey": settled.holds_keys,
         "parking.owner": settled.parking_owner,
-        "gaps": OnGap.RETRY if own.versioned else None,
+        "gaps": GapPolicy.RETRY if own.versioned else None,
         "sideEffects": settled.side_effects,
         "claims.ttl": settled.claims_ttl,
     }
 
 
-def _of_both(matter: str, key: str, spec: Spec, source: Source, settled: Effective) -> SettledKey:
+def _of_both(matter: str, key: str, path: Path, source: Source, settled: Effective) -> SettledKey:
     """Say who won where topic and consumer may both speak."""
-    value = getattr(settled, matter)
+    value = value_words(getattr(settled, matter))
     by = settled.decided_by.get(matter)
     if by is None:
-        return SettledKey(key, _words(spec, value), _origin(spec, None), None)
+        return SettledKey(key, value, _origin(path, None), None)
     overlap, line = OVERLAPS[matter], source.lines.get(by)
     both = (overlap.of_topic(settled.topic), overlap.of_consumer(settled.consumer))
     who = "topic" if by[1] == "topics" else "consumer"
     against = f", {overlap.wins}" if None not in both and both[0] != both[1] else ""
-    return SettledKey(key, _words(spec, value), f"{who}, line {line}{against}", line)
+    return SettledKey(key, value, f"{who}, line {line}{against}", line)
 
 
-def _words(spec: Spec, value: Any) -> str:
-    return "-" if value is None else spec.kind.words(value)
+def value_words(value: Any) -> str:
+    """Write a value as the file would have it; ``-`` where there is none."""
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+        case timedelta():
+            return duration_words(value)
+        case Section():
+            said = value.model_dump(mode="json", by_alias=True, exclude_none=True)
+            return value_words(said)
+        case dict():
+            return "{" + ", ".join(f"{key}: {value_words(one)}" for key, one in value.items()) + "}"
+        case list() | tuple():
+            return ", ".join(map(value_words, value)) or "none"
+    return str(value)
 
 
-def _origin(spec: Spec, line: int | None) -> str:
+def _origin(path: Path, line: int | None) -> str:
     if line is not None:
         return f"line {line}"
-    words = spec.default_words.replace("`", "")
+    words = key_schema(path).get("x-default", "").replace("`", "")
     return f"default: {words}" if words else "default"

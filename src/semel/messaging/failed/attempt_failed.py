@@ -61,7 +61,7 @@ from semel.messaging.records import (
     conflict_id,
 )
 from semel.messaging.redact import ERASED_REASON
-from semel.messaging.settings import GapPolicy, GiveUp
+from semel.policy.vocabulary import GapPolicy, GiveUp
 
 
 async def keep_attempt(

@@ -87,7 +87,7 @@ from semel.messaging.outcome import (
 )
 from semel.messaging.records import BEHIND, Gap, WaitingMessage, Waits
 from semel.messaging.redact import ERASED_REASON
-from semel.messaging.settings import GapPolicy
+from semel.policy.vocabulary import GapPolicy
 
 log = logging.getLogger("semel.messaging")
 

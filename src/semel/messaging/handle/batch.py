@@ -75,7 +75,8 @@ from semel.messaging.receive.crash import outlived
 from semel.messaging.receive.offsets import Ended, mark_ends
 from semel.messaging.records import Waits
 from semel.messaging.redact import reason_of
-from semel.messaging.settings import BatchPolicy, Duplicates, Order
+from semel.messaging.settings import Order
+from semel.policy.vocabulary import BatchPolicy, Duplicates
 
 log = logging.getLogger("semel.messaging")
 

@@ -44,13 +44,10 @@ class ClaimState(StrEnum):
 TERMINAL: Final = frozenset({ClaimState.COMPLETED, ClaimState.FAILED_TERMINAL})
 """The only states that retention may delete."""
 
-
 CLOSED: Final = TERMINAL | {ClaimState.PARKED}
 """States that no attempt leads out of: its failure, if it comes late, is not written."""
 
-
 _ANY = frozenset(ClaimState)
-
 
 ARROWS: Final[Mapping[ClaimState, frozenset[ClaimState]]] = {
     ClaimState.IN_PROGRESS: _ANY,
@@ -93,22 +90,17 @@ class Duplicate:
 SKIPPED: Final = "SKIPPED"
 """COMPLETED without an effect: a person decided that there is to be none."""
 
-
 REPLACED: Final = "REPLACED"
 """COMPLETED without an effect: the message is handled under another id."""
-
 
 DELETED: Final = "DELETED"
 """FAILED_TERMINAL: two people decided to delete the message; a repetition is refused."""
 
-
 ERASED: Final = "ERASED"
 """PARKED: the payload was erased, and nothing is left to handle."""
 
-
 OLD_VERSION: Final = "OLD_VERSION"
 """COMPLETED without an effect: a later version of its aggregate had been applied."""
-
 
 WITHOUT_EFFECT: Final = frozenset({SKIPPED, REPLACED, DELETED, ERASED, OLD_VERSION})
 """The codes of claims that a person's act completed or closed, or that came too late."""
@@ -162,8 +154,6 @@ class Conflict:
 
 
 NotOurs: TypeAlias = Duplicate | NotDue | HeldElsewhere | Stale | Parked | Terminal | Conflict
-
-
 ClaimAnswer: TypeAlias = Claimed | NotOurs
 
 

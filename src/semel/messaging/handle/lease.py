@@ -67,7 +67,7 @@ from semel.messaging.handle.claims import (
 )
 from semel.messaging.outcome import Handled, Outcome, RetryLater, Skipped
 from semel.messaging.records import WaitingMessage
-from semel.messaging.settings import StalePolicy
+from semel.policy.vocabulary import StalePolicy
 
 log = logging.getLogger("semel.messaging")
 

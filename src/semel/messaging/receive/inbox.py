@@ -74,7 +74,7 @@ from semel.messaging.receive.crash import (
 )
 from semel.messaging.records import InboxMessage, Member
 from semel.messaging.redact import ERASED_REASON, reason_of
-from semel.messaging.settings import Duplicates, GiveUp, Mode
+from semel.policy.vocabulary import Duplicates, GiveUp, Mode
 
 log = logging.getLogger("semel.messaging")
 

@@ -39,7 +39,8 @@ from semel.messaging.receive.lanes import lanes, run_lanes
 from semel.messaging.receive.offsets import Settling
 from semel.messaging.records import WaitingMessage
 from semel.messaging.redact import reason_of
-from semel.messaging.settings import Duplicates, Mode, RunnerSettings
+from semel.messaging.settings import RunnerSettings
+from semel.policy.vocabulary import Duplicates, Mode
 
 log = logging.getLogger("semel.messaging")
 

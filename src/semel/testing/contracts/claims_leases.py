@@ -6,7 +6,7 @@ import time
 from unittest.mock import patch
 
 from semel.messaging.handle.claims import Claimed, ClaimState, Duplicate, HeldElsewhere, Stale
-from semel.messaging.settings import StalePolicy
+from semel.policy.vocabulary import StalePolicy
 from semel.testing.contracts.claims_world import (
     CONSUMER,
     LEASE_SECONDS,

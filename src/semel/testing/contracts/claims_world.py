@@ -19,7 +19,7 @@ from semel.messaging.handle.claims import (
     HeldElsewhere,
     Locked,
 )
-from semel.messaging.settings import StalePolicy
+from semel.policy.vocabulary import StalePolicy
 from semel.testing.contracts.messaging_world import DatabaseWorld
 
 CONSUMER: Final = "billing"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from semel.cli.reports.labels import cycle_of
-from semel.cli.target import Pipeline
 from semel.clock import SYSTEM_CLOCK
 from semel.errors import Misuse, SemelError, reason_of
 from semel.events import Events
 from semel.lease import Owner, Takeover
+from semel.operate.pipelines import Pipeline, cycle_of
 from semel.pipeline.ledger import AttemptRecord, Lease
 from semel.pipeline.sink import Found, SinkOK, SinkOutcome, Token, TwoPhaseSink
 from semel.pipeline.states import CycleState
@@ -63,7 +63,7 @@ class SinkOfCycle:
 
 @dataclass(frozen=True, slots=True)
 class ResolutionPlan:
-    """What `semel cycle resolve` is about to do."""
+    """The answer of `plan_resolution`: how every sink stands, and what will be done."""
 
     scope: str
     ledger: str
@@ -80,17 +80,17 @@ class SinkResolved:
     sink: str
     did: str
     is_done: bool
-    written: int | None
+    reason: str = ""
+    written: int | None = None
     """Rows, where a diversion counted them."""
 
-    diverted: int | None
-    reject_table: str | None
-    reason: str
+    diverted: int | None = None
+    reject_table: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ResolveReport:
-    """The answer to `semel cycle resolve`."""
+class Resolution:
+    """The answer of `resolve`."""
 
     plan: ResolutionPlan
     who: str
@@ -116,7 +116,7 @@ class Choice:
     reject_table: str = ""
 
 
-def resolution_plan(
+def plan_resolution(
     pipeline: Pipeline, label: str, choice: Choice
 ) -> tuple[AttemptRecord, ResolutionPlan]:
     """Look at every sink of a committed cycle; changes nothing.
@@ -191,11 +191,14 @@ def resolve(
     record: AttemptRecord,
     plan: ResolutionPlan,
     choice: Choice,
+    *,
     who: str,
     why: str,
-    takeover: Takeover,
-) -> ResolveReport:
-    """Do what the plan says, and finish the cycle if every sink is done; records who and why.
+    takeover: Takeover = Takeover.WAIT,
+) -> Resolution:
+    """Do what the plan says, and finish the cycle if every sink is done.
+
+    *record*, *plan* and *choice* are those of `plan_resolution`.  The ledger keeps who and why.
 
     Raises:
         LeaseHeld: the pipeline is running.
@@ -214,30 +217,27 @@ def resolve(
         ledger.record_act(scope, who, "cycle-resolve-done", why, detail)
     finally:
         ledger.release(lease)
-    return ResolveReport(plan, who, why, done, finished)
+    return Resolution(plan, who, why, done, finished)
 
 
 def _resolve_sink(
     pipeline: Pipeline, record: AttemptRecord, one: SinkOfCycle, choice: Choice
 ) -> SinkResolved:
+    done = partial(SinkResolved, one.sink, one.will)
     if one.will == Way.WITHOUT:
-        return SinkResolved(one.sink, one.will, True, 0, None, None, "its rows were given up")
+        return done(True, "its rows were given up", written=0)
     if one.will == "nothing":
-        visible = one.found == Found.VISIBLE
-        return SinkResolved(one.sink, one.will, visible, None, None, None, one.evidence)
-    sink = pipeline.sink(one.sink)
+        return done(one.found == Found.VISIBLE, one.evidence)
+    sink = next(sink for sink in pipeline.sinks if sink.name == one.sink)
     token = record.tokens[one.sink]
     if one.will == Way.DIVERT and isinstance(sink, ResolvesByDiverting):
         try:
             gone = sink.resolve_divert(record.txn, token, choice.reject_table)
         except SemelError as error:
-            return SinkResolved(one.sink, one.will, False, None, None, None, reason_of(error))
-        table = gone.reject_table
-        return SinkResolved(one.sink, one.will, True, gone.written, gone.diverted, table, "")
+            return done(False, reason_of(error))
+        return done(True, "", gone.written, gone.diverted, gone.reject_table)
     outcome = _retry(pipeline, sink, record.txn, token)
-    is_done = isinstance(outcome, SinkOK)
-    reason = "" if isinstance(outcome, SinkOK) else outcome.reason
-    return SinkResolved(one.sink, one.will, is_done, None, None, None, reason)
+    return done(True) if isinstance(outcome, SinkOK) else done(False, outcome.reason)
 
 
 def _retry(pipeline: Pipeline, sink: TwoPhaseSink, txn: SinkTxnId, token: Token) -> SinkOutcome:
@@ -253,12 +253,11 @@ def _finish(
     """Close the cycle in the ledger if every sink shows it, or was given up."""
     if record.state is CycleState.FINISHED:
         return True
+    sinks = {sink.name: sink for sink in pipeline.sinks}
     for name, token in record.tokens.items():
         if name in given_up:
             continue
-        if name not in {sink.name for sink in pipeline.sinks}:
-            return False
-        if pipeline.sink(name).look_up(record.txn, token).found is not Found.VISIBLE:
+        if name not in sinks or sinks[name].look_up(record.txn, token).found is not Found.VISIBLE:
             return False
     pipeline.ledger.finish(lease, record.txn)
     return True

@@ -1,4 +1,4 @@
-"""Settings in force that make the guarantee weaker than it could be."""
+"""What a pipeline does once, where, and under which failures; and the settings that weaken it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from semel.lease import Takeover
 from semel.pipeline.driver import Settings
 from semel.pipeline.ledger import Ledger
-from semel.pipeline.sink import DescribesGuarantee, TwoPhaseSink
+from semel.pipeline.sink import DescribesGuarantee, Guarantee, TwoPhaseSink
 
 # A renewal is due after a third of the lease; a pause of the JVM or of the
 # network for two thirds of it hands the scope to somebody else.
@@ -29,6 +29,87 @@ class Weakness:
 
     where: str
     what: str
+
+
+FAILURES_COVERED: Final = (
+    "the driver, an executor or a task dies at any instruction, any number of times",
+    "an answer of the ledger or of a sink is lost, or comes late",
+    "a second driver starts, or a stopped one wakes up: the older one is fenced",
+    "the checkpoint is lost: overlap and gap are refused, not guessed",
+)
+
+NOT_COVERED: Final = (
+    "effects of the query's own code outside the sinks (calls, prints, writes of its own)",
+    "loss of the ledger, or restoring an old one without `semel adopt`",
+    "a source that returns other records for the same range",
+    "other writers that change or delete the rows",
+)
+
+_UNSTATED: Final = Guarantee("not stated by the sink", "not stated")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkGuarantee:
+    """One sink's guarantee, with its scope."""
+
+    sink: str
+    stated: bool
+    """False: the sink does not say what it promises, so nothing may be assumed."""
+
+    guarantee: Guarantee
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineGuarantee:
+    """The answer of `guarantee_of`."""
+
+    scope: str
+    ledger: str
+    guarantee: str
+    """The whole pipeline's, with its scope, in one sentence."""
+
+    failures_covered: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    sinks: list[SinkGuarantee]
+    weakened_by: list[Weakness]
+    strict: bool
+
+    @property
+    def needs_attention(self) -> bool:
+        """Tell whether a setting weakens the guarantee; with *strict* also what is unstated."""
+        weak = bool(self.weakened_by) or any(sink.guarantee.weakened_by for sink in self.sinks)
+        return weak or (self.strict and not all(sink.stated for sink in self.sinks))
+
+
+def guarantee_of(
+    scope: str,
+    ledger: Ledger,
+    sinks: Sequence[TwoPhaseSink],
+    settings: Settings,
+    *,
+    strict: bool = False,
+) -> PipelineGuarantee:
+    """State the guarantee of every sink and of the whole pipeline; opens nothing."""
+    names = ", ".join(sink.name for sink in sinks)
+    batch = "each batch's rows" if len(sinks) == 1 else "each batch's rows, in all sinks or in none"
+    return PipelineGuarantee(
+        scope=scope,
+        ledger=ledger.url,
+        guarantee=(
+            f"{batch}, become visible once in {names}; under the one decision per cycle that "
+            f"ledger {ledger.url} keeps for {scope}; whatever of the failures below happens"
+        ),
+        failures_covered=FAILURES_COVERED,
+        not_covered=NOT_COVERED,
+        sinks=[
+            SinkGuarantee(sink.name, True, sink.guarantee())
+            if isinstance(sink, DescribesGuarantee)
+            else SinkGuarantee(sink.name, False, _UNSTATED)
+            for sink in sinks
+        ],
+        weakened_by=[*of_ledger(ledger), *of_settings(settings)],
+        strict=strict,
+    )
 
 
 def weaknesses(
@@ -88,7 +169,7 @@ def of_settings(settings: Settings | None) -> Iterable[Weakness]:
 
 
 def of_sinks(sinks: Sequence[TwoPhaseSink]) -> Iterable[Weakness]:
-    """Ask the sinks themselves."""
+    """Ask the sinks which of their settings weaken it."""
     for sink in sinks:
         if isinstance(sink, DescribesGuarantee):
             for what in sink.guarantee().weakened_by:

@@ -1,15 +1,16 @@
-"""What it would mean to go on with a checkpoint, in words, before anything is changed."""
+"""Go on with a checkpoint whose start does not follow from the ledger, by an operator's word."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
-from semel.cli.reports.ownership import OwnerReport, owner_report
+from semel.lease import Takeover
+from semel.operate.status import ScopeOwner, owner_of
+from semel.pipeline import adopt as engine
 from semel.pipeline.adopt import Adoptable
 from semel.pipeline.ledger import Ledger
-from semel.pipeline.positions import Position, Positions
 from semel.pipeline.source import BatchRange, SourceKind
 from semel.pipeline.txn import Scope
 
@@ -31,6 +32,21 @@ class ReadsCheckpoint(Protocol):
         ...
 
 
+class Means(StrEnum):
+    """What adopting a checkpoint means for one partition."""
+
+    CONTINUES = "continues"
+    OVERLAP = "overlap"
+    """Records are processed a second time."""
+
+    GAP = "gap"
+    """Records are never processed."""
+
+    NEW = "new"
+    DROPPED = "dropped"
+    """The checkpoint does not read the partition, and its end is forgotten."""
+
+
 @dataclass(frozen=True, slots=True)
 class PositionChange:
     """One partition, before and after."""
@@ -39,17 +55,16 @@ class PositionChange:
     partition: str
     before: int | None
     after: int | None
-    means: str
-    """continues, overlap, gap, new or dropped."""
-
+    means: Means
     words: str
+    """The same in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdoptionPlan:
-    """What `semel adopt` is about to do."""
+    """The answer of `plan_adoption`: what going on with the checkpoint means."""
 
-    scope: str
+    scope: Scope
     ledger: str
     checkpoint: str
     checkpoint_id: str
@@ -57,7 +72,7 @@ class AdoptionPlan:
     """The first batch that will be semel's."""
 
     is_stateful: bool
-    owner: OwnerReport
+    owner: ScopeOwner
     generation_before: int
     """0: the scope has none yet."""
 
@@ -73,8 +88,8 @@ class AdoptionPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class AdoptReport:
-    """The answer to `semel adopt`."""
+class Adoption:
+    """The answer of `adopt`."""
 
     adopted: bool
     who: str
@@ -84,16 +99,11 @@ class AdoptReport:
 
     plan: AdoptionPlan
 
-    @property
-    def needs_attention(self) -> bool:
-        """An adoption that was asked for and done needs none."""
-        return False
 
-
-def adoption_plan(
+def plan_adoption(
     ledger: Ledger, scope: Scope, path: str, checkpoint: ReadsCheckpoint, found: Adoptable
 ) -> AdoptionPlan:
-    """Compare where *checkpoint* would go on with where the ledger ends."""
+    """Compare where *checkpoint* would go on with where the ledger ends; changes nothing."""
     record = ledger.scope_record(scope)
     generations = ledger.generations(scope)
     upcoming = _next_range(checkpoint, found)
@@ -104,17 +114,22 @@ def adoption_plan(
         if source.kind is SourceKind.FILES
         for name in sorted(set(source.paths) & set(positions.paths.get(source.source, ())))
     ]
+    before = {where: position.end for where, position in positions.ends.items()}
+    after = {where: position.end for where, position in found.positions.items()}
     return AdoptionPlan(
-        scope=str(scope),
+        scope=scope,
         ledger=ledger.url,
         checkpoint=path,
         checkpoint_id=found.checkpoint,
         first_batch=found.first_batch,
         is_stateful=found.is_stateful,
-        owner=owner_report(record),
+        owner=owner_of(record),
         generation_before=generations[-1].number if generations else 0,
         is_known=bool(generations) and generations[-1].checkpoint == found.checkpoint,
-        positions=list(changes(positions, found.positions)),
+        positions=[
+            _change(*where, before.get(where), after.get(where))
+            for where in sorted({*before, *after})
+        ],
         files_repeated=again,
         open_cycles=[
             f"{attempt.txn.cycle.label} is {attempt.state}"
@@ -123,26 +138,50 @@ def adoption_plan(
     )
 
 
-def changes(
-    before: Positions, after: Mapping[tuple[str, str], Position]
-) -> Iterable[PositionChange]:
-    """Say for every partition what adopting *after* means."""
-    for where in sorted({*before.ends, *after}):
-        old, new = before.ends.get(where), after.get(where)
-        was, will = (old.end if old else None), (new.end if new else None)
-        if was is None:
-            means, words = "new", f"starts at {will}"
-        elif will is None:
-            means, words = "dropped", f"its end {was} is forgotten: the checkpoint does not read it"
-        elif will < was:
-            means = "overlap"
-            words = f"{was - will} offsets, {will} to {was}, are processed a second time"
-        elif will > was:
-            means = "gap"
-            words = f"{will - was} offsets, {was} to {will}, are never processed"
-        else:
-            means, words = "continues", "goes on where the ledger ends"
-        yield PositionChange(where[0], where[1], was, will, means, words)
+def adopt(
+    ledger: Ledger,
+    plan: AdoptionPlan,
+    found: Adoptable,
+    *,
+    who: str,
+    why: str,
+    state_lost: bool = False,
+    repeat_files: bool = False,
+    takeover: Takeover = Takeover.WAIT,
+) -> Adoption:
+    """Open the next generation with the checkpoint that *found* describes.
+
+    The ledger keeps who and why.  See `semel.pipeline.adopt.adopt` for the options.
+
+    Raises:
+        NeedsOperator, LeaseHeld: cycles are open, or the owner is alive.
+    """
+    generation = engine.adopt(
+        ledger,
+        plan.scope,
+        found,
+        who=who,
+        why=why,
+        state_lost=state_lost,
+        repeat_files=repeat_files,
+        takeover=takeover,
+    )
+    return Adoption(True, who, why, generation.number, plan)
+
+
+def _change(source: str, partition: str, was: int | None, will: int | None) -> PositionChange:
+    if was is None:
+        means, words = Means.NEW, f"starts at {will}"
+    elif will is None:
+        means, words = Means.DROPPED, f"its end {was} is forgotten: the checkpoint does not read it"
+    elif will < was:
+        means = Means.OVERLAP
+        words = f"{was - will} offsets, {will} to {was}, are processed a second time"
+    elif will > was:
+        means, words = Means.GAP, f"{will - was} offsets, {was} to {will}, are never processed"
+    else:
+        means, words = Means.CONTINUES, "goes on where the ledger ends"
+    return PositionChange(source, partition, was, will, means, words)
 
 
 def _next_range(checkpoint: ReadsCheckpoint, found: Adoptable) -> BatchRange:

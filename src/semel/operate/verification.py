@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from semel.cli.reports.labels import cycle_of
-from semel.cli.target import Pipeline
 from semel.errors import Misuse, reason_of
+from semel.operate.pipelines import Pipeline, cycle_of
 from semel.pipeline.ledger import AttemptRecord
 from semel.pipeline.sink import CountsVisibleRows, Tally, Token, TwoPhaseSink
 from semel.pipeline.source import BatchRange
 from semel.pipeline.states import CycleState
+from semel.pipeline.txn import Scope
 
 Reread: TypeAlias = Callable[[BatchRange], Mapping[str, Tally]]
 """Reads a cycle's source range again; returns each sink's tally, by name."""
@@ -43,16 +43,20 @@ class Verdict(StrEnum):
     """The sink took part in the cycle and is not in the pipeline any more."""
 
 
-_FINE = frozenset({Verdict.EQUAL, Verdict.EQUAL_ROWS, Verdict.CANNOT_TELL})
+FINE = frozenset({Verdict.EQUAL, Verdict.EQUAL_ROWS, Verdict.CANNOT_TELL})
 
 
 @dataclass(frozen=True, slots=True)
-class TallyReport:
+class RowCount:
     """A row count and an order-independent hash."""
 
     rows: int
-    hash: str | None
-    """Sixteen hex digits."""
+    hash: int | None = None
+
+    @classmethod
+    def of(cls, tally: Tally | None) -> RowCount | None:
+        """Take a sink's tally, where there is one."""
+        return None if tally is None else cls(tally.rows, tally.hash)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,34 +65,41 @@ class SinkCheck:
 
     cycle: str
     sink: str
-    verdict: str
+    verdict: Verdict
     """Staged against visible."""
 
-    staged: TallyReport
-    visible: TallyReport | None
-    source_verdict: str | None
+    staged: RowCount
+    visible: RowCount | None
+    source_verdict: Verdict | None
     """Source against staged; null without --source."""
 
-    source: TallyReport | None
+    source: RowCount | None
     reason: str
+
+    @property
+    def verdicts(self) -> set[Verdict]:
+        """Both comparisons, or the one that was made."""
+        return {self.verdict, self.source_verdict or self.verdict}
+
+    @property
+    def needs_attention(self) -> bool:
+        """Tell whether a comparison failed, or could not be made for want of an answer."""
+        return not self.verdicts <= FINE
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyReport:
-    """The answer to `semel verify`."""
+class Verification:
+    """The answer of `verify`."""
 
-    scope: str
+    scope: Scope
     ledger: str
     cycles: int
     checks: list[SinkCheck]
 
     @property
     def needs_attention(self) -> bool:
-        """Tell whether a comparison failed, or could not be made for want of an answer."""
-        return any(
-            check.verdict not in _FINE or (check.source_verdict or "equal") not in _FINE
-            for check in self.checks
-        )
+        """Tell whether one of the checks does."""
+        return any(check.needs_attention for check in self.checks)
 
 
 def cycles_to_verify(
@@ -116,13 +127,16 @@ def cycles_to_verify(
     return found
 
 
-def verify_report(
+def verify(
     pipeline: Pipeline,
     records: Iterable[AttemptRecord],
     reread: Reread | None = None,
     progress: Callable[[], None] = lambda: None,
-) -> VerifyReport:
-    """Compare what was staged with what is visible, and with the source if it is read again."""
+) -> Verification:
+    """Compare what was staged with what is visible, and with the source if it is read again.
+
+    *records* are the cycles to look at, as `cycles_to_verify` finds them; changes nothing.
+    """
     sinks = {sink.name: sink for sink in pipeline.sinks}
     checks: list[SinkCheck] = []
     cycles = 0
@@ -132,22 +146,22 @@ def verify_report(
         for name, token in record.tokens.items():
             checks.append(_check(record, name, token, sinks.get(name), source))
         progress()
-    return VerifyReport(str(pipeline.scope), pipeline.ledger.url, cycles, checks)
+    return Verification(pipeline.scope, pipeline.ledger.url, cycles, checks)
 
 
-def staged_tally(token: Token, rows: int) -> tuple[int, int | None]:
+def staged_rows(token: Token, rows: int) -> RowCount:
     """Read the rows and the hash that a sink's token carries; *rows* is the ledger's own count."""
     row_hash = token.get("hash", token.get("row_hash"))
-    return int(token.get("rows", rows)), None if row_hash is None else int(row_hash)
+    return RowCount(int(token.get("rows", rows)), None if row_hash is None else int(row_hash))
 
 
-def compared(left: tuple[int, int | None], right: tuple[int, int | None]) -> Verdict:
-    """Compare two tallies; a hash that is not there says nothing."""
-    if left[0] != right[0]:
+def compared(left: RowCount, right: RowCount) -> Verdict:
+    """Compare two counts; a hash that is not there says nothing."""
+    if left.rows != right.rows:
         return Verdict.DIFFERENT
-    if left[1] is None or right[1] is None:
+    if left.hash is None or right.hash is None:
         return Verdict.EQUAL_ROWS
-    return Verdict.EQUAL if left[1] == right[1] else Verdict.DIFFERENT
+    return Verdict.EQUAL if left.hash == right.hash else Verdict.DIFFERENT
 
 
 def _check(
@@ -157,32 +171,21 @@ def _check(
     sink: TwoPhaseSink | None,
     source: Mapping[str, Tally] | str | None,
 ) -> SinkCheck:
-    staged = staged_tally(token, record.rows.get(name, 0))
+    staged = staged_rows(token, record.rows.get(name, 0))
     verdict, visible, reason = _visible(record, token, sink, staged)
-    source_verdict: Verdict | None = None
-    read: Tally | None = None
+    source_verdict, read = None, None
     if isinstance(source, str):
         source_verdict, reason = Verdict.NO_ANSWER, source
     elif source is not None:
-        read = source.get(name)
-        source_verdict = (
-            Verdict.NOT_CONFIGURED if read is None else compared((read.rows, read.hash), staged)
-        )
-    return SinkCheck(
-        cycle=record.txn.cycle.label,
-        sink=name,
-        verdict=verdict.value,
-        staged=_told(*staged),
-        visible=_told(visible.rows, visible.hash) if visible else None,
-        source_verdict=source_verdict.value if source_verdict else None,
-        source=_told(read.rows, read.hash) if read else None,
-        reason=reason,
-    )
+        read = RowCount.of(source.get(name))
+        source_verdict = Verdict.NOT_CONFIGURED if read is None else compared(read, staged)
+    label = record.txn.cycle.label
+    return SinkCheck(label, name, verdict, staged, visible, source_verdict, read, reason)
 
 
 def _visible(
-    record: AttemptRecord, token: Token, sink: TwoPhaseSink | None, staged: tuple[int, int | None]
-) -> tuple[Verdict, Tally | None, str]:
+    record: AttemptRecord, token: Token, sink: TwoPhaseSink | None, staged: RowCount
+) -> tuple[Verdict, RowCount | None, str]:
     if sink is None:
         return Verdict.NOT_CONFIGURED, None, "the sink is not in the pipeline any more"
     if record.state is not CycleState.FINISHED:
@@ -190,26 +193,22 @@ def _visible(
     if not isinstance(sink, CountsVisibleRows):
         return Verdict.CANNOT_TELL, None, "the sink cannot attribute rows to cycles"
     try:
-        visible = sink.visible_tally(record.txn.cycle, token)
+        visible = RowCount.of(sink.visible_tally(record.txn.cycle, token))
     except Exception as error:  # noqa: BLE001  one sink's silence must not hide the others' answers
         return Verdict.NO_ANSWER, None, reason_of(error)
     if visible is None:
-        return (
-            Verdict.CANNOT_TELL,
-            None,
-            "the sink, as configured, cannot attribute rows to cycles",
-        )
-    verdict = compared(staged, (visible.rows, visible.hash))
-    return verdict, visible, _difference(verdict, staged, visible)
+        why = "the sink, as configured, cannot attribute rows to cycles"
+        return Verdict.CANNOT_TELL, None, why
+    verdict = compared(staged, visible)
+    reason = _difference(staged, visible) if verdict is Verdict.DIFFERENT else ""
+    return verdict, visible, reason
 
 
-def _difference(verdict: Verdict, staged: tuple[int, int | None], visible: Tally) -> str:
-    if verdict is not Verdict.DIFFERENT:
-        return ""
-    if visible.rows < staged[0]:
-        return f"{staged[0] - visible.rows} rows are missing"
-    if visible.rows > staged[0]:
-        return f"{visible.rows - staged[0]} rows too many"
+def _difference(staged: RowCount, visible: RowCount) -> str:
+    if visible.rows < staged.rows:
+        return f"{staged.rows - visible.rows} rows are missing"
+    if visible.rows > staged.rows:
+        return f"{visible.rows - staged.rows} rows too many"
     return "as many rows, but not the same: somebody changed them after the commit"
 
 
@@ -224,7 +223,3 @@ def _read_again(record: AttemptRecord, reread: Reread | None) -> Mapping[str, Ta
         raise
     except Exception as error:  # noqa: BLE001  a file that is gone must not hide the other cycles
         return f"reading the source again failed: {reason_of(error)}"
-
-
-def _told(rows: int, row_hash: int | None) -> TallyReport:
-    return TallyReport(rows, None if row_hash is None else f"{row_hash:016x}")

@@ -1,0 +1,249 @@
+"""Who owns each scope of a ledger, where it stands, and what happened in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from semel.clock import SYSTEM_CLOCK, Clock
+from semel.operate.pipelines import cycle_of
+from semel.pipeline.ledger import Act, AttemptRecord, Generation, Ledger, ScopeRecord
+from semel.pipeline.source import BatchRange, SourceKind
+from semel.pipeline.txn import Scope
+
+
+class Ownership(StrEnum):
+    """Whether a process works on a scope now."""
+
+    LIVE = "live"
+    """The lease is live, and the owner is not known to be gone."""
+
+    GONE = "gone"
+    """The owner ran on this host, and its process no longer exists."""
+
+    EXPIRED = "expired"
+    """The owner stopped renewing its lease: dead, stopped, or cut off."""
+
+    RELEASED = "released"
+    """The owner ended cleanly."""
+
+    NEVER = "never"
+    """The scope never had an owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeOwner:
+    """The process that owns a scope, or did so last."""
+
+    ownership: Ownership
+    host: str | None
+    pid: int | None
+    epoch: int
+    lease_left_seconds: float
+
+    @property
+    def is_live(self) -> bool:
+        """Tell whether the scope's open cycles may be work in progress."""
+        return self.ownership is Ownership.LIVE
+
+    def __str__(self) -> str:
+        if self.host is None:
+            return str(self.ownership)
+        return f"process {self.pid} on {self.host} ({self.ownership})"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEnd:
+    """Where one source stands."""
+
+    source: str
+    ends: dict[str, int] = field(default_factory=dict)
+    """By partition: the next record to read."""
+
+    files: int | None = None
+    """How many files are committed, where that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeStatus:
+    """Where one scope stands."""
+
+    scope: Scope
+    owner: ScopeOwner
+    generation: Generation | None
+    """The checkpoint in use."""
+
+    mark: str | None
+    """The highest finished cycle."""
+
+    open: dict[str, int]
+    """Open attempts by state: planned, prepared, committed."""
+
+    oldest_open_seconds: float | None
+    positions: list[SourceEnd]
+    last: AttemptRecord | None
+    """The newest attempt."""
+
+    @property
+    def needs_attention(self) -> bool:
+        """Tell whether there are open cycles and no live owner works on them."""
+        return any(self.open.values()) and not self.owner.is_live
+
+    @property
+    def advice(self) -> str:
+        """What to do next, where something is to be done."""
+        if not self.needs_attention:
+            return ""
+        return "nobody works on its open cycles: start the job again, or see `semel doctor`"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The answer of `status_of`."""
+
+    ledger: str
+    ledger_id: str
+    scopes: list[ScopeStatus]
+
+    @property
+    def needs_attention(self) -> bool:
+        """Tell whether one of the scopes does."""
+        return any(scope.needs_attention for scope in self.scopes)
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeHistory:
+    """One scope's attempts and acts, newest first."""
+
+    scope: Scope
+    attempts: list[AttemptRecord]
+    acts: list[Act]
+    """What operators did."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The answer of `history_of`."""
+
+    ledger: str
+    scopes: list[ScopeHistory]
+
+
+class Files(StrEnum):
+    """Whether committed files are counted: there may be millions."""
+
+    COUNTED = "counted"
+    LEFT_OUT = "left out"
+
+
+def status_of(
+    ledger: Ledger,
+    scopes: Iterable[Scope] | None = None,
+    files: Files = Files.LEFT_OUT,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Status:
+    """Ask the ledger where *scopes* stand, or every scope it has; changes nothing."""
+    which = ledger.scopes() if scopes is None else scopes
+    found = [_of_scope(ledger, scope, files, clock.now()) for scope in which]
+    return Status(ledger.url, ledger.ledger_id, found)
+
+
+def history_of(
+    ledger: Ledger,
+    scopes: Iterable[Scope] | None = None,
+    limit: int = 20,
+    cycle: str | None = None,
+) -> History:
+    """List the newest *limit* attempts and acts of each scope; or all attempts at one cycle.
+
+    Raises:
+        Misuse: *cycle* is not a cycle's label, such as ``g1.b42``.
+    """
+    found = []
+    for scope in ledger.scopes() if scopes is None else scopes:
+        attempts = (
+            ledger.attempts(cycle_of(scope, cycle))[::-1] if cycle else ledger.history(scope, limit)
+        )
+        found.append(ScopeHistory(scope, attempts, ledger.acts(scope)[:limit]))
+    return History(ledger.url, found)
+
+
+def owner_of(record: ScopeRecord | None) -> ScopeOwner:
+    """Judge whether the owner in the ledger still lives."""
+    if record is None:
+        return ScopeOwner(Ownership.NEVER, None, None, 0, 0.0)
+    owner = record.owner
+    if owner is None:
+        return ScopeOwner(Ownership.RELEASED, None, None, record.epoch, 0.0)
+    if owner.is_gone():
+        ownership = Ownership.GONE
+    elif record.lease_left_seconds > 0:
+        ownership = Ownership.LIVE
+    else:
+        ownership = Ownership.EXPIRED
+    return ScopeOwner(ownership, owner.host, owner.pid, record.epoch, record.lease_left_seconds)
+
+
+def range_words(batch: BatchRange | None) -> list[str]:
+    """Say what a batch read, one line per source."""
+    lines = []
+    for source in batch.sources if batch else ():
+        if source.kind is SourceKind.FILES:
+            what = f"{len(source.paths)} files"
+        elif source.spans:
+            records = sum(max(0, span.end - span.start) for span in source.spans.values())
+            ends = [f"{name} {s.start}..{s.end}".strip() for name, s in source.spans.items()]
+            more = f" and {len(ends) - 4} more" if len(ends) > 4 else ""
+            what = f"{records} offsets ({', '.join(ends[:4])}{more})"
+        else:
+            what = source.raw or "nothing"
+        lines.append(f"source {source.source}: {what}")
+    return lines
+
+
+def _of_scope(ledger: Ledger, scope: Scope, files: Files, now: float) -> ScopeStatus:
+    record = ledger.scope_record(scope)
+    still_open = ledger.open_attempts(scope)
+    newest = ledger.history(scope, 1)
+    generations = [
+        generation
+        for generation in ledger.generations(scope)
+        if record is not None and generation.number == record.generation
+    ]
+    return ScopeStatus(
+        scope=scope,
+        owner=owner_of(record),
+        generation=generations[0] if generations else None,
+        mark=record.mark.cycle.label if record and record.mark else None,
+        open={"planned": 0, "prepared": 0, "committed": 0}
+        | Counter(attempt.state.value for attempt in still_open),
+        oldest_open_seconds=max((now - one.planned_at for one in still_open), default=None),
+        positions=_positions(ledger, scope, files, newest),
+        last=newest[0] if newest else None,
+    )
+
+
+def _positions(
+    ledger: Ledger, scope: Scope, files: Files, newest: list[AttemptRecord]
+) -> list[SourceEnd]:
+    counting = files is Files.COUNTED
+    positions = ledger.positions(scope, None if counting else BatchRange())
+    ends: dict[str, dict[str, int]] = {}
+    for (source, partition), position in positions.ends.items():
+        ends.setdefault(source, {})[partition] = position.end
+    paths = {source: len(found) for source, found in positions.paths.items()}
+    # A source of files has no ends; the newest attempt tells that it exists.
+    for record in newest:
+        for one in record.range.sources if record.range else ():
+            if one.kind is SourceKind.FILES:
+                paths.setdefault(one.source, 0)
+    return [
+        SourceEnd(
+            source,
+            dict(sorted(ends.get(source, {}).items())),
+            paths.get(source) if counting else None,
+        )
+        for source in sorted({*ends, *paths})
+    ]
