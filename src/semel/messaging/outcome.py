@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, Final, TypeAlias, assert_never
 
 from semel.codec import Unreadable
-from semel.events import EVENTS, MEASURES, GapCrossed, Metric
+from semel.events import EVENTS, GapCrossed, Metric
 from semel.message import Message, Partition
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.records import Gap, StoredMessage, WaitingMessage
@@ -191,32 +191,32 @@ _REPETITIONS: Final = frozenset({"duplicate", "stored before"})
 
 def tell_received(arrival: Delivered, group: str) -> None:
     """Count one delivery."""
-    MEASURES.count(Metric.RECEIVED, *_labels(arrival, group))
+    EVENTS.measure(Metric.RECEIVED, *_labels(arrival, group))
 
 
 def tell(arrival: Delivered, outcome: Outcome, group: str, seconds: float | None = None) -> None:
     """Count the outcome of one attempt; without *seconds* if the handler did not run."""
-    if not MEASURES.are_heard or _did_not_begin(arrival, outcome):
+    if not EVENTS.is_measured or _did_not_begin(arrival, outcome):
         return
     topic, _, kind = labels = _labels(arrival, group)
-    MEASURES.count(Metric.PROCESSED, *labels, told(outcome).value)
+    EVENTS.measure(Metric.PROCESSED, *labels, told(outcome).value)
     if seconds is not None:
-        MEASURES.count(Metric.DURATION, *labels, value=seconds)
+        EVENTS.measure(Metric.DURATION, *labels, value=seconds)
     match outcome:
         case Skipped(why) if why in _REPETITIONS:
-            MEASURES.count(Metric.DUPLICATES, *labels)
+            EVENTS.measure(Metric.DUPLICATES, *labels)
         case RetryLater(failure=failure) | RetryStored(failure=failure) if failure is not None:
-            MEASURES.count(Metric.RETRIES, *labels, failure.code)
+            EVENTS.measure(Metric.RETRIES, *labels, failure.code)
         case DeadLettered(failure, name, is_new=True):
-            MEASURES.count(Metric.DLQ, *labels, failure.code)
+            EVENTS.measure(Metric.DLQ, *labels, failure.code)
             if name is Told.DESERIALIZATION_FAILURE:
-                MEASURES.count(Metric.DESERIALIZATION_FAILURES, topic, failure.code)
+                EVENTS.measure(Metric.DESERIALIZATION_FAILURES, topic, failure.code)
         case Conflicted(is_new=True):
-            MEASURES.count(Metric.DLQ, *labels, "PAYLOAD_CONFLICT")
+            EVENTS.measure(Metric.DLQ, *labels, "PAYLOAD_CONFLICT")
         case _:
             pass
     if _is_poison(outcome):
-        MEASURES.count(Metric.POISON, topic, kind)
+        EVENTS.measure(Metric.POISON, topic, kind)
 
 
 def _did_not_begin(arrival: Delivered, outcome: Outcome) -> bool:

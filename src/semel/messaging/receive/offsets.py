@@ -25,7 +25,7 @@ from typing import TypeAlias, assert_never
 from semel.clock import Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, SemelError
-from semel.events import MEASURES, Metric
+from semel.events import EVENTS, Metric
 from semel.message import Coordinates, Partition
 from semel.messaging.database import Database, Unit
 from semel.messaging.outcome import (
@@ -245,7 +245,7 @@ class Settling:
 
     def _count(self, offsets: Mapping[Partition, int], status: str) -> None:
         for topic in {partition.topic for partition in offsets}:
-            MEASURES.count(Metric.OFFSET_COMMITS, topic, self._subscription.group, status)
+            EVENTS.measure(Metric.OFFSET_COMMITS, topic, self._subscription.group, status)
 
     def _bring_back(self, partition: Partition, offset: int, seconds: float) -> None:
         place = self._places.get(partition)
@@ -276,4 +276,4 @@ class Settling:
             place = self._places.get(partition)
             done = place.committed if place else await self._subscription.committed(partition)
             labels = (partition.topic, group, str(partition.number))
-            MEASURES.count(Metric.LAG, *labels, value=float(max(end - done, 0)))
+            EVENTS.measure(Metric.LAG, *labels, value=float(max(end - done, 0)))
