@@ -71,7 +71,6 @@ from semel.messaging.failure import Classification
 from semel.messaging.handle.claims import ClaimAnswer, Claimed, ClaimRequest, ClaimRow, Failure
 from semel.messaging.outcome import OutcomeRange
 from semel.messaging.records import (
-    AttemptFilter,
     DeadLetter,
     DeadLetterFilter,
     FailedAttempt,
@@ -79,6 +78,7 @@ from semel.messaging.records import (
     HeldKey,
     InboxMessage,
     Member,
+    MessageFilter,
     Note,
     WaitingFilter,
     WaitingMessage,
@@ -463,7 +463,7 @@ class FailedAttempts(Protocol):
         """Return the attempts of one message that are kept, in the order of their writing."""
         ...
 
-    async def erase(self, which: AttemptFilter) -> int:
+    async def erase(self, which: MessageFilter) -> int:
         """Remove the reasons of matching attempts; times, numbers and codes stay."""
         ...
 
@@ -559,13 +559,7 @@ class InboxStore(Protocol):
         """
         ...
 
-    async def erase(
-        self,
-        *,
-        message_id: str | None = None,
-        key: str | None = None,
-        consumer: str | None = None,
-    ) -> int:
+    async def erase(self, which: MessageFilter) -> int:
         """Remove payload, headers and result of matching messages; what waited is not tried.
 
         What was not processed has the error ``ERASED`` instead of an exception's words.  Where

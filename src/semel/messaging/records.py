@@ -161,15 +161,21 @@ class WaitingMessage(StoredMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingFilter:
-    """Which waiting messages are meant; what is None does not matter."""
+class MessageFilter:
+    """Which messages are meant; what is None does not matter."""
 
     consumer: str | None = None
     message_id: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingFilter(MessageFilter):
+    """Which waiting messages are meant; what is None does not matter."""
+
     conflicts_with: str | None = None
     """Conflicts that came with this id, and have a made-up one."""
 
-    key: str | None = None
     waits: Waits | None = None
     label: str | None = None
     error_code: str | None = None
@@ -218,22 +224,19 @@ class DeadLetter(StoredMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterFilter:
+class DeadLetterFilter(MessageFilter):
     """Which dead letters are meant; what is None does not matter."""
 
-    consumer: str | None = None
-    message_id: str | None = None
     conflicts_with: str | None = None
-    """Conflicts that came with this id, filed under one that was made up."""
+    """Conflicts that came with this id, and have a made-up one."""
 
-    key: str | None = None
     topic: str | None = None
     error_code: str | None = None
     outcome: str | None = None
     since: float | None = None
     until: float | None = None
-    after: tuple[float, str] | None = field(default=None)
-    """Go on behind this (first_failed_at, message_id), for pages."""
+    after: tuple[float, str] | None = None
+    """Only letters behind this (first_failed_at, message_id): for pages."""
 
 
 FIRST_KEPT: Final = 5
@@ -267,15 +270,6 @@ class FailedAttempt:
     key: str | None = None
     at: float = 0.0
     """When its claim says so; 0 for now, which the store writes."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptFilter:
-    """Whose attempts are meant; what is None does not matter."""
-
-    consumer: str | None = None
-    message_id: str | None = None
-    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from semel.messaging.database import Database, Sweep, Unit
-from semel.messaging.records import stored_id
+from semel.messaging.records import MessageFilter, stored_id
 from semel.secrets import HIDDEN
 
 if TYPE_CHECKING:
@@ -323,15 +323,6 @@ class Revision:
     erased_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RevisionFilter:
-    """Which revisions are meant; what is None does not matter."""
-
-    consumer: str | None = None
-    message_id: str | None = None
-    key: str | None = None
-
-
 class Revisions(Protocol):
     """The revisions, in one open transaction.
 
@@ -353,7 +344,7 @@ class Revisions(Protocol):
         """
         ...
 
-    async def erase(self, which: RevisionFilter) -> int:
+    async def erase(self, which: MessageFilter) -> int:
         """Remove the payloads of matching revisions; hashes, names and reasons stay."""
         ...
 

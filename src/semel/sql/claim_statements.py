@@ -50,7 +50,7 @@ from semel.messaging.handle.claims import (
 from semel.messaging.records import original_id, stored_id
 from semel.operate.stores import plain
 from semel.sql.faults import DatabaseConflict
-from semel.sql.retention import is_over
+from semel.sql.store import is_over
 from semel.sql.tables import processed_message
 from semel.sql.types import now_us, seconds_or_none, to_seconds, to_us
 

@@ -34,8 +34,9 @@ from semel.sql import claim_statements as sql
 from semel.sql.claim_statements import MOST_TURNS, Asked, row_of, written
 from semel.sql.faults import translated
 from semel.sql.session import Beginning
+from semel.sql.store import stored_name
 from semel.sql.tables import processed_message
-from semel.sql.types import stored_name, to_seconds, to_us
+from semel.sql.types import to_seconds, to_us
 
 
 class SqlAlchemyProcessedMessageStore:

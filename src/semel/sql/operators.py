@@ -1,13 +1,4 @@
-"""Audit trail, approvals, revisions and replays in PostgreSQL and SQLite.
-
-The approvals in PostgreSQL and SQLite.
-
-The audit trail in PostgreSQL and SQLite.
-
-The revisions in PostgreSQL and SQLite.
-
-The replays in PostgreSQL and SQLite.
-"""
+"""The operators' stores in PostgreSQL and SQLite: audit, approvals, revisions, replays."""
 
 from __future__ import annotations
 
@@ -17,7 +8,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import (
-    ColumnElement,
     Row,
     Select,
     and_,
@@ -30,11 +20,9 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as insert_once
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.sql import Executable
 
 from semel.messaging.database import Sweep
-from semel.messaging.records import stored_id
+from semel.messaging.records import MessageFilter, stored_id
 from semel.operate.stores import (
     FIRST_HASH,
     OVER,
@@ -46,33 +34,30 @@ from semel.operate.stores import (
     ReplayRun,
     ReplayState,
     Revision,
-    RevisionFilter,
     hash_of,
     plain,
     recorded,
 )
-from semel.sql.faults import translated
-from semel.sql.retention import delete_of_gone
-from semel.sql.tables import approval, audit_entry, audit_head, message_revision, replay_run
-from semel.sql.types import (
+from semel.sql.store import (
+    Store,
     conflicts_with,
-    now_us,
+    delete_of_gone,
+    matching,
     original_names,
-    seconds_or_none,
-    stored_name,
+    record_of,
     stored_names,
-    to_seconds,
-    to_us,
+    values_of,
 )
+from semel.sql.tables import approval, audit_entry, audit_head, message_revision, replay_run
+from semel.sql.types import now_us, to_seconds, to_us
 
 _APPROVAL: Final = approval.c
 
 
-class SqlApprovals:
+class SqlApprovals(Store):
     """The requests of one open transaction."""
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
+    what = "the approvals"
 
     async def ask(
         self,
@@ -123,7 +108,7 @@ class SqlApprovals:
             .where(_APPROVAL.number == number, _APPROVAL.decision == Decision.OPEN.value)
             .values(decided_by=plain(decided_by), decided_at=now_us(), decision=decision.value)
         )
-        return bool((await self._run(decided)).rowcount)
+        return await self._count(decided) > 0
 
     async def delete_decided(
         self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
@@ -138,25 +123,10 @@ class SqlApprovals:
     async def _requests(self, found: Select[Any]) -> list[Approval]:
         return [_approval(row) for row in await self._run(found.order_by(_APPROVAL.number))]
 
-    async def _run(self, statement: Executable) -> Any:
-        async with translated("the approvals"):
-            return await self._session.execute(statement)
-
 
 def _approval(row: Row[Any]) -> Approval:
-    return Approval(
-        **original_names(row, "message_id"),
-        number=row.number,
-        act=Asked(row.act),
-        consumer=row.consumer,
-        asked_by=row.asked_by,
-        reason=row.reason,
-        asked_at=to_seconds(row.asked_at),
-        decided_by=row.decided_by,
-        decided_at=seconds_or_none(row.decided_at),
-        decision=Decision(row.decision),
-        payload_hash=row.payload_hash,
-    )
+    enums = {"act": Asked(row.act), "decision": Decision(row.decision)}
+    return record_of(approval, row, Approval, **enums)
 
 
 ONLY_ROW: Final = 1
@@ -179,11 +149,10 @@ MAKE_HEAD: Final = (
 )
 
 
-class SqlAuditTrail:
+class SqlAuditTrail(Store):
     """The trail of one open transaction."""
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
+    what = "the audit trail"
 
     async def append(self, act: Act) -> AuditEntry:
         """Write an act at the end of the chain; writers wait for one another."""
@@ -215,10 +184,6 @@ class SqlAuditTrail:
     async def _entries(self, found: Select[Any]) -> list[AuditEntry]:
         return [_entry(row) for row in await self._run(found.order_by(_ENTRY.number))]
 
-    async def _run(self, statement: Executable) -> Any:
-        async with translated("the audit trail"):
-            return await self._session.execute(statement)
-
 
 def _values(entry: AuditEntry, at_us: int) -> dict[str, Any]:
     return {
@@ -243,32 +208,20 @@ def _entry(row: Row[Any]) -> AuditEntry:
 _REVISION: Final = message_revision.c
 
 
-class SqlRevisions:
+class SqlRevisions(Store):
     """The revisions of one open transaction."""
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
+    what = "the revisions"
 
     async def add(self, revision: Revision) -> Revision:
         """Write a message's next revision; return it with its number and time."""
-        mine = _matching(RevisionFilter(revision.consumer, revision.message_id))
+        mine = matching(message_revision, MessageFilter(revision.consumer, revision.message_id))
         last = select(func.coalesce(func.max(_REVISION.number), -1)).where(mine)
         number = (await self._run(last)).scalar_one() + 1
         written = (
             insert(message_revision)
-            .values(
-                **stored_names(
-                    message_id=revision.message_id, key=revision.key, new_id=revision.new_id
-                ),
-                consumer=revision.consumer,
-                number=number,
-                payload=revision.payload,
-                payload_hash=revision.payload_hash,
-                actor=plain(revision.actor),
-                reason=plain(revision.reason),
-                id_policy=revision.id_policy,
-                at=now_us(),
-            )
+            .values(values_of(message_revision, revision, "number", "at"))
+            .values(number=number, at=now_us())
             .returning(_REVISION.at)
         )
         at = (await self._run(written)).scalar_one()
@@ -276,9 +229,9 @@ class SqlRevisions:
 
     async def of(self, consumer: str, message_id: str) -> Sequence[Revision]:
         """Return the revisions of one message, the original first."""
-        mine = _matching(RevisionFilter(consumer, message_id))
+        mine = matching(message_revision, MessageFilter(consumer, message_id))
         found = select(message_revision).where(mine).order_by(_REVISION.number)
-        return [_revision(row) for row in await self._run(found)]
+        return [record_of(message_revision, row, Revision) for row in await self._run(found)]
 
     async def other_names(self, message_id: str) -> frozenset[str]:
         """Return the ids that people gave to a message of this id, or took from it."""
@@ -289,47 +242,18 @@ class SqlRevisions:
         )
         meant = or_(renamed, conflicts_with(_REVISION.message_id, message_id))
         rows = await self._run(select(message_revision).where(meant))
-        found = map(_revision, rows)
-        names = {name for one in found for name in (one.message_id, one.new_id) if name}
+        found = [original_names(row, "message_id", "new_id") for row in rows]
+        names = {name for one in found for name in one.values() if name}
         return frozenset(names - {message_id})
 
-    async def erase(self, which: RevisionFilter) -> int:
+    async def erase(self, which: MessageFilter) -> int:
         """Remove the payloads of matching revisions; hashes, names and reasons stay."""
         erased = (
             update(message_revision)
-            .where(_matching(which), _REVISION.erased_at.is_(None))
+            .where(matching(message_revision, which), _REVISION.erased_at.is_(None))
             .values(payload=None, erased_at=now_us())
         )
-        return int((await self._run(erased)).rowcount)
-
-    async def _run(self, statement: Executable) -> Any:
-        async with translated("the revisions"):
-            return await self._session.execute(statement)
-
-
-def _matching(which: RevisionFilter) -> ColumnElement[bool]:
-    equal = {
-        _REVISION.consumer: which.consumer,
-        _REVISION.message_id: stored_name(which.message_id),
-        _REVISION.key: stored_name(which.key),
-    }
-    wanted = [column == value for column, value in equal.items() if value is not None]
-    return and_(True, *wanted)
-
-
-def _revision(row: Row[Any]) -> Revision:
-    return Revision(
-        **original_names(row, "message_id", "key", "new_id"),
-        consumer=row.consumer,
-        payload=row.payload,
-        payload_hash=row.payload_hash,
-        number=row.number,
-        actor=row.actor,
-        reason=row.reason,
-        id_policy=row.id_policy,
-        at=to_seconds(row.at),
-        erased_at=seconds_or_none(row.erased_at),
-    )
+        return await self._count(erased)
 
 
 _RUN: Final = replay_run.c
@@ -338,28 +262,17 @@ _RUN: Final = replay_run.c
 _OVER: Final = sorted(OVER)
 
 
-class SqlReplays:
+class SqlReplays(Store):
     """The replays of one open transaction."""
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
+    what = "the replays"
 
     async def begin(self, run: ReplayRun) -> bool:
         """Write a new replay, at the database's time; False where the name is taken."""
         written = (
             insert_once(replay_run)
-            .values(
-                name=run.name,
-                consumer=run.consumer,
-                selection=run.selection,
-                state=run.state.value,
-                cursor=run.cursor,
-                done=run.done,
-                failed=run.failed,
-                actor=plain(run.actor),
-                began_at=now_us(),
-                updated_at=now_us(),
-            )
+            .values(values_of(replay_run, run, "began_at", "updated_at"))
+            .values(began_at=now_us(), updated_at=now_us())
             .on_conflict_do_nothing(index_elements=[_RUN.name])
             .returning(_RUN.name)
         )
@@ -388,7 +301,7 @@ class SqlReplays:
                 updated_at=now_us(),
             )
         )
-        return bool((await self._run(written)).rowcount)
+        return await self._count(written) > 0
 
     async def set_state(self, name: str, before: ReplayState, after: ReplayState) -> bool:
         """Change the state, and nothing else; False where it is not *before*."""
@@ -397,7 +310,7 @@ class SqlReplays:
             .where(_RUN.name == name, _RUN.state == before.value)
             .values(state=after.value, updated_at=now_us())
         )
-        return bool((await self._run(written)).rowcount)
+        return await self._count(written) > 0
 
     async def find(self, consumer: str | None, limit: int) -> Sequence[ReplayRun]:
         """Return replays, the newest first."""
@@ -428,23 +341,8 @@ class SqlReplays:
             .order_by(_RUN.updated_at)
             .limit(limit)
         )
-        return int((await self._run(delete(replay_run).where(_RUN.name.in_(old)))).rowcount)
-
-    async def _run(self, statement: Executable) -> Any:
-        async with translated("the replays"):
-            return await self._session.execute(statement)
+        return await self._count(delete(replay_run).where(_RUN.name.in_(old)))
 
 
 def _read(row: Row[Any]) -> ReplayRun:
-    return ReplayRun(
-        row.name,
-        row.consumer,
-        row.selection,
-        row.actor,
-        ReplayState(row.state),
-        row.cursor,
-        row.done,
-        row.failed,
-        to_seconds(row.began_at),
-        to_seconds(row.updated_at),
-    )
+    return record_of(replay_run, row, ReplayRun, state=ReplayState(row.state))

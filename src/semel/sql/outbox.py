@@ -1,17 +1,14 @@
-"""The outbox in PostgreSQL and SQLite.
+"""The outbox in PostgreSQL and SQLite: its statements, and the store that sends them.
 
-The statements of the outbox, written once for PostgreSQL and SQLite.
-
-LEAD     take or keep the leadership; whoever is new raises the epoch
+LEAD     take or keep the leadership; a new leader raises the epoch
 READ     what the relay sends next
 DELETE   what was sent, if the leadership still stands
 
-The outbox in PostgreSQL and SQLite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -47,9 +44,9 @@ from semel.messaging.send.outbox import (
     OutboxNumbers,
     refuse_another,
 )
-from semel.sql import outbox as sql
 from semel.sql.faults import translated
 from semel.sql.session import HandlerSession
+from semel.sql.store import Store
 from semel.sql.tables import outbox_leader, outbox_message
 from semel.sql.types import (
     MICROSECONDS,
@@ -223,8 +220,7 @@ _ERASE: Final = (
 )
 
 
-def erasing(*, message_id: str | None, key: str | None, parent: str | None) -> Update:
-    """Erase the entries that all of these name; with none of them, that is every one."""
+def _erasing(*, message_id: str | None, key: str | None, parent: str | None) -> Update:
     meant = _ERASE
     if message_id is not None:
         meant = meant.where(_M.message_id == stored_id(message_id))
@@ -240,11 +236,10 @@ def erasing(*, message_id: str | None, key: str | None, parent: str | None) -> U
 ASKED_AT_ONCE: Final = 500
 
 
-class SqlOutboxStore:
+class SqlOutboxStore(Store):
     """The outbox of one open transaction."""
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
+    what = "the outbox"
 
     async def add(self, entries: Sequence[OutboxEntry]) -> None:
         """Write entries; one that is there already is left as it is."""
@@ -253,7 +248,7 @@ class SqlOutboxStore:
             refuse_another(new.setdefault(_place_of(entry), entry), entry)
         while new:
             rows = [_row(entry) for entry in new.values()]
-            written = await self._run(sql.ADD, rows if len(rows) > 1 else rows[0])
+            written = await self._run(ADD, rows if len(rows) > 1 else rows[0])
             for place in written:
                 del new[tuple(place)]
             # What a relay has sent in between is neither written nor there.
@@ -266,15 +261,15 @@ class SqlOutboxStore:
         """Take or keep the leadership; None while another owner's lease lives."""
         # Whoever resigned is called "", and has no lease.
         asked = {"of_outbox": outbox, "me": owner, "us": to_us(seconds), "instead_of": instead_of}
-        epoch = (await self._run(sql.LEAD, asked)).scalar_one_or_none()
+        epoch = (await self._run(LEAD, asked)).scalar_one_or_none()
         if epoch is None and await self.leader(outbox) is None:
-            await self._run(sql.NEW_LEASE, {"outbox": outbox})
-            epoch = (await self._run(sql.LEAD, asked)).scalar_one_or_none()
+            await self._run(NEW_LEASE, {"outbox": outbox})
+            epoch = (await self._run(LEAD, asked)).scalar_one_or_none()
         return None if epoch is None else Leadership(outbox, owner, epoch)
 
     async def leader(self, outbox: str) -> Leader | None:
         """Say who relays; None where nobody ever did."""
-        found: Any = (await self._run(sql.LEADER, {"of_outbox": outbox})).one_or_none()
+        found: Any = (await self._run(LEADER, {"of_outbox": outbox})).one_or_none()
         if found is None:
             return None
         owner, epoch, us_left = found
@@ -282,49 +277,49 @@ class SqlOutboxStore:
 
     async def resign(self, leadership: Leadership) -> None:
         """Give the leadership up; nothing happens where it was lost."""
-        await self._run(sql.RESIGN, _shown(leadership))
+        await self._run(RESIGN, _shown(leadership))
 
     async def read(self, outbox: str, after_place: int, limit: int) -> Sequence[OutboxEntry]:
         """Return entries behind *after_place* that are not parked, in order."""
         asked = {"of_outbox": outbox, "after_place": after_place, "most": limit}
-        return _read_pending(await self._run(sql.READ, asked), outbox)
+        return _read_pending(await self._run(READ, asked), outbox)
 
     async def delete(self, leadership: Leadership, places: Sequence[int]) -> int:
         """Delete exactly these entries, if the leadership still stands."""
-        return await self._fenced(sql.DELETE, leadership, places)
+        return await self._fenced(DELETE, leadership, places)
 
     async def failed(self, leadership: Leadership, places: Sequence[int]) -> None:
         """Count a failed publication of each of these entries."""
-        await self._fenced(sql.FAILED, leadership, places)
+        await self._fenced(FAILED, leadership, places)
 
     async def park(self, leadership: Leadership, place: int, reason: str) -> None:
         """Set an entry aside that the broker will never take, and count the failure."""
-        await self._fenced(sql.PARK, leadership, [place], reason=reason.replace("\0", "\\0"))
+        await self._fenced(PARK, leadership, [place], reason=reason.replace("\0", "\\0"))
 
     async def unpark(self, outbox: str, message_id: str) -> bool:
         """Send a parked entry again, as if for the first time; an operator's act."""
-        return await self._change_one(sql.UNPARK, outbox, message_id)
+        return await self._change_one(UNPARK, outbox, message_id)
 
     async def drop(self, outbox: str, message_id: str) -> bool:
         """Take a parked entry out for good; an operator's act."""
-        return await self._change_one(sql.DROP, outbox, message_id)
+        return await self._change_one(DROP, outbox, message_id)
 
     async def parked(self, outbox: str, limit: int) -> Sequence[OutboxEntry]:
         """Return the entries that were set aside, in order."""
-        return _read(await self._run(sql.PARKED, {"of_outbox": outbox, "most": limit}))
+        return _read(await self._run(PARKED, {"of_outbox": outbox, "most": limit}))
 
     async def parked_keys(self, outbox: str) -> frozenset[tuple[str, str]]:
         """Return (topic, key) of parked entries that later ones wait for; of erased ones, none."""
-        found = await self._run(sql.PARKED_KEYS, {"of_outbox": outbox})
+        found = await self._run(PARKED_KEYS, {"of_outbox": outbox})
         return frozenset(tuple(row) for row in found)
 
     async def children(self, parent: str) -> Sequence[OutboxEntry]:
         """Return entries that handling one message wrote and that are still here."""
-        return _read(await self._run(sql.CHILDREN, {"of_parent": parent}))
+        return _read(await self._run(CHILDREN, {"of_parent": parent}))
 
     async def numbers(self, outbox: str) -> OutboxNumbers:
         """Count what is pending and say how old the oldest is."""
-        found: Any = (await self._run(sql.NUMBERS, {"of_outbox": outbox})).one()
+        found: Any = (await self._run(NUMBERS, {"of_outbox": outbox})).one()
         pending, parked, us = found
         return OutboxNumbers(pending, parked, to_seconds(us))
 
@@ -334,8 +329,8 @@ class SqlOutboxStore:
         """Remove value, headers and the broker's words of matching entries, and park them all."""
         if message_id is None and key is None and parent is None:
             raise Misuse("say whose entries of the outbox are erased: an id, a key or a parent")
-        meant = sql.erasing(message_id=message_id, key=key, parent=parent)
-        return (await self._run(meant)).rowcount
+        meant = _erasing(message_id=message_id, key=key, parent=parent)
+        return await self._count(meant)
 
     async def _known(self, places: Sequence[tuple[str, str]]) -> list[OutboxEntry]:
         """Return the entries at these outboxes and ids."""
@@ -344,35 +339,31 @@ class SqlOutboxStore:
             ids = [message_id for of_outbox, message_id in places if of_outbox == outbox]
             for start in range(0, len(ids), ASKED_AT_ONCE):
                 asked = {"of_outbox": outbox, "ids": ids[start : start + ASKED_AT_ONCE]}
-                found += _read(await self._run(sql.KNOWN, asked))
+                found += _read(await self._run(KNOWN, asked))
         return found
 
     async def _fenced(
         self, statement: Executable, leadership: Leadership, places: Sequence[int], **more: str
     ) -> int:
         asked = {**_shown(leadership), "places": places, **more}
-        count = (await self._run(statement, asked)).rowcount
+        count = await self._count(statement, asked)
         # Nothing changed where the entries are gone already, too: by this leader's own delete,
         # whose answer was lost.
-        if count == 0 and (await self._run(sql.STANDS, _shown(leadership))).first() is None:
+        if count == 0 and (await self._run(STANDS, _shown(leadership))).first() is None:
             raise LeadershipLost(leadership.outbox, leadership.epoch)
         return count
 
     async def _change_one(self, statement: Executable, outbox: str, message_id: str) -> bool:
         meant = {"of_outbox": outbox, "of_id": stored_id(message_id)}
-        return (await self._run(statement, meant)).rowcount == 1
+        return await self._count(statement, meant) > 0
 
-    async def _run(
-        self,
-        statement: Executable,
-        parameters: Mapping[str, Any] | list[dict[str, Any]] | None = None,
-    ) -> CursorResult[Any]:
-        async with translated("the outbox"):
+    async def _run(self, statement: Executable, values: Any = None) -> Any:
+        async with translated(self.what):
             # Where a session has several binds, ours is that of these tables.
             binds = {"clause": outbox_message}
             # Past a handler's session, which sends the rows of other messages before.
             connection = await AsyncSession.connection(self._session, bind_arguments=binds)
-            return await connection.execute(statement, parameters)
+            return await connection.execute(statement, values)
 
 
 def store_of(session: object) -> SqlOutboxStore:
