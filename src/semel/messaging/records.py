@@ -240,11 +240,7 @@ class DeadLetterFilter(MessageFilter):
 
 
 FIRST_KEPT: Final = 5
-
-
 LATEST_KEPT: Final = 45
-
-
 MOST_KEPT: Final = FIRST_KEPT + LATEST_KEPT
 """Of one message; how a long trouble began says more than its middle."""
 
@@ -342,16 +338,10 @@ LEFT_SECONDS: Final = 60.0
 """How old a note is when a process elsewhere that has no row as a member is gone, and one that
 runs has left it behind."""
 
-
 CONFLICT: Final = "conflict:"
-
-
 HASH_DIGITS: Final = 16
-
-
 CAME_AS_AT: Final = len(CONFLICT) + HASH_DIGITS + 1
 """Where in the id of a conflict the id begins that it came with."""
-
 
 _MADE_UP: Final = re.compile(
     rf"{CONFLICT}[0-9a-f]{{{HASH_DIGITS}}}:.*|{UNREADABLE}.+/\d+/\d+", re.DOTALL

@@ -287,11 +287,7 @@ class Approvals(Protocol):
 
 
 KEEP_ID: Final = "keep-id"
-
-
 NEW_ID: Final = "new-id"
-
-
 HEX_BYTES_PER_LINE: Final = 16
 
 
@@ -471,7 +467,6 @@ class Replays(Protocol):
 
 
 LONGEST_SHOWN: Final = 200
-
 
 SECRET: Final = re.compile(
     r"passw|secret|token|api_?key|credential|private_?key|cvv|cvc|card_?number|iban|ssn",

@@ -41,7 +41,6 @@ from semel.sql.types import now_us, to_seconds, to_us
 
 _M: Final = consumer_member.c
 _S: Final = crash_suspect.c
-
 _MEMBER: Final = insert(consumer_member)
 _WRITTEN: Final = ("owner", "partitions", "in_flight", "expires_at")
 ENTER: Final = _MEMBER.on_conflict_do_update(
@@ -72,7 +71,6 @@ class SqlMembers(ConnectionStore):
     what = "the members"
 
     async def enter(self, member: Member, seconds: float) -> None:
-        """Write or renew a member's row, with its partitions, for *seconds* from now."""
         values = {
             **values_of(consumer_member, member, "partitions", "expires_at"),
             "partitions": _to_text(member.partitions),
@@ -80,13 +78,11 @@ class SqlMembers(ConnectionStore):
         await self._run(ENTER.values(**values, expires_at=now_us() + to_us(seconds)))
 
     async def leave(self, consumer: str, name: str) -> None:
-        """Remove a row."""
         await self._run(delete(consumer_member).where(_M.consumer == consumer, _M.name == name))
 
     async def others(
         self, consumer: str, name: str, partitions: Collection[Partition]
     ) -> Sequence[Member]:
-        """Return other members' rows that name one of *partitions*."""
         found = await self._run(
             select(consumer_member)
             .where(_M.consumer == consumer, _M.name != name)
@@ -96,19 +92,16 @@ class SqlMembers(ConnectionStore):
         return [member for member in members if member.partitions & frozenset(partitions)]
 
     async def running(self, consumer: str) -> Sequence[Member]:
-        """Return the rows that have not expired."""
         live = (_M.consumer == consumer, _M.expires_at > now_us())
         return [_member(row) for row in await self._run(select(consumer_member).where(*live))]
 
     async def suspect(self, consumer: str, message_id: str, writer: str) -> int:
-        """Note one more try of a message; return how many there are."""
         one = _try(consumer, stored_id(message_id), writer)
         return int((await self._run(SUSPECT.values(**one))).scalar_one())
 
     async def note(
         self, consumer: str, message_ids: Collection[str], writer: str
     ) -> Mapping[str, Note]:
-        """Note one try of each of several messages; return what was noted before."""
         by_name = {stored_id(message_id): message_id for message_id in message_ids}
         if not by_name:
             return {}
@@ -119,7 +112,6 @@ class SqlMembers(ConnectionStore):
         return await self._find(consumer, known, _FOUND.with_for_update())
 
     async def notes(self, consumer: str, message_ids: Collection[str]) -> Mapping[str, Note]:
-        """Return what is noted of messages."""
         by_name = {stored_id(message_id): message_id for message_id in message_ids}
         return await self._find(consumer, by_name, _FOUND)
 
@@ -136,7 +128,6 @@ class SqlMembers(ConnectionStore):
         }
 
     async def acquit(self, consumer: str, message_id: str) -> None:
-        """Forget what was noted of a message, whoever did."""
         await self._run(
             delete(crash_suspect).where(
                 _S.consumer == consumer, _S.message_id == stored_id(message_id)
@@ -144,21 +135,18 @@ class SqlMembers(ConnectionStore):
         )
 
     async def acquit_many(self, consumer: str, message_ids: Collection[str], writer: str) -> None:
-        """Forget what *writer* noted of several messages."""
         if message_ids:
             here = _S.message_id.in_(sorted(map(stored_id, message_ids)))
             mine = (_S.consumer == consumer, _S.writer == writer)
             await self._run(delete(crash_suspect).where(*mine, here))
 
     async def forget_notes(self, consumer: str, older_than_seconds: float, limit: int) -> int:
-        """Delete at most *limit* notes that are that old; return how many."""
         is_old = (_S.consumer == consumer, _S.noted_at <= now_us() - to_us(older_than_seconds))
         old = select(_S.message_id).where(*is_old).order_by(_S.message_id).limit(limit)
         gone = delete(crash_suspect).where(*is_old, _S.message_id.in_(old))
         return await self._count(gone)
 
     async def release(self, consumer: str, name: str, partition: Partition) -> None:
-        """Take a partition off a row; the last one removes the row if it has expired."""
         me = (_M.consumer == consumer, _M.name == name)
         found = (await self._run(select(consumer_member).where(*me).with_for_update())).first()
         if found is None:
@@ -171,7 +159,6 @@ class SqlMembers(ConnectionStore):
         await self._run(update(consumer_member).where(*me).values(partitions=_to_text(left)))
 
     async def forget_expired(self, consumer: str) -> int:
-        """Remove the rows that name no partition and have expired; return how many."""
         ended = (_M.partitions == _to_text(()), _M.expires_at <= now_us())
         gone = delete(consumer_member).where(_M.consumer == consumer, *ended)
         return await self._count(gone)
@@ -192,7 +179,6 @@ def _member(row: Row[Any]) -> Member:
 
 
 _O: Final = consumer_outcome.c
-
 _FROM: Final = bindparam("from_offset", type_=BigInteger)
 _UNTIL: Final = bindparam("until", type_=BigInteger)
 _RANGE: Final[dict[str, Any]] = {
@@ -218,7 +204,6 @@ class SqlOutcomeStore(ConnectionStore):
     what = "the outcomes"
 
     async def record(self, consumer: str, ranges: Sequence[OutcomeRange]) -> None:
-        """Write ranges; one that continues a kept range of the same outcome extends it."""
         for new in ranges:
             values = {
                 "of": consumer,
@@ -232,7 +217,6 @@ class SqlOutcomeStore(ConnectionStore):
                 await self._run(ADD_RANGE, values)
 
     async def ranges(self, consumer: str, partition: Partition) -> Sequence[OutcomeRange]:
-        """Return the ranges of a partition in order."""
         found = await self._run(
             select(_O.first, _O.last, _O.outcome)
             .where(_in(consumer, partition))
@@ -241,7 +225,6 @@ class SqlOutcomeStore(ConnectionStore):
         return [OutcomeRange(partition, row.first, row.last, row.outcome) for row in found]
 
     async def covering(self, consumer: str, at: Coordinates) -> Sequence[OutcomeRange]:
-        """Return the ranges that an offset is in, in the order in which they began."""
         found = await self._run(
             select(_O.first, _O.last, _O.outcome)
             .where(_in(consumer, at.place), _O.first <= at.offset, _O.last >= at.offset)
@@ -250,7 +233,6 @@ class SqlOutcomeStore(ConnectionStore):
         return [OutcomeRange(at.place, row.first, row.last, row.outcome) for row in found]
 
     async def partitions(self, consumer: str) -> Sequence[Partition]:
-        """Return the partitions that have ranges."""
         found = await self._run(
             select(_O.topic, _O.partition)
             .where(_O.consumer == consumer)
@@ -260,7 +242,6 @@ class SqlOutcomeStore(ConnectionStore):
         return [Partition(row.topic, row.partition) for row in found]
 
     async def prune(self, consumer: str, partition: Partition, below: int, limit: int) -> int:
-        """Forget ranges that lie wholly below an offset, the lowest first; return how many."""
         says_kept = consumer_outcome.alias()
         is_needed = exists().where(
             _in(consumer, partition, says_kept),
@@ -321,7 +302,6 @@ class SqlVersions(ConnectionStore):
     what = "the versions"
 
     async def current(self, consumer: str, key: str) -> int | None:
-        """Lock a key and return the version that was applied last; None where none was."""
         name = stored_id(key)
         locked = select(_V.version).where(_V.consumer == consumer, _V.key == name).with_for_update()
         found = (await self._run(locked)).first()
@@ -332,12 +312,10 @@ class SqlVersions(ConnectionStore):
         return None if found.version is None else int(found.version)
 
     async def advance(self, consumer: str, key: str, version: int) -> None:
-        """Write the version that is applied with this transaction."""
         applied = {"consumer": consumer, "key": stored_id(key), "version": version}
         await self._run(ADVANCE.values(**applied))
 
     async def open_gap(self, gap: Gap) -> None:
-        """List a gap; one that is listed already keeps its time."""
         await self._run(
             OPEN.values(
                 consumer=gap.consumer,
@@ -352,7 +330,6 @@ class SqlVersions(ConnectionStore):
     async def close_gaps(
         self, consumer: str, key: str, up_to: int, how: str, after: int | None = None
     ) -> int:
-        """Close the key's gaps that end at or below *up_to*, and behind *after*."""
         closing = update(sequence_gap).where(
             _G.consumer == consumer,
             _G.key == stored_id(key),
@@ -364,7 +341,6 @@ class SqlVersions(ConnectionStore):
         return await self._count(closing.values(closed_at=now_us(), how=how))
 
     async def gaps(self, consumer: str | None, limit: int) -> Sequence[Gap]:
-        """Return the open gaps, the oldest first."""
         found = select(sequence_gap).where(_G.closed_at.is_(None))
         if consumer is not None:
             found = found.where(_G.consumer == consumer)
@@ -372,7 +348,6 @@ class SqlVersions(ConnectionStore):
         return [record_of(sequence_gap, row, Gap, key=row.original_key or row.key) for row in rows]
 
     async def delete_closed(self, consumer: str, ttl_seconds: float, limit: int) -> int:
-        """Delete gaps that are closed since so long; return how many."""
         is_old = (_G.consumer == consumer, _G.closed_at <= now_us() - to_us(ttl_seconds))
         old = select(_G.key, _G.expected).where(*is_old).order_by(_G.closed_at).limit(limit)
         # Asked again of the row itself: the gap may have opened again while we waited for it.

@@ -61,7 +61,6 @@ LATER: Final = (
 _ME: Final = and_(_C.consumer == bindparam("by"), _C.message_id == bindparam("id"))
 GET: Final = select(dead_letter).where(_ME)
 REMOVE: Final = delete(dead_letter).where(_ME)
-
 _NEW: Final = insert(dead_letter)
 ADD: Final = _NEW.on_conflict_do_nothing(index_elements=list(dead_letter.primary_key)).returning(
     _C.message_id

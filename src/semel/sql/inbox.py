@@ -42,9 +42,7 @@ STORE: Final = (
 
 # A message is stored as new, whatever a row that it was read from said.
 _GIVEN_HERE: Final = ("place", "received_at", "due_at", "processed_at", "error", "result")
-
 WITHDRAW: Final = delete(inbox_message).where(*_ME)
-
 GET: Final = select(inbox_message).where(*_ME)
 
 _KEY_WAITS: Final = (

@@ -68,7 +68,6 @@ class SqlApprovals(Store):
         reason: str,
         payload_hash: str = "",
     ) -> Approval:
-        """Write a request, with a number and the database's time."""
         written = (
             insert(approval)
             .values(
@@ -85,24 +84,20 @@ class SqlApprovals(Store):
         return _approval((await self._run(written)).one())
 
     async def get(self, number: int) -> Approval | None:
-        """Return one request."""
         found = await self._requests(select(approval).where(_APPROVAL.number == number))
         return found[0] if found else None
 
     async def open_ones(self, consumer: str | None, limit: int) -> Sequence[Approval]:
-        """Return requests that nobody has decided, the oldest first."""
         found = select(approval).where(_APPROVAL.decision == Decision.OPEN.value).limit(limit)
         if consumer is not None:
             found = found.where(_APPROVAL.consumer == consumer)
         return await self._requests(found)
 
     async def about(self, consumer: str, message_id: str) -> Sequence[Approval]:
-        """Return the requests about one message, in order."""
         mine = (_APPROVAL.consumer == consumer, _APPROVAL.message_id == stored_id(message_id))
         return await self._requests(select(approval).where(*mine))
 
     async def decide(self, number: int, decided_by: str, decision: Decision) -> bool:
-        """Write the decision; False, and nothing changed, where there is one already."""
         decided = (
             update(approval)
             .where(_APPROVAL.number == number, _APPROVAL.decision == Decision.OPEN.value)
@@ -113,7 +108,6 @@ class SqlApprovals(Store):
     async def delete_decided(
         self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
     ) -> int:
-        """Delete requests decided so long ago whose message is gone; return how many."""
         sweep = sweep or Sweep()
         old = delete_of_gone(
             _APPROVAL.decided_at, _APPROVAL.number, consumer, ttl_seconds, sweep.since(), limit
@@ -130,16 +124,9 @@ def _approval(row: Row[Any]) -> Approval:
 
 
 ONLY_ROW: Final = 1
-
-
 _ENTRY: Final = audit_entry.c
-
-
 HEAD: Final = select(audit_head.c.number, audit_head.c.hash, now_us().label("now"))
-
-
 LOCK_HEAD: Final = HEAD.with_for_update()
-
 
 # Two first appends at once: the second waits for the first's row, and finds it.
 MAKE_HEAD: Final = (
@@ -155,7 +142,6 @@ class SqlAuditTrail(Store):
     what = "the audit trail"
 
     async def append(self, act: Act) -> AuditEntry:
-        """Write an act at the end of the chain; writers wait for one another."""
         act = recorded(act)
         head = (await self._run(LOCK_HEAD)).first()
         if head is None:
@@ -168,16 +154,13 @@ class SqlAuditTrail(Store):
         return entry
 
     async def read(self, after: int, limit: int) -> Sequence[AuditEntry]:
-        """Return the entries behind number *after*, in order."""
         return await self._entries(select(audit_entry).where(_ENTRY.number > after).limit(limit))
 
     async def about(self, consumer: str, message_id: str) -> Sequence[AuditEntry]:
-        """Return the entries about one message, in order."""
         mine = (_ENTRY.consumer == consumer, _ENTRY.message_id == stored_id(message_id))
         return await self._entries(select(audit_entry).where(*mine))
 
     async def head(self) -> tuple[int, str]:
-        """Return number and hash of the last entry, as the head's own record has them."""
         row = (await self._run(HEAD)).first()
         return (0, FIRST_HASH) if row is None else (row.number, row.hash)
 
@@ -214,7 +197,6 @@ class SqlRevisions(Store):
     what = "the revisions"
 
     async def add(self, revision: Revision) -> Revision:
-        """Write a message's next revision; return it with its number and time."""
         mine = matching(message_revision, MessageFilter(revision.consumer, revision.message_id))
         last = select(func.coalesce(func.max(_REVISION.number), -1)).where(mine)
         number = (await self._run(last)).scalar_one() + 1
@@ -228,13 +210,11 @@ class SqlRevisions(Store):
         return replace(revision, number=number, at=to_seconds(at))
 
     async def of(self, consumer: str, message_id: str) -> Sequence[Revision]:
-        """Return the revisions of one message, the original first."""
         mine = matching(message_revision, MessageFilter(consumer, message_id))
         found = select(message_revision).where(mine).order_by(_REVISION.number)
         return [record_of(message_revision, row, Revision) for row in await self._run(found)]
 
     async def other_names(self, message_id: str) -> frozenset[str]:
-        """Return the ids that people gave to a message of this id, or took from it."""
         name = stored_id(message_id)
         renamed = and_(
             _REVISION.new_id.is_not(None),
@@ -247,7 +227,6 @@ class SqlRevisions(Store):
         return frozenset(names - {message_id})
 
     async def erase(self, which: MessageFilter) -> int:
-        """Remove the payloads of matching revisions; hashes, names and reasons stay."""
         erased = (
             update(message_revision)
             .where(matching(message_revision, which), _REVISION.erased_at.is_(None))
@@ -257,8 +236,6 @@ class SqlRevisions(Store):
 
 
 _RUN: Final = replay_run.c
-
-
 _OVER: Final = sorted(OVER)
 
 
@@ -268,7 +245,6 @@ class SqlReplays(Store):
     what = "the replays"
 
     async def begin(self, run: ReplayRun) -> bool:
-        """Write a new replay, at the database's time; False where the name is taken."""
         written = (
             insert_once(replay_run)
             .values(values_of(replay_run, run, "began_at", "updated_at"))
@@ -279,12 +255,10 @@ class SqlReplays(Store):
         return (await self._run(written)).first() is not None
 
     async def get(self, name: str) -> ReplayRun | None:
-        """Return one replay."""
         row = (await self._run(select(replay_run).where(_RUN.name == name))).first()
         return None if row is None else _read(row)
 
     async def advance(self, run: ReplayRun, cursor_before: str) -> bool:
-        """Write state, cursor and counts of a replay that runs, if nobody else went on with it."""
         ours = (
             _RUN.name == run.name,
             _RUN.state == ReplayState.RUNNING.value,
@@ -304,7 +278,6 @@ class SqlReplays(Store):
         return await self._count(written) > 0
 
     async def set_state(self, name: str, before: ReplayState, after: ReplayState) -> bool:
-        """Change the state, and nothing else; False where it is not *before*."""
         written = (
             update(replay_run)
             .where(_RUN.name == name, _RUN.state == before.value)
@@ -313,14 +286,12 @@ class SqlReplays(Store):
         return await self._count(written) > 0
 
     async def find(self, consumer: str | None, limit: int) -> Sequence[ReplayRun]:
-        """Return replays, the newest first."""
         found = select(replay_run).order_by(_RUN.began_at.desc(), _RUN.name).limit(limit)
         if consumer is not None:
             found = found.where(_RUN.consumer == consumer)
         return [_read(row) for row in await self._run(found)]
 
     async def unfinished(self, consumer: str) -> Sequence[str]:
-        """Return the names of a consumer's replays that can go on, whether they run or not."""
         connection = await self._session.connection()
         if connection.dialect.name == "postgresql":
             # Nothing to lock is there yet of a replay that begins.  SQLite has one writer.  In
@@ -330,7 +301,6 @@ class SqlReplays(Store):
         return list((await self._run(names.order_by(_RUN.name))).scalars())
 
     async def delete_over(self, consumer: str, ttl_seconds: float, limit: int) -> int:
-        """Delete replays that are over since so long; return how many."""
         old = (
             select(_RUN.name)
             .where(

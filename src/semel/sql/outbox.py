@@ -59,19 +59,10 @@ from semel.sql.types import (
 )
 
 _M: Final = outbox_message.c
-
-
 _L: Final = outbox_leader.c
-
-
 _OF: Final = _M.outbox == bindparam("of_outbox")
-
-
 _IS_PARKED: Final = _M.parked_reason.is_not(None)
-
-
 _MEANT: Final = (_OF, _M.message_id == bindparam("of_id"), _IS_PARKED)
-
 
 ADD: Final = (
     insert(outbox_message)
@@ -80,9 +71,7 @@ ADD: Final = (
     .returning(_M.outbox, _M.message_id)
 )
 
-
 _IS_MINE: Final = _L.owner == bindparam("me")
-
 
 LEAD: Final = (
     update(outbox_leader)
@@ -98,14 +87,11 @@ LEAD: Final = (
     .returning(_L.epoch)
 )
 
-
 NEW_LEASE: Final = insert(outbox_leader).on_conflict_do_nothing(index_elements=[_L.outbox])
-
 
 LEADER: Final = select(_L.owner, _L.epoch, _L.lease_until - now_us()).where(
     _L.outbox == bindparam("of_outbox")
 )
-
 
 _STANDS: Final = (
     _L.outbox == bindparam("of_outbox"),
@@ -113,35 +99,22 @@ _STANDS: Final = (
     _L.epoch == bindparam("of_epoch"),
 )
 
-
 RESIGN: Final = update(outbox_leader).where(*_STANDS).values(owner="", lease_until=0)
-
-
 STANDS: Final = select(literal(1)).where(*_STANDS)
-
 
 # The lock makes a new leader wait for this statement's transaction, or this statement find
 # the new epoch: nothing of an old leader comes after the first act of a new one.
 _FENCE: Final = exists(select(literal(1)).where(*_STANDS).with_for_update(read=True))
-
-
 _FENCED: Final = (_OF, among(_M.place, "places"), _FENCE)
-
-
 DELETE: Final = delete(outbox_message).where(*_FENCED)
-
-
 FAILED: Final = update(outbox_message).where(*_FENCED).values(attempts=_M.attempts + 1)
-
 
 # What the broker says of an entry that was erased since it was read may quote its value.
 _SAID: Final = bindparam("reason", type_=Text)
 
-
 PARK: Final = FAILED.values(
     parked_reason=case((_M.erased_at.is_(None), _SAID), else_=_M.parked_reason)
 )
-
 
 UNPARK: Final = (
     update(outbox_message)
@@ -149,9 +122,7 @@ UNPARK: Final = (
     .values(parked_reason=None, attempts=0)
 )
 
-
 DROP: Final = delete(outbox_message).where(*_MEANT)
-
 
 # What the relay reads; a message that is read is neither parked nor erased.
 _PENDING_ENTRY: Final = (
@@ -165,7 +136,6 @@ _PENDING_ENTRY: Final = (
     _M.attempts,
     _M.parent,
 )
-
 
 _ENTRY: Final = (*_PENDING_ENTRY, _M.outbox, _M.parked_reason, _M.erased_at)
 
@@ -181,15 +151,9 @@ READ: Final = (
     .limit(bindparam("most"))
 )
 
-
 PARKED: Final = _entries(_OF, _IS_PARKED).limit(bindparam("most"))
-
-
 KNOWN: Final = _entries(_OF, _M.message_id.in_(bindparam("ids", expanding=True)))
-
-
 CHILDREN: Final = _entries(_M.parent == bindparam("of_parent"))
-
 
 PARKED_KEYS: Final = (
     select(_M.topic, _M.key)
@@ -197,16 +161,13 @@ PARKED_KEYS: Final = (
     .distinct()
 )
 
-
 _PENDING: Final = _M.parked_reason.is_(None)
-
 
 NUMBERS: Final = select(
     func.count().filter(_PENDING),
     func.count(_M.parked_reason),
     now_us() - func.min(_M.created_at).filter(_PENDING),
 ).where(_OF)
-
 
 _ERASE: Final = (
     update(outbox_message)
@@ -242,7 +203,6 @@ class SqlOutboxStore(Store):
     what = "the outbox"
 
     async def add(self, entries: Sequence[OutboxEntry]) -> None:
-        """Write entries; one that is there already is left as it is."""
         new: dict[tuple[str, str], OutboxEntry] = {}
         for entry in entries:
             refuse_another(new.setdefault(_place_of(entry), entry), entry)
@@ -258,7 +218,6 @@ class SqlOutboxStore(Store):
     async def lead(
         self, outbox: str, owner: str, seconds: float, *, instead_of: str = ""
     ) -> Leadership | None:
-        """Take or keep the leadership; None while another owner's lease lives."""
         # Whoever resigned is called "", and has no lease.
         asked = {"of_outbox": outbox, "me": owner, "us": to_us(seconds), "instead_of": instead_of}
         epoch = (await self._run(LEAD, asked)).scalar_one_or_none()
@@ -268,7 +227,6 @@ class SqlOutboxStore(Store):
         return None if epoch is None else Leadership(outbox, owner, epoch)
 
     async def leader(self, outbox: str) -> Leader | None:
-        """Say who relays; None where nobody ever did."""
         found: Any = (await self._run(LEADER, {"of_outbox": outbox})).one_or_none()
         if found is None:
             return None
@@ -276,49 +234,38 @@ class SqlOutboxStore(Store):
         return Leader(owner, epoch, max(0.0, to_seconds(us_left)))
 
     async def resign(self, leadership: Leadership) -> None:
-        """Give the leadership up; nothing happens where it was lost."""
         await self._run(RESIGN, _shown(leadership))
 
     async def read(self, outbox: str, after_place: int, limit: int) -> Sequence[OutboxEntry]:
-        """Return entries behind *after_place* that are not parked, in order."""
         asked = {"of_outbox": outbox, "after_place": after_place, "most": limit}
         return _read_pending(await self._run(READ, asked), outbox)
 
     async def delete(self, leadership: Leadership, places: Sequence[int]) -> int:
-        """Delete exactly these entries, if the leadership still stands."""
         return await self._fenced(DELETE, leadership, places)
 
     async def failed(self, leadership: Leadership, places: Sequence[int]) -> None:
-        """Count a failed publication of each of these entries."""
         await self._fenced(FAILED, leadership, places)
 
     async def park(self, leadership: Leadership, place: int, reason: str) -> None:
-        """Set an entry aside that the broker will never take, and count the failure."""
         await self._fenced(PARK, leadership, [place], reason=reason.replace("\0", "\\0"))
 
     async def unpark(self, outbox: str, message_id: str) -> bool:
-        """Send a parked entry again, as if for the first time; an operator's act."""
         return await self._change_one(UNPARK, outbox, message_id)
 
     async def drop(self, outbox: str, message_id: str) -> bool:
-        """Take a parked entry out for good; an operator's act."""
         return await self._change_one(DROP, outbox, message_id)
 
     async def parked(self, outbox: str, limit: int) -> Sequence[OutboxEntry]:
-        """Return the entries that were set aside, in order."""
         return _read(await self._run(PARKED, {"of_outbox": outbox, "most": limit}))
 
     async def parked_keys(self, outbox: str) -> frozenset[tuple[str, str]]:
-        """Return (topic, key) of parked entries that later ones wait for; of erased ones, none."""
         found = await self._run(PARKED_KEYS, {"of_outbox": outbox})
         return frozenset(tuple(row) for row in found)
 
     async def children(self, parent: str) -> Sequence[OutboxEntry]:
-        """Return entries that handling one message wrote and that are still here."""
         return _read(await self._run(CHILDREN, {"of_parent": parent}))
 
     async def numbers(self, outbox: str) -> OutboxNumbers:
-        """Count what is pending and say how old the oldest is."""
         found: Any = (await self._run(NUMBERS, {"of_outbox": outbox})).one()
         pending, parked, us = found
         return OutboxNumbers(pending, parked, to_seconds(us))
@@ -326,7 +273,6 @@ class SqlOutboxStore(Store):
     async def erase(
         self, *, message_id: str | None = None, key: str | None = None, parent: str | None = None
     ) -> int:
-        """Remove value, headers and the broker's words of matching entries, and park them all."""
         if message_id is None and key is None and parent is None:
             raise Misuse("say whose entries of the outbox are erased: an id, a key or a parent")
         meant = _erasing(message_id=message_id, key=key, parent=parent)

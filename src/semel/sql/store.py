@@ -116,8 +116,6 @@ class _Plan(NamedTuple):
 
 
 _NAMES: Final = frozenset({"message_id", "key", "new_id"})
-
-
 _PLANS: Final[dict[tuple[Table, type[Any], tuple[str, ...]], _Plan]] = {}
 
 

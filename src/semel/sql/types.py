@@ -37,8 +37,6 @@ IS_TIME: Final = "semel_time"
 
 # Of the years 1 to 9999: what can be shown as a date, too.
 FIRST_SECOND: Final = -62_135_596_800.0
-
-
 LAST_SECOND: Final = 253_402_300_799.0
 
 
@@ -153,7 +151,6 @@ metadata: Final = MetaData(
     }
 )
 """What `semel db create` makes; give it to Alembic's ``target_metadata`` beside your own."""
-
 
 # SQLite numbers rows only in a column of exactly this type.
 NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")

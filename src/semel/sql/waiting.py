@@ -47,32 +47,14 @@ from semel.sql.tables import waiting_key, waiting_message
 from semel.sql.types import MICROSECONDS, now_us, to_seconds, to_us
 
 _C: Final = waiting_message.c
-
-
 _K: Final = waiting_key.c
-
-
 _BY: Final = bindparam("by", type_=Text)
-
-
 _ID: Final = bindparam("id", type_=Text)
-
-
 _KEYS: Final = bindparam("keys", type_=ARRAY(Text))
-
-
 _AT_MOST: Final = bindparam("at_most", type_=Integer)
-
-
 _RETRY: Final = Waits.RETRY.value
-
-
 _PARKED: Final = Waits.PARKED.value
-
-
 _BEHIND: Final = Waits.BEHIND.value
-
-
 GET: Final = select(waiting_message).where(_C.consumer == _BY, _C.message_id == _ID)
 
 
@@ -92,7 +74,6 @@ def _make_keys() -> Insert:
 MAKE_KEYS: Final = _make_keys()
 """PostgreSQL's; a row that this made is locked by it."""
 
-
 LOCK_KEYS: Final = (
     select(_K.key)
     .where(_K.consumer == _BY, _K.key == any_(_KEYS))
@@ -100,19 +81,12 @@ LOCK_KEYS: Final = (
     .with_for_update()
 )
 
-
 _HELD: Final = select(_C.key).where(_C.consumer == _BY, _C.held == 1).distinct()
-
-
 HELD: Final = _HELD.where(_C.key == any_(_KEYS))
-
-
 HELD_SQLITE: Final = _HELD.where(_C.key.in_(bindparam("keys", expanding=True)))
-
 
 # Read once: a clock that is read for every row is read a million times.
 _LONG_AGO: Final = select(now_us() - bindparam("age_us", type_=BigInteger)).scalar_subquery()
-
 
 _OLD_KEYS: Final = (
     select(_K.key)
@@ -121,14 +95,12 @@ _OLD_KEYS: Final = (
     .with_for_update(skip_locked=True)
 )
 
-
 # What is returned is counted: SQLite does not count what a statement with a CTE deletes.
 FORGET_KEYS: Final = (
     delete(waiting_key)
     .where(_K.consumer == _BY, _K.key.in_(select(_OLD_KEYS.cte("old").c.key)))
     .returning(_K.key)
 )
-
 
 # A time that is not given is the database's now.
 _NEW: Final = insert(waiting_message).values(
@@ -137,9 +109,7 @@ _NEW: Final = insert(waiting_message).values(
     first_failed_at=func.coalesce(bindparam("failed_at", type_=BigInteger), now_us()),
 )
 
-
 _SAID: Final = _NEW.excluded
-
 
 PUT: Final = _NEW.on_conflict_do_update(
     index_elements=[_C.consumer, _C.message_id],
@@ -158,12 +128,8 @@ PUT: Final = _NEW.on_conflict_do_update(
     },
 )
 
-
 HERE: Final = select(_C.place).where(_C.consumer == _BY, _C.message_id == _ID).with_for_update()
-
-
 _EARLIER: Final = waiting_message.alias("earlier")
-
 
 _IS_FIRST: Final = or_(
     _C.held == 0,
@@ -179,44 +145,28 @@ _IS_FIRST: Final = or_(
     ),
 )
 
-
 WHOSE_TURN: Final = select(waiting_message).where(
     _C.consumer == _BY,
     or_(_C.waits == _BEHIND, and_(_C.waits == _RETRY, _C.due_at <= now_us())),
     _IS_FIRST,
 )
 
-
 TAKE_DUE: Final = WHOSE_TURN.order_by(_C.place).limit(_AT_MOST).with_for_update(skip_locked=True)
-
 
 # A statement of its own: from a bound that is not known, the other one would be planned worse.
 TAKE_DUE_BEHIND: Final = TAKE_DUE.where(_C.place > bindparam("after", type_=BigInteger))
-
-
 TAKE: Final = WHOSE_TURN.where(_C.message_id == _ID).with_for_update(skip_locked=True)
-
-
 _THESE: Final = _C.message_id.in_(bindparam("ids", type_=Text, expanding=True))
-
-
 TAKE_MANY: Final = WHOSE_TURN.where(_THESE).with_for_update(skip_locked=True)
-
-
 _MINE_BY_TURN: Final = select(_C.due_at).where(_C.consumer == _BY, _IS_FIRST).limit(1)
-
 
 # Each walks an index and ends at the first row whose turn it is: a minimum would look at all.
 _IS_BEHIND_NOBODY: Final = (
     _MINE_BY_TURN.with_only_columns(literal_column("0")).where(_C.waits == _BEHIND)
 ).scalar_subquery()
 
-
 _NEXT_RETRY: Final = (_MINE_BY_TURN.where(_C.waits == _RETRY).order_by(_C.due_at)).scalar_subquery()
-
-
 US_TO_NEXT: Final = select(func.coalesce(_IS_BEHIND_NOBODY, _NEXT_RETRY - now_us()))
-
 
 _OF_KEY: Final = (
     select(
@@ -229,7 +179,6 @@ _OF_KEY: Final = (
     .group_by(_C.key)
     .subquery("of_key")
 )
-
 
 HELD_KEYS: Final = (
     select(waiting_message, _OF_KEY.c.messages, _OF_KEY.c.held_since)
