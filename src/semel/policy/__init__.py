@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from semel.lazy import lazily
 
 if TYPE_CHECKING:
+    from semel.policy.effective import EffectivePolicies, effective_policies
     from semel.policy.guarantee import Guarantee, Promise, guarantee_of
     from semel.policy.lint import Linted, Review, lint_policy, review
     from semel.policy.model import Effective, Policy, policy_schema
@@ -28,6 +29,7 @@ __all__ = [
     "AntiPattern",
     "ConsumerPolicy",
     "Effective",
+    "EffectivePolicies",
     "Finding",
     "Guarantee",
     "Linted",
@@ -40,6 +42,7 @@ __all__ = [
     "Severity",
     "Status",
     "TopicPolicy",
+    "effective_policies",
     "guarantee_of",
     "lint_policy",
     "policy_schema",
@@ -47,6 +50,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "effective": ("EffectivePolicies", "effective_policies"),
     "guarantee": ("Guarantee", "Promise", "guarantee_of"),
     "lint": ("Linted", "Review", "lint_policy", "review"),
     "model": ("Effective", "Policy", "policy_schema"),
