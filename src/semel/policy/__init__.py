@@ -5,7 +5,7 @@
                                                     └─── lint ───┘
 
 `reader` reads the YAML, `sections` has the keys of the file, `vocabulary` the words that
-they take.  Only using a name imports pydantic: the engine takes its enums from
+they take, and `effective` says where each value comes from.  Only using a name imports pydantic: the engine takes its enums from
 `semel.policy.vocabulary`, and needs neither pydantic nor YAML for them.
 """
 
