@@ -243,3 +243,14 @@ def test_every_module_on_the_ways_of_contributing_exists():
 
     assert len(modules) > 20
     assert [name for name in modules if not (PACKAGE / f"{name}.py").is_file()] == []
+
+
+WORDS_THAT_WENT = re.compile(
+    r"waiting room|\bbur(?:y|ied|ies|ying)\b|acquit|\blets? go\b|\bput aside\b", re.I
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_a_page_has_one_word_for_each_thing(page):
+    # waiting table, dead-letter, clear a note, release, quarantine
+    assert WORDS_THAT_WENT.findall(page.read_text()) == []
