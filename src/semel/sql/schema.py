@@ -29,7 +29,7 @@ from semel.errors import Permanent, reason_of
 from semel.secrets import masked
 from semel.sql.engine import made_ready
 from semel.sql.faults import opening
-from semel.sql.types import metadata
+from semel.sql.tables import metadata
 
 VERSION: Final = 1
 """The version of the tables that this code reads and writes."""
