@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import semel.cli.app  # noqa: F401  the commands declare the shapes of their records
+from semel.cli.messages import Request
 from semel.cli.render import WRITERS, Field, Shape
 from semel.cli.reports.audit import (
     AuditList,
@@ -26,7 +27,6 @@ from semel.cli.reports.audit import (
 from semel.cli.reports.claims import ClaimList
 from semel.cli.reports.completeness import CompletenessReport
 from semel.cli.reports.db import TablesChange, TablesCheck
-from semel.cli.reports.deadletters import LetterList, LetterReport
 from semel.cli.reports.explanation import ExplainReport, GapList, GapsClosed
 from semel.cli.reports.ledger import BackupReport, LedgerCheck, RestoreReport
 from semel.cli.reports.outbox import OutboxStatus, ParkedList
@@ -43,6 +43,7 @@ from semel.cli.reports.policy_show import PolicyShowReport
 from semel.cli.reports.replays import DryRunReport, ReplayAnswer, ReplayList
 from semel.operate.acts import Acts
 from semel.operate.adoption import Adoption
+from semel.operate.deadletters import DeadLetterList, LetterInspection
 from semel.operate.doctor import Diagnosis
 from semel.operate.guarantee import PipelineGuarantee
 from semel.operate.recovery import Recovered, RecoveryPlan
@@ -68,17 +69,18 @@ REPORTS: Final[Mapping[str, type]] = {
     "policy schema": SchemaReport,
     "db create | upgrade": TablesChange,
     "db check": TablesCheck,
-    "dlq list": LetterList,
-    "dlq show": LetterReport,
+    "dlq list": DeadLetterList,
+    "dlq show": LetterInspection,
     "dlq retry | park | skip": Acts,
-    "dlq delete": RequestAnswer,
+    "dlq delete": Request,
     "parking list": WaitingList,
     "parking show": WaitingReport,
     "parking keys": KeyList,
     "parking classify | release | skip": Acts,
     "parking fix": FixReport,
     "parking requests": RequestList,
-    "parking delete | approve": RequestAnswer,
+    "parking delete": Request,
+    "parking approve": RequestAnswer,
     "outbox status": OutboxStatus,
     "outbox parked": ParkedList,
     "outbox retry | drop": Acts,
@@ -115,10 +117,15 @@ class Added:
     reason: str
 
 
+_DATABASE: Final = ("database",)
 _ACTED: Final = ("database", "act", "actor", "reason")
 
 ADDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "dlq list": _DATABASE,
+    "dlq show": _DATABASE,
     "dlq retry | park | skip": ("consumer", *_ACTED),
+    "dlq delete": _DATABASE,
+    "parking delete": _DATABASE,
     "parking classify | release | skip": ("consumer", *_ACTED),
     "outbox retry | drop": ("outbox", *_ACTED),
 }
@@ -232,7 +239,7 @@ def _words(hint: Any) -> str:
     if hint in WRITERS:
         return "text"
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return ", ".join(f"`{one.value}`" for one in hint)
+        return ", ".join(f"`{one.value}`" if one.value else "empty" for one in hint)
     named = {str: "text", int: "number", float: "number", bool: "true or false"}
     return "null" if hint is types.NoneType else named.get(hint, "anything")
 

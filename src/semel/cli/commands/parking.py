@@ -10,7 +10,6 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from semel.cli.answer import Answer
-from semel.cli.commands.dlq import show_asked
 from semel.cli.commands.parking_tables import (
     show_decided,
     show_fixed,
@@ -34,7 +33,7 @@ from semel.cli.database import (
     asking,
     inspecting,
 )
-from semel.cli.messages import act_on_each, reply_acts
+from semel.cli.messages import act_on_each, reply_acts, reply_asked
 from semel.cli.options import MOST
 from semel.cli.plain import given
 from semel.cli.preamble import begins_with
@@ -300,12 +299,12 @@ def delete(
     Example: semel parking delete m-17 --consumer billing --reason "sent to the wrong topic"
     """
     actor.confirm(answer, f"Ask to delete message {message} of {consumer}?")
-    request = books.ask(
-        lambda database: ask_to_delete(
-            database, consumer, message, actor=actor.name, reason=actor.reason
-        )
+    reply_asked(
+        answer,
+        books,
+        actor,
+        lambda database: ask_to_delete(database, consumer, message, **actor.given),
     )
-    answer.give(RequestAnswer(books.name, request_report(request), actor.name), show_asked)
 
 
 @app.command("requests")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.markup import escape
 
+from semel.cli import render
 from semel.cli.answer import table, tell_shortened
-from semel.cli.commands.dlq import show_facts
 from semel.cli.messages import payload_lines
 from semel.cli.plain import shortened
 from semel.cli.reports.parking import (
@@ -84,7 +84,7 @@ def show_waiting(console: Console, report: WaitingReport) -> None:
         "headers": pairs(report.headers),
         "acts": "; ".join(report.acts),
     }
-    show_facts(console, facts)
+    console.print(render.facts(facts))
     for revision in report.revisions:
         new = f", as {revision.new_id}" if revision.new_id else ""
         who = f"by {revision.actor}: {revision.reason}" if revision.actor else "the original"
