@@ -30,22 +30,16 @@ from semel.cli.reports.db import TablesChange, TablesCheck
 from semel.cli.reports.explanation import ExplainReport, GapList, GapsClosed
 from semel.cli.reports.ledger import BackupReport, LedgerCheck, RestoreReport
 from semel.cli.reports.outbox import OutboxStatus, ParkedList
-from semel.cli.reports.parking import (
-    FixReport,
-    KeyList,
-    RequestAnswer,
-    RequestList,
-    WaitingList,
-    WaitingReport,
-)
 from semel.cli.reports.policy import PolicyLintReport, SchemaReport
 from semel.cli.reports.policy_show import PolicyShowReport
 from semel.cli.reports.replays import DryRunReport, ReplayAnswer, ReplayList
 from semel.operate.acts import Acts
 from semel.operate.adoption import Adoption
 from semel.operate.deadletters import DeadLetterList, LetterInspection
+from semel.operate.deletion import OpenRequests
 from semel.operate.doctor import Diagnosis
 from semel.operate.guarantee import PipelineGuarantee
+from semel.operate.parking import Fixed, HeldKeys, Inspection, WaitingList
 from semel.operate.recovery import Recovered, RecoveryPlan
 from semel.operate.resolution import Resolution
 from semel.operate.status import History, Status
@@ -74,13 +68,12 @@ REPORTS: Final[Mapping[str, type]] = {
     "dlq retry | park | skip": Acts,
     "dlq delete": Request,
     "parking list": WaitingList,
-    "parking show": WaitingReport,
-    "parking keys": KeyList,
+    "parking show": Inspection,
+    "parking keys": HeldKeys,
     "parking classify | release | skip": Acts,
-    "parking fix": FixReport,
-    "parking requests": RequestList,
-    "parking delete": Request,
-    "parking approve": RequestAnswer,
+    "parking fix": Fixed,
+    "parking requests": OpenRequests,
+    "parking delete | approve": Request,
     "outbox status": OutboxStatus,
     "outbox parked": ParkedList,
     "outbox retry | drop": Acts,
@@ -107,6 +100,7 @@ class Added:
     """Its URL, without the password."""
 
     consumer: str
+    message_id: str
     outbox: str
     act: str
     """The command."""
@@ -125,7 +119,12 @@ ADDED: Final[Mapping[str, tuple[str, ...]]] = {
     "dlq show": _DATABASE,
     "dlq retry | park | skip": ("consumer", *_ACTED),
     "dlq delete": _DATABASE,
-    "parking delete": _DATABASE,
+    "parking list": _DATABASE,
+    "parking show": _DATABASE,
+    "parking keys": _DATABASE,
+    "parking fix": ("database", "consumer", "message_id", "actor", "reason"),
+    "parking requests": _DATABASE,
+    "parking delete | approve": _DATABASE,
     "parking classify | release | skip": ("consumer", *_ACTED),
     "outbox retry | drop": ("outbox", *_ACTED),
 }
