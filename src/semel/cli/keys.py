@@ -24,7 +24,6 @@ from semel.cli.reports.audit import (
     EraseReport,
     RetentionReport,
 )
-from semel.cli.reports.claims import ClaimList
 from semel.cli.reports.completeness import CompletenessReport
 from semel.cli.reports.db import TablesChange, TablesCheck
 from semel.cli.reports.explanation import ExplainReport, GapList, GapsClosed
@@ -38,6 +37,7 @@ from semel.operate.adoption import Adoption
 from semel.operate.deadletters import DeadLetterList, LetterInspection
 from semel.operate.deletion import OpenRequests
 from semel.operate.doctor import Diagnosis
+from semel.operate.explain import LeasedClaims
 from semel.operate.guarantee import PipelineGuarantee
 from semel.operate.parking import Fixed, HeldKeys, Inspection, WaitingList
 from semel.operate.recovery import Recovered, RecoveryPlan
@@ -85,7 +85,7 @@ REPORTS: Final[Mapping[str, type]] = {
     "replay dry-run": DryRunReport,
     "replay list": ReplayList,
     "explain": ExplainReport,
-    "claims list": ClaimList,
+    "claims list": LeasedClaims,
     "gaps list": GapList,
     "gaps close": GapsClosed,
     "audit completeness": CompletenessReport,
@@ -126,6 +126,7 @@ ADDED: Final[Mapping[str, tuple[str, ...]]] = {
     "parking requests": _DATABASE,
     "parking delete | approve": _DATABASE,
     "parking classify | release | skip": ("consumer", *_ACTED),
+    "claims list": _DATABASE,
     "outbox retry | drop": ("outbox", *_ACTED),
 }
 """Which of them each command adds (`Answer.reply`)."""
