@@ -1,16 +1,10 @@
-"""What happens, as values that logs, metrics and progress displays subscribe to.
+"""The events and measurements that logs, metrics and progress displays subscribe to.
 
-An event carries the glossary's nouns as fields.  Emitting one writes a
-structured log line and calls every subscriber; a subscriber that fails is
-logged and never disturbs the work.
+    Events     what happened, with the glossary's nouns as fields; each is also a log line
+    Measures   counters, durations and gauges, by the names that dashboards use
 
-What is counted, by the names and labels that dashboards and alerts know.
-
-A measurement is made where the thing happens and handed to whoever
-subscribed: an exporter, or a test.  Without a subscriber it costs a check, and
-one that fails is logged and never disturbs the work.
-No label carries an id: ids are in logs, and a metric with an id in it has no
-end of series.
+A subscriber that raises is logged and never stops the work.  No label carries
+an id: a metric with an id as a label would create a new series per message.
 """
 
 from __future__ import annotations
@@ -35,7 +29,7 @@ class Event:
 
     @property
     def sentence(self) -> str:
-        """The log line's words, derived from the class name."""
+        """The text of the log line, derived from the class name."""
         name = type(self).__name__
         return "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()
 
@@ -82,7 +76,7 @@ class SinkRetried(Event):
 
 @dataclass(frozen=True, slots=True)
 class CommitSlow(Event):
-    """Committing takes a meaningful part of the interval between cycles."""
+    """Committing takes a large part of the interval between two cycles."""
 
     cycle: str
     commit_seconds: float
@@ -118,7 +112,7 @@ class CycleRecovered(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeavingsSwept(Event):
-    """Things that a losing attempt left behind were removed."""
+    """Recovery removed staged data of attempts that were not committed."""
 
     sink: str
     attempts: int
@@ -135,7 +129,7 @@ class QueryRestarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class GapCrossed(Event):
-    """A message was applied across versions that did not come; its consumer's policy is ``alert``.
+    """A message was applied although earlier versions are missing; the gap policy is ``alert``.
 
     Its scope is the consumer's name.
     """
@@ -146,12 +140,12 @@ class GapCrossed(Event):
     """The first version that is missing."""
 
     found: int
-    """The version that came instead."""
+    """The version that arrived instead."""
 
     @property
     def sentence(self) -> str:
-        """The log line's words, with the versions."""
-        return f"gap crossed, version {self.expected} was next and {self.found} came"
+        """The text of the log line, with the versions."""
+        return f"gap crossed, expected version {self.expected}, got {self.found}"
 
 
 Subscriber = Callable[[Event], None]
@@ -161,14 +155,14 @@ _WARNINGS = (StepFailed, SinkRetried, CommitSlow, QueryRestarted, GapCrossed)
 
 
 class Events:
-    """A list of subscribers, called in order, from whichever thread emits."""
+    """A list of subscribers, called in order, in the thread that emits."""
 
     def __init__(self) -> None:
         self._subscribers: list[Subscriber] = []
         self._lock = threading.Lock()
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Call *subscriber* with every event from now on; return how to stop that."""
+        """Call *subscriber* with every event from now on; return a function that unsubscribes."""
         with self._lock:
             self._subscribers.append(subscriber)
 
@@ -180,7 +174,7 @@ class Events:
         return unsubscribe
 
     def emit(self, event: Event) -> None:
-        """Log the event and pass it on."""
+        """Log the event and call every subscriber."""
         level = logging.INFO
         if isinstance(event, _WARNINGS):
             level = logging.WARNING
@@ -190,6 +184,7 @@ class Events:
             nouns = {f.name: getattr(event, f.name) for f in fields(event)}
             told = ", ".join(f"{k} {v}" for k, v in nouns.items() if isinstance(v, str) and v)
             log.log(level, "%s: %s", event.sentence, told, extra=nouns)
+        # A copy, because a subscriber may unsubscribe while it is called, which takes the lock.
         with self._lock:
             subscribers = tuple(self._subscribers)
         for subscriber in subscribers:
@@ -262,7 +257,7 @@ class Measures:
         self._subscribers: tuple[Callable[[Measurement], None], ...] = ()
 
     def subscribe(self, subscriber: Callable[[Measurement], None]) -> Callable[[], None]:
-        """Call *subscriber* with every measurement from now on; return how to stop that."""
+        """Call *subscriber* with every measurement from now on; return a function to stop it."""
         self._subscribers = (*self._subscribers, subscriber)
 
         def unsubscribe() -> None:
@@ -272,11 +267,11 @@ class Measures:
 
     @property
     def are_heard(self) -> bool:
-        """Whether anybody subscribed: what is costly to find out can be left out otherwise."""
+        """Whether there is a subscriber; without one, skip measurements that cost a query."""
         return bool(self._subscribers)
 
     def count(self, metric: Metric, *labels: str, value: float = 1.0) -> None:
-        """Hand one reading on; *labels* in the order of `LABELS`.
+        """Pass one reading to every subscriber; *labels* in the order of `LABELS`.
 
         Raises:
             Misuse: the metric has other labels.
@@ -285,7 +280,7 @@ class Measures:
             return
         names = LABELS[metric]
         if len(names) != len(labels):
-            raise Misuse(f"metric {metric} has the labels {', '.join(names)}")
+            raise Misuse(f"metric {metric} needs the labels {', '.join(names)}, got {len(labels)}")
         measured = Measurement(metric, dict(zip(names, labels, strict=True)), value)
         for subscriber in self._subscribers:
             try:

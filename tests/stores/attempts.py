@@ -149,7 +149,7 @@ class AttemptsContract(DatabaseContract):
             for name in ("claimed", "x" * 5000):
                 failure = Failure(ClaimState.FAILED_RETRYABLE, 1, "TIMEOUT")
                 await unit.claims.mark_failed("billing", name, failure)
-            await unit.inbox.store(InboxMessage("billing", "stored", "paid", b"{}"))
+            await unit.inbox.store(InboxMessage("billing", "stored", payload=b"{}"))
             await unit.dead_letters.put(replace(LETTER, consumer="billing", message_id="dead"))
         await world.age(2 * DAY)
 

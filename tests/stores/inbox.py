@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from semel.errors import Misuse
-from semel.message import Coordinates
 from semel.messaging.database import Database
 from semel.messaging.handle.claims import Locked
 from semel.messaging.records import InboxMessage
@@ -220,7 +219,9 @@ class InboxContract(InboxEnds):
             message("1", "shelf-7"),
             payload=bytes(range(256)),
             headers={"trace": b"\x00\xff", "empty": b""},
-            source=Coordinates("orders", 3, 2**40),
+            topic="orders",
+            partition=3,
+            offset=2**40,
             timestamp=1_700_000_000.25,
             payload_hash="ab" * 32,
             correlation_id="c-1",

@@ -9,13 +9,14 @@ import ast
 import inspect
 import textwrap
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import semel.cli.app  # noqa: F401  the commands declare the shapes of their records
+from semel.cli.commands.policy import PolicySchema
 from semel.cli.render import WRITERS, Field, Shape
 from semel.cli.reports.audit import (
     AuditList,
@@ -25,12 +26,8 @@ from semel.cli.reports.audit import (
 )
 from semel.cli.reports.claims import ClaimList
 from semel.cli.reports.completeness import CompletenessReport
-from semel.cli.reports.db import TablesChange, TablesCheck
 from semel.cli.reports.deadletters import LetterList, LetterReport
 from semel.cli.reports.explanation import ExplainReport, GapList, GapsClosed
-from semel.cli.reports.ledger import BackupReport, LedgerCheck, RestoreReport
-from semel.cli.reports.messages import ActReport
-from semel.cli.reports.outbox import OutboxActs, OutboxStatus, ParkedList
 from semel.cli.reports.parking import (
     FixReport,
     KeyList,
@@ -39,16 +36,19 @@ from semel.cli.reports.parking import (
     WaitingList,
     WaitingReport,
 )
-from semel.cli.reports.policy import PolicyLintReport, SchemaReport
-from semel.cli.reports.policy_show import PolicyShowReport
 from semel.cli.reports.replays import DryRunReport, ReplayAnswer, ReplayList
+from semel.operate.acts import Acts
 from semel.operate.adoption import Adoption
 from semel.operate.doctor import Diagnosis
 from semel.operate.guarantee import PipelineGuarantee
+from semel.operate.ledger import Backup, LedgerCheck, Restoration
+from semel.operate.outbox import OutboxStatus, ParkedEntries
 from semel.operate.recovery import Recovered, RecoveryPlan
 from semel.operate.resolution import Resolution
 from semel.operate.status import History, Status
+from semel.operate.stores import SchemaChange, SchemaCheck
 from semel.operate.verification import Verification
+from semel.policy import EffectivePolicies, Linted
 
 REPORTS: Final[Mapping[str, type]] = {
     "status": Status,
@@ -61,27 +61,27 @@ REPORTS: Final[Mapping[str, type]] = {
     "adopt": Adoption,
     "cycle resolve": Resolution,
     "ledger check": LedgerCheck,
-    "ledger backup": BackupReport,
-    "ledger restore": RestoreReport,
-    "policy lint": PolicyLintReport,
-    "policy show": PolicyShowReport,
-    "policy schema": SchemaReport,
-    "db create | upgrade": TablesChange,
-    "db check": TablesCheck,
+    "ledger backup": Backup,
+    "ledger restore": Restoration,
+    "policy lint": Linted,
+    "policy show": EffectivePolicies,
+    "policy schema": PolicySchema,
+    "db create | upgrade": SchemaChange,
+    "db check": SchemaCheck,
     "dlq list": LetterList,
     "dlq show": LetterReport,
-    "dlq retry | park | skip": ActReport,
+    "dlq retry | park | skip": Acts,
     "dlq delete": RequestAnswer,
     "parking list": WaitingList,
     "parking show": WaitingReport,
     "parking keys": KeyList,
-    "parking classify | release | skip": ActReport,
+    "parking classify | release | skip": Acts,
     "parking fix": FixReport,
     "parking requests": RequestList,
     "parking delete | approve": RequestAnswer,
     "outbox status": OutboxStatus,
-    "outbox parked": ParkedList,
-    "outbox retry | drop": OutboxActs,
+    "outbox parked": ParkedEntries,
+    "outbox retry | drop": Acts,
     "audit list": AuditList,
     "audit verify": AuditVerification,
     "erase": EraseReport,
@@ -96,6 +96,37 @@ REPORTS: Final[Mapping[str, type]] = {
     "audit completeness": CompletenessReport,
 }
 """What each command answers with."""
+
+
+class Added:
+    """The keys that commands add to their answer: what was asked, and by whom."""
+
+    database: str
+    """Its URL, without the password."""
+
+    consumer: str
+    outbox: str
+    act: str
+    """The command."""
+
+    actor: str
+    """Who did it."""
+
+    reason: str
+
+
+_ACTED: Final = ("database", "act", "actor", "reason")
+
+ADDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "db create | upgrade": ("database",),
+    "db check": ("database",),
+    "dlq retry | park | skip": ("consumer", *_ACTED),
+    "parking classify | release | skip": ("consumer", *_ACTED),
+    "outbox status": ("database",),
+    "outbox parked": ("database",),
+    "outbox retry | drop": ("outbox", *_ACTED),
+}
+"""Which of them each command adds (`Answer.reply`)."""
 
 _HEAD: Final = """\
 # The JSON of the commands
@@ -112,11 +143,11 @@ def page() -> str:
     parts: dict[str, type] = {}
     sections = []
     for command, report in REPORTS.items():
-        sections.append(f"## `semel {command} --json`\n\n{_table(report)}")
+        sections.append(f"## `semel {command} --json`\n\n{_table(keys_of_command(command))}")
         parts |= {part.__name__: part for part in _parts(report)}
     for name, part in sorted(parts.items()):
         said = inspect.getdoc(part) or ""
-        sections.append(f"## {name}\n\n{said.splitlines()[0]}\n\n{_table(part)}")
+        sections.append(f"## {name}\n\n{said.splitlines()[0]}\n\n{_table(keys_of(part))}")
     return "\n".join([_HEAD, *sections])
 
 
@@ -126,6 +157,12 @@ class Key(NamedTuple):
     name: str
     hint: Any
     means: str
+
+
+def keys_of_command(command: str) -> list[Key]:
+    """List the keys of a command's document, without those that every document has."""
+    added = [_key(Added, Field(name)) for name in ADDED.get(command, ())]
+    return [*added, *keys_of(REPORTS[command])]
 
 
 def keys_of(kind: type) -> list[Key]:
@@ -158,9 +195,9 @@ def _first_line(of: object) -> str:
     return (inspect.getdoc(of) or "").partition("\n")[0]
 
 
-def _table(kind: type) -> str:
+def _table(keys: Iterable[Key]) -> str:
     lines = ["| key | value | meaning |", "| --- | --- | --- |"]
-    lines += [f"| `{key.name}` | {_words(key.hint)} | {key.means} |" for key in keys_of(kind)]
+    lines += [f"| `{key.name}` | {_words(key.hint)} | {key.means} |" for key in keys]
     return "\n".join(lines) + "\n"
 
 
@@ -173,10 +210,10 @@ def _parts(kind: type) -> Iterator[type]:
 
 
 def is_object(kind: Any) -> bool:
-    """Tell whether a value of this kind is an object in JSON."""
-    if not (isinstance(kind, type) and is_dataclass(kind)):
+    """Say whether a value of this kind is an object in JSON."""
+    if not isinstance(kind, type):
         return False
-    return isinstance(WRITERS.get(kind), Shape | types.NoneType)
+    return isinstance(WRITERS.get(kind), Shape) or (is_dataclass(kind) and kind not in WRITERS)
 
 
 def _classes(hint: Any) -> Iterator[type]:
@@ -190,7 +227,7 @@ def _words(hint: Any) -> str:
     """Say what a value is, in JSON's words."""
     if get_origin(hint) in (Union, types.UnionType):
         return " or ".join(_words(one) for one in get_args(hint))
-    if get_origin(hint) in (list, tuple):
+    if get_origin(hint) in (list, tuple, Sequence):
         return f"list of {_words(get_args(hint)[0])}"
     if get_origin(hint) in (dict, Mapping):
         return f"object of {_words(get_args(hint)[1])}"
@@ -205,7 +242,14 @@ def _words(hint: Any) -> str:
 
 
 def _said(kind: type) -> dict[str, str]:
-    """Read the sentence below each field."""
+    """Read the sentence below each field, in the class and in those it inherits from."""
+    said: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        said |= _said_by(one) if one.__module__ != "builtins" else {}
+    return said
+
+
+def _said_by(kind: type) -> dict[str, str]:
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
     said = {}

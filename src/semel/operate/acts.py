@@ -1,18 +1,14 @@
-"""What every operator's act has in common: its reason, its actor, and its refusals.
-
-What every operator's act has in common: it names its message, its reason, and its errors.
-
-What must hold before a message is handled again: somebody looked, and not too often.
-"""
+"""What the acts of operators have in common: actor, reason, transaction, refusals, loop guard."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Misuse, Permanent
+from semel.errors import Misuse, Permanent, SemelError, reason_of
 from semel.messaging.handle.claims import ClaimState, Failure, is_leased
 from semel.messaging.records import DeadLetter, WaitingMessage
 from semel.operate.stores import OperatorDatabase, OperatorUnit, Revision
@@ -76,6 +72,44 @@ async def acting(database: OperatorDatabase) -> AsyncIterator[OperatorUnit]:
         yield unit
         reach(CrashPoint.ACT_BEFORE)
     reach(CrashPoint.ACT_AFTER)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of an act on one message."""
+
+    message_id: str
+    done: bool
+    why_not: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Acts:
+    """What became of one act on several messages."""
+
+    messages: list[Done]
+
+    @property
+    def needs_attention(self) -> bool:
+        """Say whether one of them could not be done."""
+        return not all(one.done for one in self.messages)
+
+
+async def on_each(
+    ids: Iterable[str], act: Callable[[str], Awaitable[str | None]], note: str = ""
+) -> Acts:
+    """Act on each message in its own transaction; a failure does not stop the others.
+
+    The note for people, such as ``released``, is what *act* returns, or *note*.
+    """
+    results = []
+    for message_id in ids:
+        try:
+            results.append(Done(message_id, True, note=await act(message_id) or note))
+        except SemelError as error:
+            results.append(Done(message_id, False, reason_of(error)))
+    return Acts(results)
 
 
 async def complete_without_effect(

@@ -4,7 +4,8 @@
              model      model         guarantee     rules        questions
                                                     └─── lint ───┘
 
-Only using a name imports pydantic: the engine takes its enums from
+`reader` reads the YAML, `sections` has the keys of the file, `vocabulary` the words that
+they take.  Only using a name imports pydantic: the engine takes its enums from
 `semel.policy.vocabulary`, and needs neither pydantic nor YAML for them.
 """
 
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from semel.lazy import lazily
 
 if TYPE_CHECKING:
+    from semel.policy.effective import EffectivePolicies, effective_policies
     from semel.policy.guarantee import Guarantee, Promise, guarantee_of
     from semel.policy.lint import Linted, Review, lint_policy, review
     from semel.policy.model import Effective, Policy, policy_schema
@@ -27,6 +29,7 @@ __all__ = [
     "AntiPattern",
     "ConsumerPolicy",
     "Effective",
+    "EffectivePolicies",
     "Finding",
     "Guarantee",
     "Linted",
@@ -39,6 +42,7 @@ __all__ = [
     "Severity",
     "Status",
     "TopicPolicy",
+    "effective_policies",
     "guarantee_of",
     "lint_policy",
     "policy_schema",
@@ -46,6 +50,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "effective": ("EffectivePolicies", "effective_policies"),
     "guarantee": ("Guarantee", "Promise", "guarantee_of"),
     "lint": ("Linted", "Review", "lint_policy", "review"),
     "model": ("Effective", "Policy", "policy_schema"),

@@ -1,7 +1,5 @@
 """PostgreSQL and SQLite as the messaging half's database: one transaction, all stores.
 
-PostgreSQL and SQLite as the messaging half's database: one transaction, all stores.
-
 Databases that are there already: asking never makes one.
 """
 
@@ -41,7 +39,7 @@ from semel.sql.members import SqlMembers
 from semel.sql.operators import SqlApprovals, SqlAuditTrail, SqlReplays, SqlRevisions
 from semel.sql.outbox import SqlOutboxStore
 from semel.sql.outcomes import SqlOutcomeStore
-from semel.sql.schema import require_version
+from semel.sql.schema import create, require_version
 from semel.sql.session import (
     FAILED,
     HandlerSession,
@@ -122,7 +120,7 @@ class SqlDatabase:
 
     ``SqlDatabase("sqlite://")`` is a new database in memory, for tests and for trying things
     out: it has one connection, whose units come one after the other, and is gone with this
-    object.  Its tables are made as those of any other database: `semel.sql.schema.create`.
+    object.  Its tables are made as those of any other database, by `create_tables`.
     """
 
     def __init__(
@@ -154,6 +152,16 @@ class SqlDatabase:
     def is_postgres(self) -> bool:
         """Tell PostgreSQL from SQLite."""
         return self.engine.dialect.name == "postgresql"
+
+    async def create_tables(self) -> None:
+        """Make semel's tables; doing so again changes nothing.  `semel db create` does the same.
+
+        Raises:
+            SchemaUnusable: there are tables of a newer version, or tables that are not semel's.
+            Misuse: the role may not make tables.
+            Retryable: the database does not answer.
+        """
+        await create(self.engine)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[SqlUnit]:

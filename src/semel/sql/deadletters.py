@@ -31,10 +31,9 @@ from semel.sql.types import (
     came_from,
     conflicts_with,
     now_us,
-    origin_of,
-    origin_values,
-    seconds_or_none,
+    stored_fields,
     stored_name,
+    stored_values,
     to_seconds,
     to_us,
 )
@@ -163,35 +162,29 @@ def _matching(which: DeadLetterFilter) -> ColumnElement[bool]:
 
 def _values(letter: DeadLetter) -> dict[str, Any]:
     return {
-        **origin_values(letter),
-        "consumer": letter.consumer,
+        **stored_values(letter),
         "reason": plain(letter.reason),
         "exception": plain(letter.exception),
         "error_code": plain(letter.error_code),
-        "attempts": letter.attempts,
         "first_failed_at": to_us(letter.first_failed_at),
         "last_failed_at": to_us(letter.last_failed_at),
         "owner": letter.owner,
         "outcome": letter.outcome,
         "needs_review": int(letter.needs_review),
         "expected_hash": letter.expected_hash,
-        "erased_at": None if letter.erased_at is None else to_us(letter.erased_at),
     }
 
 
 def _letter(row: Row[Any]) -> DeadLetter:
     return DeadLetter(
-        **origin_of(row),
-        consumer=row.consumer,
+        **stored_fields(row),
         reason=row.reason,
         exception=row.exception,
         error_code=row.error_code,
-        attempts=row.attempts,
         first_failed_at=to_seconds(row.first_failed_at),
         last_failed_at=to_seconds(row.last_failed_at),
         owner=row.owner,
         outcome=row.outcome,
         needs_review=bool(row.needs_review),
         expected_hash=row.expected_hash,
-        erased_at=seconds_or_none(row.erased_at),
     )

@@ -23,7 +23,6 @@ from sqlalchemy.engine import CursorResult
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.errors import Misuse
-from semel.message import Coordinates
 from semel.messaging.database import Sweep
 from semel.messaging.handle.claims import ERASED
 from semel.messaging.records import InboxMessage, stored_id
@@ -31,7 +30,14 @@ from semel.operate.stores import plain
 from semel.sql.faults import translated
 from semel.sql.retention import is_over
 from semel.sql.tables import dead_letter, inbox_message
-from semel.sql.types import now_us, origin_of, origin_values, seconds_or_none, to_seconds, to_us
+from semel.sql.types import (
+    now_us,
+    seconds_or_none,
+    stored_fields,
+    stored_values,
+    to_seconds,
+    to_us,
+)
 
 _M: Final = inbox_message.c
 _EARLIER: Final = inbox_message.alias("earlier")
@@ -148,7 +154,7 @@ class SqlInboxStore:
 
     async def store(self, message: InboxMessage) -> bool:
         """Write a message that is due at once; False where its id is there already."""
-        return (await self._run(STORE, _row(message))).first() is not None
+        return (await self._run(STORE, stored_values(message))).first() is not None
 
     async def withdraw(self, consumer: str, message_id: str) -> None:
         """Remove a message that *this* transaction stored, as if it had never come."""
@@ -239,23 +245,13 @@ def _me(consumer: str, message_id: str) -> dict[str, Any]:
     return {"of_consumer": consumer, "of_id": stored_id(message_id)}
 
 
-def _row(message: InboxMessage) -> dict[str, Any]:
-    return {"consumer": message.consumer, **origin_values(message)}
-
-
 def _message(row: Row[Any]) -> InboxMessage:
-    origin = origin_of(row)
-    topic, partition, offset = (origin.pop(name) for name in ("topic", "partition", "offset"))
     return InboxMessage(
-        **origin,
-        consumer=row.consumer,
-        source=None if partition is None else Coordinates(topic, partition, offset),
+        **stored_fields(row),
         place=row.place,
         received_at=to_seconds(row.received_at),
         processed_at=seconds_or_none(row.processed_at),
         due_at=seconds_or_none(row.due_at),
-        attempts=row.attempts,
         error=row.error,
         result=row.result,
-        erased_at=seconds_or_none(row.erased_at),
     )

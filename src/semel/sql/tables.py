@@ -52,6 +52,8 @@ from semel.sql.types import (
 )
 from semel.sql.types import metadata as metadata
 
+# What Alembic is given: the metadata, with all tables in it.
+
 processed_message: Final = Table(
     "processed_message",
     metadata,

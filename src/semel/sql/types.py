@@ -52,9 +52,7 @@ from semel.message import Partition
 from semel.messaging.records import (
     CAME_AS_AT,
     CONFLICT,
-    DeadLetter,
-    InboxMessage,
-    WaitingMessage,
+    StoredMessage,
     came_as,
     stored_id,
 )
@@ -237,39 +235,52 @@ def origin() -> list[Column[int] | Column[str]]:
     ]
 
 
-def origin_values(carried: DeadLetter | WaitingMessage | InboxMessage) -> dict[str, Any]:
-    """Return the columns that say what came, and from where."""
+def stored_values(stored: StoredMessage) -> dict[str, Any]:
+    """Return the columns that every table of messages has."""
+    erased_at = stored.erased_at
     return {
-        **stored_names(message_id=carried.message_id, key=carried.key),
-        "payload": carried.payload,
-        "headers": headers_to_text(carried.headers),
-        "topic": plain(carried.topic),
-        "partition": carried.partition,
-        "offset": carried.offset,
-        "timestamp": told_us(carried.timestamp),
-        "payload_hash": carried.payload_hash,
-        "message_type": plain(carried.message_type),
-        "schema_version": plain(carried.schema_version),
-        "correlation_id": plain(carried.correlation_id),
+        **stored_names(message_id=stored.message_id, key=stored.key),
+        "consumer": stored.consumer,
+        "payload": stored.payload,
+        "headers": headers_to_text(stored.headers),
+        "topic": plain(stored.topic),
+        "partition": stored.partition,
+        "offset": stored.offset,
+        "timestamp": told_us(stored.timestamp),
+        "payload_hash": stored.payload_hash,
+        "message_type": plain(stored.message_type),
+        "schema_version": plain(stored.schema_version),
+        "correlation_id": plain(stored.correlation_id),
+        "attempts": stored.attempts,
+        "erased_at": None if erased_at is None else to_us(erased_at),
     }
 
 
-def origin_of(row: Row[Any]) -> dict[str, Any]:
-    """Read what `origin_values` wrote, as a dataclass's arguments."""
-    kept = row._mapping
+def stored_fields(row: Row[Any]) -> dict[str, Any]:
+    """Read what `stored_values` wrote, as the arguments of a `StoredMessage`."""
+    columns = row._mapping
+    as_they_are = {name: columns[name] for name in _AS_THEY_ARE}
     return {
+        **as_they_are,
         **original_names(row, "message_id", "key"),
-        "payload": kept["payload"],
-        "headers": headers_from_text(kept["headers"]),
-        "topic": kept["topic"],
-        "partition": kept["partition"],
-        "offset": kept["offset"],
-        "timestamp": to_seconds(kept["timestamp"]),
-        "payload_hash": kept["payload_hash"],
-        "message_type": kept["message_type"],
-        "schema_version": kept["schema_version"],
-        "correlation_id": kept["correlation_id"],
+        "headers": headers_from_text(columns["headers"]),
+        "timestamp": to_seconds(columns["timestamp"]),
+        "erased_at": seconds_or_none(columns["erased_at"]),
     }
+
+
+_AS_THEY_ARE: Final = (
+    "consumer",
+    "payload",
+    "topic",
+    "partition",
+    "offset",
+    "payload_hash",
+    "message_type",
+    "schema_version",
+    "correlation_id",
+    "attempts",
+)
 
 
 def stored_names(**names: str | None) -> dict[str, str | None]:

@@ -47,11 +47,10 @@ from semel.sql.types import (
     came_from,
     conflicts_with,
     now_us,
-    origin_of,
-    origin_values,
-    seconds_or_none,
+    stored_fields,
     stored_name,
     stored_names,
+    stored_values,
     to_seconds,
     to_us,
 )
@@ -454,37 +453,31 @@ def _values(waiting: WaitingMessage) -> dict[str, Any]:
     """Return the columns of a new message; a first failure that is not known is this one."""
     failed = 0 if waiting.waits is Waits.BEHIND else None
     return {
-        **origin_values(waiting),
-        "consumer": waiting.consumer,
+        **stored_values(waiting),
         "waits": waiting.waits.value,
         "held": int(waiting.held and waiting.key is not None),
-        "attempts": waiting.attempts,
         "reason": plain(waiting.reason),
         "error_code": plain(waiting.error_code),
         "exception": plain(waiting.exception),
         "came_at": to_us(waiting.since) or None,
         "failed_at": to_us(waiting.first_failed_at) or failed,
         "label": plain(waiting.label),
-        "erased_at": None if waiting.erased_at is None else to_us(waiting.erased_at),
     }
 
 
 def _message(row: Row[Any]) -> WaitingMessage:
     return WaitingMessage(
-        **origin_of(row),
-        consumer=row.consumer,
+        **stored_fields(row),
         waits=Waits(row.waits),
         place=row.place,
         held=bool(row.held),
         due_at=to_seconds(row.due_at),
-        attempts=row.attempts,
         reason=row.reason,
         error_code=row.error_code,
         exception=row.exception,
         since=to_seconds(row.since),
         first_failed_at=to_seconds(row.first_failed_at),
         label=row.label,
-        erased_at=seconds_or_none(row.erased_at),
     )
 
 

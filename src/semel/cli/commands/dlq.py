@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -24,10 +23,10 @@ from semel.cli.database import (
     asking,
     inspecting,
 )
+from semel.cli.messages import act_on_each, payload_lines
 from semel.cli.plain import shortened
 from semel.cli.preamble import begins_with
 from semel.cli.reports.deadletters import LetterList, LetterReport, letter_list, letter_report
-from semel.cli.reports.messages import ActReport, PayloadReport, one_by_one
 from semel.cli.reports.parking import RequestAnswer, request_report
 from semel.cli.words import at, counted, pairs, some_of
 from semel.messaging.records import DeadLetterFilter
@@ -41,8 +40,6 @@ from semel.operate.deletion import ask_to_delete_dead_letter
 from semel.operate.stores import OperatorDatabase
 
 app = typer.Typer(no_args_is_help=True, help="Look at dead letters, and deal with them.")
-
-Act: TypeAlias = Callable[[OperatorDatabase, str], Awaitable[str]]
 
 
 @app.command("list")
@@ -120,12 +117,12 @@ def retry(
     """
 
     async def act(database: OperatorDatabase, message_id: str) -> str:
-        given = {"actor": actor.name, "reason": actor.reason}
+        given = actor.given
         times = await retry_dead_letter(database, consumer, message_id, **given, at_most=at_most)
-        return f"sent back for the {times}. time"
+        return f"sent back (attempt {times})"
 
-    question = f"Send {counted(len(messages), 'dead letter')} back to {consumer}?"
-    run(answer, books, actor, ("dlq retry", consumer, messages), question, act)
+    actor.confirm(answer, f"Send {counted(len(messages), 'dead letter')} back to {consumer}?")
+    act_on_each(answer, books, actor, messages, act, consumer=consumer)
 
 
 @app.command("park")
@@ -142,15 +139,16 @@ def park(
 
     Example: semel dlq park m-17 --consumer billing --reason "the amount must be corrected"
     """
-
-    async def act(database: OperatorDatabase, message_id: str) -> str:
-        await park_dead_letter(
-            database, consumer, message_id, actor=actor.name, reason=actor.reason
-        )
-        return "parked"
-
-    question = f"Park {counted(len(messages), 'dead letter')} of {consumer}?"
-    run(answer, books, actor, ("dlq park", consumer, messages), question, act)
+    actor.confirm(answer, f"Park {counted(len(messages), 'dead letter')} of {consumer}?")
+    act_on_each(
+        answer,
+        books,
+        actor,
+        messages,
+        lambda database, one: park_dead_letter(database, consumer, one, **actor.given),
+        "parked",
+        consumer=consumer,
+    )
 
 
 @app.command("skip")
@@ -167,15 +165,16 @@ def skip(
 
     Example: semel dlq skip m-17 --consumer billing --reason "a test order"
     """
-
-    async def act(database: OperatorDatabase, message_id: str) -> str:
-        await skip_dead_letter(
-            database, consumer, message_id, actor=actor.name, reason=actor.reason
-        )
-        return "skipped"
-
-    question = f"Skip {counted(len(messages), 'dead letter')} of {consumer} for good?"
-    run(answer, books, actor, ("dlq skip", consumer, messages), question, act)
+    actor.confirm(answer, f"Skip {counted(len(messages), 'dead letter')} of {consumer} for good?")
+    act_on_each(
+        answer,
+        books,
+        actor,
+        messages,
+        lambda database, one: skip_dead_letter(database, consumer, one, **actor.given),
+        "skipped",
+        consumer=consumer,
+    )
 
 
 @app.command("delete")
@@ -201,24 +200,6 @@ def delete(
         )
     )
     answer.give(RequestAnswer(books.name, request_report(request), actor.name), show_asked)
-
-
-def run(
-    answer: Answer,
-    books: Books,
-    actor: Actor,
-    what: tuple[str, str, Sequence[str]],
-    question: str,
-    act: Act,
-) -> None:
-    """Ask, act on each message in its own transaction, and answer with what became of each."""
-    name, consumer, messages = what
-    actor.confirm(answer, question)
-    done = books.ask(
-        lambda database: one_by_one(messages, lambda message_id: act(database, message_id))
-    )
-    report = ActReport(books.name, name, consumer, actor.name, actor.reason, done)
-    answer.give(report, show_acts)
 
 
 def show_letters(console: Console, report: LetterList) -> None:
@@ -260,7 +241,8 @@ def show_letter(console: Console, report: LetterReport) -> None:
         "acts": "; ".join(report.acts),
     }
     show_facts(console, facts)
-    show_payload(console, report.payload)
+    for line in payload_lines(report.payload):
+        console.print(line, markup=False)
 
 
 def show_facts(console: Console, facts: dict[str, str]) -> None:
@@ -270,24 +252,6 @@ def show_facts(console: Console, facts: dict[str, str]) -> None:
     for name, value in facts.items():
         rows.add_row(name, escape(value))
     console.print(rows)
-
-
-def show_payload(console: Console, payload: PayloadReport) -> None:
-    """Print a payload."""
-    if payload.erased:
-        console.print(f"the payload was erased; its hash was {payload.hash}", markup=False)
-        return
-    console.print(f"payload, {counted(payload.bytes, 'byte')}:", markup=False)
-    console.print(payload.text if payload.text is not None else payload.base64, markup=False)
-
-
-def show_acts(console: Console, report: ActReport) -> None:
-    """Print what became of an act on each message."""
-    for one in report.messages:
-        if one.done:
-            console.print(f"{escape(one.message_id)}: [green]{escape(one.note)}[/]")
-        else:
-            console.print(f"{escape(one.message_id)}: [bold red]not done[/] {escape(one.why_not)}")
 
 
 def show_asked(console: Console, report: RequestAnswer) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from semel.cli.answer import Answer
-from semel.cli.commands.dlq import run, show_acts, show_asked
+from semel.cli.commands.dlq import show_asked
 from semel.cli.commands.parking_tables import (
     show_decided,
     show_fixed,
@@ -34,10 +34,10 @@ from semel.cli.database import (
     asking,
     inspecting,
 )
+from semel.cli.messages import act_on_each, reply_acts
 from semel.cli.options import MOST
 from semel.cli.plain import given
 from semel.cli.preamble import begins_with
-from semel.cli.reports.messages import ActReport, Done
 from semel.cli.reports.parking import (
     FixReport,
     RequestAnswer,
@@ -50,7 +50,7 @@ from semel.cli.reports.parking import (
 from semel.cli.words import counted
 from semel.errors import Misuse
 from semel.messaging.records import WaitingFilter, Waits
-from semel.operate.acts import need_reason
+from semel.operate.acts import Acts, Done, need_reason
 from semel.operate.deletion import approve_delete, ask_to_delete, refuse_delete
 from semel.operate.parking import (
     LABELS,
@@ -64,7 +64,7 @@ from semel.operate.parking import (
     release_key,
     skip,
 )
-from semel.operate.stores import OperatorDatabase, readable_diff
+from semel.operate.stores import readable_diff
 
 app = typer.Typer(no_args_is_help=True, help="Look at waiting messages, and deal with them.")
 
@@ -154,14 +154,17 @@ def classify_messages(
 
     Example: semel parking classify m-17 --consumer billing --label data
     """
-
-    async def act(database: OperatorDatabase, message_id: str) -> str:
-        given = {"actor": actor.name, "reason": actor.reason}
-        await classify(database, consumer, message_id, label, **given)
-        return f"classified as {label}"
-
-    question = f"Classify {counted(len(messages), 'message')} of {consumer} as {label!r}?"
-    run(answer, books, actor, ("parking classify", consumer, messages), question, act)
+    asked = f"Classify {counted(len(messages), 'message')} of {consumer} as {label!r}?"
+    actor.confirm(answer, asked)
+    act_on_each(
+        answer,
+        books,
+        actor,
+        messages,
+        lambda database, one: classify(database, consumer, one, label, **actor.given),
+        f"classified as {label}",
+        consumer=consumer,
+    )
 
 
 @app.command("fix")
@@ -236,21 +239,22 @@ def release_messages(
     """
     if bool(messages) == (key is not None):
         raise Misuse("say what to release: message ids, or --key")
-    given = {"actor": actor.name, "reason": actor.reason}
-
-    async def act(database: OperatorDatabase, message_id: str) -> str:
-        await release(database, consumer, message_id, **given)
-        return "released"
-
     if messages:
-        question = f"Release {counted(len(messages), 'message')} of {consumer}?"
-        run(answer, books, actor, ("parking release", consumer, messages), question, act)
+        actor.confirm(answer, f"Release {counted(len(messages), 'message')} of {consumer}?")
+        act_on_each(
+            answer,
+            books,
+            actor,
+            messages,
+            lambda database, one: release(database, consumer, one, **actor.given),
+            "released",
+            consumer=consumer,
+        )
         return
     actor.confirm(answer, f"Release everything that is parked under {key!r} of {consumer}?")
-    ids = books.ask(lambda database: release_key(database, consumer, key or "", **given))
-    done = [Done(message_id, True, note="released") for message_id in ids]
-    report = ActReport(books.name, "parking release", consumer, actor.name, actor.reason, done)
-    answer.give(report, show_acts)
+    ids = books.ask(lambda database: release_key(database, consumer, key or "", **actor.given))
+    done = Acts([Done(message_id, True, note="released") for message_id in ids])
+    reply_acts(answer, books, actor, done, consumer=consumer)
 
 
 @app.command("skip")
@@ -269,13 +273,16 @@ def skip_messages(
 
     Example: semel parking skip m-17 --consumer billing --reason "a test order"
     """
-
-    async def act(database: OperatorDatabase, message_id: str) -> str:
-        await skip(database, consumer, message_id, actor=actor.name, reason=actor.reason)
-        return "skipped"
-
-    question = f"Skip {counted(len(messages), 'message')} of {consumer} for good?"
-    run(answer, books, actor, ("parking skip", consumer, messages), question, act)
+    actor.confirm(answer, f"Skip {counted(len(messages), 'message')} of {consumer} for good?")
+    act_on_each(
+        answer,
+        books,
+        actor,
+        messages,
+        lambda database, one: skip(database, consumer, one, **actor.given),
+        "skipped",
+        consumer=consumer,
+    )
 
 
 @app.command("delete")

@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from semel.cli.answer import table, tell_shortened
-from semel.cli.commands.dlq import show_facts, show_payload
+from semel.cli.commands.dlq import show_facts
+from semel.cli.messages import payload_lines
 from semel.cli.plain import shortened
 from semel.cli.reports.parking import (
     FixReport,
@@ -93,7 +94,8 @@ def show_waiting(console: Console, report: WaitingReport) -> None:
         console.print(line, markup=False)
     for request in report.requests:
         console.print(_request(request), markup=False)
-    show_payload(console, report.payload)
+    for said in payload_lines(report.payload):
+        console.print(said, markup=False)
 
 
 def show_fixed(console: Console, report: FixReport) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semel.cli.reports.messages import PayloadReport, headers_report, payload_report
+from semel.cli.messages import Payload, headers_of, payload_of
 from semel.messaging.records import DeadLetter, DeadLetterFilter
 from semel.operate.deadletters import LetterInspection, inspect_dead_letter
 from semel.operate.stores import OperatorDatabase
@@ -53,7 +53,7 @@ class LetterReport:
 
     database: str
     letter: LetterLine
-    payload: PayloadReport
+    payload: Payload
     headers: dict[str, str]
     message_type: str
     schema_version: str
@@ -95,8 +95,8 @@ async def letter_report(
     return LetterReport(
         name,
         _line(letter),
-        payload_report(letter.payload, letter.payload_hash),
-        headers_report(letter.headers),
+        payload_of(letter.payload, letter.payload_hash),
+        headers_of(letter.headers),
         letter.message_type,
         letter.schema_version,
         letter.correlation_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semel.cli.reports.messages import PayloadReport, headers_report, payload_report
+from semel.cli.messages import Payload, headers_of, payload_of
 from semel.messaging.records import WaitingFilter, WaitingMessage
 from semel.operate.parking import inspect
 from semel.operate.stores import Approval, OperatorDatabase, Revision
@@ -93,7 +93,7 @@ class RevisionReport:
 
     new_id: str | None
     at: float
-    payload: PayloadReport
+    payload: Payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class WaitingReport:
     claim: str | None
     """The state of its claim."""
 
-    payload: PayloadReport
+    payload: Payload
     headers: dict[str, str]
     message_type: str
     schema_version: str
@@ -231,8 +231,8 @@ async def waiting_report(
         database=name,
         message=waiting_line(message),
         claim=found.claim.state.value if found.claim else None,
-        payload=payload_report(message.payload, message.payload_hash),
-        headers=headers_report(message.headers),
+        payload=payload_of(message.payload, message.payload_hash),
+        headers=headers_of(message.headers),
         message_type=message.message_type,
         schema_version=message.schema_version,
         correlation_id=message.correlation_id,
@@ -287,5 +287,5 @@ def _revision(revision: Revision) -> RevisionReport:
         revision.id_policy,
         revision.new_id,
         revision.at,
-        payload_report(revision.payload, revision.payload_hash),
+        payload_of(revision.payload, revision.payload_hash),
     )
