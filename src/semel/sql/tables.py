@@ -1,7 +1,5 @@
 """The tables of the messaging half, as metadata that Alembic can compare with a database.
 
-The tables of the messaging half, as metadata that Alembic can compare with a database.
-
     processed_message   the claims
     failed_attempt      each try that failed: when, and why
     dead_letter         what could not be handled
@@ -24,11 +22,6 @@ The tables of the messaging half, as metadata that Alembic can compare with a da
 
 Times are microseconds since 1970 on the database's clock.  JSON is text, headers
 are JSON objects of base64.
-
-What people do is in `semel.sql.tables`: message_revision, approval,
-replay_run and the two tables of the audit trail.
-
-The tables of what people do: to messages, in a replay, and as the trail of all of it.
 """
 
 from __future__ import annotations
@@ -50,11 +43,11 @@ from semel.sql.types import (
     NUMBER,
     counted,
     metadata,
-    origin,
     originals,
     payload_bytes,
     place,
     short_text,
+    stored_message,
     text_column,
     time_us,
 )
@@ -126,22 +119,16 @@ dead_letter: Final = Table(
     metadata,
     text_column("consumer", "who could not handle it", key=True),
     text_column("message_id", "one dead letter per consumer and message", key=True),
-    short_text("topic", "original topic"),
-    text_column("key", "original key", null=True),
-    payload_bytes("the bytes as they came; NULL once erased"),
-    *origin(),
+    *stored_message("the bytes as they came; NULL once erased"),
     short_text("reason", "why it failed, in words"),
     short_text("exception", "class of the exception"),
     short_text("error_code", "by which policies decide"),
-    counted("attempts", "how often it was tried"),
     time_us("first_failed_at", "first failure"),
     time_us("last_failed_at", "last failure"),
     short_text("owner", "the team that looks after it"),
     short_text("outcome", "dlq, deserialization_failure, schema_incompatible or conflict"),
     counted("needs_review", "1: a person must have looked at it before it is handled again"),
     short_text("expected_hash", "for a conflict: the payload that came first"),
-    time_us("erased_at", "when its payload was erased", null=True),
-    originals(),
     Index("ix_dead_letter_age", "consumer", "first_failed_at", "message_id"),
     # The audit of completeness asks whether what became a letter still is one.
     Index("ix_dead_letter_source", "consumer", "partition", "offset"),
@@ -157,21 +144,15 @@ waiting_message: Final = Table(
     text_column(
         "waits", "retry: for its time; parked: for a person; behind: for an earlier message"
     ),
-    text_column("key", "original key", null=True),
     Column("held", Integer, nullable=False, server_default=text("0"), comment="1: holds its key"),
-    payload_bytes("the bytes to handle: the original, or the newest revision"),
-    short_text("topic", "original topic"),
-    *origin(),
+    *stored_message("the bytes to handle: the original, or the newest revision"),
     time_us("due_at", "when a retry may be tried"),
-    counted("attempts", "how often it was tried"),
     short_text("reason", "why it waits, in words"),
     short_text("error_code", "by which policies decide"),
     short_text("exception", "class of the exception"),
     time_us("since", "when it came here"),
     time_us("first_failed_at", "first failure"),
     short_text("label", "what a person classified it as"),
-    time_us("erased_at", "when its payload was erased", null=True),
-    originals(),
     CheckConstraint("waits IN ('retry','parked','behind')", name="waits"),
     Index("uq_waiting_message_id", "consumer", "message_id", unique=True),
     Index("ix_waiting_message_due", "consumer", "waits", "due_at"),
@@ -196,18 +177,12 @@ inbox_message: Final = Table(
     place(),
     text_column("consumer", "for whom it is stored"),
     text_column("message_id", "one per consumer and message; sha256:… where it is long"),
-    text_column("key", "original key; sha256:… where it is long or no plain text", null=True),
-    payload_bytes("the bytes as they came; NULL once erased"),
-    short_text("topic", "original topic"),
-    *origin(),
+    *stored_message("the bytes as they came; NULL once erased"),
     time_us("received_at", "when it was stored"),
     time_us("processed_at", "when its effect became durable", null=True),
     time_us("due_at", "when it may be tried; NULL: no more", null=True),
-    counted("attempts", "how often it was tried"),
     short_text("error", "of the last failure"),
     text_column("result", "what the handler returned, as JSON", null=True),
-    time_us("erased_at", "when its payload was erased", null=True),
-    originals(),
     Index("uq_inbox_message_id", "consumer", "message_id", unique=True),
     # Most rows are processed: the worker looks at the others alone.
     Index(
