@@ -497,6 +497,47 @@ def all_shown(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: shown(name, value) for name, value in values.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class SchemaChange:
+    """What making or upgrading the tables did."""
+
+    before: int | None
+    """The version that was there; null: no tables, 0: tables without a version."""
+
+    after: int
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was done."""
+        return self.before != self.after
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaProblem:
+    """One thing that is wrong with the tables, and what to do about it."""
+
+    what: str
+    way_out: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.way_out}"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaCheck:
+    """What is wrong with the tables of a database."""
+
+    version: int
+    """The version that this semel needs."""
+
+    problems: Sequence[SchemaProblem]
+
+    @property
+    def needs_attention(self) -> bool:
+        """Something is missing or different."""
+        return bool(self.problems)
+
+
 class OperatorUnit(Unit, Protocol):
     """One open transaction with the stores that operators need beside the engine's."""
 

@@ -34,7 +34,7 @@ from semel.sql.faults import (
 from semel.sql.inbox import SqlInboxStore
 from semel.sql.operators import SqlApprovals, SqlAuditTrail, SqlReplays, SqlRevisions
 from semel.sql.outbox import SqlOutboxStore
-from semel.sql.schema import require_version
+from semel.sql.schema import create, require_version
 from semel.sql.session import (
     FAILED,
     HandlerSession,
@@ -44,7 +44,8 @@ from semel.sql.session import (
     note_failures,
     refuse_if_aborted,
 )
-from semel.sql.types import metadata, now_us, to_seconds
+from semel.sql.tables import metadata
+from semel.sql.types import now_us, to_seconds
 from semel.sql.waiting import SqlWaitingRoom
 
 
@@ -113,7 +114,7 @@ class SqlDatabase:
 
     ``SqlDatabase("sqlite://")`` is a new database in memory, for tests and for trying things
     out: it has one connection, whose units come one after the other, and is gone with this
-    object.  Its tables are made as those of any other database: `semel.sql.schema.create`.
+    object.  Its tables are made as those of any other database, by `create_tables`.
     """
 
     def __init__(
@@ -145,6 +146,16 @@ class SqlDatabase:
     def is_postgres(self) -> bool:
         """Tell PostgreSQL from SQLite."""
         return self.engine.dialect.name == "postgresql"
+
+    async def create_tables(self) -> None:
+        """Make semel's tables; doing so again changes nothing.  `semel db create` does the same.
+
+        Raises:
+            SchemaUnusable: there are tables of a newer version, or tables that are not semel's.
+            Misuse: the role may not make tables.
+            Retryable: the database does not answer.
+        """
+        await create(self.engine)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[SqlUnit]:

@@ -42,7 +42,6 @@ from sqlalchemy import (
 from semel.sql.types import (
     NUMBER,
     counted,
-    metadata,
     originals,
     payload_bytes,
     place,
@@ -51,6 +50,7 @@ from semel.sql.types import (
     text_column,
     time_us,
 )
+from semel.sql.types import metadata as metadata
 
 processed_message: Final = Table(
     "processed_message",
