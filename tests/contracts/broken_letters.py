@@ -7,7 +7,8 @@ from dataclasses import replace
 from sqlalchemy import update
 
 from semel.messaging.records import DeadLetterFilter, WaitingFilter, Waits
-from semel.sql.deadletters import SqlDeadLetters, _values
+from semel.sql.deadletters import SqlDeadLetters
+from semel.sql.store import values_of
 from semel.sql.tables import dead_letter
 from semel.sql.waiting import SqlWaitingRoom
 from tests.contracts.sabotage import say, say_of
@@ -19,7 +20,7 @@ async def overwrite(store, letter, *columns):
         dead_letter.c.consumer == letter.consumer,
         dead_letter.c.message_id == letter.message_id,
     )
-    values = {name: _values(letter)[name] for name in columns}
+    values = {name: values_of(dead_letter, letter)[name] for name in columns}
     await store._session.execute(update(dead_letter).where(*here).values(values))
 
 

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.codec import Unreadable
 from semel.errors import Fenced, InDoubt, Misuse, Retryable
-from semel.events import MEASURES
+from semel.events import EVENTS
 from semel.lease import Owner
 from semel.message import Coordinates, Message, Partition, Record
 from semel.messaging.consumer import Consumer
@@ -50,7 +50,7 @@ LEAST_SECONDS: Final = 0.05
 
 
 class LagWatch:
-    """Measures the lag from time to time, and at once where other partitions are assigned."""
+    """Events the lag from time to time, and at once where other partitions are assigned."""
 
     def __init__(
         self, consumer: str, measure: Callable[[], Awaitable[None]], seconds: float
@@ -81,7 +81,7 @@ class LagWatch:
             await rung(self._bell, self._seconds)
             self._bell.clear()
             # The broker is only asked where somebody listens.
-            if MEASURES.are_heard:
+            if EVENTS.is_measured:
                 await self._once()
 
     async def _once(self) -> None:
@@ -397,21 +397,28 @@ class Runner:
         for number, lane in enumerate(split):
             shares[number % len(shares)].extend(lane)
 
+        shares = [sorted(share, key=_at) for share in shares if share]
+
         async def work(share: list[Arrival]) -> Settlement:
-            await self._share(sorted(share, key=_at), outcomes)
+            await self._share(share, outcomes, is_only=len(shares) == 1)
             return Ack()
 
-        await run_lanes([[share] for share in shares if share], work, self.settings.concurrency)
+        await run_lanes([[share] for share in shares], work, self.settings.concurrency)
 
     async def _share(
-        self, arrivals: Sequence[Arrival], outcomes: dict[Coordinates, Outcome]
+        self, arrivals: Sequence[Arrival], outcomes: dict[Coordinates, Outcome], *, is_only: bool
     ) -> None:
+        """Handle a share; the only one of a fetch writes the fetch's marks in its transaction."""
         for arrival in arrivals:
             if isinstance(arrival, Unreadable):
                 outcomes[_at(arrival)] = await self._one(arrival)
         messages = [arrival for arrival in arrivals if isinstance(arrival, Message)]
         began = self._clock.monotonic()
-        found = await consume_many(self.consumer, self.database, messages)
+        marks = None
+        if is_only and messages:
+            # The outcomes of unreadable records and of suspects are durable by now.
+            marks = self._settling.marks(outcomes, [_at(message) for message in messages])
+        found = await consume_many(self.consumer, self.database, messages, marks)
         each = (self._clock.monotonic() - began) / max(len(messages), 1)
         for message, outcome in zip(messages, found, strict=True):
             outcomes[_at(message)] = outcome
