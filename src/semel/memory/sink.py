@@ -165,7 +165,7 @@ class MemoryStore:
     @classmethod
     def of(cls, uid: str) -> MemoryStore:
         """Return the store with this uid, making an empty one where this process has none."""
-        return find_store(uid) or cls(uid)
+        return _store_here(uid) or cls(uid)
 
     def __reduce__(self) -> tuple[Callable[[str], MemoryStore], tuple[str]]:
         """A store stays in its process: what travels is its uid."""
@@ -189,10 +189,15 @@ class MemoryStore:
 _STORES: weakref.WeakValueDictionary[str, MemoryStore] = weakref.WeakValueDictionary()
 
 
-def find_store(uid: str) -> MemoryStore | None:
+def _store_here(uid: str) -> MemoryStore | None:
     """Return this process's store with this uid; a copy made by `fork` is not it."""
     store = _STORES.get(uid)
     return store if store is not None and store.pid == os.getpid() else None
+
+
+def find_store(uid: str) -> MemoryStore | None:
+    """Return the store that a staging task writes to; None in a worker process, which has none."""
+    return _store_here(uid)
 
 
 class MemorySink:

@@ -51,7 +51,8 @@ from semel.sql.session import (
     note_failures,
     refuse_if_aborted,
 )
-from semel.sql.types import metadata, now_us, to_seconds
+from semel.sql.tables import metadata
+from semel.sql.types import now_us, to_seconds
 from semel.sql.versions import SqlVersions
 from semel.sql.waiting import SqlWaitingRoom
 

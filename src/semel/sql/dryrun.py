@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import History, get_history
 
 from semel.operate.stores import Change, RowChange, all_shown
-from semel.sql.types import metadata
+from semel.sql.tables import metadata
 
 IMMEDIATE: Final = text("SET CONSTRAINTS ALL IMMEDIATE")
 

@@ -25,13 +25,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
-import semel.sql.tables  # noqa: F401  it fills the metadata
 from semel.errors import Permanent, reason_of
 from semel.operate.stores import SchemaChange, SchemaProblem
 from semel.secrets import masked
 from semel.sql.engine import made_ready
 from semel.sql.faults import opening
-from semel.sql.types import metadata
+from semel.sql.tables import metadata
 
 VERSION: Final = 1
 """The version of the tables that this code reads and writes."""

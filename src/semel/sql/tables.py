@@ -1,7 +1,5 @@
 """The tables of the messaging half, as metadata that Alembic can compare with a database.
 
-The tables of the messaging half, as metadata that Alembic can compare with a database.
-
     processed_message   the claims
     failed_attempt      each try that failed: when, and why
     dead_letter         what could not be handled
@@ -24,11 +22,6 @@ The tables of the messaging half, as metadata that Alembic can compare with a da
 
 Times are microseconds since 1970 on the database's clock.  JSON is text, headers
 are JSON objects of base64.
-
-What people do is in `semel.sql.tables`: message_revision, approval,
-replay_run and the two tables of the audit trail.
-
-The tables of what people do: to messages, in a replay, and as the trail of all of it.
 """
 
 from __future__ import annotations
@@ -49,7 +42,6 @@ from sqlalchemy import (
 from semel.sql.types import (
     NUMBER,
     counted,
-    metadata,
     origin,
     originals,
     payload_bytes,
@@ -58,6 +50,7 @@ from semel.sql.types import (
     text_column,
     time_us,
 )
+from semel.sql.types import metadata as metadata
 
 processed_message: Final = Table(
     "processed_message",

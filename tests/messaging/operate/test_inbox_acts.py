@@ -220,7 +220,7 @@ class InboxActs:
                     paying.inbox.database, paying.inbox.consumer.name, name, **ANN
                 )
         with pytest.raises(Misuse, match="actor"):
-            await Paying(world).inbox.try_again("m1", actor=" ")
+            await retry_inbox_message(world.database, "billing", "m1", actor=" ")
 
         assert tried == [True, False, False]
         assert ("ann", "inbox.retry", "m1") in await acts(world)

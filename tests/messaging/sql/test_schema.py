@@ -16,7 +16,7 @@ from semel.sql import schema
 from semel.sql.database import SqlDatabase
 from semel.sql.engine import open_engine
 from semel.sql.schema import VERSION, SchemaUnusable
-from semel.sql.types import metadata
+from semel.sql.tables import metadata
 
 HAND_MADE = "CREATE TABLE processed_message (id text PRIMARY KEY)"
 
