@@ -18,14 +18,7 @@ from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type
 import semel.cli.app  # noqa: F401  the commands declare the shapes of their records
 from semel.cli.commands.policy import PolicySchema
 from semel.cli.render import WRITERS, Field, Shape
-from semel.cli.reports.audit import (
-    AuditList,
-    AuditVerification,
-    EraseReport,
-    RetentionReport,
-)
 from semel.cli.reports.claims import ClaimList
-from semel.cli.reports.completeness import CompletenessReport
 from semel.cli.reports.deadletters import LetterList, LetterReport
 from semel.cli.reports.explanation import ExplainReport, GapList, GapsClosed
 from semel.cli.reports.parking import (
@@ -39,12 +32,15 @@ from semel.cli.reports.parking import (
 from semel.cli.reports.replays import DryRunReport, ReplayAnswer, ReplayList
 from semel.operate.acts import Acts
 from semel.operate.adoption import Adoption
+from semel.operate.audit import AuditEntries, Verified
+from semel.operate.completeness import Completeness
 from semel.operate.doctor import Diagnosis
 from semel.operate.guarantee import PipelineGuarantee
 from semel.operate.ledger import Backup, LedgerCheck, Restoration
 from semel.operate.outbox import OutboxStatus, ParkedEntries
 from semel.operate.recovery import Recovered, RecoveryPlan
 from semel.operate.resolution import Resolution
+from semel.operate.retention import Erased, Pruned
 from semel.operate.status import History, Status
 from semel.operate.stores import SchemaChange, SchemaCheck
 from semel.operate.verification import Verification
@@ -82,10 +78,10 @@ REPORTS: Final[Mapping[str, type]] = {
     "outbox status": OutboxStatus,
     "outbox parked": ParkedEntries,
     "outbox retry | drop": Acts,
-    "audit list": AuditList,
-    "audit verify": AuditVerification,
-    "erase": EraseReport,
-    "retention": RetentionReport,
+    "audit list": AuditEntries,
+    "audit verify": Verified,
+    "erase": Erased,
+    "retention": Pruned,
     "replay run | status | stop | abandon": ReplayAnswer,
     "replay dry-run": DryRunReport,
     "replay list": ReplayList,
@@ -93,7 +89,7 @@ REPORTS: Final[Mapping[str, type]] = {
     "claims list": ClaimList,
     "gaps list": GapList,
     "gaps close": GapsClosed,
-    "audit completeness": CompletenessReport,
+    "audit completeness": Completeness,
 }
 """What each command answers with."""
 
@@ -113,6 +109,11 @@ class Added:
     """Who did it."""
 
     reason: str
+    ttl_seconds: float
+    """How long claims are kept."""
+
+    shortest_seconds: float
+    """The shortest time to live that the windows allow."""
 
 
 _ACTED: Final = ("database", "act", "actor", "reason")
@@ -125,6 +126,11 @@ ADDED: Final[Mapping[str, tuple[str, ...]]] = {
     "outbox status": ("database",),
     "outbox parked": ("database",),
     "outbox retry | drop": ("outbox", *_ACTED),
+    "audit list": ("database",),
+    "audit verify": ("database",),
+    "erase": ("database", "actor", "reason"),
+    "retention": ("database", "consumer", "ttl_seconds", "shortest_seconds"),
+    "audit completeness": ("database",),
 }
 """Which of them each command adds (`Answer.reply`)."""
 
