@@ -314,11 +314,11 @@ def deaths() -> list[tuple[str, CrashPoint, int]]:
 
 
 def some_deaths() -> list[tuple[str, CrashPoint, int]]:
-    """List every window once, the ways to consume in turns, the last windows first."""
+    """List every window once, the ways to consume and the times in turns, the last ones first."""
     ways = cycle(["with a retry table", *(name for name in WAYS if name != "with a retry table")])
-    windows = zip(ways, reversed(list(product(POINTS, (3, 1)))), strict=False)
+    windows = zip(ways, reversed(POINTS), cycle((1, 3)), strict=False)
     relayed = product(["one by one"], RELAYED, (1,))
-    return [*((name, point, time) for name, (point, time) in windows), *relayed]
+    return [*windows, *relayed]
 
 
 async def _held_elsewhere(world: World) -> None:

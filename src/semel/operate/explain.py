@@ -35,6 +35,7 @@ from semel.messaging.records import (
     FailedAttempt,
     Gap,
     InboxMessage,
+    StoredMessage,
     WaitingFilter,
     WaitingMessage,
     Waits,
@@ -137,7 +138,7 @@ class _Known:
     came: Sequence[OutcomeRange]
 
     @property
-    def kept(self) -> WaitingMessage | DeadLetter | InboxMessage | None:
+    def kept(self) -> StoredMessage | None:
         return self.waiting or self.letter or self.stored
 
     @property
@@ -147,7 +148,7 @@ class _Known:
         return self.claim.source if self.claim else ""
 
 
-async def explain(
+async def explain_message(
     database: OperatorDatabase,
     message_id: str,
     consumer: str | None = None,

@@ -33,7 +33,7 @@ def walk_until_convicted(name: str) -> Violation | None:
 
 
 def test_the_honest_engine_is_acquitted():
-    assert walk() + walk_inbox() > 50
+    assert walk() + walk_inbox() > 40
 
 
 @pytest.mark.soak
