@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,41 @@ def _undocumented_in(node: ast.AST, inside: str) -> Iterator[str]:
     ):
         yield f"{name} (line {node.lineno})"
     if isinstance(node, ast.ClassDef):
+        by_protocol = set() if _is_protocol(node) else _documented_by_protocols(node)
         for member in node.body:
-            yield from _undocumented_in(member, f"{name}.")
+            if getattr(member, "name", None) not in by_protocol:
+                yield from _undocumented_in(member, f"{name}.")
+
+
+def _documented_by_protocols(node: ast.ClassDef) -> set[str]:
+    """Return the members of the protocols that a class implements: those say what they do."""
+    mine = {member.name for member in _functions(node)}
+    found: set[str] = set()
+    for protocol in _protocols():
+        needed = {member.name for member in _functions(protocol) if not member.decorator_list}
+        # One method alone may have its name by chance; a property may be a field in a class.
+        if len(needed) > 1 and needed <= mine:
+            found |= {m.name for m in _functions(protocol) if ast.get_docstring(m) is not None}
+    return found
+
+
+@cache
+def _protocols() -> list[ast.ClassDef]:
+    return [
+        node
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(), str(path)))
+        if isinstance(node, ast.ClassDef) and _is_protocol(node)
+    ]
+
+
+def _is_protocol(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).startswith("Protocol") for base in node.bases)
+
+
+def _functions(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    return [one for one in node.body if isinstance(one, functions) and not one.name.startswith("_")]
 
 
 def _is_overload(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -1,1 +1,1 @@
-"""What semel keeps in SQL databases: statements written once, for SQLite and PostgreSQL alike."""
+"""The ledger in SQL: statements written once, for SQLite and PostgreSQL."""

@@ -1,8 +1,8 @@
 """The ledger in a SQL database.
 
-Every writing method is one transaction that first takes the lock of its
-scope: writers of one scope take turns, and what the checks read stays true
-until the commit.
+Every writing method is one transaction that first takes the lock of its scope,
+so writers of one scope run one after the other, and the rows that the checks read
+do not change until the commit.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Final, cast
 from semel.errors import InDoubt, LedgerUnavailable
 from semel.lease import Owner, Takeover
 from semel.ledger import statements
-from semel.ledger.database import MICROSECONDS, Database, Mode, Row, Session
+from semel.ledger.database import MICROSECONDS, LedgerDatabase, Row, Session, TransactionMode
 from semel.pipeline import rules
-from semel.pipeline.ledger import Act, AttemptRecord, Generation, Lease, ScopeRecord
+from semel.pipeline.ledger import AttemptRecord, Generation, LedgerAct, ScopeLease, ScopeRecord
 from semel.pipeline.positions import Position, Positions
 from semel.pipeline.sink import Token
 from semel.pipeline.source import BatchRange, SourceKind
@@ -35,30 +35,28 @@ PATHS_AT_ONCE: Final = 500
 class SqlLedger:
     """A `semel.pipeline.ledger.Ledger`; may be shared by threads."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: LedgerDatabase) -> None:
         self._database = database
 
     @property
     def ledger_id(self) -> str:
-        """A random id given when the ledger was made; part of every scope."""
         return self._database.ledger_id
 
     @property
     def url(self) -> str:
-        """Where the ledger is, without secrets."""
+        """The ledger's URL, without passwords."""
         return self._database.driver.url
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
     def exists(self) -> bool:
-        """Tell whether the ledger is there, without making it: every other method would."""
+        """Return whether the ledger exists, without creating it as other methods do."""
         return self._database.exists()
 
     def acquire(
         self, scope: Scope, owner: Owner, seconds: float, takeover: Takeover = Takeover.WAIT
-    ) -> Lease:
-        """Become the owner of *scope* and bump its epoch."""
+    ) -> ScopeLease:
         with self._writing(scope) as (session, known):
             rules.check_takeover(scope, known.owner, known.left_seconds, owner, takeover)
             taken = {
@@ -67,39 +65,35 @@ class SqlLedger:
                 "until": known.now + round(seconds * MICROSECONDS),
             }
             session.run(statements.TAKE_LEASE, {**_keys(scope), **taken})
-        return Lease(scope, owner, known.epoch + 1, seconds)
+        return ScopeLease(scope, owner, known.epoch + 1, seconds)
 
-    def renew(self, lease: Lease) -> None:
-        """Prolong the lease by its length from now, on the ledger's clock."""
+    def renew(self, lease: ScopeLease) -> None:
         with self._leased(lease) as (session, known):
             until = known.now + round(lease.seconds * MICROSECONDS)
             session.run(statements.RENEW_LEASE, {**_keys(lease.scope), "until": until})
 
-    def release(self, lease: Lease) -> None:
-        """Let the next owner start at once; nothing happens if the lease is no longer ours."""
+    def release(self, lease: ScopeLease) -> None:
         with self._writing(lease.scope, lease.epoch) as (session, known):
             if (known.epoch, known.owner) == (lease.epoch, lease.owner):
                 session.run(statements.RELEASE_LEASE, _keys(lease.scope))
 
     def scope_record(self, scope: Scope) -> ScopeRecord | None:
-        """Return what is known of *scope*; None if it never had an owner."""
         with self._reading(scope) as session:
             found = _read_scope(session, statements.READ_SCOPE, scope)
         return found.to_record() if found and found.epoch else None
 
     def scopes(self) -> list[Scope]:
-        """List every scope that ever had an owner, by name."""
-        with self._database.transaction("semel:read", Mode.READ) as session:
+        with self._database.transaction("semel:read", TransactionMode.READ) as session:
             found = session.run(statements.LIST_SCOPES)
         return [Scope(self.ledger_id, row["app"], row["query"]) for row in found]
 
     def generations(self, scope: Scope) -> list[Generation]:
-        """List the checkpoints of *scope*, oldest first."""
         with self._reading(scope) as session:
             return _read_generations(session, scope)
 
-    def open_generation(self, lease: Lease, checkpoint: str, first_batch: int = 0) -> Generation:
-        """Return the newest generation of *checkpoint*, making it the next one if it is new."""
+    def open_generation(
+        self, lease: ScopeLease, checkpoint: str, first_batch: int = 0
+    ) -> Generation:
         with self._leased(lease) as (session, known):
             for opened in reversed(_read_generations(session, lease.scope)):
                 if opened.checkpoint == checkpoint:
@@ -109,13 +103,12 @@ class SqlLedger:
 
     def adopt_generation(
         self,
-        lease: Lease,
+        lease: ScopeLease,
         checkpoint: str,
         first_batch: int,
         positions: Mapping[tuple[str, str], Position],
         paths: Mapping[str, Collection[str]] | None = None,
     ) -> Generation:
-        """Make *checkpoint* the next generation, whatever came before."""
         with self._leased(lease) as (session, known):
             opened = _add_generation(session, known, checkpoint, first_batch)
             session.run(statements.FORGET_POSITIONS, _keys(lease.scope))
@@ -125,8 +118,7 @@ class SqlLedger:
                 _add_paths(session, lease.scope, paths)
             return opened
 
-    def plan(self, lease: Lease, txn: SinkTxnId) -> None:
-        """Record a new attempt as PLANNED; repeating it changes nothing."""
+    def plan(self, lease: ScopeLease, txn: SinkTxnId) -> None:
         with self._leased(lease, txn) as (session, known):
             attempt = _read_attempt(session, txn)
             winner = _read_winner(session, txn.cycle)
@@ -134,28 +126,25 @@ class SqlLedger:
             if attempt is None:
                 _add_attempt(session, txn, lease.epoch, CycleState.PLANNED, known.now)
 
-    def set_range(self, lease: Lease, txn: SinkTxnId, batch: BatchRange) -> None:
-        """Keep what the batch read with the undecided attempt; repeatable with the same range."""
+    def set_range(self, lease: ScopeLease, txn: SinkTxnId, batch: BatchRange) -> None:
         with self._leased(lease, txn) as (session, _):
             rules.check_range(txn, _read_attempt(session, txn), batch)
             session.run(statements.SET_RANGE, {**_txn_keys(txn), "range": batch.to_json()})
 
     def set_prepared(
         self,
-        lease: Lease,
+        lease: ScopeLease,
         txn: SinkTxnId,
         tokens: Mapping[str, Token],
         rows: Mapping[str, int],
     ) -> None:
-        """Keep every sink's token and move PLANNED to PREPARED; repeatable with the same tokens."""
         kept, counts = rules.as_json("a token", tokens), dict(rows)
         values = {"tokens": json.dumps(kept), "rows": json.dumps(counts)}
         with self._leased(lease, txn) as (session, _):
             rules.check_prepared(txn, _read_attempt(session, txn), kept, counts)
             session.run(statements.SET_PREPARED, {**_txn_keys(txn), **values})
 
-    def decide_commit(self, lease: Lease, txn: SinkTxnId) -> None:
-        """Decide COMMIT and advance the positions to the range's end, by compare-and-set."""
+    def decide_commit(self, lease: ScopeLease, txn: SinkTxnId) -> None:
         scope, generation = txn.scope, txn.cycle.generation
         with self._writing(lease.scope, lease.epoch, deciding=txn) as (session, known):
             attempt = _read_attempt(session, txn)
@@ -172,9 +161,8 @@ class SqlLedger:
             session.run(statements.DECIDE_COMMIT, {**_txn_keys(txn), "now": known.now})
 
     def decide_abort(self, txn: SinkTxnId, reason: str = "") -> Decision:
-        """Decide ABORT unless the attempt is decided; return the decision that stands."""
-        # After a commit without an answer `Database` has dropped its connection, and this one
-        # waits on the scope's lock until the server has settled what the old one sent.
+        # After a commit without an answer the database has dropped its connection, and this
+        # new one waits for the scope's lock until the server has settled the old transaction.
         with self._writing(txn.scope, deciding=txn) as (session, known):
             attempt = _read_attempt(session, txn)
             if attempt is None:
@@ -187,16 +175,14 @@ class SqlLedger:
                 session.run(statements.DECIDE_ABORT, {**_txn_keys(txn), **why})
             return Decision.ABORT
 
-    def abort_undecided(self, lease: Lease, reason: str = "") -> list[SinkTxnId]:
-        """Decide ABORT for every undecided attempt of an older epoch, all at once."""
+    def abort_undecided(self, lease: ScopeLease, reason: str = "") -> list[SinkTxnId]:
         with self._leased(lease) as (session, known):
             why = {"now": known.now, "reason": _text(reason), "epoch": lease.epoch}
             found = session.run(statements.ABORT_UNDECIDED, {**_keys(lease.scope), **why})
         given_up = [_txn_of(lease.scope, row) for row in found]
         return sorted(given_up, key=lambda txn: (txn.cycle, txn.attempt))
 
-    def finish(self, lease: Lease, txn: SinkTxnId) -> None:
-        """Move COMMITTED to FINISHED and raise the mark; repeatable."""
+    def finish(self, lease: ScopeLease, txn: SinkTxnId) -> None:
         with self._leased(lease, txn) as (session, known):
             attempt = _read_attempt(session, txn)
             rules.check_finish(txn, attempt)
@@ -205,43 +191,36 @@ class SqlLedger:
                 _raise_mark(session, txn.scope)
 
     def attempt(self, txn: SinkTxnId) -> AttemptRecord | None:
-        """Return one attempt; None if unknown or pruned."""
         with self._reading(txn.scope) as session:
             return _read_attempt(session, txn)
 
     def attempts(self, cycle: CycleId) -> list[AttemptRecord]:
-        """List a cycle's attempts, oldest first."""
         with self._reading(cycle.scope) as session:
             found = session.run(statements.LIST_CYCLE, _cycle_keys(cycle))
         return [_attempt_of(cycle.scope, row) for row in found]
 
     def committed(self, cycle: CycleId) -> AttemptRecord | None:
-        """Return the cycle's committed attempt, if it has one that is not pruned."""
         with self._reading(cycle.scope) as session:
             found = session.run(statements.READ_COMMITTED, _cycle_keys(cycle))
         return _attempt_of(cycle.scope, found[0]) if found else None
 
     def open_attempts(self, scope: Scope) -> list[AttemptRecord]:
-        """List what is PLANNED, PREPARED or COMMITTED, in the order of cycles."""
         with self._reading(scope) as session:
             found = session.run(statements.LIST_OPEN, _keys(scope))
         return [_attempt_of(scope, row) for row in found]
 
     def positions(self, scope: Scope, batch: BatchRange | None = None) -> Positions:
-        """Return the positions; of file sources, which paths of *batch* are committed."""
         with self._reading(scope) as session:
             ends = _read_ends(session, scope)
             paths = _read_paths(session, scope, batch)
         return Positions({where: position for where, (position, _) in ends.items()}, paths)
 
     def history(self, scope: Scope, limit: int = 50) -> list[AttemptRecord]:
-        """List the newest attempts, newest first."""
         with self._reading(scope) as session:
             found = session.run(statements.LIST_NEWEST, {**_keys(scope), "limit": limit})
         return [_attempt_of(scope, row) for row in found]
 
     def prune(self, scope: Scope, keep: int) -> int:
-        """Forget finished and aborted attempts below the mark but the newest *keep* cycles'."""
         rules.check_keep(keep)
         with self._writing(scope) as (session, known):
             if known.mark is None:
@@ -260,13 +239,11 @@ class SqlLedger:
             return len(gone)
 
     def record_act(self, scope: Scope, who: str, act: str, why: str, detail: Any = None) -> None:
-        """Keep what an operator did."""
         kept = rules.as_json("the detail of an act", detail or {})
         with self._writing(scope) as (session, known):
             _add_act(session, known, who, act, why, kept)
 
-    def acts(self, scope: Scope) -> list[Act]:
-        """List what operators did, newest first."""
+    def acts(self, scope: Scope) -> list[LedgerAct]:
         with self._reading(scope) as session:
             found = session.run(statements.LIST_ACTS, _keys(scope))
         return [_act_of(scope, row) for row in found]
@@ -275,8 +252,8 @@ class SqlLedger:
         """Fence every owner that the lost ledger had after the backup was made.
 
         Call it after the tables were restored, before a pipeline starts.  One transaction
-        ends every lease, leaps every epoch and records the act in every scope; doing it
-        again leaps again, which does no harm.
+        ends every lease, raises every epoch far enough and records the act in every scope;
+        a repetition raises the epochs again, which does no harm.
 
         Raises:
             LeaseHeld: an owner may still run, and *takeover* is WAIT; nothing was changed.
@@ -292,18 +269,17 @@ class SqlLedger:
                 _add_act(session, known, who, "ledger-restore", why, detail)
 
     def close(self) -> None:
-        """Give the connection back; the ledger can be used again afterwards."""
         self._database.close()
 
     @contextmanager
     def _transaction(self, name: str, deciding: SinkTxnId | None = None) -> Iterator[Session]:
         """Run a writing transaction.
 
-        Whether a commit without an answer happened matters for decisions only: everything
-        else can be repeated, so there the ledger is simply unavailable.
+        A lost answer to a commit matters only for decisions: all other writes can be
+        repeated, so for them the ledger is merely unavailable.
         """
         try:
-            with self._database.transaction(name, Mode.WRITE) as session:
+            with self._database.transaction(name, TransactionMode.WRITE) as session:
                 yield session
         except InDoubt as error:
             if deciding is not None:
@@ -321,7 +297,7 @@ class SqlLedger:
 
     @contextmanager
     def _leased(
-        self, lease: Lease, txn: SinkTxnId | None = None
+        self, lease: ScopeLease, txn: SinkTxnId | None = None
     ) -> Iterator[tuple[Session, _ScopeRow]]:
         """Run a transaction in which *lease* is the one in force."""
         with self._writing(lease.scope, lease.epoch) as (session, known):
@@ -338,21 +314,21 @@ class SqlLedger:
 
     @contextmanager
     def _reading(self, scope: Scope) -> Iterator[Session]:
-        """Run a transaction in which another ledger's scope is simply not there."""
+        """Run a transaction in which a scope of another ledger has no rows."""
         if scope.ledger != self.ledger_id:
             yield _NO_ROWS
             return
-        with self._database.transaction("semel:read", Mode.READ) as session:
+        with self._database.transaction("semel:read", TransactionMode.READ) as session:
             yield session
 
 
 def session_name(scope: Scope, epoch: int | None) -> str:
-    """Say in whose name a transaction writes, so that a successor can tell it."""
+    """Return the name under which a transaction writes, by which a successor finds it."""
     return f"semel:{scope.slug}:{'any' if epoch is None else epoch}"
 
 
 class _NoRows:
-    """The session of a scope that is another ledger's: every question finds nothing."""
+    """The session for a scope of another ledger: every query returns no rows."""
 
     def run(self, statement: str, values: Mapping[str, Any] | None = None) -> list[Row]:
         return []
@@ -363,7 +339,7 @@ _NO_ROWS: Final = cast(Session, _NoRows())
 
 @dataclass(frozen=True, slots=True)
 class _ScopeRow:
-    """What a transaction knows of its scope, and the time."""
+    """The scope's row as read by a transaction, with the database's time."""
 
     scope: Scope
     epoch: int
@@ -395,7 +371,7 @@ class _ScopeRow:
         return max(0, self.lease_until - self.now) / MICROSECONDS
 
     def to_record(self) -> ScopeRecord:
-        """Return what a caller may know."""
+        """Return the public part."""
         return ScopeRecord(
             self.scope, self.epoch, self.owner, self.left_seconds, self.mark, self.generation
         )
@@ -413,7 +389,7 @@ def _read_attempt(session: Session, txn: SinkTxnId) -> AttemptRecord | None:
 
 
 def _read_winner(session: Session, cycle: CycleId) -> SinkTxnId | None:
-    """Name the cycle's committed attempt."""
+    """Return the cycle's committed attempt."""
     found = session.run(statements.READ_COMMITTED, _cycle_keys(cycle))
     return cycle.attempt(found[0]["attempt"]) if found else None
 
@@ -445,7 +421,7 @@ def _use_generation(session: Session, scope: Scope, number: int) -> None:
 
 
 def _read_ends(session: Session, scope: Scope) -> dict[tuple[str, str], tuple[Position, int]]:
-    """Read where every partition stands, and which generation wrote it."""
+    """Read the position of every partition, and the generation that wrote it."""
     return {
         (row["source"], row["source_partition"]): (
             Position(row["ends_at"], row["topic_id"]),
@@ -476,7 +452,7 @@ def _read_paths(session: Session, scope: Scope, batch: BatchRange | None) -> dic
 
 
 def _add_paths(session: Session, scope: Scope, paths: Mapping[str, Iterable[str]]) -> None:
-    """Keep files, by source, as committed."""
+    """Store files, by source, as committed."""
     for source, listed in paths.items():
         added = {**_keys(scope), "source": source}
         session.run_many(statements.ADD_PATH, ({**added, "path": path} for path in listed))
@@ -567,14 +543,14 @@ def _attempt_of(scope: Scope, row: Row) -> AttemptRecord:
     )
 
 
-def _act_of(scope: Scope, row: Row) -> Act:
+def _act_of(scope: Scope, row: Row) -> LedgerAct:
     """Read a row of an act."""
     at = row["acted_at"] / MICROSECONDS
-    return Act(scope, at, row["who"], row["act"], row["why"], json.loads(row["detail"]))
+    return LedgerAct(scope, at, row["who"], row["act"], row["why"], json.loads(row["detail"]))
 
 
 def _text(words: str) -> str:
-    """Return *words* without the one character that PostgreSQL keeps in no text."""
+    """Return *words* without NUL, which PostgreSQL does not accept in a text."""
     return words.replace("\x00", "")
 
 

@@ -1,1 +1,1 @@
-"""Implementations in one process's memory: products of their own, under the same contracts."""
+"""A broker, a sink and a ledger in one process's memory, under the same contracts."""
