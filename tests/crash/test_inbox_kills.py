@@ -13,7 +13,7 @@ from sqlalchemy import select
 from semel.messaging.receive.inbox import PLACE, Inbox
 from semel.messaging.records import DeadLetterFilter
 from semel.sql.database import SqlDatabase
-from semel.sql.types import metadata
+from semel.sql.tables import metadata
 from semel.testing.kill import EndedProcess, Zygote
 from tests.crash.inbox_program import effect, effects, message, stock
 

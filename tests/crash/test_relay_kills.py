@@ -15,7 +15,7 @@ import pytest
 from semel.crashpoints import CrashPoint
 from semel.messaging.send.outbox import OutboxEntry
 from semel.sql.database import SqlDatabase
-from semel.sql.types import metadata
+from semel.sql.tables import metadata
 from semel.testing.kill import Running, Zygote
 from tests.crash.relay_program import BATCH
 from tests.messaging.outgoing import by_key

@@ -22,7 +22,7 @@ from semel.messaging.records import DeadLetterFilter, WaitingFilter
 from semel.operate.replay import ReplayReport, report_of
 from semel.operate.replay_message import Turn
 from semel.sql.database import SqlDatabase
-from semel.sql.types import metadata
+from semel.sql.tables import metadata
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(300)]
 

@@ -11,7 +11,7 @@ import pytest
 from semel.memory.broker_groups import Patience
 from semel.messaging.handle.claims import ClaimState
 from semel.sql.database import SqlDatabase
-from semel.sql.types import metadata
+from semel.sql.tables import metadata
 from semel.testing.filebroker import FileBroker
 from semel.testing.kill import Zygote
 

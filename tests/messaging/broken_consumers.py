@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from semel.messaging.failed import attempt_failed as failing
 from semel.messaging.failed import retries as retrying
-from semel.messaging.failed import waiting as keeping
 from semel.messaging.failure import RetryIn
 from semel.messaging.handle import attempt as handling
 from semel.messaging.handle import attempt as refusing
@@ -79,7 +78,7 @@ def the_claim_is_committed_before_the_effect(patch):
 
 
 def the_dead_letter_is_forgotten(patch):
-    patch.setattr(keeping, "keep_letter", _nothing)
+    patch.setattr(failing, "keep_letter", _nothing)
 
 
 def the_watermark_passes_what_is_not_settled(patch):

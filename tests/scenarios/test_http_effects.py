@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from semel.sql.database import SqlDatabase
-from semel.sql.types import metadata
+from semel.sql.tables import metadata
 from semel.testing.kill import Forked, Zygote
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(120)]

@@ -65,8 +65,8 @@ def test_what_its_owner_still_handles_when_another_reads_it_happens_once(serve, 
                 replace(mode, stop_seconds=stop_seconds),
             )
 
-        # In memory there is one writer at a time: B comes no further while A is at work.
-        reads = "claim" if hasattr(service.database, "engine") else "consume"
+        # In SQLite there is one writer at a time: B comes no further while A is at work.
+        reads = "claim" if service.database.is_postgres else "consume"
         service.wait = wait
         service.send(1, 2, 3, partition=place)
         first = await member("A")

@@ -140,6 +140,11 @@ class Actor:
     reason: str
     yes: bool
 
+    @property
+    def given(self) -> dict[str, str]:
+        """What every act takes, and its answer repeats."""
+        return {"actor": self.name, "reason": self.reason}
+
     def confirm(self, answer: Answer, question: str) -> None:
         """Ask unless told not to.
 

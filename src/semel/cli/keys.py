@@ -9,13 +9,15 @@ import ast
 import inspect
 import textwrap
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import semel.cli.app  # noqa: F401  the commands declare the shapes of their records
+from semel.cli.commands.policy import PolicySchema
+from semel.cli.messages import Request
 from semel.cli.render import WRITERS, Field, Shape
 from semel.cli.reports.audit import (
     AuditList,
@@ -23,32 +25,25 @@ from semel.cli.reports.audit import (
     EraseReport,
     RetentionReport,
 )
-from semel.cli.reports.claims import ClaimList
 from semel.cli.reports.completeness import CompletenessReport
-from semel.cli.reports.db import TablesChange, TablesCheck
-from semel.cli.reports.deadletters import LetterList, LetterReport
 from semel.cli.reports.explanation import ExplainReport, GapList, GapsClosed
-from semel.cli.reports.ledger import BackupReport, LedgerCheck, RestoreReport
-from semel.cli.reports.messages import ActReport
-from semel.cli.reports.outbox import OutboxActs, OutboxStatus, ParkedList
-from semel.cli.reports.parking import (
-    FixReport,
-    KeyList,
-    RequestAnswer,
-    RequestList,
-    WaitingList,
-    WaitingReport,
-)
-from semel.cli.reports.policy import PolicyLintReport, SchemaReport
-from semel.cli.reports.policy_show import PolicyShowReport
 from semel.cli.reports.replays import DryRunReport, ReplayAnswer, ReplayList
+from semel.operate.acts import Acts
 from semel.operate.adoption import Adoption
+from semel.operate.deadletters import DeadLetterList, LetterInspection
+from semel.operate.deletion import OpenRequests
 from semel.operate.doctor import Diagnosis
+from semel.operate.explain import LeasedClaims
 from semel.operate.guarantee import PipelineGuarantee
+from semel.operate.ledger import Backup, LedgerCheck, Restoration
+from semel.operate.outbox import OutboxStatus, ParkedEntries
+from semel.operate.parking import Fixed, HeldKeys, Inspection, WaitingList
 from semel.operate.recovery import Recovered, RecoveryPlan
 from semel.operate.resolution import Resolution
 from semel.operate.status import History, Status
+from semel.operate.stores import SchemaChange, SchemaCheck
 from semel.operate.verification import Verification
+from semel.policy import EffectivePolicies, Linted
 
 REPORTS: Final[Mapping[str, type]] = {
     "status": Status,
@@ -61,27 +56,27 @@ REPORTS: Final[Mapping[str, type]] = {
     "adopt": Adoption,
     "cycle resolve": Resolution,
     "ledger check": LedgerCheck,
-    "ledger backup": BackupReport,
-    "ledger restore": RestoreReport,
-    "policy lint": PolicyLintReport,
-    "policy show": PolicyShowReport,
-    "policy schema": SchemaReport,
-    "db create | upgrade": TablesChange,
-    "db check": TablesCheck,
-    "dlq list": LetterList,
-    "dlq show": LetterReport,
-    "dlq retry | park | skip": ActReport,
-    "dlq delete": RequestAnswer,
+    "ledger backup": Backup,
+    "ledger restore": Restoration,
+    "policy lint": Linted,
+    "policy show": EffectivePolicies,
+    "policy schema": PolicySchema,
+    "db create | upgrade": SchemaChange,
+    "db check": SchemaCheck,
+    "dlq list": DeadLetterList,
+    "dlq show": LetterInspection,
+    "dlq retry | park | skip": Acts,
+    "dlq delete": Request,
     "parking list": WaitingList,
-    "parking show": WaitingReport,
-    "parking keys": KeyList,
-    "parking classify | release | skip": ActReport,
-    "parking fix": FixReport,
-    "parking requests": RequestList,
-    "parking delete | approve": RequestAnswer,
+    "parking show": Inspection,
+    "parking keys": HeldKeys,
+    "parking classify | release | skip": Acts,
+    "parking fix": Fixed,
+    "parking requests": OpenRequests,
+    "parking delete | approve": Request,
     "outbox status": OutboxStatus,
-    "outbox parked": ParkedList,
-    "outbox retry | drop": OutboxActs,
+    "outbox parked": ParkedEntries,
+    "outbox retry | drop": Acts,
     "audit list": AuditList,
     "audit verify": AuditVerification,
     "erase": EraseReport,
@@ -90,12 +85,55 @@ REPORTS: Final[Mapping[str, type]] = {
     "replay dry-run": DryRunReport,
     "replay list": ReplayList,
     "explain": ExplainReport,
-    "claims list": ClaimList,
+    "claims list": LeasedClaims,
     "gaps list": GapList,
     "gaps close": GapsClosed,
     "audit completeness": CompletenessReport,
 }
 """What each command answers with."""
+
+
+class Added:
+    """The keys that commands add to their answer: what was asked, and by whom."""
+
+    database: str
+    """Its URL, without the password."""
+
+    consumer: str
+    message_id: str
+    outbox: str
+    act: str
+    """The command."""
+
+    actor: str
+    """Who did it."""
+
+    reason: str
+
+
+_DATABASE: Final = ("database",)
+_ACTED: Final = ("database", "act", "actor", "reason")
+
+ADDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "db create | upgrade": ("database",),
+    "db check": ("database",),
+    "dlq list": _DATABASE,
+    "dlq show": _DATABASE,
+    "dlq retry | park | skip": ("consumer", *_ACTED),
+    "dlq delete": _DATABASE,
+    "parking list": _DATABASE,
+    "parking show": _DATABASE,
+    "parking keys": _DATABASE,
+    "parking fix": ("database", "consumer", "message_id", "actor", "reason"),
+    "parking requests": _DATABASE,
+    "parking delete | approve": _DATABASE,
+    "parking classify | release | skip": ("consumer", *_ACTED),
+    "outbox status": ("database",),
+    "outbox parked": ("database",),
+    "claims list": _DATABASE,
+    "outbox retry | drop": ("outbox", *_ACTED),
+}
+"""Which of them each command adds (`Answer.reply`)."""
 
 _HEAD: Final = """\
 # The JSON of the commands
@@ -112,11 +150,11 @@ def page() -> str:
     parts: dict[str, type] = {}
     sections = []
     for command, report in REPORTS.items():
-        sections.append(f"## `semel {command} --json`\n\n{_table(report)}")
+        sections.append(f"## `semel {command} --json`\n\n{_table(keys_of_command(command))}")
         parts |= {part.__name__: part for part in _parts(report)}
     for name, part in sorted(parts.items()):
         said = inspect.getdoc(part) or ""
-        sections.append(f"## {name}\n\n{said.splitlines()[0]}\n\n{_table(part)}")
+        sections.append(f"## {name}\n\n{said.splitlines()[0]}\n\n{_table(keys_of(part))}")
     return "\n".join([_HEAD, *sections])
 
 
@@ -126,6 +164,12 @@ class Key(NamedTuple):
     name: str
     hint: Any
     means: str
+
+
+def keys_of_command(command: str) -> list[Key]:
+    """List the keys of a command's document, without those that every document has."""
+    added = [_key(Added, Field(name)) for name in ADDED.get(command, ())]
+    return [*added, *keys_of(REPORTS[command])]
 
 
 def keys_of(kind: type) -> list[Key]:
@@ -158,9 +202,9 @@ def _first_line(of: object) -> str:
     return (inspect.getdoc(of) or "").partition("\n")[0]
 
 
-def _table(kind: type) -> str:
+def _table(keys: Iterable[Key]) -> str:
     lines = ["| key | value | meaning |", "| --- | --- | --- |"]
-    lines += [f"| `{key.name}` | {_words(key.hint)} | {key.means} |" for key in keys_of(kind)]
+    lines += [f"| `{key.name}` | {_words(key.hint)} | {key.means} |" for key in keys]
     return "\n".join(lines) + "\n"
 
 
@@ -173,10 +217,10 @@ def _parts(kind: type) -> Iterator[type]:
 
 
 def is_object(kind: Any) -> bool:
-    """Tell whether a value of this kind is an object in JSON."""
-    if not (isinstance(kind, type) and is_dataclass(kind)):
+    """Say whether a value of this kind is an object in JSON."""
+    if not isinstance(kind, type):
         return False
-    return isinstance(WRITERS.get(kind), Shape | types.NoneType)
+    return isinstance(WRITERS.get(kind), Shape) or (is_dataclass(kind) and kind not in WRITERS)
 
 
 def _classes(hint: Any) -> Iterator[type]:
@@ -190,7 +234,7 @@ def _words(hint: Any) -> str:
     """Say what a value is, in JSON's words."""
     if get_origin(hint) in (Union, types.UnionType):
         return " or ".join(_words(one) for one in get_args(hint))
-    if get_origin(hint) in (list, tuple):
+    if get_origin(hint) in (list, tuple, Sequence):
         return f"list of {_words(get_args(hint)[0])}"
     if get_origin(hint) in (dict, Mapping):
         return f"object of {_words(get_args(hint)[1])}"
@@ -199,13 +243,20 @@ def _words(hint: Any) -> str:
     if hint in WRITERS:
         return "text"
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return ", ".join(f"`{one.value}`" for one in hint)
+        return ", ".join(f"`{one.value}`" if one.value else "empty" for one in hint)
     named = {str: "text", int: "number", float: "number", bool: "true or false"}
     return "null" if hint is types.NoneType else named.get(hint, "anything")
 
 
 def _said(kind: type) -> dict[str, str]:
-    """Read the sentence below each field."""
+    """Read the sentence below each field, in the class and in those it inherits from."""
+    said: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        said |= _said_by(one) if one.__module__ != "builtins" else {}
+    return said
+
+
+def _said_by(kind: type) -> dict[str, str]:
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
     said = {}

@@ -128,7 +128,6 @@ class LedgerDatabase:
         return self._ledger_id
 
     def exists(self) -> bool:
-        """Return whether there is a ledger, without creating one."""
         with self._lock, self.translated():
             session = self.driver.connect(None)
             try:

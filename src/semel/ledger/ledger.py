@@ -44,7 +44,6 @@ class SqlLedger:
 
     @property
     def url(self) -> str:
-        """The ledger's URL, without passwords."""
         return self._database.driver.url
 
     def __repr__(self) -> str:

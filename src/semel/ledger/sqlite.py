@@ -157,7 +157,6 @@ class SqliteDriver:
 
     @property
     def url(self) -> str:
-        """Where the file is."""
         return f"sqlite:///{self._path}"
 
     def connect(self, known: str | None) -> Session:
@@ -291,7 +290,6 @@ class SqliteSession:
             self._connection.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Close the file."""
         self._connection.close()
 
 

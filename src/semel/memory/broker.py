@@ -292,11 +292,6 @@ class MemorySubscription:
             self._raise_trouble()
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Commit the next offset to read of each partition.
-
-        Raises:
-            Fenced: a partition is no longer this member's; nothing was committed.
-        """
         await asyncio.sleep(0)
         lot = self._broker.failures.take(Call.COMMIT)
         lot.before()

@@ -158,8 +158,8 @@ class MemoryStore:
 
     @classmethod
     def of(cls, uid: str) -> MemoryStore:
-        """Return this process's store with this uid; create an empty one if there is none."""
-        return find_store(uid) or cls(uid)
+        """Return the store with this uid, making an empty one where this process has none."""
+        return _store_here(uid) or cls(uid)
 
     def __reduce__(self) -> tuple[Callable[[str], MemoryStore], tuple[str]]:
         """Pickle only the uid: a store stays in its process."""
@@ -183,10 +183,15 @@ class MemoryStore:
 _STORES: weakref.WeakValueDictionary[str, MemoryStore] = weakref.WeakValueDictionary()
 
 
-def find_store(uid: str) -> MemoryStore | None:
-    """Return this process's store with this uid; never a copy made by `fork`."""
+def _store_here(uid: str) -> MemoryStore | None:
+    """Return this process's store with this uid; a copy made by `fork` is not it."""
     store = _STORES.get(uid)
     return store if store is not None and store.pid == os.getpid() else None
+
+
+def find_store(uid: str) -> MemoryStore | None:
+    """Return the store that a staging task writes to; None in a worker process, which has none."""
+    return _store_here(uid)
 
 
 class MemorySink:
@@ -222,7 +227,6 @@ class MemorySink:
         """Accept rows of every schema."""
 
     def fence(self, scope: Scope, epoch: int) -> None:
-        """Refuse older owners of *scope*, and work for *epoch*."""
         with self.store.lock:
             newest = self.store.epochs.get(scope, 0)
             if epoch < newest:
@@ -234,7 +238,6 @@ class MemorySink:
         return MemoryStager(self.store.uid, txn)
 
     def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
-        """Hold exactly the rows of *receipts*."""
         digest = digest_of(receipts)
         with self.store.lock:
             newest = self.store.epochs.get(txn.scope, 0)
@@ -295,7 +298,6 @@ class MemorySink:
             return SinkOK()
 
     def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
-        """Drop the staged and prepared rows of this attempt."""
         with self.store.lock:
             shown = self.store.visible.get(txn.cycle)
             if shown is not None and shown.txn == txn:
@@ -305,7 +307,6 @@ class MemorySink:
             return SinkOK()
 
     def look_up(self, txn: SinkTxnId, token: Token | None) -> SinkFinding:
-        """Return where this attempt's rows are."""
         with self.store.lock:
             shown = self.store.visible.get(txn.cycle)
             if shown is not None and shown.txn == txn:
@@ -320,13 +321,11 @@ class MemorySink:
             return SinkFinding(Found.GONE, f"not held; {staged} tasks have staged for it")
 
     def recover(self, scope: Scope) -> list[SinkTxnId]:
-        """List this scope's held transactions."""
         with self.store.lock:
             held = [txn for txn in self.store.prepared if txn.scope == scope]
         return sorted(held, key=lambda txn: (txn.cycle, txn.attempt))
 
     def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
-        """Drop the rows of losers, and rows that late tasks staged for a finished attempt."""
         with self.store.lock:
             shown = {shown.txn for shown in self.store.visible.values()}
             kept = {*self.store.staged, *self.store.prepared}
@@ -337,21 +336,17 @@ class MemorySink:
         return sorted(swept, key=lambda txn: (txn.cycle, txn.attempt))
 
     def mark(self, scope: Scope) -> SinkTxnId | None:
-        """Return the highest committed cycle of *scope*."""
         with self.store.lock:
             return self.store.marks.get(scope)
 
     def scopes_of(self, app: str, query: str) -> list[Scope]:
-        """List every scope of this app and query that committed here."""
         with self.store.lock:
             return [s for s in self.store.marks if (s.app, s.query) == (app, query)]
 
     def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
-        """Count and hash the rows of *cycle* that readers see now."""
         return tally_rows(self.visible_by_cycle.get(cycle, []))
 
     def guarantee(self) -> Guarantee:
-        """Return the guarantee: once, while the process runs."""
         return Guarantee(
             effect="rows in this process's memory, once each while it lives",
             readers_see="whole batches or nothing",
@@ -370,7 +365,6 @@ class MemoryStager:
     txn: SinkTxnId
 
     def open(self, task: str) -> MemoryWriter:
-        """Start to stage for one task attempt."""
         return MemoryWriter(find_store(self.store_uid), self.txn, task)
 
 
@@ -385,7 +379,6 @@ class MemoryWriter:
         self._keep([])
 
     def write(self, batch: Batch) -> None:
-        """Stage the rows of *batch*."""
         self._keep(rows_of(batch))
 
     def _keep(self, rows: list[Any]) -> None:
@@ -402,7 +395,6 @@ class MemoryWriter:
         return Receipt(self._task, tally_rows(self._rows), detail)
 
     def discard(self) -> None:
-        """Drop the written rows."""
         if self._store is not None:
             with self._store.lock:
                 tasks = self._store.staged.get(self._txn, {})

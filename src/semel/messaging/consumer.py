@@ -29,10 +29,7 @@ from semel.messaging.handle.claims import (
     ClaimAnswer,
     Duplicate,
 )
-from semel.messaging.records import (
-    InboxMessage,
-    WaitingMessage,
-)
+from semel.messaging.records import DeadLetter, StoredMessage, WaitingMessage
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER
 from semel.messaging.settings import ConsumerSettings, ReplayRules
 from semel.policy.vocabulary import Duplicates, GapPolicy, Mode, StalePolicy
@@ -275,38 +272,39 @@ def _of_policy(policy: Policy, name: str) -> tuple[ConsumerSettings, Place | Non
     return settings, id_place_of(policy, name), runner.mode
 
 
-def unread(kept: InboxMessage | WaitingMessage) -> Message:
-    """Return a stored message without its payload, only with its bytes."""
+def unread(stored: StoredMessage) -> Message:
+    """Return a stored message with the bytes of its payload, which nobody decodes here."""
     return Message(
-        kept.message_id,
+        stored.message_id,
         None,
-        kept.payload or b"",
-        kept.key,
-        kept.message_type,
-        kept.headers,
-        kept.source,
-        kept.timestamp,
-        schema_version=kept.schema_version,
-        correlation_id=kept.correlation_id,
-        digest=kept.payload_hash,
+        stored.payload or b"",
+        stored.key,
+        stored.message_type,
+        stored.headers,
+        stored.source,
+        stored.timestamp,
+        schema_version=stored.schema_version,
+        correlation_id=stored.correlation_id,
+        digest=stored.payload_hash,
     )
 
 
-def message_of(consumer: Consumer, waiting: WaitingMessage) -> Message | Unreadable:
-    """Decode a waiting message again, like the broker's record."""
-    at = waiting.source or Coordinates(waiting.topic or "?", 0, 0)
+def message_of(consumer: Consumer, stored: WaitingMessage | DeadLetter) -> Message | Unreadable:
+    """Read a stored message again, as the broker's record was read."""
     record = Record(
-        at,
-        value_of(waiting.payload, waiting.payload_hash),
-        None if waiting.key is None else raw_of(waiting.key),
-        waiting.headers,
-        waiting.timestamp,
+        stored.source or Coordinates(stored.topic or "?", 0, 0),
+        value_of(stored.payload, stored.payload_hash),
+        None if stored.key is None else raw_of(stored.key),
+        stored.headers,
+        stored.timestamp,
     )
     found = consumer.reading.read(record)
     if isinstance(found, Unreadable):
         return found
-    # An operator may have changed its id, and the key may come from the waiting row.
-    return replace(found, id=waiting.message_id, key=waiting.key, source=waiting.source)
+    if isinstance(stored, DeadLetter) and stored.was_no_message:
+        return found  # its own id is made up; now that it can be read, it has a real one
+    # A person may have given it another id, and the key may come from elsewhere.
+    return replace(found, id=stored.message_id, key=stored.key, source=stored.source)
 
 
 def holds_key(consumer: Consumer, message: Message) -> bool:

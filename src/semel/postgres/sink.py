@@ -184,7 +184,6 @@ class PostgresSink:
         return self._checked
 
     def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
-        """Hold exactly the rows of *receipts* and promise that they can be committed."""
         try:
             promise = self._promise(txn, receipts)
             way = self._prepared if promise.mode == "prepared" else self._staging
@@ -283,7 +282,6 @@ class PostgresSink:
     # What is there
 
     def look_up(self, txn: SinkTxnId, token: Token | None) -> SinkFinding:
-        """Say what is known of this attempt."""
         try:
             with self._database.asking(txn.scope) as connection:
                 if not self._database.has_books(connection):
@@ -299,7 +297,6 @@ class PostgresSink:
             return self._inventory.held(connection, scope)
 
     def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
-        """Drop what losers and the late tasks of finished attempts have left."""
         with self._database.session(scope) as connection:
             return self._inventory.sweep(connection, scope, is_loser)
 
@@ -310,7 +307,6 @@ class PostgresSink:
             return self._inventory.mark(connection, scope)
 
     def scopes_of(self, app: str, query: str) -> list[Scope]:
-        """List every scope of this app and query that committed here, of whichever ledger."""
         with self._database.asking() as connection:
             if not self._database.has_books(connection):
                 return []

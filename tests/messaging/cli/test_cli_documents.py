@@ -168,7 +168,7 @@ def test_the_documents_about_tables_keep_their_keys(scene, tmp_path, monkeypatch
     take("db check: none", "db", "check")
     take("db create", "db", "create")
     take("db create: again", "db", "create")
-    take("db upgrade", "db", "upgrade", "--yes")
+    take("db upgrade", "db", "upgrade")
     take("db check", "db", "check")
 
     compare("db", scene.found)

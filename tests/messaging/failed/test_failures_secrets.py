@@ -23,13 +23,13 @@ from semel.messaging.handle.lease import handle_leased
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
-from semel.operate.explain import explain
+from semel.operate.explain import explain_message
 from semel.operate.replay import Replay
 from semel.operate.retention import erase
 from semel.operate.selection import Letters
 from semel.outboxes import Outbox
 from semel.policy.vocabulary import GiveUp, RetryMode
-from semel.sql.types import metadata
+from semel.sql.tables import metadata
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN
 from tests.messaging.places import InPostgres, InSqlite
@@ -172,7 +172,7 @@ class Secrets:
         assert sum(b"IntegrityError: " in one for one in told) >= 4
         assert not any(SECRET.encode() in one for one in told)
         for name in ("single", "parked", "retried", "b1", "leased", "stored"):
-            assert SECRET not in str(await explain(world.database, name))
+            assert SECRET not in str(await explain_message(world.database, name))
 
     @in_world
     async def test_nothing_has_it_once_it_is_erased(self, world):

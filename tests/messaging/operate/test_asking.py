@@ -44,8 +44,9 @@ class Failing:
         if number in self.after:
             raise self.after[number]
 
-    def rows(self, table: str) -> list[Any]:
-        return self.inside.rows(table)
+    @property
+    def engine(self) -> Any:
+        return self.inside.engine
 
 
 class Asked(Place):

@@ -88,7 +88,7 @@ class DeadLetterActs(DatabaseContract):
 
         with pytest.raises(NotPossible, match="another payload"):
             await retry_dead_letter(world.database, BILLING, "conflict:0123:m1", **ANN)
-        with pytest.raises(NotPossible, match="was no message"):
+        with pytest.raises(NotPossible, match="could not be read"):
             await retry_dead_letter(world.database, BILLING, "unreadable:payments/0/7", **ANN)
 
         assert await letters(world) == 2
@@ -287,7 +287,14 @@ async def fill(world, key):
     await fix(world.database, BILLING, f"parked-{key}", payload + b"!", ids=KeepId(), **ANN)
     async with world.database.begin() as unit:
         await unit.inbox.store(
-            InboxMessage(BILLING, f"in-{key}", "Paid", payload, key, headers, payload_hash="h")
+            InboxMessage(
+                BILLING,
+                f"in-{key}",
+                payload=payload,
+                key=key,
+                headers=headers,
+                payload_hash="h",
+            )
         )
         await unit.outbox.add([OutboxEntry(f"out-{key}", "paid", payload, key, headers)])
 

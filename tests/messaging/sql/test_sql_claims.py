@@ -19,8 +19,7 @@ from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from semel.sql.database import SqlDatabase
 from semel.sql.engine import made_ready, open_engine
 from semel.sql.faults import DatabaseConflict, DatabaseUnavailable
-from semel.sql.tables import processed_message
-from semel.sql.types import metadata
+from semel.sql.tables import metadata, processed_message
 
 LEVEL = text("SELECT current_setting('transaction_isolation')")
 M = ClaimRequest("m")

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from semel.cli.keys import REPORTS, keys_of, page
+from semel.cli.keys import ADDED, REPORTS, keys_of_command, page
+from tests import snapshots
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "json.md"
+
+ENVELOPE = {"command", "format", "exit", "error"}
+
+
+def each(commands: str) -> list[str]:
+    """Return ``dlq park`` and ``dlq skip`` for ``dlq park | skip``."""
+    first, *others = commands.split(" | ")
+    return [first, *(f"{first.rpartition(' ')[0]} {other}" for other in others)]
+
+
+def kept_documents() -> list[dict[str, Any]]:
+    """Return the documents of all commands that the snapshots have, but for errors."""
+    files = sorted(snapshots.FOLDER.glob("*.json"))
+    every = [one for file in files for one in json.loads(file.read_text()).values()]
+    return [one for one in every if isinstance(one, dict) and "error" not in one]
 
 
 def test_the_page_is_the_codes_own():
@@ -18,9 +36,23 @@ def test_the_page_is_the_codes_own():
 
 @pytest.mark.parametrize("command", REPORTS)
 def test_no_key_hides_one_of_the_envelopes(command):
-    names = {key.name for key in keys_of(REPORTS[command])}
+    names = [key.name for key in keys_of_command(command)]
 
-    assert not names & {"command", "format", "exit", "error"}
+    assert len(names) == len(set(names))
+    assert not set(names) & ENVELOPE
+
+
+@pytest.mark.parametrize("commands", ADDED)
+def test_the_page_lists_the_keys_that_a_command_adds(commands):
+    listed = {key.name for key in keys_of_command(commands)}
+    names = each(commands)
+
+    documents = [one for one in kept_documents() if one["command"] in names]
+
+    assert {one["command"] for one in documents} == set(names)
+    for document in documents:
+        assert set(ADDED[commands]) <= set(document)
+        assert set(document) - ENVELOPE <= listed
 
 
 def test_links_on_the_page_lead_to_its_parts():

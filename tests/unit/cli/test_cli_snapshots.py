@@ -113,7 +113,7 @@ def test_the_documents_about_a_ledger_keep_their_keys(monkeypatch, tmp_path):
     take("doctor", "doctor")
     take("ledger check", "ledger", "check")
     take("ledger backup", "ledger", "backup", tmp_path / "copy")
-    take("ledger restore", "ledger", "restore", tmp_path / "copy", *WHY, "--yes", "--force")
+    take("ledger restore", "ledger", "restore", *WHY, "--yes", "--takeover")
     take("status: no such app", "status", "--app", "nope")
     # A ledger below /tmp is a finding of its own, and not every machine tests there.
     for name in ("doctor", "ledger check"):

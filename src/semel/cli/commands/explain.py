@@ -32,8 +32,7 @@ from semel.cli.reports.explanation import (
 from semel.cli.selection import load_consumer
 from semel.cli.words import at, counted, listed
 from semel.errors import Misuse
-from semel.operate.explain import close_gaps, open_gaps, pass_over_gaps
-from semel.operate.explain import explain as explain_message
+from semel.operate.explain import close_gaps, explain_message, open_gaps, pass_over_gaps
 
 gaps_app = typer.Typer(no_args_is_help=True, help="Versions of aggregates that did not come.")
 

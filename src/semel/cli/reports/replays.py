@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from semel.cli.reports.messages import PayloadReport, headers_report, payload_report
+from semel.cli.messages import Payload, headers_of, payload_of
 from semel.messaging.outcome import told
 from semel.operate.dryrun import DryRun
 from semel.operate.replay import ReplayReport, report_of
@@ -104,7 +104,7 @@ class OutgoingReport:
     message_id: str
     topic: str
     key: str | None
-    payload: PayloadReport
+    payload: Payload
     headers: dict[str, str]
 
 
@@ -192,8 +192,8 @@ def rehearsal(found: DryRun | NoPayload) -> Rehearsal:
             entry.message_id,
             entry.topic,
             entry.key,
-            payload_report(entry.value, ""),
-            headers_report(entry.headers),
+            payload_of(entry.value, ""),
+            headers_of(entry.headers),
         )
         for entry in found.outgoing
     ]

@@ -93,8 +93,13 @@ class OutboxNumbers:
     """How full an outbox is."""
 
     pending: int
+    """Messages that can be sent, or wait behind a parked one."""
+
     parked: int
+    """Messages that the broker will never take as they are."""
+
     oldest_seconds: float
+    """How long the oldest pending message has waited."""
 
 
 @dataclass(frozen=True, slots=True)

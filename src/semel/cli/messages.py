@@ -1,0 +1,134 @@
+"""What several commands show of a message, and how they act on one message after the other."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from semel.cli.answer import Answer
+from semel.cli.database import Actor, Books
+from semel.cli.render import WRITERS, Line, bold
+from semel.cli.words import counted
+from semel.message import Coordinates
+from semel.messaging.records import DeadLetter, WaitingMessage
+from semel.operate.acts import Acts, on_each
+from semel.operate.deadletters import LetterInspection
+from semel.operate.parking import Inspection
+from semel.operate.stores import Approval, OperatorDatabase
+
+WRITERS[Coordinates] = str
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A payload: as text where it is text."""
+
+    text: str | None
+    base64: str | None
+    """Where it is not text."""
+
+    bytes: int
+    hash: str
+    """The sha256 of the original bytes; it stays when the payload is erased."""
+
+    erased: bool
+
+
+def payload_of(payload: bytes | None, payload_hash: str) -> Payload:
+    """Make a payload readable."""
+    if payload is None:
+        return Payload(None, None, 0, payload_hash, True)
+    try:
+        return Payload(payload.decode(), None, len(payload), payload_hash, False)
+    except UnicodeDecodeError:
+        encoded = b64encode(payload).decode("ascii")
+        return Payload(None, encoded, len(payload), payload_hash, False)
+
+
+def payload_lines(payload: Payload) -> Iterator[Line]:
+    """Put a payload for people."""
+    if payload.erased:
+        yield f"the payload was erased; its hash was {payload.hash}"
+        return
+    yield f"payload, {counted(payload.bytes, 'byte')}:"
+    yield payload.text if payload.text is not None else payload.base64
+
+
+def reason_shown(message: WaitingMessage | DeadLetter) -> str:
+    """Why it failed, and whether it was erased since."""
+    return ("(erased) " if is_erased(message) else "") + message.reason
+
+
+def is_erased(message: WaitingMessage | DeadLetter) -> bool:
+    """Its payload was erased."""
+    return message.erased_at is not None
+
+
+def payload_shown(found: Inspection | LetterInspection) -> Payload:
+    """What is in the message."""
+    return payload_of(found.message.payload, found.message.payload_hash)
+
+
+def headers_shown(found: Inspection | LetterInspection) -> dict[str, str]:
+    """Bytes that are not text are escaped."""
+    return headers_of(found.message.headers)
+
+
+def acts_of(found: Inspection | LetterInspection) -> list[str]:
+    """What people did with it, in order."""
+    return [f"{entry.act.act} by {entry.act.actor}" for entry in found.acts]
+
+
+def headers_of(headers: Mapping[str, bytes]) -> dict[str, str]:
+    """Make headers readable; bytes that are not text become escapes."""
+    return {name: value.decode("utf-8", "backslashreplace") for name, value in headers.items()}
+
+
+def act_on_each(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    messages: Sequence[str],
+    act: Callable[[OperatorDatabase, str], Awaitable[str | None]],
+    note: str = "",
+    **more: str,
+) -> None:
+    """Act on each message in its own transaction, and answer with what became of each."""
+    done = books.ask(lambda database: on_each(messages, lambda one: act(database, one), note))
+    reply_acts(answer, books, actor, done, **more)
+
+
+def reply_acts(answer: Answer, books: Books, actor: Actor, done: Acts, **more: str) -> None:
+    """Answer with what became of an act on each message."""
+    answer.reply(done, act_lines, database=books.name, act=answer.command, **actor.given, **more)
+
+
+def act_lines(done: Acts) -> Iterator[Line]:
+    """Put what became of each message for people."""
+    if not done.messages:
+        yield "no such parked message"
+    for one in done.messages:
+        word = bold(one.note, "green") if one.done else bold("not done", "bold red")
+        yield bold(f"{one.message_id}: ", "").append_text(word).append(f" {one.why_not}".rstrip())
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A deletion that one person asks for and a second person decides."""
+
+    request: Approval
+    actor: str
+
+
+def reply_asked(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    ask: Callable[[OperatorDatabase], Awaitable[Approval]],
+) -> None:
+    """Ask for a deletion, and answer with the number that the second person needs."""
+    asked = Request(books.ask(ask), actor.name)
+    number = asked.request.number
+    line = f"request {number} waits for a second person: semel parking approve {number}"
+    answer.reply(asked, lambda _: (line,), database=books.name)
