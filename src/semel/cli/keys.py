@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import semel.cli.app  # noqa: F401  the commands declare the shapes of their records
+from semel.cli.commands.explain import ClosedGaps, OpenGaps
 from semel.cli.messages import Request
 from semel.cli.render import WRITERS, Field, Shape
 from semel.cli.reports.audit import (
@@ -26,7 +27,6 @@ from semel.cli.reports.audit import (
 )
 from semel.cli.reports.completeness import CompletenessReport
 from semel.cli.reports.db import TablesChange, TablesCheck
-from semel.cli.reports.explanation import ExplainReport, GapList, GapsClosed
 from semel.cli.reports.ledger import BackupReport, LedgerCheck, RestoreReport
 from semel.cli.reports.outbox import OutboxStatus, ParkedList
 from semel.cli.reports.policy import PolicyLintReport, SchemaReport
@@ -37,7 +37,7 @@ from semel.operate.adoption import Adoption
 from semel.operate.deadletters import DeadLetterList, LetterInspection
 from semel.operate.deletion import OpenRequests
 from semel.operate.doctor import Diagnosis
-from semel.operate.explain import LeasedClaims
+from semel.operate.explain import Explanation, LeasedClaims
 from semel.operate.guarantee import PipelineGuarantee
 from semel.operate.parking import Fixed, HeldKeys, Inspection, WaitingList
 from semel.operate.recovery import Recovered, RecoveryPlan
@@ -84,10 +84,10 @@ REPORTS: Final[Mapping[str, type]] = {
     "replay run | status | stop | abandon": ReplayAnswer,
     "replay dry-run": DryRunReport,
     "replay list": ReplayList,
-    "explain": ExplainReport,
+    "explain": Explanation,
     "claims list": LeasedClaims,
-    "gaps list": GapList,
-    "gaps close": GapsClosed,
+    "gaps list": OpenGaps,
+    "gaps close": ClosedGaps,
     "audit completeness": CompletenessReport,
 }
 """What each command answers with."""
@@ -126,7 +126,10 @@ ADDED: Final[Mapping[str, tuple[str, ...]]] = {
     "parking requests": _DATABASE,
     "parking delete | approve": _DATABASE,
     "parking classify | release | skip": ("consumer", *_ACTED),
+    "explain": _DATABASE,
     "claims list": _DATABASE,
+    "gaps list": _DATABASE,
+    "gaps close": ("database", "actor", "reason"),
     "outbox retry | drop": ("outbox", *_ACTED),
 }
 """Which of them each command adds (`Answer.reply`)."""

@@ -19,7 +19,7 @@ from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.records import MOST_KEPT
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.deletion import approve_delete, ask_to_delete
-from semel.operate.explain import explain
+from semel.operate.explain import explain_message
 from semel.operate.parking import release
 from semel.operate.retention import Retention, erase, prune
 from semel.policy.vocabulary import BatchPolicy, Duplicates, GiveUp, RetryMode, StalePolicy
@@ -111,7 +111,7 @@ async def attempts(world, message_id="m1"):
 
 
 async def story(world, message_id="m1"):
-    (only,) = (await explain(world.database, message_id)).stories
+    (only,) = (await explain_message(world.database, message_id)).stories
     return only
 
 

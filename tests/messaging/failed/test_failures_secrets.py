@@ -23,7 +23,7 @@ from semel.messaging.handle.lease import handle_leased
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
-from semel.operate.explain import explain
+from semel.operate.explain import explain_message
 from semel.operate.replay import Replay
 from semel.operate.retention import erase
 from semel.operate.selection import Letters
@@ -172,7 +172,7 @@ class Secrets:
         assert sum(b"IntegrityError: " in one for one in told) >= 4
         assert not any(SECRET.encode() in one for one in told)
         for name in ("single", "parked", "retried", "b1", "leased", "stored"):
-            assert SECRET not in str(await explain(world.database, name))
+            assert SECRET not in str(await explain_message(world.database, name))
 
     @in_world
     async def test_nothing_has_it_once_it_is_erased(self, world):

@@ -19,7 +19,7 @@ from semel.messaging.handle.claims import ClaimState
 from semel.messaging.outcome import DeadLettered, Handled, RetryLater, Skipped
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.deadletters import skip_dead_letter
-from semel.operate.explain import explain
+from semel.operate.explain import explain_message
 from semel.policy.vocabulary import BatchPolicy, Duplicates
 from semel.sql.database import SqlDatabase
 from semel.testing.clock import SimulatedClock
@@ -198,7 +198,7 @@ def test_what_was_passed_over_as_an_old_version_is_not_sent_later(deliver):
         assert isinstance(await deliver(handle, database, old), Skipped)
         assert isinstance(await deliver(handle, database, old), Skipped)
         assert calls == ["first"]
-        story = await explain(database, "old")
+        story = await explain_message(database, "old")
         assert "without an effect (OLD_VERSION)" in str(story)
 
     asyncio.run(scenario())

@@ -23,7 +23,7 @@ from semel.messaging.send.relay import Relay
 from semel.messaging.settings import RetryPolicy
 from semel.operate.deadletters import skip_dead_letter
 from semel.operate.deletion import approve_delete, ask_to_delete, ask_to_delete_dead_letter
-from semel.operate.explain import close_gaps, explain, open_gaps, pass_over_gaps
+from semel.operate.explain import close_gaps, explain_message, open_gaps, pass_over_gaps
 from semel.operate.parking import KeepId, NewId, fix, release
 from semel.operate.retention import erase
 from semel.outboxes import Outbox
@@ -44,7 +44,7 @@ class Explanations:
 
     @in_world
     async def test_a_message_that_nobody_knows_has_no_story(self, world):
-        found = await explain(world.database, "m1")
+        found = await explain_message(world.database, "m1")
 
         assert (found.stories, found.stored_as) == ((), "m1")
 
@@ -56,8 +56,8 @@ class Explanations:
             replace(service.consumer, name="shipping"), world.database, message("m1")
         )
 
-        found = await explain(world.database, "m1")
-        one = await explain(world.database, "m1", "shipping")
+        found = await explain_message(world.database, "m1")
+        one = await explain_message(world.database, "m1", "shipping")
 
         assert [(s.consumer, s.standing, s.state) for s in found.stories] == [
             ("billing", "it was handled", "COMPLETED"),
@@ -70,7 +70,7 @@ class Explanations:
         service = await Service(world).open()
         await service.deliver("m1")
 
-        (only,) = (await explain(world.database, "m1")).stories
+        (only,) = (await explain_message(world.database, "m1")).stories
 
         assert only.source == "payments/0/1"
 
@@ -90,7 +90,7 @@ class Explanations:
         service.heal()
         await service.deliver("m1")
 
-        (only,) = (await explain(world.database, "m1")).stories
+        (only,) = (await explain_message(world.database, "m1")).stories
 
         assert (only.state, only.attempts, only.source) == ("COMPLETED", 3, "payments/0/1")
         failed = [moment for moment in only.moments if moment.what == "failed"]
@@ -118,7 +118,7 @@ class Explanations:
 
         first, second = [
             [moment.words for moment in found.stories[0].moments if moment.what == "failed"]
-            for found in [await explain(world.database, name) for name in ("m1", "m2")]
+            for found in [await explain_message(world.database, name) for name in ("m1", "m2")]
         ]
 
         assert first == [
@@ -136,9 +136,9 @@ class Explanations:
             await outbox.add(session, "invoices", {"id": 7})
 
         await handle_message(handle, world.database, message("m1"))
-        (before,) = (await explain(world.database, "m1")).stories
+        (before,) = (await explain_message(world.database, "m1")).stories
         await Relay(world.database, MemoryBroker({"invoices": 1}).publisher()).run_until_empty()
-        (after,) = (await explain(world.database, "m1")).stories
+        (after,) = (await explain_message(world.database, "m1")).stories
 
         assert before.children.startswith("1 of its outgoing messages in the outbox")
         assert after.children == "none in the outbox; those that were delivered are not kept"
@@ -159,7 +159,9 @@ class Explanations:
             await handle_message(shipping, world.database, message(child))
         await Relay(world.database, MemoryBroker({"invoices": 1}).publisher()).run_until_empty()
 
-        (only,) = (await explain(world.database, "m1", sent_to=["invoices", "mails"])).stories
+        (only,) = (
+            await explain_message(world.database, "m1", sent_to=["invoices", "mails"])
+        ).stories
 
         assert [moment.words for moment in only.moments if moment.what == "child"] == [
             f"{child} to invoices, for shipping: it was handled" for child in children[:2]
@@ -174,7 +176,7 @@ class Explanations:
     async def test_deliveries_are_told_as_far_as_ranges_of_offsets_know_them(self, world):
         service = await Service(world).open()
         await service.deliver("m1")
-        (before,) = (await explain(world.database, "m1")).stories
+        (before,) = (await explain_message(world.database, "m1")).stories
         place = Partition("payments", 0)
         again = OutcomeRange(place, 1, 1, "duplicate_skipped")
         elsewhere = OutcomeRange(place, 7, 9, "duplicate_skipped")
@@ -183,7 +185,7 @@ class Explanations:
             await unit.outcomes.record("billing", [handled, elsewhere, again])
             await unit.outcomes.record("billing", [again])
 
-        (after,) = (await explain(world.database, "m1")).stories
+        (after,) = (await explain_message(world.database, "m1")).stories
 
         elsewhere_words = "from another offset it is noted without its id"
         assert before.deliveries == f"none noted at its offset; {elsewhere_words}"
@@ -197,7 +199,7 @@ class Explanations:
         service.refuse("m1")
         await service.deliver("m1", key="customer-7")
 
-        found = await explain(world.database, "m1")
+        found = await explain_message(world.database, "m1")
 
         (only,) = found.stories
         assert (only.standing, only.source, only.key) == (
@@ -218,8 +220,8 @@ class Explanations:
         await fix(world.database, "billing", "m1", b'{"id": "m1", "n": 2}', ids=KeepId(), **ANN)
         await ask_to_delete(world.database, "billing", "m2", **ANN)
 
-        first = await explain(world.database, "m1")
-        second = await explain(world.database, "m2")
+        first = await explain_message(world.database, "m1")
+        second = await explain_message(world.database, "m2")
 
         assert first.stories[0].standing == "it is parked, and waits for a person"
         assert {"seen", "claim", "waits", "revision", "act"} <= set(story(first))
@@ -235,8 +237,8 @@ class Explanations:
         await service.deliver("m1", key="k")
         await fix(world.database, "billing", "m1", b'{"id": "m1b"}', ids=NewId("m1b"), **ANN)
 
-        old = await explain(world.database, "m1")
-        new = await explain(world.database, "m1b")
+        old = await explain_message(world.database, "m1")
+        new = await explain_message(world.database, "m1b")
 
         assert old.other_names == ("m1b",)
         assert new.other_names == ("m1",)
@@ -252,8 +254,8 @@ class Explanations:
         await approve_delete(world.database, request.number, actor="bob")
         await erase(world.database, message_id="m2", **ANN)
 
-        deleted = await explain(world.database, "m1")
-        erased = await explain(world.database, "m2")
+        deleted = await explain_message(world.database, "m1")
+        erased = await explain_message(world.database, "m2")
 
         assert deleted.stories[0].standing.endswith("its dead letter is gone (DELETED)")
         assert "decided" in story(deleted)
@@ -269,7 +271,7 @@ class Explanations:
 
         await handle_message(handle, world.database, message("m1"))
 
-        found = await explain(world.database, "m1")
+        found = await explain_message(world.database, "m1")
 
         (child,) = [m for m in found.stories[0].moments if m.what == "child"]
         assert child.words.endswith("to invoices, not sent yet")
@@ -278,9 +280,9 @@ class Explanations:
     async def test_a_message_of_the_inbox_is_known_without_a_claim(self, world):
         service = await Service(world).open()
         await Inbox(service.consumer, world.database).store(message("m1"))
-        before = await explain(world.database, "m1")
+        before = await explain_message(world.database, "m1")
         await InboxWorker(service.consumer, world.database).work_once()
-        after = await explain(world.database, "m1")
+        after = await explain_message(world.database, "m1")
 
         assert before.stories[0].standing == "it is in the inbox, and not handled yet"
         assert after.stories[0].standing == "it was handled, through the inbox"
@@ -298,7 +300,7 @@ class Explanations:
         asked = await ask_to_delete_dead_letter(world.database, "billing", "m2", **ANN)
         await approve_delete(world.database, asked.number, actor="bob")
 
-        found = {name: await explain(world.database, name) for name in ("m1", "m2", "m3")}
+        found = {name: await explain_message(world.database, name) for name in ("m1", "m2", "m3")}
 
         assert {name: one.stories[0].standing for name, one in found.items()} == {
             "m1": "it counts as handled, without an effect (SKIPPED)",
@@ -314,7 +316,7 @@ class Explanations:
         service = await Service(world).open()
         await service.deliver("x" * 900)
 
-        found = await explain(world.database, "x" * 900)
+        found = await explain_message(world.database, "x" * 900)
 
         assert found.stored_as.startswith("sha256:")
         assert found.stories[0].standing == "it was handled"
@@ -356,7 +358,7 @@ class Gaps:
     async def test_a_gap_is_part_of_the_story_of_the_message_that_found_it(self, world):
         await gapped(world, GapPolicy.PARK_KEY)
 
-        found = await explain(world.database, "m4")
+        found = await explain_message(world.database, "m4")
 
         assert "version 4 came, 2 was next" in [m.words for m in found.stories[0].moments]
 

@@ -14,7 +14,7 @@ from semel.messaging.handle.attempt import handling
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.outcome import Handled
 from semel.messaging.send.outbox import outgoing_id
-from semel.operate.explain import explain
+from semel.operate.explain import explain_message
 from semel.outboxes import Outbox
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.outgoing import pending
@@ -41,7 +41,7 @@ class Causes:
 
         assert outcomes == [Handled()] * 3
         for message, copies in zip(BATCH, (3, 2, 2), strict=True):
-            [story] = (await explain(world.database, message.id)).stories
+            [story] = (await explain_message(world.database, message.id)).stories
             sent = [moment for moment in story.moments if moment.what == "child"]
             assert len(sent) == copies, story
 
