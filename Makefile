@@ -18,7 +18,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(
 
 .PHONY: help
 help: ## Print the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(VENV)/demo.stamp java ## Kill a real pipeline at its worst moments and count every row (no set-up).
@@ -27,6 +27,11 @@ demo: $(VENV)/demo.stamp java ## Kill a real pipeline at its worst moments and c
 .PHONY: test
 test: check java ## Check, then run the tests with real services; ARGS="-k name" goes to pytest.
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
+
+.PHONY: test-fast
+test-fast: $(VENV)/dev.stamp ## Run what needs no service and no JVM, in two minutes: for the inner loop.
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not (spark or kafka or postgres or kill or slow or soak)" \
+		tests/unit tests/contracts tests/test_architecture.py tests/test_exports.py $(ARGS)
 
 .PHONY: soak
 soak: $(VENV)/dev.stamp java ## Run the tests that take minutes: random kills for a long time.

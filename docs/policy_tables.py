@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Final, TypeAlias
 
 from docs.markdown import attribute_docs
-from semel.cli.reports.policy_show import value_words
 from semel.policy import vocabulary
+from semel.policy.effective import value_words
 from semel.policy.guarantee import SEMANTICS, STRATEGIES, Ack, Repetition, listing
 from semel.policy.model import OVERLAPS, consumer_path, key_schema, topic_path
 from semel.policy.questions import QUESTIONS

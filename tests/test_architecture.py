@@ -63,6 +63,9 @@ TOPS = frozenset({"__main__", "cli", "console"})
 DOORS = frozenset({"__init__", "ledgers", "outboxes", "sinks"})
 """Names by which users reach the bindings; a binding is imported when its name is used."""
 
+DOORS_OF_PARTS = frozenset({"messaging", "operate", "testing"})
+"""Parts whose `__init__` is a door: it reaches further than the part behind it."""
+
 TESTING = frozenset({"testing"})
 
 # fmt: off
@@ -150,12 +153,18 @@ def _of_file(path: Path) -> Iterator[Import]:
     for node in ast.walk(tree):
         for module in _modules(node):
             yield Import(
-                inside.parts[0].removesuffix(".py"),
+                _part_of_file(inside),
                 str(path.relative_to(ROOT)),
                 node.lineno,
                 module,
                 id(node) not in lazy,
             )
+
+
+def _part_of_file(inside: Path) -> str:
+    if len(inside.parts) == 2 and inside.name == "__init__.py":
+        return "__init__" if inside.parts[0] in DOORS_OF_PARTS else inside.parts[0]
+    return inside.parts[0].removesuffix(".py")
 
 
 def _is_type_checking(node: ast.AST) -> bool:
@@ -200,7 +209,7 @@ def allowed(part: str) -> frozenset[str]:
     if part in OPERATE:
         return BASE | HALVES | OPERATE
     if part in DOORS:
-        return BASE | HALVES | OPERATE | BINDINGS | DOORS
+        return BASE | HALVES | OPERATE | BINDINGS | DOORS | TESTING
     if part in BINDINGS:
         return BASE | HALVES | OPERATE | {part}
     if part in TESTING:

@@ -11,7 +11,7 @@ import pyarrow.dataset
 
 from examples.demo.payments import Payment, read_source
 from examples.demo.place import Place, Variant
-from semel.testing.audit import audit
+from semel.testing import audit_sinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def left_behind(place: Place) -> dict[str, int]:
 
 
 def _compare(sink: str, expected: Sequence[Payment], found: Sequence[Payment], left: int) -> Count:
-    (compared,) = audit(expected, {sink: found}).sinks
+    (compared,) = audit_sinks(expected, {sink: found}).sinks
     return Count(
         sink,
         len(expected),

@@ -23,9 +23,8 @@ from examples.demo.place import Place, Variant
 from examples.demo.run import DemoFailed, Plan, Run, RunReport
 from examples.demo.screen import open_console, open_screen
 from examples.demo.words import audit_table, number_of, verdict_with_semel, verdict_without
-from semel.errors import SemelError
-from semel.testing.services import PostgresServer, ServiceUnavailable
-from semel.testing.services.processes import java
+from semel import errors
+from semel.testing import services
 
 PER_SECOND: Final = 4_000
 
@@ -85,11 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if given.look:
             return look(given.look, console)
-        java()
+        services.java()
         plan = Plan(given.seed, given.seconds, given.kills, PER_SECOND)
         variants = [Variant.SEMEL] if given.no_contrast else list(Variant)
         return demo(plan, variants, console, keep_folder=given.keep)
-    except ServiceUnavailable as missing:
+    except services.ServiceUnavailable as missing:
         console.print(f"The demo cannot start: {missing}", style="bold red")
         return 2
     except KeyboardInterrupt:
@@ -110,7 +109,7 @@ def demo(plan: Plan, variants: Sequence[Variant], console: Console, *, keep_fold
             f"{plan.total:,} payments in {plan.seconds:g} s, "
             f"{number_of(plan.kills, 'kill', 'kills')} of the Spark driver, seed {plan.seed}"
         )
-        server = stack.enter_context(PostgresServer(directory=folder / "postgres"))
+        server = stack.enter_context(services.PostgresServer(directory=folder / "postgres"))
         # A second Ctrl-C must not leave half of it: this is the first thing done at the end.
         stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)
         temporary = None if keep_folder else folder
@@ -119,7 +118,7 @@ def demo(plan: Plan, variants: Sequence[Variant], console: Console, *, keep_fold
                 _run(variant, folder, server, plan, console, temporary) for variant in variants
             ]
             audited = [count(report.variant, report.place) for report in reports]
-        except (DemoFailed, SemelError, psycopg.Error) as failure:
+        except (DemoFailed, errors.SemelError, psycopg.Error) as failure:
             removal.called_off = True
             console.print(f"The demo failed: {failure}", style="bold red", soft_wrap=True)
             console.print(f"Kept for a look: {folder}", soft_wrap=True)
@@ -152,7 +151,7 @@ def tell(
 def _run(
     variant: Variant,
     folder: Path,
-    server: PostgresServer,
+    server: services.PostgresServer,
     plan: Plan,
     console: Console,
     temporary: Path | None,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from examples.demo.payments import SCHEMA
 from examples.demo.place import Place, Variant
-from semel.events import EVENTS, Event
+from semel import events
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,7 +49,7 @@ class Teller:
         line = json.dumps({"event": what, **nouns}, default=str)
         os.write(self._file, f"{line}\n".encode())
 
-    def pass_on(self, event: Event) -> None:
+    def pass_on(self, event: events.Event) -> None:
         """Write one of semel's own events."""
         self.tell(type(event).__name__, **asdict(event))
 
@@ -127,7 +127,7 @@ def run(variant: Variant, place: Place, teller: Teller) -> int:
             from examples.demo.pipeline import pipeline
 
             payments = pipeline(place)
-            EVENTS.subscribe(teller.pass_on)
+            events.EVENTS.subscribe(teller.pass_on)
             code = payments.run(lambda: start_query(spark, place, watched(payments, teller)))
     spark.stop()
     return int(code)

@@ -12,7 +12,7 @@ from typing import Final
 from rich.console import Console
 
 from examples.demo.place import Place
-from semel.testing.services import PostgresServer
+from semel.testing import services
 
 PORT_FILE: Final = "port"
 
@@ -28,7 +28,7 @@ payments = pipeline(Place(Path(__file__).parent, {url!r}))
 '''
 
 
-def keep(folder: Path, server: PostgresServer, place: Place, console: Console) -> None:
+def keep(folder: Path, server: services.PostgresServer, place: Place, console: Console) -> None:
     """Leave what `look` and the commands need, and print how they are called."""
     (folder / PORT_FILE).write_text(str(server.port))
     (place.folder / "pipeline.py").write_text(PIPELINE.format(url=place.url))
@@ -53,7 +53,7 @@ def look(folder: Path, console: Console) -> int:
     if not kept.is_file():
         console.print(f"{folder} was not kept by the demo: it has no file {PORT_FILE}")
         return 2
-    server = PostgresServer(directory=folder.resolve() / "postgres")
+    server = services.PostgresServer(directory=folder.resolve() / "postgres")
     server.port = int(kept.read_text())
     with server:
         console.print(f"Postgres answers at {server.url} until Ctrl-C.", soft_wrap=True)

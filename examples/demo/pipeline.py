@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from examples.demo.payments import LARGE_CENTS
 from examples.demo.place import Place
+from semel import ExactlyOnce
 from semel.sinks import FilesSink, PostgresSink
-from semel.spark.exactly_once import ExactlyOnce
 
 # No primary key, in either variant: nothing but the protocol keeps duplicates out.
 TABLE = "CREATE TABLE entries (id text, account text, kind text, amount bigint, cycle text)"

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from examples.demo.place import Variant
-from semel.pipeline.cycle import Step
-from semel.pipeline.recovery import RecoveryDecision
+from semel import RecoveryDecision, Step
 
 SINK_NAMES: Final = {"postgres": "Postgres", "files": "Parquet"}
 

@@ -19,7 +19,7 @@ import psycopg
 from examples.demo.payments import Producer
 from examples.demo.place import Place, Variant
 from examples.demo.progress import Progress, Tail
-from semel.testing.services.processes import Child
+from semel.testing import services
 
 # After the first batch a driver still has a backlog for about this long.
 KILL_SECONDS: Final = (0.0, 3.0)
@@ -156,7 +156,7 @@ class Run:
         finally:
             child.end(signal.SIGKILL)
 
-    def _watch(self, child: Child, tail: Tail) -> bool:
+    def _watch(self, child: services.Child, tail: Tail) -> bool:
         killer = Killer(self._moments[0] if self._moments else None)
         patience = time.monotonic() + PATIENCE_SECONDS + self._plan.seconds
         while True:
@@ -196,7 +196,7 @@ class Run:
         self._remember_rerun()
         self._note("kill -9", f"driver {progress.driver} {progress.where}")
 
-    def _ended(self, child: Child) -> bool:
+    def _ended(self, child: services.Child) -> bool:
         self._remember_rerun()
         if child.exit_code == 0 and self._place.source_ended.exists():
             return True
@@ -266,7 +266,9 @@ class RowCount:
         return self._rows
 
 
-def start_driver(variant: Variant, place: Place, number: int, temporary: Path | None) -> Child:
+def start_driver(
+    variant: Variant, place: Place, number: int, temporary: Path | None
+) -> services.Child:
     """Start the Spark driver in a process group of its own."""
     command = [sys.executable, "-m", "examples.demo.job"]
     command += [str(place.folder), place.url, variant, str(number)]
@@ -275,4 +277,4 @@ def start_driver(variant: Variant, place: Place, number: int, temporary: Path | 
         "TMPDIR": str(place.scratch),
         "PYTHONUNBUFFERED": "1",
     }
-    return Child(command, place.log, environment, temporary=temporary)
+    return services.Child(command, place.log, environment, temporary=temporary)

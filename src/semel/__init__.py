@@ -1,15 +1,21 @@
 """semel makes the effect of a message happen once.
 
-    ExactlyOnce              one decision per Spark micro-batch, over many sinks
-    semel.sinks              the sinks that can take part in it
+One batch at a time, under one decision:
+
+    ExactlyOnce              what a Spark query is given as `foreachBatch`
+    Driver                   the same without Spark
     run_commit_cycle         the seven steps, over a coordinator of your own
 
-    consumer, Runner         one message, one transaction: claim, handle, commit, then the broker
+One message at a time, in one transaction:
+
+    consumer, Runner         claim, handle, commit, then tell the broker
     IdempotentConsumerBase   the same for those who own their sessions
     Outbox                   messages that become durable with the handler's rows
     Policy                   what topics promise and how consumers keep it
 
-Importing this needs no third-party package; using a name imports what it needs.
+Four more doors: `semel.sinks`, `semel.messaging`, `semel.operate`, `semel.testing`.
+Everything else may move.  Importing a door needs no third-party package; using a name
+imports what it needs.
 """
 
 from typing import TYPE_CHECKING
@@ -17,6 +23,7 @@ from typing import TYPE_CHECKING
 from semel.lazy import lazily
 
 if TYPE_CHECKING:
+    from semel import errors, events
     from semel.ledgers import open_ledger
     from semel.message import Message
     from semel.messaging.classic import IdempotentConsumerBase, MessageEnvelope
@@ -29,13 +36,14 @@ if TYPE_CHECKING:
         CommitFatal,
         CommitSucceeded,
         Coordinator,
+        Step,
         run_commit_cycle,
     )
     from semel.pipeline.driver import Driver, Settings
     from semel.pipeline.recovery import RecoveryDecision
-    from semel.pipeline.sink import SinkFatal, SinkOK, SinkRetryable, TwoPhaseSink
+    from semel.pipeline.source import BatchRange
     from semel.pipeline.twophase import with_two_phase_sinks
-    from semel.pipeline.txn import SinkTxnId
+    from semel.pipeline.txn import CycleId
     from semel.policy import Policy
     from semel.spark.exactly_once import ExactlyOnce
     from semel.sql.claims import SqlAlchemyProcessedMessageStore
@@ -44,10 +52,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchRange",
     "CommitAborted",
     "CommitFatal",
     "CommitSucceeded",
     "Coordinator",
+    "CycleId",
     "Driver",
     "ExactlyOnce",
     "IdempotentConsumerBase",
@@ -60,14 +70,12 @@ __all__ = [
     "RetryableMessageError",
     "Runner",
     "Settings",
-    "SinkFatal",
-    "SinkOK",
-    "SinkRetryable",
-    "SinkTxnId",
     "SqlAlchemyProcessedMessageStore",
     "SqlDatabase",
-    "TwoPhaseSink",
+    "Step",
     "consumer",
+    "errors",
+    "events",
     "open_ledger",
     "run_commit_cycle",
     "with_two_phase_sinks",
@@ -76,10 +84,12 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
+        "BatchRange": "semel.pipeline.source",
         "CommitAborted": "semel.pipeline.cycle",
         "CommitFatal": "semel.pipeline.cycle",
         "CommitSucceeded": "semel.pipeline.cycle",
         "Coordinator": "semel.pipeline.cycle",
+        "CycleId": "semel.pipeline.txn",
         "Driver": "semel.pipeline.driver",
         "ExactlyOnce": "semel.spark.exactly_once",
         "IdempotentConsumerBase": "semel.messaging.classic",
@@ -92,16 +102,18 @@ __getattr__ = lazily(
         "RetryableMessageError": "semel.messaging.failure",
         "Runner": "semel.messaging.receive.runner",
         "Settings": "semel.pipeline.driver",
-        "SinkFatal": "semel.pipeline.sink",
-        "SinkOK": "semel.pipeline.sink",
-        "SinkRetryable": "semel.pipeline.sink",
-        "SinkTxnId": "semel.pipeline.txn",
         "SqlAlchemyProcessedMessageStore": "semel.sql.claims",
         "SqlDatabase": "semel.sql.database",
-        "TwoPhaseSink": "semel.pipeline.sink",
+        "Step": "semel.pipeline.cycle",
         "consumer": "semel.messaging.consumer",
+        "errors": "semel.errors",
+        "events": "semel.events",
         "open_ledger": "semel.ledgers",
         "run_commit_cycle": "semel.pipeline.cycle",
         "with_two_phase_sinks": "semel.pipeline.twophase",
     },
 )
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,4 +1,4 @@
-"""``python -m semel``: the command `semel` where it is not on the path."""
+"""``python -m semel``: the command `semel`, if it is not on the path."""
 
 from __future__ import annotations
 

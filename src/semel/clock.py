@@ -1,4 +1,4 @@
-"""Time as the code sees it, so that tests can own it."""
+"""The clock that the code reads, so that tests can control time."""
 
 from __future__ import annotations
 

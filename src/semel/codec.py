@@ -1,7 +1,7 @@
-"""From a record to a message: decode the payload, find the id, the key, the type.
+"""Reading a record: decode the payload, find the id, the key, the type and the version.
 
-A record that cannot be read is not an exception but an answer, `Unreadable`:
-its bytes go to the dead letters, and its offset is never passed silently.
+A record that cannot be read is an answer, `Unreadable`, and not an exception:
+its bytes become a dead letter, so its offset is never skipped silently.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from semel.message import Coordinates, Message, Record, digest_of, text_of
 
 
 class Undecodable(Permanent):
-    """The payload is not what the codec can read."""
+    """The codec cannot read the payload."""
 
 
 class SchemaIncompatible(Undecodable):
-    """The payload is readable, but of a schema that this consumer does not know."""
+    """The payload is readable, but its schema is not one of this consumer's."""
 
 
 class Codec(Protocol):
-    """Turns a payload's bytes into what the handler gets; a tombstone never gets here."""
+    """Turns a payload's bytes into the handler's payload; never called for a tombstone."""
 
     name: str
 
@@ -33,8 +33,8 @@ class Codec(Protocol):
         """Read *raw*.
 
         Raises:
-            Undecodable: the bytes are broken, and will be the next time.
-            SchemaIncompatible: they are of another schema; a new release may read them.
+            Undecodable: the bytes are broken; another attempt fails, too.
+            SchemaIncompatible: they have another schema; a new release may read them.
         """
         ...
 
@@ -88,8 +88,8 @@ class FromHeader:
 class FromPayload:
     """A value in the payload; dots lead into nested objects.
 
-    Of a codec's own objects the attributes count, and nothing that can be called; of lists,
-    texts and numbers nothing does.
+    For an object that the codec made, the attributes are looked up, except methods.  Lists,
+    texts and numbers have no fields.
     """
 
     path: str
@@ -108,17 +108,17 @@ class FromPayload:
 
 
 def _attribute(found: Any, name: str) -> Any:
-    # What Python's own values have is no field that a producer wrote: `count` of a list.
+    # An attribute of a built-in value, such as `count` of a list, is not a producer's field.
     value = None if type(found).__module__ == "builtins" else getattr(found, name, None)
     return None if callable(value) else value
 
 
 @dataclass(frozen=True, slots=True)
 class FromCoordinates:
-    """``topic/partition/offset``: for producers that give no id.
+    """``topic/partition/offset``, for producers that give no id.
 
-    A message that is produced again, or copied to another topic, has other coordinates:
-    only the deliveries of one record are recognised.
+    Recognises only repeated deliveries of one record.  A message that is produced again, or
+    copied to another topic, has other coordinates and is handled again.
     """
 
     def find(self, record: Record, payload: Any) -> Any:
@@ -142,17 +142,17 @@ class FromKey:
 
 
 LARGEST_VERSION: Final = 2**63 - 1
-"""What a database's BIGINT holds."""
+"""The largest BIGINT of a database."""
 
 Place: TypeAlias = FromHeader | FromPayload | FromCoordinates | FromKey
 
 
 UNREADABLE: Final = "unreadable:"
-"""What the made-up ids of records begin with that are no messages."""
+"""The prefix of the ids that semel generates for unreadable records."""
 
 
 class Unread(StrEnum):
-    """Why a record is no message."""
+    """Why a record could not be read as a message."""
 
     UNDECODABLE = "undecodable"
     SCHEMA_INCOMPATIBLE = "schema_incompatible"
@@ -162,7 +162,7 @@ class Unread(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A record that is no message for this consumer, kept as it came."""
+    """A record that this consumer cannot read, with its bytes unchanged."""
 
     record: Record
     why: Unread
@@ -170,12 +170,12 @@ class Unreadable:
 
     @property
     def id(self) -> str:
-        """What the dead letter is filed under: the coordinates, as there is no id."""
+        """The id of its dead letter, generated from the coordinates."""
         return unreadable_id(self.record.at)
 
 
 def unreadable_id(at: Coordinates) -> str:
-    """Return the id that a record gets here which is no message."""
+    """Return the generated id of the unreadable record at these coordinates."""
     return f"{UNREADABLE}{at}"
 
 
@@ -191,10 +191,10 @@ class Reading:
     schema_version_from: Place = field(default_factory=lambda: FromHeader("schema-version"))
     correlation_from: Place = field(default_factory=lambda: FromHeader("correlation-id"))
     model: Callable[[Any], Any] | None = None
-    """Makes the handler's own type of the decoded payload: a pydantic model's validator, say."""
+    """Turns the decoded payload into the handler's type, for example a pydantic validator."""
 
     def read(self, record: Record) -> Message | Unreadable:
-        """Make a message of *record*, or say why there is none."""
+        """Turn *record* into a message, or return why that is not possible."""
         try:
             payload = self._decoded(record.value, record.headers)
             ids = self.id_from.find(record, payload)
@@ -224,7 +224,7 @@ class Reading:
             return Unreadable(record, Unread.BAD_FIELD, reason_of(error))
 
     def payload_of(self, value: bytes | None, headers: Mapping[str, bytes]) -> Any:
-        """Return what the handler gets of a record's value; None for a tombstone.
+        """Return the handler's payload for a record's value; None for a tombstone.
 
         Raises:
             Undecodable: the codec or the model refuses it.
@@ -252,12 +252,14 @@ class Reading:
         if found is None or isinstance(found, bool):
             raise Undecodable(f"no version in the {self.version_from}")
         try:
-            # Half a version is none; int() would cut it.
+            # int() would truncate 1.5 to 1, and the message would pass for a duplicate.
             version = None if isinstance(found, float) else int(found)
         except (TypeError, ValueError):
             version = None
         if version is None or abs(version) > LARGEST_VERSION:
-            raise Undecodable(f"the version in the {self.version_from} is {found!r}")
+            raise Undecodable(
+                f"the version in the {self.version_from} must be a whole number, got {found!r}"
+            )
         return version
 
 
@@ -271,10 +273,10 @@ def coordinates_of(text: str) -> Coordinates:
     """Read ``topic/partition/offset``.
 
     Raises:
-        Misuse: it is something else.
+        Misuse: *text* does not have this form.
     """
     topic, _, rest = text.rpartition("/")
     topic, _, partition = topic.rpartition("/")
     if not topic or not partition.isdecimal() or not rest.isdecimal():
-        raise Misuse(f"{text!r} is no topic/partition/offset")
+        raise Misuse(f"{text!r} does not have the form topic/partition/offset")
     return Coordinates(topic, int(partition), int(rest))

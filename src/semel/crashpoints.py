@@ -1,10 +1,10 @@
-"""Every window in which a crash could hurt, by name.
+"""The crash points: every place where a crash could lose or repeat an effect, by name.
 
-A place in the code that touches the world calls `reach` right before and
+Code that changes something outside the process calls `reach` right before and
 right after.  In production that costs one global read.  The crash kit raises
 there, the simulation stops and wakes drivers there, and a process started
 with ``SEMEL_CRASH_AT=commit_2pc:postgres:after`` kills itself there with
-SIGKILL; with ``SEMEL_STOP_AT=…`` it stops itself there until it is woken.
+SIGKILL; with ``SEMEL_STOP_AT=…`` it stops there until SIGCONT.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ONCE_VARIABLE: Final = "SEMEL_CRASH_ONCE"
 
 
 class CrashPoint(StrEnum):
-    """A window; where it belongs to one sink, the sink's name stands inside it."""
+    """One crash point; if it belongs to one sink, its spelling includes the sink's name."""
 
     ACQUIRE_AFTER = "acquire:after"
     FENCE_BEFORE = "fence:before"
@@ -102,7 +102,7 @@ class CrashPoint(StrEnum):
 
     @property
     def step(self) -> str:
-        """The part before the last colon: what was being done."""
+        """The part before the last colon, the step."""
         return self.value.rpartition(":")[0]
 
     @property
@@ -111,7 +111,7 @@ class CrashPoint(StrEnum):
         return self.value.rpartition(":")[2]
 
     def at(self, sink: str | None) -> str:
-        """Name the window, with its *sink* if it has one, as ``SEMEL_CRASH_AT`` spells it."""
+        """Return the name with its *sink*, as ``SEMEL_CRASH_AT`` spells it."""
         return f"{self.step}:{sink}:{self.side}" if sink else self.value
 
 
@@ -124,23 +124,23 @@ MESSAGING_POINTS: Final = frozenset(
         *("retry", "outcomes", "settle", "relay", "act", "replay"),
     }
 )
-"""The windows of the half that handles one message at a time."""
+"""The crash points of the half that handles one message at a time."""
 
 PIPELINE_POINTS: Final = frozenset(CrashPoint) - MESSAGING_POINTS
-"""The windows of the half that handles a batch at a time."""
+"""The crash points of the half that handles a batch at a time."""
 
 Hook = Callable[[CrashPoint, str | None], None]
 
 
 def install(hook: Hook | None) -> Hook | None:
-    """Call *hook* at every window from now on; return the hook that was there before."""
+    """Call *hook* at every crash point from now on; return the previous hook."""
     global _hook
     before, _hook = _hook, hook
     return before
 
 
 def reach(point: CrashPoint, sink: str | None = None) -> None:
-    """Say that the program is at *point*; returns unless a hook decides otherwise."""
+    """Call the hook, if there is one, which may raise or kill the process."""
     if _hook is not None:
         _hook(point, sink)
 
@@ -148,9 +148,9 @@ def reach(point: CrashPoint, sink: str | None = None) -> None:
 def signaller(spec: str, number: signal.Signals, once: str = "") -> Hook:
     """Make a hook that sends this process a signal at *spec*.
 
-    ``step:side``, ``step:sink:side``; ``#3`` behind it waits for the third time.  With
-    *once*, only the process that can make this file does so: tasks are tried again in
-    processes of their own, which would all die.
+    *spec* is ``step:side`` or ``step:sink:side``; with ``#3`` appended, the third time
+    counts.  With *once*, only the process that creates this file sends the signal: Spark
+    retries a task in a new process, which would die, too.
     """
     where, _, count = spec.partition("#")
     left = int(count or 1)
@@ -160,8 +160,8 @@ def signaller(spec: str, number: signal.Signals, once: str = "") -> Hook:
         if where in (point.value, point.at(sink)):
             left -= 1
             if left == 0 and _is_first(once):
-                # To this thread: one of the others could take a process's signal,
-                # and this one would run on for a moment.
+                # To this thread: another thread could receive a signal to the process,
+                # and this one would continue for a moment.
                 signal.pthread_kill(threading.get_ident(), number)
 
     return hook
@@ -178,7 +178,7 @@ def _is_first(once: str) -> bool:
 
 
 def hook_from_environment() -> Hook | None:
-    """Make the hook that this process's environment asks for; None where it asks for none."""
+    """Return the hook that the environment variables ask for, or None."""
     once = os.environ.get(ONCE_VARIABLE, "")
     if spec := os.environ.get(CRASH_VARIABLE):
         return signaller(spec, signal.SIGKILL, once)

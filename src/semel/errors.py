@@ -25,7 +25,7 @@ class Retryable(SemelError):
 
 
 class Permanent(SemelError):
-    """It will never work as it stands: a missing table, a wrong type, a full quota."""
+    """The same call will always fail until the set-up changes: a missing table, a wrong type."""
 
 
 class InDoubt(SemelError):
@@ -41,9 +41,9 @@ class Fenced(SemelError):
 
 
 class NeedsOperator(SemelError):
-    """Records contradict each other, or a promise cannot be kept: semel stops.
+    """Two records contradict each other, or a promise cannot be kept: semel stops.
 
-    Nothing is touched that a person may want to look at.
+    It changes nothing, so that a person finds the evidence as it was.
     """
 
 
@@ -123,10 +123,10 @@ class MissingExtra(Misuse):
 
 
 def reason_of(error: BaseException) -> str:
-    """Say what an exception means in one line, for reasons and logs."""
+    """Return an exception's text as one line, for reasons and logs."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001  an exception that cannot be told still has a name
+    except Exception:  # noqa: BLE001  a broken __str__ must not hide the error: its class still has a name
         text = ""
     if isinstance(error, SemelError):
         return text or type(error).__name__
@@ -134,13 +134,14 @@ def reason_of(error: BaseException) -> str:
 
 
 def require(module: str, extra: str) -> Any:
-    """Import *module*, or say which extra brings it.
+    """Import *module*, or raise an error that names the extra to install.
 
     Raises:
         MissingExtra: the package is not installed.
     """
     import importlib
 
+    # Imported on use: a consumer needs no Spark, and a Spark task needs no SQLAlchemy.
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

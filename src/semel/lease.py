@@ -1,8 +1,8 @@
-"""Who owns a scope, and until when.
+"""The owner of a scope, and how long its lease lasts.
 
-A lease makes a second owner wait; the epoch makes a first owner that lost it
-harmless.  Only the epoch is a fence: a stopped process may believe in its
-lease for as long as it sleeps.
+A lease makes a second owner wait; the epoch fences a first owner that lost the
+lease.  Only the epoch is safe: a process that was stopped wakes up believing
+that its lease still holds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 
 class Takeover(StrEnum):
-    """What a start does when another owner's lease is still live."""
+    """What a starting process does while another owner's lease is live."""
 
     WAIT = "wait"
     """Wait until the lease ends, or its owner is known to be gone."""
@@ -38,14 +38,14 @@ class Owner:
     started: str
     instance: str
     pids: str = ""
-    """The namespace that *pid* belongs to: two containers of one host count their own."""
+    """The namespace of *pid*: two containers of one host can have the same pid."""
 
     machine: str = ""
-    """What tells this machine's earlier boots from those of another one with its name."""
+    """Identifies the machine, because two machines can have the same host name."""
 
     @classmethod
     def here(cls) -> Owner:
-        """Describe this process; every call is another instance."""
+        """Describe this process; every call returns a new instance."""
         return cls(
             host=socket.gethostname(),
             boot=_boot_id(),
@@ -63,7 +63,7 @@ class Owner:
 
     @classmethod
     def read(cls, text: str) -> Owner | None:
-        """Read what `to_json` wrote from its text; None for somebody who does not say who it is."""
+        """Read the text of `to_json`; None for a text in another form."""
         try:
             return cls.from_json(json.loads(text))
         except (ValueError, TypeError):
@@ -74,10 +74,10 @@ class Owner:
         return asdict(self)
 
     def is_gone(self) -> bool:
-        """Tell whether this owner surely no longer runs; False when it cannot be known.
+        """Return whether this owner has certainly ended; False when it cannot be known.
 
-        A host's name alone proves nothing: containers share names and kernels, and another
-        boot may be that of another machine.
+        The host's name is not enough: containers share names and kernels, and another boot
+        id may belong to another machine.
         """
         if self.host != socket.gethostname() or not self.boot:
             return False
@@ -88,7 +88,7 @@ class Owner:
         return _started(self.pid) != self.started
 
     def is_running(self) -> bool:
-        """Tell whether this owner surely runs, on this machine; False when it cannot be known."""
+        """Return whether this owner certainly runs on this machine; False if in doubt."""
         here = (socket.gethostname(), _boot_id(), _pid_namespace())
         if (self.host, self.boot, self.pids) != here or not self.boot:
             return False
@@ -120,7 +120,7 @@ def _pid_namespace() -> str:
 
 
 def _started(pid: int) -> str:
-    """The kernel's start time of *pid* ("" when there is none): a pid alone is used again."""
+    """Return the kernel's start time of *pid*, or "": the kernel reuses pids."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -130,13 +130,13 @@ def _started(pid: int) -> str:
 
 
 def owner_text(owner: Owner, worker: str = "") -> str:
-    """Write an owner, and one worker of it, as one text that tables keep."""
+    """Return an owner and one of its workers as the text that tables store."""
     return json.dumps(replace(owner, instance=worker).to_json(), sort_keys=True)
 
 
 @cache
 def this_process() -> str:
-    """Return the text of this process, where no worker of it is named."""
+    """Return this process as the text that tables store, without a worker."""
     return owner_text(Owner.here())
 
 

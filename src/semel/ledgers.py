@@ -16,12 +16,12 @@ from semel.secrets import masked
 
 
 def open_ledger(ledger: str | Ledger) -> Ledger:
-    """Return the ledger at a URL; a ledger comes back as it is.
+    """Return the ledger for a URL; an open ledger is returned unchanged.
 
-    Nothing is connected to yet: the first call does that.
+    Connects on the first call to the ledger, not here.
 
     Raises:
-        Misuse: no ledger has such a URL.
+        Misuse: the URL's scheme is not one of a ledger.
     """
     if not isinstance(ledger, str):
         return ledger
@@ -50,7 +50,7 @@ def _memory(url: str) -> Ledger:
     from semel.memory.ledger import MemoryLedger
 
     if url != "memory:":
-        raise Misuse(f"{url!r}: a ledger in memory has no name, because nobody else can reach it")
+        raise Misuse(f"{url!r}: a ledger in memory has no name; use memory:")
     return MemoryLedger()
 
 

@@ -3,9 +3,9 @@
     Record   what a broker delivered: bytes, headers, coordinates
     Message  what a handler gets: an id, a payload, and where it came from
 
-An id comes only from a place that was declared: a header, a field of the
-payload, or the coordinates.  A framework's own message id changes between
-deliveries, and whatever is derived from it handles a message twice.
+An id comes only from a declared place: a header, a field of the payload, or the
+coordinates.  A framework's own message id changes between deliveries, so a claim
+on it would let a message be handled twice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Coordinates:
-    """Where a record stands in its topic."""
+    """The position of a record in its topic."""
 
     topic: str
     partition: int
@@ -46,7 +46,7 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a broker delivered, before anybody has read it."""
+    """What a broker delivered, not decoded."""
 
     at: Coordinates
     value: bytes | None
@@ -55,19 +55,19 @@ class Record:
     """A header that was sent several times has its last value."""
 
     timestamp: float = 0.0
-    """Seconds since 1970, as the broker says."""
+    """Seconds since 1970, from the broker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message, decoded; deliveries of it that repeat carry the same id."""
+    """One message, decoded; repeated deliveries of it carry the same id."""
 
     id: str
     payload: Any
     """What the codec made of the record's value; None for a tombstone, which has no value."""
 
     raw: bytes = b""
-    """The payload's own bytes; the hash that tells a repetition from a conflict is theirs."""
+    """The payload's bytes; their hash distinguishes a duplicate from a conflict."""
 
     key: str | None = None
     type: str = ""
@@ -80,20 +80,20 @@ class Message:
     schema_version: str = ""
     correlation_id: str = ""
     is_duplicate: bool = False
-    """The message was handled before: the handler writes nothing and sends everything again."""
+    """The message was handled before: the handler must only send its outgoing messages again."""
 
     attempt: int = 1
     """How often this consumer has tried the message, this time included."""
 
     digest: str = field(default="", compare=False)
-    """The sha256 of *raw*, in hex; made where none is given."""
+    """The sha256 of *raw*, in hex; computed if not given."""
 
     def __post_init__(self) -> None:
         if not self.digest:
             object.__setattr__(self, "digest", digest_of(self.raw))
 
     def repeated(self) -> Message:
-        """Return the message as a handler gets it that is invoked for duplicates, too."""
+        """Return the message marked as a duplicate."""
         return replace(self, is_duplicate=True)
 
     def tried(self, attempt: int) -> Message:
@@ -102,28 +102,28 @@ class Message:
 
 
 def digest_of(raw: bytes | None) -> str:
-    """Return the hash that tells a repetition of a message from another one with its id."""
+    """Return the hash that distinguishes a duplicate from another message with the same id."""
     return TOMBSTONE if raw is None else hashlib.sha256(raw).hexdigest()
 
 
 TOMBSTONE: Final = hashlib.sha256(b"semel: a record without a value").hexdigest()
-"""The hash of a record without a value, which is not one with an empty value."""
+"""The hash of a tombstone, which differs from that of an empty value."""
 
 
 def value_of(raw: bytes | None, digest: str) -> bytes | None:
-    """Return a record's value, as it was before it was kept: a tombstone has none."""
+    """Return the value of a stored record; None if its hash is a tombstone's."""
     return None if not raw and digest == TOMBSTONE else raw
 
 
 def text_of(raw: bytes) -> str:
-    """Read bytes as text; what is no UTF-8 stays distinguishable, and `raw_of` gives it back."""
+    """Decode bytes as UTF-8; `raw_of` restores even bytes that are not valid UTF-8."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def raw_of(text: str) -> bytes:
-    """Write any text as bytes: those that `text_of` read, where it comes from there."""
+    """Encode any text as bytes, the reverse of `text_of`."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        # JSON can say "\ud800", which is no character.
+        # JSON can contain "\ud800", half of a surrogate pair, which UTF-8 cannot encode.
         return text.encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""Sending a message with the caller's transaction: durable with it, or never there.
+"""The outbox: write outgoing messages in the transaction of the caller.
 
     outbox = Outbox()
 
@@ -6,7 +6,8 @@
         session.add(Invoice(…))
         await outbox.add(session, "invoices", {"id": 7}, key="customer-3")
 
-A `semel.messaging.send.relay.Relay` takes it to the broker later.
+A message is durable if and only if that transaction commits.
+A `semel.messaging.send.relay.Relay` publishes it later.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from semel.messaging.send.relay import is_relayed_here, wake_relays
 
 
 class Outbox:
-    """An outbox by its name; whichever database a session belongs to has the entries."""
+    """One outbox, by its name; its entries are in the database of the session."""
 
     def __init__(self, name: str = "outbox") -> None:
         self.name = name
@@ -54,19 +55,19 @@ class Outbox:
         *session* is what a handler got, or any `AsyncSession` whose database has semel's tables.
         Nothing is committed here.
 
-        *payload* is bytes, text, or anything that JSON can say; None is a broker's tombstone.
-        Messages of one topic and *key* leave in the order in which they were written.
+        *payload* is bytes, text, or a value that JSON can represent; None is a tombstone.
+        Messages of one topic and *key* are published in the order in which they were written.
 
-        Inside a handler the id is derived from the message that is handled, the topic and a
-        counter: handling it again writes the same ids, and the entry that is there already
-        stays.  Correlation and causation are inherited as headers.  A handler that takes whole
-        batches names the message that is the *cause*; without it, the first of the batch is.
-        Elsewhere give a *message_id* that a repetition of your code gives again; without one
-        it is random, and code that runs twice sends two messages.
+        Inside a handler the id is derived from the handled message, the topic and a counter:
+        handling the message again produces the same ids, and existing entries stay.
+        Correlation and causation are inherited as headers.  A handler of batches passes the
+        message that is the *cause*; the default is the first of the batch.  Outside a handler
+        pass a *message_id* that is the same when your code runs again; the default is random,
+        and code that runs twice sends two messages.
 
         Raises:
             Misuse: the session, the payload, the key or the id cannot be used.
-            OutboxConflict: *message_id* is there, with another topic, key or payload.
+            OutboxConflict: *message_id* exists with another topic, key or payload.
         """
         value = _value(payload)
         now = handling_now()
@@ -75,7 +76,7 @@ class Outbox:
         if message_id is None:
             message_id = _next_id(now, cause, topic)
         _check(topic, key, message_id)
-        # Only those who send need SQLAlchemy.
+        # Imported here, because only programs that send need SQLAlchemy.
         from semel.sql.outbox import after_commit, store_of
 
         store: OutboxStore = store_of(session)
@@ -92,7 +93,7 @@ class Outbox:
         try:
             await store.add([entry])
         except OutboxConflict:
-            # A derived id is that of the same message, written by an earlier handling.
+            # A derived id belongs to the same message, written by an earlier attempt.
             if is_given:
                 raise
         if is_relayed_here(self.name):
@@ -101,17 +102,17 @@ class Outbox:
 
 
 def _cause(given: Message | None, now: Handling | None) -> Message | None:
-    """Say which message the new one follows from; outside of handlers, only who is named.
+    """Return the message that caused the new one; None outside of handlers.
 
     Raises:
-        Misuse: the handler was not called for it: its other messages have the derived ids.
+        Misuse: the handler was not called with *given*, so ids derived from it could clash.
     """
     if given is None:
         return now.message if now else None
     if now is not None and not now.handles(given):
         raise Misuse(
-            f"consumer {now.consumer} does not handle {given.id!r} now: the cause of an outgoing "
-            f"message is one of those that the handler was called with"
+            f"consumer {now.consumer} does not handle {given.id!r} now; cause= must be one of "
+            f"the messages that the handler was called with"
         )
     return given
 
@@ -129,17 +130,17 @@ def _value(payload: Any) -> bytes | None:
         return bytes(payload)
     if isinstance(payload, str):
         if not _is_unicode(payload):
-            raise Misuse("an outgoing text has half a character in it; give its bytes instead")
+            raise Misuse("an outgoing text must not have a lone surrogate; give its bytes instead")
         return payload.encode()
     try:
         text = json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         if not _is_unicode(text):
-            # Half an emoji, which JSON can say and UTF-8 cannot.
+            # JSON can escape a lone surrogate, which UTF-8 cannot encode.
             text = json.dumps(payload, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise Misuse(
-            f"an outgoing payload is bytes, text, or what JSON can say; this is a "
-            f"{type(payload).__name__}: {error}"
+            f"an outgoing payload must be bytes, text, or a value that JSON can represent, "
+            f"got {type(payload).__name__}: {error}"
         ) from error
     return text.encode()
 
@@ -158,10 +159,10 @@ def _headers(given: Mapping[str, str | bytes], cause: Message | None) -> dict[st
 
 
 def _check(topic: str, key: str | None, message_id: str) -> None:
-    """Refuse what a database would refuse, or what could not be told from something else.
+    """Refuse a topic, key or id that a database would refuse.
 
     Raises:
-        Misuse: says which it is.
+        Misuse: names the value.
     """
     needed: dict[str, object] = {"topic": topic, "message id": message_id}
     for what, given in needed.items():
@@ -170,7 +171,7 @@ def _check(topic: str, key: str | None, message_id: str) -> None:
     texts: dict[str, object] = {**needed, "key": "" if key is None else key}
     for what, text in texts.items():
         if not isinstance(text, str) or "\0" in text or not _is_unicode(text):
-            raise Misuse(f"the {what} {text!r} is no plain text")
+            raise Misuse(f"the {what} {text!r} must be a text without NUL and lone surrogates")
 
 
 def _is_unicode(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Passwords: where they come from, and how they stay out of everything people read.
+"""Passwords: where they come from, and how they are kept out of logs and reports.
 
 an argument, or what a callable returns   ──▶  first
 the URL                                   ──▶  then
@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from urllib.parse import quote, unquote
 
 Password: TypeAlias = str | Callable[[], str] | None
-"""A password, or what returns one whenever a connection is made; None: the URL's own."""
+"""A password, or a function called for each connection; None: the URL's own."""
 
 HIDDEN: Final = "***"
 
@@ -23,10 +23,10 @@ _KEYWORD = re.compile(r"\b((?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&#]+)"
 
 
 def masked(url: str) -> str:
-    """Return *url* as people may read it: with its passwords hidden.
+    """Return *url* with its passwords hidden, for logs and reports.
 
-    Takes a URL or a string of ``keyword=value`` pairs.  A password that should have been
-    escaped and was not is hidden, too.
+    Takes a URL or a string of ``keyword=value`` pairs.  A password that contains unescaped
+    separators is hidden, too.
     """
     scheme, mark, rest = url.partition("://")
     if not mark:
@@ -38,7 +38,7 @@ def masked(url: str) -> str:
 
 
 def resolve(url: str, password: Password = None) -> str:
-    """Return *url* with the password to connect with; never show the result to anybody.
+    """Return *url* with the password to connect with; never log or show the result.
 
     Call it for every connection: a callable may return another password each time.
     """
@@ -74,6 +74,6 @@ def _split_credentials(rest: str) -> tuple[str, str, str]:
     head, question, query = rest.partition("?")
     credentials, at, place = head.rpartition("@")
     if not at and "@" in query and re.fullmatch(r"[^:/]*:[^/]*[^/\d][^/]*", head):
-        # A question mark inside a password that was not escaped.
+        # An unescaped question mark inside a password would look like the start of the query.
         return rest.rpartition("@")
     return credentials, at, f"{place}{question}{query}"

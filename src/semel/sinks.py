@@ -1,21 +1,81 @@
-"""The sinks that can take part in one decision."""
+"""The sinks that can take part in one decision, and what a sink of your own is made of.
+
+FilesSink, PostgresSink, MemorySink     ready to use
+TwoPhaseSink                            the methods of a sink
+SinkTxnId, Receipt, Tally               what it is given
+SinkOK, SinkRetryable, SinkFatal        what it answers
+Finding, Found, Guarantee               what it says about itself
+CountsVisibleRows, RemembersScopes      two more abilities that a sink can have
+"""
 
 from typing import TYPE_CHECKING
 
 from semel.lazy import lazily
 
 if TYPE_CHECKING:
+    from semel.arrow.tally import tally
     from semel.files.sink import FilesSink
     from semel.memory.sink import MemorySink
+    from semel.pipeline.sink import (
+        CountsVisibleRows,
+        Finding,
+        Found,
+        Guarantee,
+        Receipt,
+        RemembersScopes,
+        SinkFatal,
+        SinkOK,
+        SinkRetryable,
+        Tally,
+        TwoPhaseSink,
+        digest_of,
+    )
+    from semel.pipeline.txn import SinkTxnId
     from semel.postgres.sink import PostgresSink
 
-__all__ = ["FilesSink", "MemorySink", "PostgresSink"]
+__all__ = [
+    "CountsVisibleRows",
+    "FilesSink",
+    "Finding",
+    "Found",
+    "Guarantee",
+    "MemorySink",
+    "PostgresSink",
+    "Receipt",
+    "RemembersScopes",
+    "SinkFatal",
+    "SinkOK",
+    "SinkRetryable",
+    "SinkTxnId",
+    "Tally",
+    "TwoPhaseSink",
+    "digest_of",
+    "tally",
+]
 
 __getattr__ = lazily(
     __name__,
     {
+        "CountsVisibleRows": "semel.pipeline.sink",
         "FilesSink": "semel.files.sink",
+        "Finding": "semel.pipeline.sink",
+        "Found": "semel.pipeline.sink",
+        "Guarantee": "semel.pipeline.sink",
         "MemorySink": "semel.memory.sink",
         "PostgresSink": "semel.postgres.sink",
+        "Receipt": "semel.pipeline.sink",
+        "RemembersScopes": "semel.pipeline.sink",
+        "SinkFatal": "semel.pipeline.sink",
+        "SinkOK": "semel.pipeline.sink",
+        "SinkRetryable": "semel.pipeline.sink",
+        "SinkTxnId": "semel.pipeline.txn",
+        "Tally": "semel.pipeline.sink",
+        "TwoPhaseSink": "semel.pipeline.sink",
+        "digest_of": "semel.pipeline.sink",
+        "tally": "semel.arrow.tally",
     },
 )
+
+
+def __dir__() -> list[str]:
+    return __all__

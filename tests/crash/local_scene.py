@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from semel.ledgers import open_ledger
 from semel.pipeline.txn import Scope
-from semel.testing.audit import Audit, audit
+from semel.testing.audit import Audit, audit_sinks
 from semel.testing.kill import Forked, Zygote
 from tests.crash.local_driver import APP, TABLE
 
@@ -80,7 +80,7 @@ class Scene:
         ledger = open_ledger(self.ledger)
         ends = ledger.positions(Scope(ledger.ledger_id, APP, "main")).ends
         ledger.close()
-        return audit(
+        return audit_sinks(
             self.rows,
             {
                 kind: [row for rows in cycles.values() for row in rows]

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from itertools import count, product
+from itertools import count, cycle, product
 from typing import Any, Final
 
 from semel.codec import FromHeader, FromKey, Reading, unreadable_id
@@ -294,12 +294,8 @@ POINTS: Final = [
 RELAYED: Final = [point for point in CrashPoint if point.step.startswith("relay")]
 
 
-EVERY: Final = 3
-"""Of the deaths, one in so many is a history of the sample."""
-
-
-def histories(every: int = EVERY) -> Iterator[tuple[World, AbstractContextManager[None]]]:
-    """Make the histories: those without a death first, then one in *every* of the deaths."""
+def histories(whole: bool = False) -> Iterator[tuple[World, AbstractContextManager[None]]]:
+    """Make the histories: those without a death first; of the deaths a sample, or the *whole*."""
     for name, way in WAYS.items():
         yield World(way, f"{name}, undisturbed"), nullcontext()
     for name, way in WAYS.items():
@@ -307,10 +303,7 @@ def histories(every: int = EVERY) -> Iterator[tuple[World, AbstractContextManage
         if way.mode is not Mode.LEASED:
             yield World(way, f"{name}, a message that kills", kills=LAST), nullcontext()
     yield World(WAYS["leased"], "leased, an owner that sleeps", sleeps="o1"), nullcontext()
-    for number, (name, point, time) in enumerate(deaths()):
-        # Only a death right behind the settling shows marks that are written too late.
-        if number % every and (point is not CrashPoint.SETTLE_AFTER or time > 1):
-            continue
+    for name, point, time in deaths() if whole else some_deaths():
         yield World(WAYS[name], f"{name}, a death at {point}#{time}"), crash_at(point, None, time)
 
 
@@ -318,6 +311,14 @@ def deaths() -> list[tuple[str, CrashPoint, int]]:
     """List every way to consume, with every window to die at, for the first or third time."""
     relayed = product(["one by one"], RELAYED, (1, 3))
     return [*relayed, *product(WAYS, POINTS, (1, 3))]
+
+
+def some_deaths() -> list[tuple[str, CrashPoint, int]]:
+    """List every window once, the ways to consume and the times in turns, the last ones first."""
+    ways = cycle(["with a retry table", *(name for name in WAYS if name != "with a retry table")])
+    windows = zip(ways, reversed(POINTS), cycle((1, 3)), strict=False)
+    relayed = product(["one by one"], RELAYED, (1,))
+    return [*windows, *relayed]
 
 
 async def _held_elsewhere(world: World) -> None:
@@ -328,14 +329,14 @@ async def _held_elsewhere(world: World) -> None:
         await unit.claims.lease(NAME, request, owner="elsewhere", seconds=LEASED_SECONDS)
 
 
-def walk(every: int = EVERY) -> int:
+def walk(whole: bool = False) -> int:
     """Live through the histories and judge each; return how many there are.
 
     Raises:
         Violation: the first one that breaks an invariant.
     """
 
-    async def whole(world: World, death: AbstractContextManager[None]) -> None:
+    async def live(world: World, death: AbstractContextManager[None]) -> None:
         try:
             if world.history.endswith("another owner"):
                 await _held_elsewhere(world)
@@ -344,4 +345,4 @@ def walk(every: int = EVERY) -> int:
         finally:
             await close_all()
 
-    return sum(asyncio.run(whole(*history)) or 1 for history in histories(every))
+    return sum(asyncio.run(live(*history)) or 1 for history in histories(whole))

@@ -154,10 +154,9 @@ Serve: TypeAlias = Callable[..., None]
 async def opened(world: World, **options: Any) -> AsyncIterator[Service]:
     async with world() as found:
         database: Any = found.database
-        if hasattr(database, "engine"):
-            async with database.engine.begin() as connection:
-                await connection.run_sync(effects.drop_all)
-                await connection.run_sync(effects.create_all)
+        async with database.engine.begin() as connection:
+            await connection.run_sync(effects.drop_all)
+            await connection.run_sync(effects.create_all)
         service = Service(database, **options)
         yield service
         await service.broker.close()

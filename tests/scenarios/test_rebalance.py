@@ -13,7 +13,6 @@ from semel.memory.broker_groups import Patience
 from semel.message import Message
 from semel.messaging.receive.crash import TURNS
 from semel.messaging.receive.runner import Runner
-from semel.sql.engine import is_in_memory
 from tests.scenarios.services import BATCHED, GROUP, SINGLE, TOPIC, Service
 from tests.scenarios.watching import WatchedDatabase, WatchedSubscription
 
@@ -66,8 +65,8 @@ def test_what_its_owner_still_handles_when_another_reads_it_happens_once(serve, 
                 replace(mode, stop_seconds=stop_seconds),
             )
 
-        # In memory there is one writer at a time: B comes no further while A is at work.
-        reads = "consume" if is_in_memory(service.database.engine.url) else "claim"
+        # In SQLite there is one writer at a time: B comes no further while A is at work.
+        reads = "claim" if service.database.is_postgres else "consume"
         service.wait = wait
         service.send(1, 2, 3, partition=place)
         first = await member("A")

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pyarrow.dataset as ds
 
-from semel.testing.audit import Audit, audit
+from semel.testing.audit import Audit, audit_sinks
 
 REPOSITORY = Path(__file__).parents[2]
 ROWS_A_FILE = 20
@@ -91,12 +91,12 @@ class Scene:
 
     def audit(self) -> Audit:
         """Compare every sink with the source, row by row, and look for what was left behind."""
-        everything = audit(
+        everything = audit_sinks(
             [(i, i * 10) for i in self.ids],
             {"postgres": self._entries(), "all": self._parquet()},
             left_behind={"postgres": self._staged_tables(), "all": self._staged_files("all")},
         )
-        large = audit(
+        large = audit_sinks(
             [i for i in self.ids if i * 10 >= 500],
             {"large": self._lines()},
             left_behind={"large": self._staged_files("large")},

@@ -106,9 +106,9 @@ class ApprovalsContract(DatabaseContract):
                 await decide(world, request.number, "bob", Decision.REFUSED)
         async with world.database.begin() as unit:
             await unit.claims.mark_completed("billing", "claimed")
-            await unit.waiting.put(WaitingMessage("billing", "waiting", Waits.PARKED, None, b""))
+            await unit.waiting.put(WaitingMessage("billing", "waiting", Waits.PARKED, payload=b""))
             await unit.dead_letters.put(replace(LETTER, message_id="dead"))
-            await unit.inbox.store(InboxMessage("billing", "stored", "Paid", b""))
+            await unit.inbox.store(InboxMessage("billing", "stored", payload=b""))
         await world.age(1000)
         asked["new"] = await ask(world, "new")
         await decide(world, asked["new"].number, "bob", Decision.APPROVED)

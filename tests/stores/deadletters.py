@@ -178,7 +178,18 @@ class DeadLettersContract(DatabaseContract):
     @in_world
     async def test_every_filter_finds_its_letters_and_no_others(self, world: DatabaseWorld) -> None:
         odd = DeadLetter(
-            "shipping", "odd", "orders", 0, 1, "customer-9", b"", "", "", "OTHER", 1, T0 + 90, T0
+            consumer="shipping",
+            message_id="odd",
+            topic="orders",
+            partition=0,
+            offset=1,
+            key="customer-9",
+            payload=b"",
+            reason="",
+            exception="",
+            error_code="OTHER",
+            first_failed_at=T0 + 90,
+            last_failed_at=T0,
         )
         await put(world, LETTER, odd)
         filters = [

@@ -20,10 +20,9 @@ from typing import Any
 import pytest
 
 from semel.errors import Misuse
-from semel.message import Coordinates
 from semel.messaging.database import Database
 from semel.messaging.handle.claims import Locked
-from semel.messaging.records import InboxMessage
+from semel.messaging.records import InboxMessage, MessageFilter
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.stores.deadletters import LETTER, STRANGE
 
@@ -109,11 +108,11 @@ class InboxEnds(DatabaseContract):
         await done(world.database, "3", '{"name": "Ada"}')
 
         async with world.database.begin() as unit:
-            assert await unit.inbox.erase(key="ada", consumer="nobody") == 0
-            assert await unit.inbox.erase(key="ada") == 3
-            assert await unit.inbox.erase(key="ada") == 0
-            assert await unit.inbox.erase(message_id="2", key="ada") == 0
-            assert await unit.inbox.erase(message_id="2") == 1
+            assert await unit.inbox.erase(MessageFilter(key="ada", consumer="nobody")) == 0
+            assert await unit.inbox.erase(MessageFilter(key="ada")) == 3
+            assert await unit.inbox.erase(MessageFilter(key="ada")) == 0
+            assert await unit.inbox.erase(MessageFilter(message_id="2", key="ada")) == 0
+            assert await unit.inbox.erase(MessageFilter(message_id="2")) == 1
 
         found = await get(world.database, "1")
         assert (found.payload, found.headers, found.payload_hash) == (None, {}, "aa")
@@ -129,7 +128,7 @@ class InboxEnds(DatabaseContract):
     ) -> None:
         await store(world.database, message("1"))
         async with world.database.begin() as unit:
-            await unit.inbox.erase(message_id="1")
+            await unit.inbox.erase(MessageFilter(message_id="1"))
 
         assert await failed(world.database, "1", 0.0) == 0
 
@@ -148,7 +147,7 @@ class InboxEnds(DatabaseContract):
         async with world.database.begin() as unit:
             await unit.dead_letters.put(replace(LETTER, consumer="stock", message_id="3"))
             for name in ("1", "2", "3", "4"):
-                await unit.inbox.erase(message_id=name)
+                await unit.inbox.erase(MessageFilter(message_id=name))
 
         found = [await get(world.database, name) for name in ("1", "2", "3", "4")]
         assert [one.processed_at is not None for one in found] == [True, True, False, True]
@@ -185,7 +184,7 @@ class InboxEnds(DatabaseContract):
 
         with pytest.raises(Misuse):
             async with world.database.begin() as unit:
-                await unit.inbox.erase()
+                await unit.inbox.erase(MessageFilter())
 
         assert (await get(world.database, "1")).payload == b"1"
 
@@ -220,7 +219,9 @@ class InboxContract(InboxEnds):
             message("1", "shelf-7"),
             payload=bytes(range(256)),
             headers={"trace": b"\x00\xff", "empty": b""},
-            source=Coordinates("orders", 3, 2**40),
+            topic="orders",
+            partition=3,
+            offset=2**40,
             timestamp=1_700_000_000.25,
             payload_hash="ab" * 32,
             correlation_id="c-1",
@@ -279,7 +280,9 @@ class InboxContract(InboxEnds):
             await done(world.database, name)
         assert await due(world.database) == [f"{name}, later" for name in every]
         async with world.database.begin() as unit:
-            assert [await unit.inbox.erase(key=name) for name in every] == [2] * len(every)
+            assert [await unit.inbox.erase(MessageFilter(key=name)) for name in every] == [2] * len(
+                every
+            )
 
     @in_world
     async def test_words_that_are_no_plain_text_do_not_keep_a_message_out(
@@ -402,7 +405,7 @@ class InboxContract(InboxEnds):
         await done(world.database, "3")
 
         async with world.database.begin() as unit:
-            await unit.inbox.erase(message_id="4")
+            await unit.inbox.erase(MessageFilter(message_id="4"))
             tried = [await unit.inbox.try_again("stock", str(n)) for n in range(6)]
 
         assert tried == [False, True, False, False, False, False]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from semel.testing.audit import audit
+from semel.testing.audit import audit_sinks
 
 ROWS = [{"id": 1, "tags": ["a"]}, {"id": 2, "tags": []}, {"id": 3, "tags": None}]
 
 
 def test_the_same_rows_in_any_order_are_clean():
-    found = audit(ROWS, {"files": ROWS[::-1], "postgres": ROWS})
+    found = audit_sinks(ROWS, {"files": ROWS[::-1], "postgres": ROWS})
 
     assert found.is_clean
     assert [sink.found for sink in found.sinks] == [3, 3]
@@ -17,7 +17,7 @@ def test_the_same_rows_in_any_order_are_clean():
 def test_what_is_missing_doubled_or_foreign_is_found_in_the_sink_that_has_it():
     strange = {"id": 9, "tags": []}
 
-    found = audit(ROWS, {"files": ROWS, "postgres": [ROWS[0], ROWS[1], ROWS[1], strange]})
+    found = audit_sinks(ROWS, {"files": ROWS, "postgres": [ROWS[0], ROWS[1], ROWS[1], strange]})
 
     files, postgres = found.sinks
     assert files.is_clean
@@ -26,18 +26,18 @@ def test_what_is_missing_doubled_or_foreign_is_found_in_the_sink_that_has_it():
 
 
 def test_a_changed_row_is_one_missing_and_one_foreign():
-    (sink,) = audit(ROWS, {"s": [*ROWS[:2], {"id": 3, "tags": ["changed"]}]}).sinks
+    (sink,) = audit_sinks(ROWS, {"s": [*ROWS[:2], {"id": 3, "tags": ["changed"]}]}).sinks
 
     assert (len(sink.missing), len(sink.foreign), len(sink.duplicated)) == (1, 1, 0)
 
 
 def test_a_row_that_the_source_has_twice_is_expected_twice():
-    assert audit([1, 1, 2], {"s": [1, 2, 1]}).is_clean
-    assert not audit([1, 1, 2], {"s": [1, 2]}).is_clean
+    assert audit_sinks([1, 1, 2], {"s": [1, 2, 1]}).is_clean
+    assert not audit_sinks([1, 1, 2], {"s": [1, 2]}).is_clean
 
 
 def test_a_cycle_that_is_visible_in_part_is_torn():
-    (sink,) = audit(
+    (sink,) = audit_sinks(
         [1, 2, 3],
         {"s": [1, 3]},
         cycles={"s": {"b0": [1], "b1": [3]}},
@@ -48,18 +48,18 @@ def test_a_cycle_that_is_visible_in_part_is_torn():
 
 
 def test_whatever_is_left_behind_is_not_clean():
-    assert not audit([1], {"s": [1]}, left_behind={"s": ["g1.b0.a1"]}).is_clean
+    assert not audit_sinks([1], {"s": [1]}, left_behind={"s": ["g1.b0.a1"]}).is_clean
 
 
 def test_positions_that_differ_from_the_rows_are_not_clean():
-    found = audit([1], {"s": [1]}, ends={"events/0": (7, 6), "events/1": (3, 3)})
+    found = audit_sinks([1], {"s": [1]}, ends={"events/0": (7, 6), "events/1": (3, 3)})
 
     assert not found.is_clean
     assert "partition events/0: the rows end at 7, the ledger says 6" in found.table()
 
 
 def test_the_table_has_a_line_for_every_sink_and_one_for_every_finding():
-    table = audit([1, 2], {"files": [1, 2], "postgres": [2, 2]}).table()
+    table = audit_sinks([1, 2], {"files": [1, 2], "postgres": [2, 2]}).table()
 
     lines = table.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["sink", "files", "postgres"]

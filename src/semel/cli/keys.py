@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type
 
 import semel.cli.app  # noqa: F401  the commands declare the shapes of their records
 from semel.cli.commands.explain import ClosedGaps, OpenGaps
+from semel.cli.commands.policy import PolicySchema
 from semel.cli.messages import Request
 from semel.cli.render import WRITERS, Field, Shape
 from semel.cli.reports.audit import (
@@ -26,11 +27,6 @@ from semel.cli.reports.audit import (
     RetentionReport,
 )
 from semel.cli.reports.completeness import CompletenessReport
-from semel.cli.reports.db import TablesChange, TablesCheck
-from semel.cli.reports.ledger import BackupReport, LedgerCheck, RestoreReport
-from semel.cli.reports.outbox import OutboxStatus, ParkedList
-from semel.cli.reports.policy import PolicyLintReport, SchemaReport
-from semel.cli.reports.policy_show import PolicyShowReport
 from semel.cli.reports.replays import DryRunReport, ReplayAnswer, ReplayList
 from semel.operate.acts import Acts
 from semel.operate.adoption import Adoption
@@ -39,11 +35,15 @@ from semel.operate.deletion import OpenRequests
 from semel.operate.doctor import Diagnosis
 from semel.operate.explain import Explanation, LeasedClaims
 from semel.operate.guarantee import PipelineGuarantee
+from semel.operate.ledger import Backup, LedgerCheck, Restoration
+from semel.operate.outbox import OutboxStatus, ParkedEntries
 from semel.operate.parking import Fixed, HeldKeys, Inspection, WaitingList
 from semel.operate.recovery import Recovered, RecoveryPlan
 from semel.operate.resolution import Resolution
 from semel.operate.status import History, Status
+from semel.operate.stores import SchemaChange, SchemaCheck
 from semel.operate.verification import Verification
+from semel.policy import EffectivePolicies, Linted
 
 REPORTS: Final[Mapping[str, type]] = {
     "status": Status,
@@ -56,13 +56,13 @@ REPORTS: Final[Mapping[str, type]] = {
     "adopt": Adoption,
     "cycle resolve": Resolution,
     "ledger check": LedgerCheck,
-    "ledger backup": BackupReport,
-    "ledger restore": RestoreReport,
-    "policy lint": PolicyLintReport,
-    "policy show": PolicyShowReport,
-    "policy schema": SchemaReport,
-    "db create | upgrade": TablesChange,
-    "db check": TablesCheck,
+    "ledger backup": Backup,
+    "ledger restore": Restoration,
+    "policy lint": Linted,
+    "policy show": EffectivePolicies,
+    "policy schema": PolicySchema,
+    "db create | upgrade": SchemaChange,
+    "db check": SchemaCheck,
     "dlq list": DeadLetterList,
     "dlq show": LetterInspection,
     "dlq retry | park | skip": Acts,
@@ -75,7 +75,7 @@ REPORTS: Final[Mapping[str, type]] = {
     "parking requests": OpenRequests,
     "parking delete | approve": Request,
     "outbox status": OutboxStatus,
-    "outbox parked": ParkedList,
+    "outbox parked": ParkedEntries,
     "outbox retry | drop": Acts,
     "audit list": AuditList,
     "audit verify": AuditVerification,
@@ -115,6 +115,8 @@ _DATABASE: Final = ("database",)
 _ACTED: Final = ("database", "act", "actor", "reason")
 
 ADDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "db create | upgrade": _DATABASE,
+    "db check": _DATABASE,
     "dlq list": _DATABASE,
     "dlq show": _DATABASE,
     "dlq retry | park | skip": ("consumer", *_ACTED),
@@ -126,6 +128,8 @@ ADDED: Final[Mapping[str, tuple[str, ...]]] = {
     "parking requests": _DATABASE,
     "parking delete | approve": _DATABASE,
     "parking classify | release | skip": ("consumer", *_ACTED),
+    "outbox status": _DATABASE,
+    "outbox parked": _DATABASE,
     "explain": _DATABASE,
     "claims list": _DATABASE,
     "gaps list": _DATABASE,
@@ -216,10 +220,10 @@ def _parts(kind: type) -> Iterator[type]:
 
 
 def is_object(kind: Any) -> bool:
-    """Tell whether a value of this kind is an object in JSON."""
-    if not (isinstance(kind, type) and is_dataclass(kind)):
+    """Say whether a value of this kind is an object in JSON."""
+    if not isinstance(kind, type):
         return False
-    return isinstance(WRITERS.get(kind), Shape | types.NoneType)
+    return isinstance(WRITERS.get(kind), Shape) or (is_dataclass(kind) and kind not in WRITERS)
 
 
 def _classes(hint: Any) -> Iterator[type]:
@@ -250,8 +254,8 @@ def _words(hint: Any) -> str:
 def _said(kind: type) -> dict[str, str]:
     """Read the sentence below each field, in the class and in those it inherits from."""
     said: dict[str, str] = {}
-    for one in reversed(kind.__mro__[:-1]):
-        said |= _said_by(one)
+    for one in reversed(kind.__mro__):
+        said |= _said_by(one) if one.__module__ != "builtins" else {}
     return said
 
 

@@ -196,4 +196,5 @@ def print_lines(console: Console, lines: Iterable[Line | Rows]) -> None:
             if line.has_shortened:
                 console.print("long ids and keys are shortened; --json has them whole")
         else:
-            console.print(line, markup=False)
+            # A terminal breaks long lines by itself; a file or a pipe gets them whole.
+            console.print(line, markup=False, soft_wrap=not isinstance(line, Table))

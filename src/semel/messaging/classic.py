@@ -1,6 +1,4 @@
-"""The classic interfaces: a base class for your own sessions, and an envelope with its ack.
-
-The class that people know: claim, then `handle_event`, in the caller's transaction.
+"""The classic interfaces: a base class for the caller's own session, and an envelope.
 
     async with session_factory() as session:
         consumer = Billing(SqlAlchemyProcessedMessageStore(session))
@@ -8,12 +6,10 @@ The class that people know: claim, then `handle_event`, in the caller's transact
             await session.commit()
         else:
             await session.rollback()
-    # only now is the broker told
+    # acknowledge to the broker only now
 
-Whoever creates the session ends it.  `semel.messaging.receive.runner` does all of this
-by itself, with retries and dead letters.
-
-A message with its acknowledgement, for adapters that settle one delivery at a time (S3-42).
+The caller owns the session and ends it.  `semel.messaging.receive.runner` does all
+of this itself, with retries and dead letters.
 """
 
 from __future__ import annotations
@@ -35,17 +31,17 @@ AnyMessage = TypeVar("AnyMessage")
 
 
 class IdempotentConsumerBase(Generic[AnyMessage]):
-    """Handles each message once, in the transaction of whoever calls `consume`."""
+    """Handles each message once, in the transaction of the caller of `consume`."""
 
     consumer_name: ClassVar[str] = ""
-    """The name of the claims; the class's own name where none is given."""
+    """The name of its claims; the class's name by default."""
 
     def __init__(self, store: ProcessedMessageStore) -> None:
         self.store = store
 
     @property
     def session(self) -> Any:
-        """The session of the transaction that the claim is in: write the effect with it."""
+        """The session that holds the claim; write the effect with it."""
         return getattr(self.store, "session", None)
 
     @property
@@ -56,11 +52,11 @@ class IdempotentConsumerBase(Generic[AnyMessage]):
     async def consume(self, message: AnyMessage) -> bool:
         """Claim and handle; True: handled now, False: handled before.
 
-        Commits nothing: the caller commits after True, and tells the broker after the commit.
+        Commits nothing: the caller commits after True, and acknowledges after the commit.
 
         Raises:
             NotClaimable: another owner has it, or it is parked or dead; do not acknowledge it.
-            Exception: whatever `handle_event` raises; roll back, and do not acknowledge it.
+            Exception: any error of `handle_event`; roll back, and do not acknowledge it.
         """
         message_id = self.event_id(message)
         digest = message.digest if isinstance(message, Message) else ""
@@ -77,14 +73,14 @@ class IdempotentConsumerBase(Generic[AnyMessage]):
                 raise NotClaimable(self.name, message_id, answer)
 
     async def handle_event(self, message: AnyMessage) -> None:
-        """Do what the message asks for, in `session`; never commit, roll back or close it."""
-        raise NotImplementedError(f"{type(self).__name__} must say how it handles a message")
+        """Write the effect of the message with `session`; never commit, roll back or close it."""
+        raise NotImplementedError(f"{type(self).__name__} must define handle_event()")
 
     def event_id(self, message: AnyMessage) -> str:
         """Return the producer's id: a `Message`'s own, or the field ``event_id`` of a dict.
 
         Raises:
-            Misuse: there is none.
+            Misuse: the message has no id.
         """
         if isinstance(message, Message):
             return message.id
@@ -101,20 +97,20 @@ Payload = TypeVar("Payload")
 
 
 class Acknowledgement(Protocol):
-    """How an adapter tells its broker; the mechanics stay there."""
+    """How an adapter settles a delivery with its broker."""
 
     async def ack(self) -> None:
-        """Say that the broker may forget the delivery."""
+        """Acknowledge the delivery: the broker does not deliver it again."""
         ...
 
     async def nack(self, seconds: float) -> None:
-        """Say that the delivery is to come back, not before *seconds* from now."""
+        """Return the delivery: the broker delivers it again, after *seconds* or later."""
         ...
 
 
 @dataclass(slots=True)
 class MessageEnvelope(Generic[Payload]):
-    """One delivery: what came, and how to settle it, once."""
+    """One delivery with its acknowledgement, for adapters that settle one at a time (S3-42)."""
 
     message_id: str
     key: str | None
@@ -123,7 +119,7 @@ class MessageEnvelope(Generic[Payload]):
     context: Mapping[str, Any] = field(default_factory=dict)
     message: Message | None = None
     backoff_seconds: Callable[[BaseException], float] = field(default=lambda cause: 1.0)
-    """How long a delivery stays away after *cause*."""
+    """Returns the seconds until the redelivery after *cause*."""
 
     settled: bool = False
 
@@ -136,7 +132,7 @@ class MessageEnvelope(Generic[Payload]):
         await self.settle(Ack())
 
     async def nack_with_backoff(self, cause: BaseException) -> None:
-        """Settle the delivery by bringing it back, later.
+        """Settle the delivery by returning it, for a later redelivery.
 
         Raises:
             Misuse: it was settled before.
@@ -144,7 +140,7 @@ class MessageEnvelope(Generic[Payload]):
         await self.settle(Nack(self.backoff_seconds(cause)))
 
     async def settle(self, how: Settlement) -> None:
-        """Tell the broker, once; one that could not be told may be told again.
+        """Send the settlement to the broker, once; after a failure it may be sent again.
 
         Raises:
             Misuse: it was settled before.
@@ -162,7 +158,7 @@ class MessageEnvelope(Generic[Payload]):
             raise
 
     def refuse_if_settled(self) -> None:
-        """Do nothing, unless the broker was told already.
+        """Raise if the delivery was settled before.
 
         Raises:
             Misuse: it was settled before.
@@ -181,7 +177,7 @@ async def consume_envelope(
     """
     envelope.refuse_if_settled()
     if envelope.message is None:
-        raise Misuse(f"the envelope of {envelope.message_id!r} carries no message to handle")
+        raise Misuse(f"the envelope of {envelope.message_id!r} has no message to handle")
     began = SYSTEM_CLOCK.monotonic()
     tell_received(envelope.message, consumer.name)
     outcome = await handle_message(consumer, database, envelope.message)

@@ -1,19 +1,10 @@
-"""A consumer: a name, a handler, how messages are read, and how failures are met.
-
-How many messages of a batch share a savepoint.
-
-A savepoint costs about as much as a message, and a failure lets half of those that
-share one be handled again.  With one failure in *f* messages, √(2f) per savepoint is best.
-
-A consumer: a name, a handler, how messages are read, and how failures are met.
+"""A consumer: a name, a handler, how records are read, and what happens on failure.
 
     @consumer("billing", id_from=FromHeader("message-id"))
     async def on_paid(message: Message, session: AsyncSession) -> None:
         session.add(Payment(...))
 
-What the decorator returns can still be called like the function itself.
-
-A message as it stands in the inbox or the waiting room: to read it may fail, or kill.
+The decorator's result can still be called like the function itself.
 """
 
 from __future__ import annotations
@@ -38,10 +29,7 @@ from semel.messaging.handle.claims import (
     ClaimAnswer,
     Duplicate,
 )
-from semel.messaging.records import (
-    InboxMessage,
-    WaitingMessage,
-)
+from semel.messaging.records import DeadLetter, StoredMessage, WaitingMessage
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER
 from semel.messaging.settings import ConsumerSettings, ReplayRules
 from semel.policy.vocabulary import Duplicates, GapPolicy, Mode, StalePolicy
@@ -51,7 +39,11 @@ if TYPE_CHECKING:
 
 
 class Pace:
-    """What a consumer has seen of late: the longer nothing fails, the fewer savepoints."""
+    """How many messages of a batch share a savepoint: more while no message fails.
+
+    A savepoint costs about as much as a message, and after a failure half of the messages
+    that share one are handled again.  With one failure in *f* messages, √(2f) is best.
+    """
 
     __slots__ = ("_since_failure",)
 
@@ -59,15 +51,15 @@ class Pace:
         self._since_failure = 0
 
     def size(self, least: int) -> int:
-        """Say how many messages to handle behind one savepoint, *least* or more."""
+        """Return how many messages to handle per savepoint, at least *least*."""
         return max(least, isqrt(2 * self._since_failure))
 
     def went_well(self, count: int) -> None:
-        """Note that so many messages were handled without a failure."""
+        """Record that *count* messages were handled without a failure."""
         self._since_failure += count
 
     def failed(self) -> None:
-        """Note that a message failed: its neighbours may be next."""
+        """Record a failure, which makes failures of the next messages more likely."""
         self._since_failure = 0
 
 
@@ -75,7 +67,7 @@ Handler: TypeAlias = Callable[..., Awaitable[Any]]
 
 
 Inspect: TypeAlias = Callable[[Message], Awaitable[bool | None]]
-"""Says whether the effect of a message happened; None where it cannot tell."""
+"""Returns whether the effect of a message happened; None if it cannot be known."""
 
 
 Repair: TypeAlias = Callable[..., Awaitable[None]]
@@ -83,7 +75,7 @@ Repair: TypeAlias = Callable[..., Awaitable[None]]
 
 @dataclass(frozen=True)
 class Consumer:
-    """What handles the messages of one purpose, by the name its claims carry."""
+    """A handler with its settings, by the name that its claims carry."""
 
     name: str
     handler: Handler
@@ -94,37 +86,39 @@ class Consumer:
 
     rules: Mapping[type[BaseException], Rule] = field(default_factory=dict)
     codes: Mapping[str, FailureClass] = field(default_factory=dict)
-    """What this consumer's own exceptions and codes mean, before everybody's."""
+    """The classes of this consumer's own exceptions; they come before the built-in rules."""
 
     inspect: Inspect | None = None
     """For `StalePolicy.INSPECT`."""
 
     fetch_missing: Repair | None = None
-    """For `GapPolicy.FETCH`: bring the aggregate up to the version before the message's."""
+    """For `GapPolicy.FETCH`: brings the aggregate to the version before the message's."""
 
     rebuild: Repair | None = None
-    """For `GapPolicy.REBUILD`: make the aggregate as the message and all before it leave it."""
+    """For `GapPolicy.REBUILD`: rebuilds the aggregate up to and including the message."""
 
     mode: Mode | None = None
-    """How its messages are claimed, where that is known; its runner must do the same."""
+    """How its messages are claimed, if known; its runner must use the same mode."""
 
     replays: ReplayRules = field(default_factory=ReplayRules)
-    """What its policy says about replays; nothing where it was made without one."""
+    """The replay rules of its policy; empty without a policy."""
 
     pace: Pace = field(default_factory=Pace, init=False, repr=False, compare=False)
-    """What its batches have seen of late."""
+    """The size of its savepoints, by recent failures."""
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 200:
-            raise Misuse("a consumer needs a name of at most 200 characters")
+            raise Misuse(f"a consumer needs a name of 1 to 200 characters, got {self.name!r}")
         if not inspect.iscoroutinefunction(inspect.unwrap(self.handler)) and not (
             inspect.iscoroutinefunction(getattr(self.handler, "__call__", None))  # noqa: B004
         ):
             raise Misuse(f"consumer {self.name}: its handler must be an async function")
         if self.takes_batches and self.settings.versioned:
-            raise Misuse(f"consumer {self.name}: versions are checked one message at a time")
+            raise Misuse(f"consumer {self.name}: a handler of batches cannot check versions")
         if self.takes_batches and self.settings.keeps_results:
-            raise Misuse(f"consumer {self.name}: a handler of batches has no result of one message")
+            raise Misuse(
+                f"consumer {self.name}: a handler of batches cannot keep results per message"
+            )
         if self.settings.stale is StalePolicy.INSPECT and self.inspect is None:
             raise Misuse(f"consumer {self.name}: the stale policy 'inspect' needs inspect=")
         if self.settings.versioned:
@@ -140,13 +134,13 @@ class Consumer:
             )
 
     async def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call the handler as the function it is: for unit tests."""
+        """Call the handler directly, for unit tests."""
         return await self.handler(*arguments, **named)
 
     async def invoke(self, message: Message | Sequence[Message], session: Any) -> Any:
-        """Call the handler, with the session where it takes one.
+        """Call the handler, with the session if it takes one.
 
-        A cancellation that comes out of it and is not the caller's own is a failure.
+        A CancelledError that the caller did not cause is turned into a failure.
         """
         if self.takes_batches and isinstance(message, Message):
             message = [message]
@@ -155,22 +149,22 @@ class Consumer:
         return await called(self.handler(message))
 
     def classification(self, known: Classification) -> Classification:
-        """Return what failures are: by its own rules and codes, its policy, then all that is known.
+        """Return the rules for failures: its own, then its policy's codes, then *known*.
 
-        A code that its policy lists is named with that, whatever an exception says of itself.
+        A code that its policy lists counts as named: the exception's class does not decide.
         """
         listed = listed_codes(self.settings.retry, known.codes)
         return known.extended(self.rules, {**listed, **self.codes})
 
     def with_settings(self, settings: ConsumerSettings) -> Consumer:
-        """Return the same consumer with another behaviour."""
+        """Return a copy of the consumer with other settings."""
         return replace(self, settings=settings)
 
 
 def _takes_two(name: str, handler: Handler) -> bool:
-    """Tell whether a handler gets the session, or the lease, behind the message.
+    """Return whether a handler takes the session, or the lease, after the message.
 
-    It does where it needs a second argument, or has one of that name.
+    True if it needs a second argument, or has one of that name.
 
     Raises:
         Misuse: it can be called neither way.
@@ -185,8 +179,8 @@ def _takes_two(name: str, handler: Handler) -> bool:
         if _can_be_called(signature, "message", "session"):
             return True
     raise Misuse(
-        f"consumer {name}: its handler takes {signature}; it is called with the message, or with "
-        f"the message and the session (or lease), and nothing by name"
+        f"consumer {name}: its handler takes {signature}; it must take the message, or the "
+        f"message and the session (or lease), as positional arguments"
     )
 
 
@@ -216,13 +210,13 @@ def consumer(
     rebuild: Repair | None = None,
     mode: Mode | None = None,
 ) -> Callable[[Handler], Consumer]:
-    """Make a consumer of an ``async def handle(message, session)``.
+    """Turn an ``async def handle(message, session)`` into a consumer.
 
     Without `id_from` or `reading`, the id is expected in the header ``message-id``; a message
-    without one goes to the dead letters.  A `Policy` of a file says where the id is, how the
-    consumer of this name behaves, in which *mode*, and whether its messages may be replayed;
-    `semel.messaging.settings.settings_of` gives the runner's settings.  Without one, a
-    handler that takes a lease says ``mode=Mode.LEASED``: replays and dry runs need to know.
+    without one becomes a dead letter.  A `Policy` from a file sets where the id is, the
+    settings of the consumer of this name, its *mode*, and whether its messages may be replayed;
+    `semel.messaging.settings.settings_of` returns the runner's settings.  Without a policy, a
+    handler that takes a lease needs ``mode=Mode.LEASED``, for replays and dry runs.
 
     Raises:
         Misuse: `reading` and one of its parts were both given; or the policy is refused, or
@@ -238,7 +232,7 @@ def consumer(
         settings, declared, said = _of_policy(file, name)
         replays = ReplayRules.of_policy(file, name)
         if mode not in (None, said):
-            raise Misuse(f"consumer {name}: its policy says mode {said}, the code {mode}")
+            raise Misuse(f"consumer {name}: its policy has mode {said}, the code {mode}")
         mode = said
     found = reading or Reading(
         id_from=id_from or declared or FromHeader(MESSAGE_ID_HEADER), codec=codec or JsonCodec()
@@ -271,53 +265,54 @@ def consumer(
 
 
 def _of_policy(policy: Policy, name: str) -> tuple[ConsumerSettings, Place | None, Mode]:
-    # It knows the runner, which knows this module.
+    # Imported here, because the runner's settings import this module.
     from semel.messaging.settings import id_place_of, settings_of
 
     settings, runner = settings_of(policy, name)
     return settings, id_place_of(policy, name), runner.mode
 
 
-def unread(kept: InboxMessage | WaitingMessage) -> Message:
-    """Return a message without its payload, only with the bytes of it."""
+def unread(stored: StoredMessage) -> Message:
+    """Return a stored message with the bytes of its payload, which nobody decodes here."""
     return Message(
-        kept.message_id,
+        stored.message_id,
         None,
-        kept.payload or b"",
-        kept.key,
-        kept.message_type,
-        kept.headers,
-        kept.source,
-        kept.timestamp,
-        schema_version=kept.schema_version,
-        correlation_id=kept.correlation_id,
-        digest=kept.payload_hash,
+        stored.payload or b"",
+        stored.key,
+        stored.message_type,
+        stored.headers,
+        stored.source,
+        stored.timestamp,
+        schema_version=stored.schema_version,
+        correlation_id=stored.correlation_id,
+        digest=stored.payload_hash,
     )
 
 
-def message_of(consumer: Consumer, waiting: WaitingMessage) -> Message | Unreadable:
-    """Read a waiting message again, as the broker's record was read."""
-    at = waiting.source or Coordinates(waiting.topic or "?", 0, 0)
+def message_of(consumer: Consumer, stored: WaitingMessage | DeadLetter) -> Message | Unreadable:
+    """Read a stored message again, as the broker's record was read."""
     record = Record(
-        at,
-        value_of(waiting.payload, waiting.payload_hash),
-        None if waiting.key is None else raw_of(waiting.key),
-        waiting.headers,
-        waiting.timestamp,
+        stored.source or Coordinates(stored.topic or "?", 0, 0),
+        value_of(stored.payload, stored.payload_hash),
+        None if stored.key is None else raw_of(stored.key),
+        stored.headers,
+        stored.timestamp,
     )
     found = consumer.reading.read(record)
     if isinstance(found, Unreadable):
         return found
+    if isinstance(stored, DeadLetter) and stored.was_no_message:
+        return found  # its own id is made up; now that it can be read, it has a real one
     # A person may have given it another id, and the key may come from elsewhere.
-    return replace(found, id=waiting.message_id, key=waiting.key, source=waiting.source)
+    return replace(found, id=stored.message_id, key=stored.key, source=stored.source)
 
 
 def holds_key(consumer: Consumer, message: Message) -> bool:
-    """Tell whether a message of this consumer that waits holds its key."""
+    """Return whether a waiting message of this consumer holds its key."""
     return consumer.settings.holds_waiting_keys and message.key is not None
 
 
 def invokes(consumer: Consumer, answer: ClaimAnswer | None) -> bool:
-    """Tell whether the handler is called for a duplicate, to send everything again."""
+    """Return whether the handler is called for a duplicate, to send its messages again."""
     is_wanted = consumer.settings.duplicates is Duplicates.INVOKE
     return is_wanted and isinstance(answer, Duplicate) and answer.had_effect

@@ -1,20 +1,18 @@
-"""What a failure is, by type and code, and whether it is tried again.
+"""Failures: their class and code, by exception type, and whether they are tried again.
 
-What a failure is: its class and its code, by type, never by the words of a message.
+    RetryableMessageError      the handler had no effect, try it later
+    NonRetryableMessageError   it will always fail
 
-    RetryableMessageError       nothing happened, try it later
-    NonRetryableMessageError    it will fail every time
-
-Handlers raise these, or anything at all: `Classification` maps exception types
-and codes to the seven classes, and a consumer extends it.  Whether a failure is
-worth another attempt is the word of, in this order:
+Handlers raise these, or any other exception: `Classification` maps exception types
+and codes to the seven classes, and a consumer extends it.  The first of these that
+knows the failure decides whether it is retried:
 
     the policy's lists     retryable, nonRetryable
     the consumer           codes=, and the known codes that its rules= give
     the exception's class  one of the two above
     the code               by its class
 
-How often, and how long until the next time: a verdict without a clock and without I/O.
+Never the text of an exception: drivers translate and change it.
 """
 
 from __future__ import annotations
@@ -38,22 +36,22 @@ class FailureClass(StrEnum):
     """The seven kinds of failure (S3-23)."""
 
     TRANSIENT = "transient"
-    """A timeout, a lost connection, a deadlock: gone the next time."""
+    """A timeout, a lost connection, a deadlock: the next attempt may succeed."""
 
     POISON = "poison"
     """It fails every time, for a reason in the message or in the code."""
 
     DEPENDENCY_OUTAGE = "dependency_outage"
-    """Something that the handler needs is down."""
+    """A system that the handler needs is down."""
 
     RATE_LIMIT = "rate_limit"
-    """Somebody asked for fewer calls."""
+    """The other system asked for fewer calls."""
 
     BUSINESS_PRECONDITION = "business_precondition"
-    """The world is not yet as the message expects it; it may become so."""
+    """A precondition of the message is not met yet; it may be later."""
 
     SCHEMA = "schema"
-    """The payload is of a shape that this consumer does not know."""
+    """The payload has a schema that this consumer does not know."""
 
     AUTHORIZATION = "authorization"
     """The handler may not do it."""
@@ -67,7 +65,7 @@ RETRYABLE_CLASSES: Final = frozenset(
         FailureClass.BUSINESS_PRECONDITION,
     }
 )
-"""What is worth another attempt unless the policy says otherwise."""
+"""The classes that are retried unless the policy says otherwise."""
 
 
 CODES: Final[Mapping[str, FailureClass]] = {
@@ -92,11 +90,11 @@ CODES: Final[Mapping[str, FailureClass]] = {
     "REJECTED": FailureClass.POISON,
     "HANDLER_FAILED": FailureClass.POISON,
 }
-"""The codes that semel itself gives, and the class of each; policies may name others."""
+"""The codes that semel itself uses, and the class of each; policies may add others."""
 
 
 UNKNOWN_CODE: Final = "HANDLER_FAILED"
-"""The code of an exception that no rule knows."""
+"""The code of an exception that matches no rule."""
 
 
 CONFLICT_CODE: Final = "DATABASE_CONFLICT"
@@ -105,7 +103,7 @@ CONFLICT_CODE: Final = "DATABASE_CONFLICT"
 class RetryableMessageError(Retryable):
     """Raised by a handler: this attempt failed, a later one may succeed.
 
-    It is retried whatever its *code*, unless the policy or the consumer names that code.
+    It is retried regardless of its *code*, unless the policy or the consumer names that code.
     """
 
     def __init__(self, reason: str = "", code: str = "DEPENDENCY_UNAVAILABLE") -> None:
@@ -118,9 +116,9 @@ class RetryableMessageError(Retryable):
 
 
 class NonRetryableMessageError(Permanent):
-    """Raised by a handler: no attempt will succeed; the message goes to the dead letters.
+    """Raised by a handler: no attempt will succeed; the message becomes a dead letter.
 
-    It does so whatever its *code*, unless the policy or the consumer names that code.
+    Regardless of its *code*, unless the policy or the consumer names that code.
     """
 
     def __init__(self, reason: str = "", code: str = "REJECTED") -> None:
@@ -133,26 +131,26 @@ class NonRetryableMessageError(Permanent):
 
 
 class SequenceGap(RetryableMessageError):
-    """A version was skipped: the messages between have not come (yet)."""
+    """Versions are missing: the messages between have not arrived yet."""
 
     def __init__(self, key: str, expected: int, found: int) -> None:
-        super().__init__(f"key {key!r}: version {found} came, {expected} is next", "SEQUENCE_GAP")
+        super().__init__(f"key {key!r}: expected version {expected}, got {found}", "SEQUENCE_GAP")
         self.key = key
         self.expected = expected
         self.found = found
 
     def __reduce__(self) -> tuple[type[SequenceGap], tuple[str, int, int]]:
-        """Pickle by the own arguments, not by the parent's."""
+        """Pickle with this class's arguments, not with the parent's."""
         return (SequenceGap, (self.key, self.expected, self.found))
 
 
 SAYS: Final[Mapping[type, bool]] = {RetryableMessageError: True, NonRetryableMessageError: False}
-"""Whether an exception is worth another attempt, by its own word."""
+"""By exception class: whether it asks for another attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Classified:
-    """A failure, as the policy and the records see it."""
+    """A failure with its class and code, for the policy and the records."""
 
     failure_class: FailureClass
     code: str
@@ -161,19 +159,18 @@ class Classified:
     """The exception's class, with its module."""
 
     retryable: bool | None = None
-    """Whether it is worth another attempt, the policy's lists aside; None: as its class says."""
+    """Whether to try again, apart from the policy's lists; None: the class decides."""
 
     @property
     def is_conflict(self) -> bool:
-        """The whole transaction is run again at once: a deadlock, a serialization failure."""
+        """Run the whole transaction again at once: a deadlock or a serialization failure."""
         return self.code == CONFLICT_CODE and self.retryable is not False
 
 
 Rule: TypeAlias = str | Callable[[BaseException], str | None]
-"""A code, or a function that finds one; None where it has no opinion.
+"""A code, or a function that returns one, or None if it does not apply.
 
-A function that raises has none either: its exception is logged, and the code is
-`UNKNOWN_CODE`.
+If the function raises, its exception is logged and the code is `UNKNOWN_CODE`.
 """
 
 
@@ -187,10 +184,10 @@ class Classification:
     rules: Mapping[type[BaseException], Rule]
     codes: Mapping[str, FailureClass]
     added_rules: frozenset[type[BaseException]] = frozenset()
-    """The types whose rules are not everybody's."""
+    """The types whose rules were added to the built-in ones."""
 
     added_codes: frozenset[str] = frozenset()
-    """The codes that were named beside everybody's: an exception's class says nothing of them."""
+    """The codes that were added to the built-in ones: the exception's class does not decide."""
 
     def extended(
         self,
@@ -207,10 +204,10 @@ class Classification:
         )
 
     def classify(self, error: BaseException) -> Classified:
-        """Say what *error* is; what nobody knows is poison, and poison is tried a few times.
+        """Return the class and code of *error*; an unknown error is poison, with few attempts.
 
-        A group, as a TaskGroup raises it, is what decides among its exceptions: a conflict of
-        the database, then what will fail every time, then what is known, then the first.
+        For an exception group one of its exceptions decides: a database conflict, then one
+        that will always fail, then a known one, then the first.
         """
         rule, code = self._code(error)
         if isinstance(error, BaseExceptionGroup) and rule is None:
@@ -231,9 +228,9 @@ class Classification:
     def _class(
         self, error: BaseException, rule: type[BaseException] | None, code: str
     ) -> tuple[FailureClass, bool | None]:
-        """Return the class of a failure, and whether somebody says that it is worth a retry."""
+        """Return the class of a failure, and whether a rule says to retry it."""
         known = self.codes.get(code)
-        # The unknown code is what a rule gives that failed: nobody's word.
+        # A rule that raised gives the unknown code, which says nothing about a retry.
         by_rule = rule in self.added_rules and code != UNKNOWN_CODE
         if known is not None and (by_rule or code in self.added_codes):
             return known, known in RETRYABLE_CLASSES
@@ -245,13 +242,13 @@ class Classification:
         return known, says
 
     def is_of_database(self, error: BaseException) -> bool:
-        """Tell whether *error* is of a kind that only a database's binding adds: its driver's."""
+        """Return whether only a database binding's rules know *error*: it is the driver's."""
         own = self.rules.keys() - CLASSIFICATION.rules.keys()
         return isinstance(error, tuple(own))
 
 
 def _decides(failure: Classified) -> int:
-    """Return the rank of a failure among others of one attempt, the weightiest first."""
+    """Return the rank of a failure among others of one attempt; the lowest decides."""
     if failure.is_conflict:
         return 0
     if failure.code == UNKNOWN_CODE:
@@ -261,12 +258,12 @@ def _decides(failure: Classified) -> int:
 
 
 def _found(rule: Rule | None, error: BaseException) -> str | None:
-    """Return what a rule says, as text that every table can keep."""
+    """Return the code that a rule gives, as text that every table can store."""
     try:
         found: object = rule(error) if callable(rule) else rule
         if found is None:
             return None
-        # Of an enumeration of texts the text, and not the name of its member.
+        # Formatting a StrEnum member gives its value; of another Enum, the member's name.
         code = str.__str__(found) if isinstance(found, str) else str(found)
     except Exception as second:  # noqa: BLE001  it must not keep a failure from being counted
         log.error(  # noqa: TRY400  a traceback shows the parameters of statements
@@ -301,12 +298,12 @@ CLASSIFICATION: Final = Classification(
     },
     CODES,
 )
-"""What is known of everybody's exceptions; a database's own are its binding's to add."""
+"""The built-in rules; a database's binding adds those of its driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryIn:
-    """Try it again after a while."""
+    """Try it again after some seconds."""
 
     seconds: float
 
@@ -325,11 +322,10 @@ Verdict: TypeAlias = RetryIn | Exhausted | Hopeless
 
 
 def is_retryable(policy: RetryPolicy, failure: Classified) -> bool:
-    """Tell whether *failure* is worth another attempt: by the lists, by who said so, by class.
+    """Return whether to try again: by the policy's lists, then the rules, then the class.
 
-    An exception that nobody knows is tried again, too: it is more often a bug that a release
-    mends, or a dependency that said something new, than a poison message; the number of
-    attempts is bounded all the same.
+    An unknown exception is tried again, too: it is more often a bug that a release fixes, or
+    a new error of a dependency, than a poison message.  The number of attempts is bounded.
     """
     if failure.code in policy.non_retryable:
         return False
@@ -343,14 +339,14 @@ def is_retryable(policy: RetryPolicy, failure: Classified) -> bool:
 def listed_codes(
     policy: RetryPolicy, known: Mapping[str, FailureClass]
 ) -> Mapping[str, FailureClass]:
-    """Return the codes that the policy lists; those that nobody knows are of a class to match."""
+    """Return the codes that the policy lists, with a class for those that are unknown."""
     listed = dict.fromkeys(policy.retryable, FailureClass.TRANSIENT)
     listed |= dict.fromkeys(policy.non_retryable, FailureClass.POISON)
     return {code: known.get(code, to_match) for code, to_match in listed.items()}
 
 
 def attempts_for(policy: RetryPolicy, failure: Classified) -> int:
-    """Return how often a message is tried that fails like this."""
+    """Return how many attempts a message gets that fails like this."""
     if policy.max_poison_attempts is None or failure.failure_class is not FailureClass.POISON:
         return policy.max_attempts
     return min(policy.max_attempts, policy.max_poison_attempts)

@@ -1,35 +1,27 @@
-"""What became of a delivery: one table for the broker's answer, metrics, marks and replays.
+"""The outcome of a delivery: one table for the broker's answer, metrics, marks and replays.
 
-What became of a delivery, and what the broker is told.
+Every delivery is settled: by an ack after its outcome is durable, or by a nack
+that brings it back.  A delivery that is neither is lost at the next ack.
 
-Every delivery is settled: by an ack after something about it is durable, or
-by a nack that brings it back.  A delivery that is left alone is lost at the
-next ack.
-
-What is said aloud, once it is durable: that versions of a key did not come.
-
-One outcome, in the metrics that dashboards know.
-
-Whoever handles messages tells, once for each attempt and after the commit: the
-runner, the retry worker, the inbox and its worker, and replays.  What did not
-begin is not told: it comes back, or another worker has told it.
+An outcome is counted once per attempt, after the commit.  An attempt that did
+not begin is not counted: the message comes back, or another worker counts it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, TypeAlias, assert_never
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from semel.codec import Unreadable
-from semel.events import EVENTS, MEASURES, GapCrossed, Metric
+from semel.events import EVENTS, GapCrossed, Metric
 from semel.message import Message, Partition
 from semel.messaging.failure import Classified, FailureClass
-from semel.messaging.records import Gap, InboxMessage, WaitingMessage
+from semel.messaging.records import Gap, StoredMessage, WaitingMessage
 
 NO_LONGER_WAITING: Final = "no longer waiting"
-"""Why a message out of the waiting room was left alone: another worker has had it."""
+"""The reason for skipping a message of the waiting table that another worker has handled."""
 
 
 class Told(StrEnum):
@@ -52,16 +44,16 @@ class Handled:
 
     result: Any = None
     gap: Gap | None = field(default=None, repr=False)
-    """The missing versions that it was applied across, as `GapPolicy.ALERT` says."""
+    """The missing versions before it, which `GapPolicy.ALERT` allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """It was handled before, or its version is an old one; nothing was done."""
+    """It was handled before, or its version is older than the current one; no effect."""
 
     why: str = "duplicate"
     result: str | None = None
-    """What the handler returned the first time, as JSON, where the consumer keeps results."""
+    """What the handler returned the first time, as JSON, if the consumer keeps results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +75,12 @@ class RetryStored:
 
 @dataclass(frozen=True, slots=True)
 class DeadLettered:
-    """It is a dead letter, durably."""
+    """Its dead letter is durable."""
 
     failure: Classified
     told: Told = Told.DLQ
     is_new: bool = field(default=True, compare=False)
-    """It was none before: a repetition only finds the letter that is there."""
+    """True if this attempt wrote the dead letter; False if it existed before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +93,19 @@ class ParkedAway:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It is a dead letter or parked from an earlier delivery; nothing was done."""
+    """An earlier delivery made it a dead letter or parked it; no effect."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Conflicted:
-    """Its id is known with another payload; both hashes are kept in a dead letter."""
+    """Its id was used with another payload; a dead letter holds both hashes."""
 
     expected: str
     found: str
     is_new: bool = field(default=True, compare=False)
-    """Its dead letter was not there before."""
+    """True if this attempt wrote the dead letter."""
 
 
 Outcome: TypeAlias = (
@@ -136,61 +128,88 @@ class Nack:
 Settlement: TypeAlias = Ack | Nack
 
 
-def settlement(outcome: Outcome) -> Settlement:
-    """Say what to tell the broker.
+class Mark(StrEnum):
+    """What the database records for an offset when its message enters or leaves our tables."""
 
-    Whatever is acknowledged is durable in our own tables by now: as an effect, a claim, a
-    dead letter, or a waiting message.
-    """
-    match outcome:
-        case RetryLater(seconds):
-            return Nack(seconds)
-        case (
-            Handled()
-            | Skipped()
-            | RetryStored()
-            | DeadLettered()
-            | ParkedAway()
-            | Refused()
-            | Conflicted()
-        ):
-            return Ack()
-        case _ as never:
-            assert_never(never)
+    HANDLED = "ended_handled"
+    """A retry or a replay handled it."""
+
+    SKIPPED = "ended_skipped"
+    """A person decided that it has no effect."""
+
+    DELETED = "ended_deleted"
+    """Two people decided to delete it."""
+
+    DUPLICATE = "ended_duplicate"
+    """Another delivery of its message was handled, or its version was older."""
+
+    REFUSED = "ended_refused"
+    """Its message is stored, or has ended, under the offset of another delivery."""
+
+    KEPT = "kept"
+    """Its message is in the waiting table or is a dead letter."""
+
+
+class Meaning(NamedTuple):
+    """What one kind of outcome means to the broker, dashboards, the audit and a replay."""
+
+    ack: bool
+    """The broker may forget the delivery: something about it is durable in our tables."""
+
+    told: Told
+    """Its name in metrics and records; a dead letter may have a closer one."""
+
+    end: Mark | None
+    """The mark of its offset when a stored message ends like this; None: it stays stored."""
+
+    replay: str
+    """The word for it in a replay, where its attempt failed or was refused; see `ReplayResult`."""
+
+
+# fmt: off
+MEANING: Final[Mapping[type, Meaning]] = {
+    #                      ack    name in metrics          mark of its offset  in a replay
+    Handled:      Meaning(True,  Told.SUCCESS,            Mark.HANDLED,       "handled"),
+    Skipped:      Meaning(True,  Told.DUPLICATE_SKIPPED,  Mark.DUPLICATE,     "duplicate"),
+    Refused:      Meaning(True,  Told.TERMINAL_FAILURE,   Mark.REFUSED,       "refused"),
+    Conflicted:   Meaning(True,  Told.CONFLICT,           None,               "refused"),
+    RetryLater:   Meaning(False, Told.RETRYABLE_FAILURE,  None,               "failed"),
+    RetryStored:  Meaning(True,  Told.RETRYABLE_FAILURE,  None,               "failed"),
+    ParkedAway:   Meaning(True,  Told.PARKED,             None,               "failed"),
+    DeadLettered: Meaning(True,  Told.DLQ,                None,               "failed"),
+}
+# fmt: on
+"""The one table of outcomes."""
+
+
+def settlement(outcome: Outcome) -> Settlement:
+    """Return the answer to the broker."""
+    if MEANING[type(outcome)].ack or not isinstance(outcome, RetryLater):
+        return Ack()
+    return Nack(outcome.seconds)
 
 
 def told(outcome: Outcome) -> Told:
-    """Name the outcome as metrics and records do."""
-    match outcome:
-        case Handled():
-            return Told.SUCCESS
-        case Skipped():
-            return Told.DUPLICATE_SKIPPED
-        case RetryLater() | RetryStored():
-            return Told.RETRYABLE_FAILURE
-        case DeadLettered(told=name):
-            return name
-        case ParkedAway():
-            return Told.PARKED
-        case Refused():
-            return Told.TERMINAL_FAILURE
-        case Conflicted():
-            return Told.CONFLICT
-        case _ as never:
-            assert_never(never)
+    """Return the outcome's name in metrics and records."""
+    return outcome.told if isinstance(outcome, DeadLettered) else MEANING[type(outcome)].told
+
+
+def end_of(outcome: Outcome) -> Mark | None:
+    """Return how a stored message ended; None if it stays in our tables."""
+    return MEANING[type(outcome)].end
 
 
 def alert(outcomes: Iterable[Outcome]) -> None:
-    """Tell of the gaps that messages were applied across; call it after the commit.
+    """Emit GapCrossed events; call it after the commit.
 
-    A crash between the two leaves a gap untold, and listed all the same.
+    A crash between the two loses the event; the gap is listed in the database all the same.
     """
     for outcome in outcomes:
         if isinstance(outcome, Handled) and (gap := outcome.gap) is not None:
             EVENTS.emit(GapCrossed(gap.consumer, gap.consumer, gap.key, gap.expected, gap.found))
 
 
-Delivered: TypeAlias = Message | Unreadable | WaitingMessage | InboxMessage
+Delivered: TypeAlias = Message | Unreadable | StoredMessage
 """What came from a broker, or out of our own tables."""
 
 
@@ -199,32 +218,32 @@ _REPETITIONS: Final = frozenset({"duplicate", "stored before"})
 
 def tell_received(arrival: Delivered, group: str) -> None:
     """Count one delivery."""
-    MEASURES.count(Metric.RECEIVED, *_labels(arrival, group))
+    EVENTS.measure(Metric.RECEIVED, *_labels(arrival, group))
 
 
 def tell(arrival: Delivered, outcome: Outcome, group: str, seconds: float | None = None) -> None:
-    """Count what became of one attempt; without *seconds* where nothing was handled."""
-    if not MEASURES.are_heard or _did_not_begin(arrival, outcome):
+    """Count the outcome of one attempt; without *seconds* if the handler did not run."""
+    if not EVENTS.is_measured or _did_not_begin(arrival, outcome):
         return
     topic, _, kind = labels = _labels(arrival, group)
-    MEASURES.count(Metric.PROCESSED, *labels, told(outcome).value)
+    EVENTS.measure(Metric.PROCESSED, *labels, told(outcome).value)
     if seconds is not None:
-        MEASURES.count(Metric.DURATION, *labels, value=seconds)
+        EVENTS.measure(Metric.DURATION, *labels, value=seconds)
     match outcome:
         case Skipped(why) if why in _REPETITIONS:
-            MEASURES.count(Metric.DUPLICATES, *labels)
+            EVENTS.measure(Metric.DUPLICATES, *labels)
         case RetryLater(failure=failure) | RetryStored(failure=failure) if failure is not None:
-            MEASURES.count(Metric.RETRIES, *labels, failure.code)
+            EVENTS.measure(Metric.RETRIES, *labels, failure.code)
         case DeadLettered(failure, name, is_new=True):
-            MEASURES.count(Metric.DLQ, *labels, failure.code)
+            EVENTS.measure(Metric.DLQ, *labels, failure.code)
             if name is Told.DESERIALIZATION_FAILURE:
-                MEASURES.count(Metric.DESERIALIZATION_FAILURES, topic, failure.code)
+                EVENTS.measure(Metric.DESERIALIZATION_FAILURES, topic, failure.code)
         case Conflicted(is_new=True):
-            MEASURES.count(Metric.DLQ, *labels, "PAYLOAD_CONFLICT")
+            EVENTS.measure(Metric.DLQ, *labels, "PAYLOAD_CONFLICT")
         case _:
             pass
     if _is_poison(outcome):
-        MEASURES.count(Metric.POISON, topic, kind)
+        EVENTS.measure(Metric.POISON, topic, kind)
 
 
 def _did_not_begin(arrival: Delivered, outcome: Outcome) -> bool:
@@ -234,14 +253,14 @@ def _did_not_begin(arrival: Delivered, outcome: Outcome) -> bool:
         case Skipped(why) if why == NO_LONGER_WAITING:
             return True
         case Refused("parked"):
-            # A message that waits was parked by somebody else since it was taken.
+            # Another worker parked the waiting message after this one read it.
             return isinstance(arrival, WaitingMessage)
         case _:
             return False
 
 
 def _is_poison(outcome: Outcome) -> bool:
-    """Tell whether a message was put aside, just now, that fails every time."""
+    """Return whether this attempt dead-lettered or parked a message that always fails."""
     match outcome:
         case DeadLettered(failure, Told.DLQ, is_new=True) | ParkedAway(failure=failure):
             return failure is not None and failure.failure_class is FailureClass.POISON
@@ -257,7 +276,7 @@ def _labels(arrival: Delivered, group: str) -> tuple[str, str, str]:
             return record.at.topic, group, ""
         case Message(source=source, type=kind):
             return source.topic if source else "", group, kind
-        case WaitingMessage() | InboxMessage():
+        case StoredMessage():
             return arrival.topic, group, arrival.message_type
 
 
@@ -265,37 +284,15 @@ HOLE: Final = "hole"
 """The outcome of offsets that have no record."""
 
 
-class Mark(StrEnum):
-    """What is noted of an offset when its message comes into our tables, or leaves them."""
-
-    HANDLED = "ended_handled"
-    """A retry or a replay handled it."""
-
-    SKIPPED = "ended_skipped"
-    """A person decided that it has no effect."""
-
-    DELETED = "ended_deleted"
-    """Two people decided to delete it."""
-
-    DUPLICATE = "ended_duplicate"
-    """Another delivery of its message was handled, or its version was an old one."""
-
-    REFUSED = "ended_refused"
-    """Its message is kept, or ended, under the offset of another delivery."""
-
-    KEPT = "kept"
-    """Its message came into the waiting room or among the dead letters."""
-
-
 _DELIVERIES: Final = frozenset(map(str, (*Told, HOLE)))
 
 
 ENDS: Final = frozenset[str](Mark) - {Mark.KEPT}
-"""Behind these a message is in our tables no more."""
+"""Marks after which the message is no longer in our tables."""
 
 
 def is_delivery(outcome: str) -> bool:
-    """Tell an outcome that a delivery noted, or a hole, from a mark."""
+    """Return whether *outcome* is that of a delivery or a hole, and not a mark."""
     return outcome in _DELIVERIES
 
 
@@ -319,7 +316,8 @@ def ranges_of(
 ) -> list[OutcomeRange]:
     """Fold (offset, outcome) pairs in order of offset into ranges.
 
-    From *position* on, offsets between delivered records are holes: the broker went past them.
+    From *position* on, offsets between delivered records are holes, which have no record:
+    Kafka skips transaction markers and compacted records.
     """
     ranges: list[OutcomeRange] = []
     following = position

@@ -1,11 +1,13 @@
-"""What the stores keep: rows of messages, attempts and members as plain values.
+"""The rows of the stores as plain values: stored messages, attempts, members, gaps; and their ids.
 
-Ids as databases keep them: themselves, or a hash where they are long or no plain text.
+A message that waits, a dead letter and a message of the inbox are all a `StoredMessage`: what the
+message carried, and beside it what became of it.
 
-Ids that are made up here, for dead letters that cannot be filed under their own.
+An id that is too long for an index, or is not plain text, is stored as its hash.  Dead letters
+that cannot be stored under their own id get one that is made up here:
 
-    conflict:<16 of the payload's hash>:<the id it came with>    the id has another payload
-    unreadable:<topic>/<partition>/<offset>                      there was no id to be read
+    conflict:<16 digits of the payload's hash>:<the id it came with>   the id has another payload
+    unreadable:<topic>/<partition>/<offset>                            no id could be read
 
 Nothing is ever handled under such an id.
 """
@@ -15,9 +17,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from semel.codec import UNREADABLE, unreadable_id
 from semel.message import Coordinates, Message, Partition, digest_of
@@ -76,28 +78,16 @@ class Waits(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingMessage:
-    """One message in the waiting room; one per consumer and message id."""
+class StoredMessage:
+    """What our tables store of a message; one row per table, consumer and message id."""
 
     consumer: str
     message_id: str
-    waits: Waits
-    key: str | None
+    _: KW_ONLY
     payload: bytes | None
-    """The bytes to handle: the original, or the newest revision; None once erased."""
+    """None once it was erased."""
 
-    place: int = 0
-    """The order of arrival in the room; given by it."""
-
-    held: bool = False
-    """It holds its key (the consumer keeps order per key)."""
-
-    due_at: float = 0.0
-    attempts: int = 0
-    reason: str = ""
-    error_code: str = ""
-    exception: str = ""
-    since: float = 0.0
+    key: str | None = None
     headers: Mapping[str, bytes] = field(default_factory=dict)
     topic: str = ""
     partition: int | None = None
@@ -107,10 +97,7 @@ class WaitingMessage:
     message_type: str = ""
     schema_version: str = ""
     correlation_id: str = ""
-    first_failed_at: float = 0.0
-    label: str = ""
-    """What a person classified it as."""
-
+    attempts: int = 0
     erased_at: float | None = None
 
     @property
@@ -120,39 +107,75 @@ class WaitingMessage:
             return None
         return Coordinates(self.topic, self.partition, self.offset)
 
-    @classmethod
-    def of(cls, consumer: str, message: Message, waits: Waits, *, held: bool) -> WaitingMessage:
-        """Put *message* into words of the room."""
-        source = message.source
-        return cls(
-            consumer=consumer,
-            message_id=message.id,
-            waits=waits,
-            key=message.key,
-            payload=message.raw,
-            held=held,
-            headers=message.headers,
-            topic=source.topic if source else "",
-            partition=source.partition if source else None,
-            offset=source.offset if source else None,
-            timestamp=message.timestamp,
-            payload_hash=message.digest,
-            message_type=message.type,
-            schema_version=message.schema_version,
-            correlation_id=message.correlation_id,
-        )
+
+def fields_of_message(consumer: str, message: Message) -> dict[str, Any]:
+    """Return a message as the arguments of any `StoredMessage`."""
+    source = message.source
+    return {
+        "consumer": consumer,
+        "message_id": message.id,
+        "payload": message.raw,
+        "key": message.key,
+        "headers": message.headers,
+        "topic": source.topic if source else "",
+        "partition": source.partition if source else None,
+        "offset": source.offset if source else None,
+        "timestamp": message.timestamp,
+        "payload_hash": message.digest,
+        "message_type": message.type,
+        "schema_version": message.schema_version,
+        "correlation_id": message.correlation_id,
+    }
+
+
+def fields_of_stored(stored: StoredMessage) -> dict[str, Any]:
+    """Return what every stored message has as arguments, to store it in another table."""
+    return {one.name: getattr(stored, one.name) for one in fields(StoredMessage)}
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingFilter:
-    """Which waiting messages are meant; what is None does not matter."""
+class WaitingMessage(StoredMessage):
+    """One message in the waiting table; its payload is the original, or the newest revision."""
+
+    waits: Waits
+    _: KW_ONLY
+    place: int = 0
+    """The order of arrival; the table gives it."""
+
+    held: bool = False
+    """It holds its key (the consumer keeps order per key)."""
+
+    due_at: float = 0.0
+    reason: str = ""
+    error_code: str = ""
+    exception: str = ""
+    since: float = 0.0
+    first_failed_at: float = 0.0
+    label: str = ""
+    """What a person classified it as."""
+
+    @classmethod
+    def of(cls, consumer: str, message: Message, waits: Waits, *, held: bool) -> WaitingMessage:
+        """Return *message* as the waiting table stores it."""
+        return cls(**fields_of_message(consumer, message), waits=waits, held=held)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """Which messages are meant; what is None does not matter."""
 
     consumer: str | None = None
     message_id: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingFilter(MessageFilter):
+    """Which waiting messages are meant; what is None does not matter."""
+
     conflicts_with: str | None = None
     """Conflicts that came with this id, and have a made-up one."""
 
-    key: str | None = None
     waits: Waits | None = None
     label: str | None = None
     error_code: str | None = None
@@ -173,31 +196,15 @@ class HeldKey:
     since: float
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """One dead letter, with the thirteen fields of S3-27; one per consumer and message id."""
-
-    consumer: str
-    message_id: str
-    topic: str
-    partition: int | None
-    offset: int | None
-    key: str | None
-    payload: bytes | None
-    """The bytes as they came; None once they were erased."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter(StoredMessage):
+    """One dead letter, with the thirteen fields of S3-27; its payload is as it came."""
 
     reason: str
     exception: str
     error_code: str
-    attempts: int
     first_failed_at: float
     last_failed_at: float
-    headers: Mapping[str, bytes] = field(default_factory=dict)
-    schema_version: str = ""
-    correlation_id: str = ""
-    message_type: str = ""
-    timestamp: float = 0.0
-    payload_hash: str = ""
     owner: str = ""
     """The team that looks after it."""
 
@@ -210,15 +217,6 @@ class DeadLetter:
     expected_hash: str = ""
     """For a conflict: the hash of the payload that came first."""
 
-    erased_at: float | None = None
-
-    @property
-    def source(self) -> Coordinates | None:
-        """Where the record stood, if that is known."""
-        if self.partition is None or self.offset is None:
-            return None
-        return Coordinates(self.topic, self.partition, self.offset)
-
     @property
     def was_no_message(self) -> bool:
         """Tell whether its record could not be read, and is filed under its coordinates."""
@@ -226,30 +224,23 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterFilter:
+class DeadLetterFilter(MessageFilter):
     """Which dead letters are meant; what is None does not matter."""
 
-    consumer: str | None = None
-    message_id: str | None = None
     conflicts_with: str | None = None
-    """Conflicts that came with this id, filed under one that was made up."""
+    """Conflicts that came with this id, and have a made-up one."""
 
-    key: str | None = None
     topic: str | None = None
     error_code: str | None = None
     outcome: str | None = None
     since: float | None = None
     until: float | None = None
-    after: tuple[float, str] | None = field(default=None)
-    """Go on behind this (first_failed_at, message_id), for pages."""
+    after: tuple[float, str] | None = None
+    """Only letters behind this (first_failed_at, message_id): for pages."""
 
 
 FIRST_KEPT: Final = 5
-
-
 LATEST_KEPT: Final = 45
-
-
 MOST_KEPT: Final = FIRST_KEPT + LATEST_KEPT
 """Of one message; how a long trouble began says more than its middle."""
 
@@ -277,72 +268,23 @@ class FailedAttempt:
     """When its claim says so; 0 for now, which the store writes."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptFilter:
-    """Whose attempts are meant; what is None does not matter."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxMessage(StoredMessage):
+    """One message of the inbox."""
 
-    consumer: str | None = None
-    message_id: str | None = None
-    key: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class InboxMessage:
-    """One message of the inbox; one per consumer and message id."""
-
-    consumer: str
-    message_id: str
-    message_type: str
-    payload: bytes | None
-    key: str | None = None
-    headers: Mapping[str, bytes] = field(default_factory=dict)
-    source: Coordinates | None = None
-    timestamp: float = 0.0
-    payload_hash: str = ""
-    correlation_id: str = ""
-    schema_version: str = ""
     place: int = 0
     received_at: float = 0.0
     processed_at: float | None = None
     due_at: float | None = 0.0
     """When it may be tried; None: never again."""
 
-    attempts: int = 0
     error: str = ""
     result: str | None = None
-    erased_at: float | None = None
 
     @classmethod
     def of(cls, consumer: str, message: Message) -> InboxMessage:
-        """Put *message* into words of the inbox."""
-        return cls(
-            consumer,
-            message.id,
-            message.type,
-            message.raw,
-            message.key,
-            message.headers,
-            message.source,
-            message.timestamp,
-            message.digest,
-            message.correlation_id,
-            message.schema_version,
-        )
-
-    @property
-    def topic(self) -> str:
-        """The original topic; empty where it came from none."""
-        return "" if self.source is None else self.source.topic
-
-    @property
-    def partition(self) -> int | None:
-        """Of the original record."""
-        return None if self.source is None else self.source.partition
-
-    @property
-    def offset(self) -> int | None:
-        """Of the original record."""
-        return None if self.source is None else self.source.offset
+        """Return *message* as the inbox stores it."""
+        return cls(**fields_of_message(consumer, message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,16 +338,10 @@ LEFT_SECONDS: Final = 60.0
 """How old a note is when a process elsewhere that has no row as a member is gone, and one that
 runs has left it behind."""
 
-
 CONFLICT: Final = "conflict:"
-
-
 HASH_DIGITS: Final = 16
-
-
 CAME_AS_AT: Final = len(CONFLICT) + HASH_DIGITS + 1
 """Where in the id of a conflict the id begins that it came with."""
-
 
 _MADE_UP: Final = re.compile(
     rf"{CONFLICT}[0-9a-f]{{{HASH_DIGITS}}}:.*|{UNREADABLE}.+/\d+/\d+", re.DOTALL

@@ -1,4 +1,4 @@
-"""What a failure says of itself in tables, logs and reports: nothing that a message carried.
+"""The text of a failure in tables, logs and reports, without any value of a message.
 
     (sqlite3.IntegrityError) UNIQUE constraint failed: person.mail [parameters: ('ann@x',)]
     ──▶ IntegrityError: UNIQUE constraint failed: person.mail
@@ -6,8 +6,8 @@
     duplicate key value violates unique constraint "person_mail"  DETAIL:  Key (mail)=(ann@x) …
     ──▶ IntegrityError: 23505 duplicate key value violates unique constraint "person_mail"
 
-A database's error is told by its class, its SQLSTATE, the server's own sentence and the
-constraint.  Drivers are known by the names of their attributes: none is imported here.
+A database error keeps its class, its SQLSTATE, the server's own sentence and the constraint.
+Drivers are recognised by the names of their attributes, so none is imported here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 from semel import errors
 
 ERASED_REASON: Final = "its payload was erased"
-"""Stands where a failure's words stood, which may have quoted the payload."""
+"""Replaces the text of a failure, which may quote the erased payload."""
 
 DRIVERS: Final = frozenset({"asyncpg", "psycopg", "psycopg2", "sqlite3", "aiosqlite"})
 
@@ -47,9 +47,9 @@ SQLITE_ERROR: Final = 1
 
 
 def reason_of(error: BaseException) -> str:
-    """Say what an exception means in one line, without a statement, its parameters or a row.
+    """Return an exception's text in one line, without a statement, its parameters or a row.
 
-    What somebody wrote into an exception of their own stays, but for a database's error in it.
+    The text of a handler's own exception stays, except for a database error quoted in it.
     """
     if is_of_driver(error):
         return _told(error)
@@ -59,9 +59,9 @@ def reason_of(error: BaseException) -> str:
         told = _told(cause)
         if told not in text:
             quoted = map(_line, (cause, _orig(cause), _innermost(cause)))
-            # One of them is in the other; whoever tells twice repeats it in itself.
+            # An exception often quotes its cause: the longer text contains the shorter one.
             said = next((one for one in quoted if one and one in text), None)
-            # The driver's own error behind SQLAlchemy's says nothing that is not told by now.
+            # SQLAlchemy's error already contains the driver's, which is its cause.
             if said is None or any(said in one for one in tellings):
                 continue
             text = text.replace(said, told)
@@ -70,21 +70,21 @@ def reason_of(error: BaseException) -> str:
 
 
 def is_of_driver(error: BaseException) -> bool:
-    """Tell whether *error* is a database driver's, or SQLAlchemy's about a statement."""
-    # SQLAlchemy's have the driver's beside the statement.
+    """Return whether *error* is a database driver's, or SQLAlchemy's about a statement."""
+    # SQLAlchemy's error holds the driver's error in `orig`, beside the statement.
     return (hasattr(error, "orig") and hasattr(error, "statement")) or any(
         kind.__module__.partition(".")[0] in DRIVERS for kind in type(error).__mro__
     )
 
 
 def place_of(error: BaseException) -> str:
-    """Say where an exception was raised, for logs: a traceback quotes every exception in it."""
+    """Return where an exception was raised, for logs: a traceback would quote its text."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 def sqlstate(error: BaseException) -> str:
-    """Return the five characters of a PostgreSQL error, empty where there are none."""
+    """Return the five-character SQLSTATE of a PostgreSQL error, or an empty text."""
     orig = getattr(error, "orig", error)
     for found in (getattr(orig, "sqlstate", None), getattr(orig, "pgcode", None)):
         if isinstance(found, str):
@@ -105,7 +105,7 @@ def _told(error: BaseException) -> str:
     constraint = _attribute(inner, "constraint_name")
     if constraint and constraint not in said:
         said = f"{said} (constraint {constraint})"
-    # Of what is no driver's, the kind says more than SQLAlchemy's "StatementError".
+    # If the cause is not a driver's error, its class says more than "StatementError".
     kind = "" if is_of_driver(inner) or state else type(inner).__name__
     words = " ".join(filter(None, (kind, state, said)))
     name = type(error).__name__
@@ -113,7 +113,7 @@ def _told(error: BaseException) -> str:
 
 
 def _without_values(said: str, state: str, code: int | None, inner: BaseException) -> str:
-    """Cut a sentence where it begins to quote a value; names of tables and the like stay."""
+    """Cut a sentence where it begins to quote a value; names of tables and columns stay."""
     is_data = any(kind.__name__ == "DataError" for kind in type(inner).__mro__)
     if state.startswith(VALUE_CLASS) or is_data:
         said = _QUOTED_OR_SHOWN.sub("", said)
@@ -128,7 +128,7 @@ def _orig(error: BaseException) -> BaseException:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """Return the driver's own error, which knows the sentence and the constraint apart."""
+    """Return the driver's own error, which has the sentence and the constraint as fields."""
     orig = _orig(error)
     cause = orig.__cause__
     return cause if cause is not None and is_of_driver(cause) else orig
@@ -141,7 +141,7 @@ def _primary(error: BaseException) -> str:
 
 
 def _attribute(error: BaseException, name: str) -> str:
-    # asyncpg has the fields of an answer itself, psycopg in a record of their own.
+    # asyncpg has the fields on the error itself, psycopg in its `diag`.
     for place in (getattr(error, "diag", None), error):
         found = getattr(place, name, None)
         if isinstance(found, str):

@@ -1,17 +1,9 @@
-"""How one consumer and its runner behave, and how a policy becomes that.
-
-Settings that say what they mean: names are made enum members, numbers lie in their range.
-
-How one consumer and its runner behave: what the policy says, as the engine needs it.
-
-What policies say about replays to one consumer, topic by topic: the strictest holds.
-
-From the policy file to the engine: what holds for a consumer, as its settings.
+"""The settings of one consumer and its runner, and how a policy file becomes settings.
 
     policy ──▶ lint ──▶ refused, with the finding
                   └──▶ (ConsumerSettings, RunnerSettings)
 
-The lint refuses what the engine would carry out otherwise than it says, too
+The lint also refuses what the engine would not do as the policy says
 (`semel.policy.rules.CANNOT`).
 """
 
@@ -42,23 +34,22 @@ if TYPE_CHECKING:
 
 
 def choose(settings: Any, **kinds: Iterable[StrEnum]) -> None:
-    """Make enum members of the fields that are named, on a frozen dataclass, too.
+    """Turn the named fields into enum members, on a frozen dataclass, too.
 
     Raises:
-        Misuse: a value is none of its members; the sentence names the field, the value and all
-            that are allowed.
+        Misuse: a value is not allowed; the text names the field and the allowed values.
     """
     for name, members in kinds.items():
         value = getattr(settings, name)
         by_value = {member.value: member for member in members}
         if not isinstance(value, str) or value not in by_value:
             allowed = ", ".join(map(repr, by_value))
-            raise Misuse(f"{_where(settings, name)} is {value!r}; it may be {allowed}")
+            raise Misuse(f"{_where(settings, name)} must be {allowed}, got {value!r}")
         object.__setattr__(settings, name, by_value[value])
 
 
 def count_from_one(settings: Any, *names: str) -> None:
-    """Make sure that fields are whole numbers from 1 on.
+    """Check that fields are whole numbers of at least 1.
 
     Raises:
         Misuse: one is not.
@@ -66,11 +57,11 @@ def count_from_one(settings: Any, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise Misuse(f"{_where(settings, name)} is {value!r}; it is a number from 1 on")
+            raise Misuse(f"{_where(settings, name)} must be at least 1, got {value!r}")
 
 
 def lasting(settings: Any, *names: str) -> None:
-    """Make sure that fields are seconds, and more than none.
+    """Check that fields are seconds greater than 0.
 
     Raises:
         Misuse: one is not.
@@ -78,21 +69,21 @@ def lasting(settings: Any, *names: str) -> None:
     not_negative(settings, *names)
     for name in names:
         if not getattr(settings, name):
-            raise Misuse(f"{_where(settings, name)} is 0; it is more than no seconds")
+            raise Misuse(f"{_where(settings, name)} must be greater than 0, got 0")
 
 
 def not_negative(settings: Any, *names: str) -> None:
-    """Make sure that fields are seconds, none at least.
+    """Check that fields are seconds of at least 0.
 
     Raises:
         Misuse: one is not.
     """
     for name in names:
         value = getattr(settings, name)
-        # Written so that what is no number at all ("nan") is refused, too.
+        # Written as a negation, because every comparison with nan is false.
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (is_number and value >= 0):
-            raise Misuse(f"{_where(settings, name)} is {value!r}; it is a number of seconds")
+            raise Misuse(f"{_where(settings, name)} must be at least 0 seconds, got {value!r}")
 
 
 def _where(settings: Any, name: str) -> str:
@@ -108,14 +99,14 @@ class RetryPolicy:
     max_delay_seconds: float = 60.0
     jitter: bool = True
     retryable: frozenset[str] = frozenset()
-    """Codes that are retried, whatever their class and the exception's."""
+    """Codes that are always retried, regardless of their class and the exception's."""
 
     non_retryable: frozenset[str] = frozenset()
-    """Codes that are not, whatever their class and the exception's."""
+    """Codes that are never retried, regardless of their class and the exception's."""
 
     mode: RetryMode = RetryMode.BLOCKING
     max_poison_attempts: int | None = None
-    """How often a message is tried whose failure is of the class poison; None: as any other."""
+    """The number of attempts after a failure of the class poison; None: `max_attempts`."""
 
     def __post_init__(self) -> None:
         # A retry topic is a word of the policy file that the lint refuses for our consumers.
@@ -125,13 +116,13 @@ class RetryPolicy:
             count_from_one(self, "max_poison_attempts")
         for name in ("retryable", "non_retryable"):
             if isinstance(codes := getattr(self, name), str):
-                raise Misuse(f"RetryPolicy.{name} is {codes!r}; it is a set of codes")
+                raise Misuse(f"RetryPolicy.{name} must be a set of codes, got {codes!r}")
             object.__setattr__(self, name, frozenset(codes))
         not_negative(self, "initial_delay_seconds", "max_delay_seconds")
         if not 0 <= self.initial_delay_seconds <= self.max_delay_seconds:
             raise Misuse("initialDelayMs must be between 0 and maxDelayMs")
         if both := self.retryable & self.non_retryable:
-            raise Misuse(f"{min(both)} is in retryable and in nonRetryable")
+            raise Misuse(f"{min(both)} is in retryable and in nonRetryable; keep it in one of them")
 
 
 def backoff(
@@ -141,8 +132,8 @@ def backoff(
 ) -> float:
     """Return the seconds to wait after *attempts* attempts.
 
-    Doubles each time; with jitter, anything between half and the whole of it, so that
-    consumers which failed together do not come back together.
+    They double each time.  With jitter they lie between half and the whole, so that
+    consumers that failed together do not retry together.
     """
     whole = policy.initial_delay_seconds * 2.0 ** min(attempts - 1, 60)
     whole = min(whole, policy.max_delay_seconds)
@@ -153,7 +144,7 @@ class Order(StrEnum):
     """Which messages must be handled in the order in which they came."""
 
     KEY = "key"
-    """Those of one key in one partition; a message without a key waits for no other."""
+    """Those of one key in one partition; a message without a key has no order."""
 
     PARTITION = "partition"
     """Those of one partition."""
@@ -163,7 +154,7 @@ class Order(StrEnum):
 
 
 FIRST_VERSION: Final = 1
-"""Where producers begin to count, unless a consumer's settings say otherwise."""
+"""The first version of a key, unless a consumer's settings say otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,52 +163,52 @@ class ConsumerSettings:
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     on_exhausted: GiveUp = GiveUp.DEAD_LETTER
-    """Where a message goes whose attempts are used up."""
+    """Where a message goes after its last attempt."""
 
     on_hopeless: GiveUp = GiveUp.DEAD_LETTER
-    """Where a message goes that no attempt can help."""
+    """Where a message goes whose failure is not retryable."""
 
     dead_letter_owner: str = ""
     dead_letter_topic: str = ""
-    """Where dead letters are published to, besides being kept; empty: nowhere."""
+    """The topic to which dead letters are also published; empty: none."""
 
     dead_letter_outbox: str = "outbox"
-    """The outbox through which they go there; its relay must run."""
+    """The outbox that publishes dead letters; its relay must run."""
 
     review_dead_letters: bool = False
-    """A person must have looked at a dead letter before it is handled again."""
+    """A dead letter can be replayed only after a person has reviewed it."""
 
     duplicates: Duplicates = Duplicates.SKIP
     order: Order = Order.KEY
     holds_keys: bool | None = None
     """A waiting message holds its key: later ones queue behind it (needs order per key).
 
-    None: wherever order per key could be lost otherwise; see `holds_waiting_keys`.
+    None: if order per key needs it; see `holds_waiting_keys`.
     """
 
     versioned: bool = False
     first_version: int = FIRST_VERSION
-    """Where the producer begins to count: a key's later version that comes first is a gap."""
+    """The first version of a key; if a later version arrives first, that is a gap."""
 
     gaps: GapPolicy = GapPolicy.RETRY
     keeps_results: bool = False
     lease_seconds: float = 60.0
     stale: StalePolicy = StalePolicy.RECLAIM
     stale_grace_seconds: float = 300.0
-    """How long `StalePolicy.WAIT` waits behind the end of a lease before it parks."""
+    """How long `StalePolicy.WAIT` waits after the end of a lease before it parks."""
 
     poison_attempts: int = 3
-    """How often a message may take its process with it before it is parked."""
+    """How many times the process may die while handling a message before it is parked."""
 
     batch: BatchPolicy = BatchPolicy.INDEPENDENT
     chunk: int = 20
-    """Messages per savepoint in a batch, or more: one each would cost more than half of the gain.
+    """The least number of messages per savepoint: one each would cost half of the gain.
 
-    They become more while nothing fails, and so many again with the next failure.
+    The number grows while no message fails, and returns to this with the next failure.
     """
 
     held_retry_seconds: float = 1.0
-    """When a message comes back that is held elsewhere, or could not be asked for."""
+    """The delay before a message is redelivered that another worker holds."""
 
     conflict_tries: int = 4
     """How often a whole transaction is run again after a deadlock or serialization failure."""
@@ -240,7 +231,7 @@ class ConsumerSettings:
 
     def _check_order(self) -> None:
         if self.holds_keys and self.order is Order.NONE:
-            raise Misuse("keys can only be held by a consumer that keeps order per key")
+            raise Misuse("holds_keys=True needs order=Order.KEY")
         if self.holds_keys is False and self.order is Order.KEY and self._lets_others_pass:
             raise Misuse(
                 "holds_keys=False lets later messages of a key overtake one that waits in the "
@@ -256,15 +247,15 @@ class ConsumerSettings:
 
     @property
     def stores_retries(self) -> bool:
-        """A failed message waits in the retry table, and its partition goes on."""
+        """A failed message waits in the retry table, and its partition continues."""
         return self.retry.mode is RetryMode.RETRY_TABLE or self.batch is BatchPolicy.DEAD_LETTER
 
     @property
     def holds_waiting_keys(self) -> bool:
-        """A message in the waiting room holds its key: later ones queue up behind it.
+        """A message in the waiting table holds its key: later ones wait behind it.
 
-        So it is with order per key wherever a policy puts messages there.  A dead letter is
-        not in the waiting room, and holds nothing.
+        True for order per key if a policy stores messages there.  A dead letter is not in
+        the waiting table and holds no key.
         """
         if self.order is not Order.KEY:
             return False
@@ -272,7 +263,7 @@ class ConsumerSettings:
 
     @property
     def _lets_others_pass(self) -> bool:
-        """The partition goes on behind a message that waits."""
+        """The partition continues behind a message that waits."""
         parks_gaps = self.versioned and self.gaps is GapPolicy.PARK_KEY
         gives_up = GiveUp.PARK in (self.on_exhausted, self.on_hopeless)
         return self.stores_retries or gives_up or parks_gaps
@@ -284,7 +275,7 @@ class RunnerSettings:
 
     mode: Mode = Mode.TRANSACTIONAL
     max_records: int = 100
-    """Records per fetch; after a crash, so many per partition are handled one at a time."""
+    """Records per fetch; after a crash, this number per partition is handled one by one."""
 
     concurrency: int = 1
     """Lanes at once, or batches at once."""
@@ -296,10 +287,10 @@ class RunnerSettings:
     """How long a stop waits for running handlers before it cancels them."""
 
     cancel_seconds: float = 5.0
-    """How long a cancelled handler may take to clean up before it is left behind."""
+    """How long a cancelled handler may take to clean up before the runner continues without it."""
 
     member_seconds: float = 60.0
-    """How long this process's row outlives it."""
+    """How long this process's row stays after the process has ended."""
 
     lag_seconds: float = 10.0
     """How often the lag is measured."""
@@ -311,15 +302,15 @@ class RunnerSettings:
         not_negative(self, "wait_seconds", "stop_seconds", "cancel_seconds", "lag_seconds")
 
     def check_batch(self, policy: BatchPolicy) -> None:
-        """Make sure that a batch policy can be carried out.
+        """Check that the runner can follow a batch policy.
 
         Raises:
-            Misuse: it needs the whole batch in one transaction, and would be ignored.
+            Misuse: the policy needs the whole batch in one transaction, and would be ignored.
         """
         whole = self.mode is Mode.BATCHED and self.concurrency == 1
         if policy in (BatchPolicy.STOP, BatchPolicy.FAIL_BATCH) and not whole:
             raise Misuse(
-                f"batch policy {policy.value!r} is about one batch at a time, and the runner has "
+                f"batch policy {policy.value!r} needs one batch at a time, and the runner has "
                 f"mode {self.mode.value!r} with concurrency {self.concurrency}; use "
                 f"mode=Mode.BATCHED with concurrency=1, or BatchPolicy.INDEPENDENT"
             )
@@ -332,28 +323,28 @@ WEEK_SECONDS: Final = 7 * DAY_SECONDS
 
 
 DEFAULT_WINDOW_SECONDS: Final = WEEK_SECONDS
-"""How far back a replay reaches where nobody says: what `Retention` keeps claims for."""
+"""How far back a replay may reach by default: as long as `Retention` keeps claims."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRule:
-    """What holds for the messages of one topic."""
+    """The rule for replaying messages of one topic."""
 
     refusal: str | None = None
-    """Why they must not be replayed; None where they may be."""
+    """Why they must not be replayed; None if they may be."""
 
     window_seconds: float | None = None
-    """How old a record without a claim may be; None where nobody says."""
+    """How old a record without a claim may be; None if not set."""
 
     @property
     def reaches_seconds(self) -> float:
-        """The window, which is never without end."""
+        """The window in seconds; there is always a limit."""
         given = self.window_seconds
         return DEFAULT_WINDOW_SECONDS if given is None else given
 
 
 def strictest(rules: Iterable[ReplayRule]) -> ReplayRule:
-    """Return the one rule that keeps all of them: any refusal, and the shortest window."""
+    """Return the one rule that satisfies all of them: any refusal, and the shortest window."""
     known = list(rules)
     refusals = [rule.refusal for rule in known if rule.refusal is not None]
     windows = [rule.window_seconds for rule in known if rule.window_seconds is not None]
@@ -362,15 +353,15 @@ def strictest(rules: Iterable[ReplayRule]) -> ReplayRule:
 
 @dataclass(frozen=True, slots=True)
 class ReplayRules:
-    """What holds for every topic of a consumer."""
+    """The replay rules of a consumer, by topic."""
 
     by_topic: Mapping[str, ReplayRule] = field(default_factory=dict)
     own: ReplayRule = field(default_factory=ReplayRule)
-    """What the consumer's own part says, whatever the topic."""
+    """The rule of the consumer's own part, for every topic."""
 
     @classmethod
     def of_policy(cls, policy: Policy, consumer: str) -> ReplayRules:
-        """Read what a policy says about a consumer and each of its topics.
+        """Read the rules of a policy for a consumer and each of its topics.
 
         Raises:
             PolicyNameUnknown: there is no such consumer.
@@ -380,10 +371,9 @@ class ReplayRules:
         return cls(by_topic, _rule(policy.effective(consumer)))
 
     def of(self, *topics: str | None) -> ReplayRule:
-        """Return what holds for a message of these topics.
+        """Return the strictest rule for a message of these topics.
 
-        Where a topic is not known, or the policy does not know it, everything holds that holds
-        for any.
+        For an unknown topic the strictest rule of all topics holds.
         """
         if topics and all(topic in self.by_topic for topic in topics):
             return strictest(self.by_topic[topic] for topic in topics if topic is not None)
@@ -391,14 +381,14 @@ class ReplayRules:
 
     @property
     def refusal(self) -> str | None:
-        """Say why nothing at all may be replayed; None where some topic's messages may be."""
+        """Return why no message may be replayed; None if some topic allows it."""
         if not self.by_topic:
             return self.own.refusal
         refusals = [rule.refusal for rule in self.by_topic.values()]
         return None if None in refusals else refusals[0]
 
     def joined(self, other: ReplayRules) -> ReplayRules:
-        """Return what holds where both hold."""
+        """Return the rules that satisfy both."""
         topics = {*self.by_topic, *other.by_topic}
         return ReplayRules(
             {topic: strictest([self.of(topic), other.of(topic)]) for topic in sorted(topics)},
@@ -422,13 +412,13 @@ ORDERS: Final[Mapping[words.Ordering, Order]] = {
 def settings_of(
     policy: Policy, consumer: str, topics: Sequence[str] | None = None
 ) -> tuple[ConsumerSettings, RunnerSettings]:
-    """Return the settings that a policy means, for the consumer and for its runner.
+    """Turn a policy into the settings of the consumer and of its runner.
 
-    Of several topics the strictest order holds for all of them.  Without *topics*: those that
-    the policy says the consumer reads.
+    With several topics the strictest order holds for all.  The default for *topics* is those
+    that the policy lists for the consumer.
 
     Raises:
-        Misuse: the lint refuses the policy; the sentence names key and line.
+        Misuse: the lint refuses the policy; the text names key and line.
         PolicyNameUnknown: there is no such consumer, or it does not read one of the topics.
     """
     read: Sequence[str | None] = policy.topics_of(consumer) if topics is None else topics
@@ -445,7 +435,7 @@ def _seconds(length: timedelta | None, unsaid: float = 0.0) -> float:
 
 
 def id_place_of(policy: Policy, consumer: str) -> Place | None:
-    """Return where the policy says that ids come from; None where it does not say.
+    """Return the policy's place of the message id; None if it has none.
 
     Raises:
         PolicyNameUnknown: there is no such consumer.
@@ -459,7 +449,7 @@ def _consumer_settings(e: Effective) -> ConsumerSettings:
     lease = e.lease
     return ConsumerSettings(
         retry=RetryPolicy(
-            # The lint refuses attempts without end.
+            # Never None here: the lint refuses an unlimited number of attempts.
             max_attempts=e.attempts or 1,
             initial_delay_seconds=own.retry.initial_delay_ms / 1000,
             max_delay_seconds=own.retry.max_delay_ms / 1000,

@@ -1,15 +1,34 @@
-"""What operators ask and do, as functions with plain answers: the commands are made of these.
+"""What people ask and do, in both halves: plain answers, without a terminal.
 
-    status_of, history_of            who owns each scope, where it stands, what happened
-    diagnose                         what is stranded, with evidence, and what to read about it
-    guarantee_of                     what happens once, and which settings weaken it
-    plan_recovery, recover           settle what an earlier owner left
-    cycles_to_verify, verify         rows staged against rows visible
-    plan_adoption, adopt             go on with a checkpoint that does not follow from the ledger
-    plan_resolution, resolve         carry a stuck cycle through
+The commands are made of these.  A function that only asks changes nothing.  One that acts
+takes who acts and why, and the ledger or the audit trail keeps it.  Nothing here prints.
 
-A function that only asks changes nothing; one that acts takes *who* and *why*, and the ledger
-keeps them.  Nothing here prints.  `Pipeline.of(driver)` says which sinks are asked.
+Of a pipeline (`Pipeline.of(driver)` says which sinks are asked):
+
+    status_of, history_of          who owns each scope, where it stands, what happened
+    diagnose                       what is stranded, with evidence, and what to read about it
+    guarantee_of                   what happens once, and which settings weaken it
+    plan_recovery, recover         settle what an earlier owner left
+    cycles_to_verify, verify       rows staged against rows visible
+    plan_adoption, adopt           go on with a checkpoint that does not follow from the ledger
+    plan_resolution, resolve       carry a stuck cycle through
+
+Of messages:
+
+    Replay, dry_runs               handle selected messages again, or see what that would do
+    Ids, Letters, Waiting, Offsets, Times, parked_key    which messages
+    parking                        fix, release, skip and label parked messages
+    deadletters                    look at a dead letter; retry, park or skip it
+    deletion                       delete a message, with the approval of a second person
+    explain_message                what is known about a message
+    completeness                   whether every offset was handled
+    retention                      delete what is old; erase a person's payloads
+    review                         what a policy guarantees, and what is wrong with it
+
+Files: adoption doctor guarantee pipelines recovery resolution status verification (pipelines);
+replay replay_message selection dryrun parking deadletters deletion explain completeness
+retention outbox (messages); acts (one audited act), audit (the trail), stores (what only
+operators need of a database).
 """
 
 from typing import TYPE_CHECKING
@@ -17,49 +36,63 @@ from typing import TYPE_CHECKING
 from semel.lazy import lazily
 
 if TYPE_CHECKING:
-    from semel.operate.adoption import Adoption, AdoptionPlan, adopt, plan_adoption
-    from semel.operate.doctor import Diagnosis, Patient, diagnose
-    from semel.operate.guarantee import PipelineGuarantee, guarantee_of
+    from semel.messaging.outcome import OutcomeRange
+    from semel.messaging.records import DeadLetterFilter, WaitingFilter
+    from semel.operate import completeness, deadletters, deletion, parking, retention
+    from semel.operate.adoption import adopt, plan_adoption
+    from semel.operate.doctor import Patient, diagnose
+    from semel.operate.dryrun import dry_runs
+    from semel.operate.explain import explain_message
+    from semel.operate.guarantee import guarantee_of
     from semel.operate.pipelines import Pipeline
-    from semel.operate.recovery import Recovered, RecoveryPlan, plan_recovery, recover
-    from semel.operate.resolution import (
-        Choice,
-        Resolution,
-        ResolutionPlan,
-        Way,
-        plan_resolution,
-        resolve,
-    )
-    from semel.operate.status import Files, History, Status, history_of, status_of
-    from semel.operate.verification import Verification, cycles_to_verify, verify
+    from semel.operate.recovery import plan_recovery, recover
+    from semel.operate.replay import Replay, ReplaySettings
+    from semel.operate.resolution import Choice, Way, plan_resolution, resolve
+    from semel.operate.selection import Ids, Letters, Offsets, Times, Waiting, parked_key
+    from semel.operate.status import Files, history_of, status_of
+    from semel.operate.stores import Account, acting_from
+    from semel.operate.verification import cycles_to_verify, verify
+    from semel.policy import review
+    from semel.spark.checkpoint import open_checkpoint
 
 __all__ = [
-    "Adoption",
-    "AdoptionPlan",
+    "Account",
     "Choice",
-    "Diagnosis",
+    "DeadLetterFilter",
     "Files",
-    "History",
+    "Ids",
+    "Letters",
+    "Offsets",
+    "OutcomeRange",
     "Patient",
     "Pipeline",
-    "PipelineGuarantee",
-    "Recovered",
-    "RecoveryPlan",
-    "Resolution",
-    "ResolutionPlan",
-    "Status",
-    "Verification",
+    "Replay",
+    "ReplaySettings",
+    "Times",
+    "Waiting",
+    "WaitingFilter",
     "Way",
+    "acting_from",
     "adopt",
+    "completeness",
     "cycles_to_verify",
+    "deadletters",
+    "deletion",
     "diagnose",
+    "dry_runs",
+    "explain_message",
     "guarantee_of",
     "history_of",
+    "open_checkpoint",
+    "parked_key",
+    "parking",
     "plan_adoption",
     "plan_recovery",
     "plan_resolution",
     "recover",
     "resolve",
+    "retention",
+    "review",
     "status_of",
     "verify",
 ]
@@ -67,33 +100,48 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
-        "Adoption": "semel.operate.adoption",
-        "AdoptionPlan": "semel.operate.adoption",
+        "Account": "semel.operate.stores",
         "Choice": "semel.operate.resolution",
-        "Diagnosis": "semel.operate.doctor",
+        "DeadLetterFilter": "semel.messaging.records",
         "Files": "semel.operate.status",
-        "History": "semel.operate.status",
+        "Ids": "semel.operate.selection",
+        "Letters": "semel.operate.selection",
+        "Offsets": "semel.operate.selection",
+        "OutcomeRange": "semel.messaging.outcome",
         "Patient": "semel.operate.doctor",
         "Pipeline": "semel.operate.pipelines",
-        "PipelineGuarantee": "semel.operate.guarantee",
-        "Recovered": "semel.operate.recovery",
-        "RecoveryPlan": "semel.operate.recovery",
-        "Resolution": "semel.operate.resolution",
-        "ResolutionPlan": "semel.operate.resolution",
-        "Status": "semel.operate.status",
-        "Verification": "semel.operate.verification",
+        "Replay": "semel.operate.replay",
+        "ReplaySettings": "semel.operate.replay",
+        "Times": "semel.operate.selection",
+        "Waiting": "semel.operate.selection",
+        "WaitingFilter": "semel.messaging.records",
         "Way": "semel.operate.resolution",
+        "acting_from": "semel.operate.stores",
         "adopt": "semel.operate.adoption",
+        "completeness": "semel.operate.completeness",
         "cycles_to_verify": "semel.operate.verification",
+        "deadletters": "semel.operate.deadletters",
+        "deletion": "semel.operate.deletion",
         "diagnose": "semel.operate.doctor",
+        "dry_runs": "semel.operate.dryrun",
+        "explain_message": "semel.operate.explain",
         "guarantee_of": "semel.operate.guarantee",
         "history_of": "semel.operate.status",
+        "open_checkpoint": "semel.spark.checkpoint",
+        "parked_key": "semel.operate.selection",
+        "parking": "semel.operate.parking",
         "plan_adoption": "semel.operate.adoption",
         "plan_recovery": "semel.operate.recovery",
         "plan_resolution": "semel.operate.resolution",
         "recover": "semel.operate.recovery",
         "resolve": "semel.operate.resolution",
+        "retention": "semel.operate.retention",
+        "review": "semel.policy",
         "status_of": "semel.operate.status",
         "verify": "semel.operate.verification",
     },
 )
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -22,6 +22,7 @@ from semel.messaging.records import (
     InboxMessage,
     WaitingMessage,
     Waits,
+    fields_of_stored,
     is_made_up,
 )
 from semel.operate.acts import (
@@ -287,23 +288,10 @@ async def _move_to_waiting(unit: OperatorUnit, letter: DeadLetter, waits: Waits)
 
 def _waiting(letter: DeadLetter, waits: Waits) -> WaitingMessage:
     return WaitingMessage(
-        consumer=letter.consumer,
-        message_id=letter.message_id,
+        **fields_of_stored(letter),
         waits=waits,
-        key=letter.key,
-        payload=letter.payload,
-        attempts=letter.attempts,
         reason=letter.reason,
         error_code=letter.error_code,
         exception=letter.exception,
-        headers=letter.headers,
-        topic=letter.topic,
-        partition=letter.partition,
-        offset=letter.offset,
-        timestamp=letter.timestamp,
-        payload_hash=letter.payload_hash,
-        message_type=letter.message_type,
-        schema_version=letter.schema_version,
-        correlation_id=letter.correlation_id,
         first_failed_at=letter.first_failed_at,
     )

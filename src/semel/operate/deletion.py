@@ -17,7 +17,7 @@ from semel.messaging.failed.deadletters import erase_letter_records
 from semel.messaging.handle.claims import DELETED, ClaimState, Failure
 from semel.messaging.outcome import Mark
 from semel.messaging.receive.offsets import mark
-from semel.messaging.records import AttemptFilter, DeadLetter, WaitingMessage
+from semel.messaging.records import DeadLetter, MessageFilter, WaitingMessage
 from semel.operate.acts import (
     NoSuchMessage,
     NotPossible,
@@ -37,7 +37,6 @@ from semel.operate.stores import (
     OperatorDatabase,
     OperatorUnit,
     Revision,
-    RevisionFilter,
     account_now,
     same_name,
 )
@@ -144,7 +143,7 @@ async def approve_delete(
             if not await unit.dead_letters.remove(consumer, message_id):
                 raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
             await unit.inbox.close(consumer, message_id, DELETED)
-            await unit.inbox.erase(message_id=message_id, consumer=consumer)
+            await unit.inbox.erase(MessageFilter(message_id=message_id, consumer=consumer))
         else:
             waiting = await unit.waiting.get(consumer, message_id)
             _need_the_same(request, waiting)
@@ -158,8 +157,8 @@ async def approve_delete(
         await _never_again(unit, consumer, message_id)
         await mark(unit, consumer, Mark.DELETED, came_from)
         await erase_letter_records(unit, consumer, message_id)
-        await unit.revisions.erase(RevisionFilter(consumer, message_id))
-        await unit.attempts.erase(AttemptFilter(consumer, message_id))
+        await unit.revisions.erase(MessageFilter(consumer, message_id))
+        await unit.attempts.erase(MessageFilter(consumer, message_id))
         await _audit(unit, "delete.approve", request, actor, reason)
         return await _decided(unit, number)
 

@@ -35,6 +35,7 @@ from semel.messaging.records import (
     FailedAttempt,
     Gap,
     InboxMessage,
+    StoredMessage,
     WaitingFilter,
     WaitingMessage,
     Waits,
@@ -137,7 +138,7 @@ class _Known:
     came: Sequence[OutcomeRange]
 
     @property
-    def kept(self) -> WaitingMessage | DeadLetter | InboxMessage | None:
+    def kept(self) -> StoredMessage | None:
         return self.waiting or self.letter or self.stored
 
     @property

@@ -1,14 +1,18 @@
-"""What operators do with messages that the broker refused: send them again, or drop them."""
+"""The outbox: how full it is, who relays it, and what to do with what the broker refused."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from semel.errors import Misuse
+from semel.messaging.send.outbox import Leader, OutboxEntry, OutboxNumbers
 from semel.operate.acts import acting, need_actor, need_reason
 from semel.operate.stores import Act, OperatorDatabase, OperatorUnit
 
 
 class NotParked(Misuse):
-    """The outbox has no such message that was set aside: it was sent, dropped, or never there."""
+    """The outbox has no such parked message: it was sent, dropped, or never there."""
 
     def __init__(self, outbox: str, message_id: str) -> None:
         super().__init__(outbox, message_id)
@@ -17,9 +21,53 @@ class NotParked(Misuse):
 
     def __str__(self) -> str:
         return (
-            f"outbox {self.outbox} has no parked message {self.message_id!r} that this can be "
-            f"done with; nothing was changed"
+            f"outbox {self.outbox} has no parked message {self.message_id!r}, or its payload was "
+            f"erased; nothing was changed"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatus:
+    """The answer of `outbox_status`."""
+
+    outbox: str
+    numbers: OutboxNumbers
+    leader: Leader | None
+    """Null where no relay ever ran."""
+
+    @property
+    def needs_attention(self) -> bool:
+        """Messages are parked, or they wait and no relay runs."""
+        is_led = self.leader is not None and self.leader.seconds_left > 0
+        return self.numbers.parked > 0 or (self.numbers.pending > 0 and not is_led)
+
+
+async def outbox_status(database: OperatorDatabase, outbox: str = "outbox") -> OutboxStatus:
+    """Say how many messages wait in an outbox, and who relays them."""
+    async with database.begin() as unit:
+        numbers = await unit.outbox.numbers(outbox)
+        return OutboxStatus(outbox, numbers, await unit.outbox.leader(outbox))
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedEntries:
+    """The answer of `parked_entries`."""
+
+    outbox: str
+    total: int
+    """How many there are; the list may hold fewer."""
+
+    messages: Sequence[OutboxEntry]
+
+
+async def parked_entries(
+    database: OperatorDatabase, outbox: str = "outbox", limit: int = 50
+) -> ParkedEntries:
+    """List the messages that the broker refused, in the order of writing."""
+    async with database.begin() as unit:
+        entries = await unit.outbox.parked(outbox, limit)
+        numbers = await unit.outbox.numbers(outbox)
+    return ParkedEntries(outbox, numbers.parked, entries)
 
 
 async def parked_ids(
@@ -31,7 +79,7 @@ async def parked_ids(
 ) -> list[str]:
     """Return the ids of parked messages that can be sent again, in order.
 
-    Only those of *topic*, and whose reason has the words *refused_with* in it, where given.
+    *topic* and *refused_with*, a part of the reason, select some of them.
     """
     async with database.begin() as unit:
         count = (await unit.outbox.numbers(outbox)).parked
@@ -48,7 +96,7 @@ async def parked_ids(
 async def send_again(
     database: OperatorDatabase, outbox: str, message_id: str, *, actor: str, reason: str = ""
 ) -> None:
-    """Let the relay try a parked message again; its key goes on behind it.
+    """Let the relay send a parked message again; later messages of its key follow it.
 
     Raises:
         NotParked: it is not parked, or its payload was erased.
@@ -62,7 +110,7 @@ async def send_again(
 async def drop(
     database: OperatorDatabase, outbox: str, message_id: str, *, actor: str, reason: str
 ) -> None:
-    """Give a parked message up: nobody will get it, and its key goes on without it.
+    """Delete a parked message: it is never sent, and later messages of its key go on.
 
     Raises:
         Misuse: there is no reason.

@@ -45,7 +45,7 @@ from semel.clock import SYSTEM_CLOCK
 from semel.codec import Undecodable, Unreadable, unreadable_id
 from semel.errors import Retryable
 from semel.lease import Owner
-from semel.message import Coordinates, Message, Partition, Record, raw_of, value_of
+from semel.message import Message, Partition, Record
 from semel.messaging.consumer import Consumer, message_of
 from semel.messaging.failed.attempt_failed import keep_attempt_of_inbox
 from semel.messaging.failed.deadletters import keep_letter
@@ -75,9 +75,8 @@ from semel.messaging.outcome import (
 )
 from semel.messaging.receive.broker import Reader
 from semel.messaging.receive.inbox import handle, message_of_inbox
-from semel.messaging.receive.inbox import message_of_inbox as stored_message
 from semel.messaging.receive.offsets import Ended, mark_ends
-from semel.messaging.records import DeadLetter, InboxMessage, WaitingMessage, Waits
+from semel.messaging.records import DeadLetter, InboxMessage, StoredMessage, WaitingMessage, Waits
 from semel.messaging.redact import ERASED_REASON, reason_of
 from semel.messaging.settings import DAY_SECONDS, Order, ReplayRules
 from semel.operate.acts import (
@@ -238,11 +237,11 @@ class Source:
             found = message_of(self.consumer, waiting)
         elif stored is not None:
             try:
-                found = stored_message(self.consumer, stored)
+                found = message_of_inbox(self.consumer, stored)
             except Undecodable as error:
                 return NoPayload(message_id, f"it cannot be read: {reason_of(error)}")
         elif letter is not None:
-            found = letter_message(self.consumer, letter)
+            found = message_of(self.consumer, letter)
         if isinstance(found, Unreadable):
             return NoPayload(message_id, f"it cannot be read: {found.reason}")
         return found or NoPayload(message_id, "nobody has its payload any more")
@@ -292,24 +291,6 @@ class Source:
         return Item(arrival.id, record.at.offset, arrival)
 
 
-def letter_message(consumer: Consumer, letter: DeadLetter) -> Message | Unreadable:
-    """Read a dead letter again, as the broker's record was read.
-
-    Its id stays, but for a record that could not be read before: that one had none.
-    """
-    record = Record(
-        letter.source or Coordinates(letter.topic or "?", 0, 0),
-        value_of(letter.payload, letter.payload_hash),
-        None if letter.key is None else raw_of(letter.key),
-        letter.headers,
-        letter.timestamp,
-    )
-    found = consumer.reading.read(record)
-    if isinstance(found, Unreadable) or letter.was_no_message:
-        return found
-    return replace(found, id=letter.message_id, key=letter.key, source=letter.source)
-
-
 @dataclass(slots=True)
 class OutsideInbox:
     """A database in whose transactions no inbox can get one message of one consumer."""
@@ -333,7 +314,7 @@ class OutsideInbox:
             Retryable: the inbox has the message; nothing was done.
         """
         async with self.database.begin() as unit:
-            place = InboxMessage(self.consumer, self.message_id, "", None)
+            place = InboxMessage(self.consumer, self.message_id, payload=None)
             if not await unit.inbox.store(place):
                 known = await unit.inbox.get(self.consumer, self.message_id)
                 is_over = known is not None and known.processed_at is not None
@@ -422,10 +403,6 @@ async def _failed(
 
 Handle: TypeAlias = Callable[[Message, WaitingMessage | None], Awaitable[Outcome]]
 """How a consumer's messages are handled, where that is not in one transaction."""
-
-
-Kept: TypeAlias = WaitingMessage | InboxMessage | DeadLetter
-"""A message that is in our own tables."""
 
 
 # A lock that is not given within these is held by something that does not end by itself.
@@ -576,7 +553,7 @@ class Replayer:
             return replayed(message_id, outcome)
         return Replayed(message_id, Turn.MISSING, "nobody has its payload any more")
 
-    def _refusal(self, item: Item, *kept: Kept | None) -> str | None:
+    def _refusal(self, item: Item, *kept: StoredMessage | None) -> str | None:
         """Say why the policy of its own topic, or of all where none is known, forbids it."""
         topics = {one.topic for one in kept if one is not None}
         if item.arrival is not None:
@@ -608,7 +585,7 @@ class Replayer:
             return Replayed(message_id, Turn.REFUSED, why)
         if letter.erased_at is not None:
             return Replayed(message_id, Turn.REFUSED, ERASED_REASON)
-        found = letter_message(self.consumer, letter)
+        found = message_of(self.consumer, letter)
         if isinstance(found, Unreadable):
             return Replayed(message_id, Turn.REFUSED, f"it cannot be read: {found.reason}")
         if found.id != message_id:

@@ -4,8 +4,10 @@
              model      model         guarantee     rules        questions
                                                     └─── lint ───┘
 
-Only using a name imports pydantic: the engine takes its enums from
-`semel.policy.vocabulary`, and needs neither pydantic nor YAML for them.
+`reader` reads the YAML, `sections` has the keys of the file, `vocabulary` the words that
+they take, and `effective` says where each value comes from.  Only using a name imports
+pydantic: the engine takes its enums from `semel.policy.vocabulary`, and needs neither
+pydantic nor YAML for them.
 """
 
 from typing import TYPE_CHECKING
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 from semel.lazy import lazily
 
 if TYPE_CHECKING:
+    from semel.policy.effective import EffectivePolicies, effective_policies
     from semel.policy.guarantee import Guarantee, Promise, guarantee_of
     from semel.policy.lint import Linted, Review, lint_policy, review
     from semel.policy.model import Effective, Policy, policy_schema
@@ -27,6 +30,7 @@ __all__ = [
     "AntiPattern",
     "ConsumerPolicy",
     "Effective",
+    "EffectivePolicies",
     "Finding",
     "Guarantee",
     "Linted",
@@ -39,6 +43,7 @@ __all__ = [
     "Severity",
     "Status",
     "TopicPolicy",
+    "effective_policies",
     "guarantee_of",
     "lint_policy",
     "policy_schema",
@@ -46,6 +51,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "effective": ("EffectivePolicies", "effective_policies"),
     "guarantee": ("Guarantee", "Promise", "guarantee_of"),
     "lint": ("Linted", "Review", "lint_policy", "review"),
     "model": ("Effective", "Policy", "policy_schema"),

@@ -39,6 +39,7 @@ class Review:
 class Linted:
     """What the lint says of a policy."""
 
+    file: str
     reviews: tuple[Review, ...]
     findings: tuple[Finding, ...]
     """Those that belong to no consumer."""
@@ -47,6 +48,21 @@ class Linted:
     def every_finding(self) -> tuple[Finding, ...]:
         """All findings, those of consumers included."""
         return (*self.findings, *(f for review in self.reviews for f in review.findings))
+
+    @property
+    def refused(self) -> int:
+        """How many findings refuse a combination."""
+        return sum(finding.severity is Severity.REFUSED for finding in self.every_finding)
+
+    @property
+    def warnings(self) -> int:
+        """How many findings warn."""
+        return sum(finding.severity is Severity.WARN for finding in self.every_finding)
+
+    @property
+    def needs_attention(self) -> bool:
+        """Something is refused or warned of; notes do not count."""
+        return bool(self.refused or self.warnings)
 
 
 def lint_policy(policy: Policy, consumer: str | None = None) -> Linted:
@@ -59,7 +75,8 @@ def lint_policy(policy: Policy, consumer: str | None = None) -> Linted:
     reviews = tuple(
         review(policy, name, topic) for name in names for topic in policy.topics_of(name) or (None,)
     )
-    return Linted(reviews, () if consumer is not None else _of_topics(policy))
+    findings = () if consumer is not None else _of_topics(policy)
+    return Linted(policy.source.name, reviews, findings)
 
 
 def review(policy: Policy, consumer: str, topic: str | None = None) -> Review:

@@ -1,4 +1,13 @@
-"""Exactly-once micro-batches on Spark: `foreachBatch`, the staging job, supervision."""
+"""Exactly-once micro-batches on Spark: `foreachBatch`, the staging job, supervision.
+
+exactly_once  the function that Spark calls for every batch
+staging       one pass of the plan for all sinks
+query         the running query: its checkpoint, its sources, what is refused
+checkpoint    what a batch covers, read from the checkpoint
+topics        Kafka's own ids of the topics
+supervise     restarts the query, and knows when not to
+reread        reads a cycle's source range again, for `semel verify`
+"""
 
 from typing import TYPE_CHECKING
 

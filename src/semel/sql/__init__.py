@@ -1,5 +1,16 @@
 """The messaging half's stores in PostgreSQL and SQLite, by SQLAlchemy.
 
+database    one transaction with all stores; engine: engines and their URLs
+session     the session that handlers get: it cannot end the transaction
+claims      the claims; claim_statements: their SQL
+waiting deadletters attempts inbox outbox members outcomes versions    one store each
+operators   the stores of operators: audit trail, approvals, revisions, replays
+retention   which messages are over
+dryrun      what a session changes, and what its commit would refuse
+notify      NOTIFY wakes the relays of other processes
+tables      all tables; types: their columns; schema: making and comparing them
+faults      what a database's error means, by SQLSTATE or code
+
 MySQL and MariaDB have other statements, and are not supported.
 """
 

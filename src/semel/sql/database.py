@@ -1,9 +1,4 @@
-"""PostgreSQL and SQLite as the messaging half's database: one transaction, all stores.
-
-PostgreSQL and SQLite as the messaging half's database: one transaction, all stores.
-
-Databases that are there already: asking never makes one.
-"""
+"""PostgreSQL and SQLite as the messaging half's database: one transaction, all stores."""
 
 from __future__ import annotations
 
@@ -22,9 +17,9 @@ from semel.messaging.failure import Classification
 from semel.messaging.handle.claims import Locked
 from semel.operate.stores import RowChange
 from semel.secrets import masked
-from semel.sql.attempts import SqlFailedAttempts
+from semel.sql.bookkeeping import SqlMembers, SqlOutcomeStore, SqlVersions
 from semel.sql.claims import SqlAlchemyProcessedMessageStore
-from semel.sql.deadletters import SqlDeadLetters
+from semel.sql.deadletters import SqlDeadLetters, SqlFailedAttempts
 from semel.sql.dryrun import watching
 from semel.sql.engine import LOCK_SECONDS, READY, is_in_memory, made_ready, open_engine, read_url
 from semel.sql.faults import (
@@ -37,11 +32,9 @@ from semel.sql.faults import (
     translated_error,
 )
 from semel.sql.inbox import SqlInboxStore
-from semel.sql.members import SqlMembers
 from semel.sql.operators import SqlApprovals, SqlAuditTrail, SqlReplays, SqlRevisions
 from semel.sql.outbox import SqlOutboxStore
-from semel.sql.outcomes import SqlOutcomeStore
-from semel.sql.schema import require_version
+from semel.sql.schema import create, require_version
 from semel.sql.session import (
     FAILED,
     HandlerSession,
@@ -53,7 +46,6 @@ from semel.sql.session import (
 )
 from semel.sql.tables import metadata
 from semel.sql.types import now_us, to_seconds
-from semel.sql.versions import SqlVersions
 from semel.sql.waiting import SqlWaitingRoom
 
 
@@ -122,7 +114,7 @@ class SqlDatabase:
 
     ``SqlDatabase("sqlite://")`` is a new database in memory, for tests and for trying things
     out: it has one connection, whose units come one after the other, and is gone with this
-    object.  Its tables are made as those of any other database: `semel.sql.schema.create`.
+    object.  Its tables are made as those of any other database, by `create_tables`.
     """
 
     def __init__(
@@ -154,6 +146,16 @@ class SqlDatabase:
     def is_postgres(self) -> bool:
         """Tell PostgreSQL from SQLite."""
         return self.engine.dialect.name == "postgresql"
+
+    async def create_tables(self) -> None:
+        """Make semel's tables; doing so again changes nothing.  `semel db create` does the same.
+
+        Raises:
+            SchemaUnusable: there are tables of a newer version, or tables that are not semel's.
+            Misuse: the role may not make tables.
+            Retryable: the database does not answer.
+        """
+        await create(self.engine)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[SqlUnit]:

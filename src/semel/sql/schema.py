@@ -25,7 +25,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
+import semel.sql.tables  # noqa: F401  it fills the metadata
 from semel.errors import Permanent, reason_of
+from semel.operate.stores import SchemaChange, SchemaProblem
 from semel.secrets import masked
 from semel.sql.engine import made_ready
 from semel.sql.faults import opening
@@ -35,7 +37,6 @@ VERSION: Final = 1
 """The version of the tables that this code reads and writes."""
 
 VERSION_TABLE: Final = "semel_messaging"
-
 MAKE: Final = "semel db create"
 CHECK: Final = "semel db check"
 
@@ -46,32 +47,6 @@ _WAIT_SECONDS: Final = 60
 
 # The same type by another name, with no difference that a statement could see.
 _SAME_TYPES: Final = {"VARCHAR": "TEXT"}
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong with the tables, and what to do about it."""
-
-    what: str
-    way_out: str
-
-    def __str__(self) -> str:
-        return f"{self.what}; {self.way_out}"
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaChange:
-    """What `create` or `upgrade` did."""
-
-    before: int | None
-    """None: there were no tables; 0: there were, without a version."""
-
-    after: int
-
-    @property
-    def changed(self) -> bool:
-        """Tell whether anything was done."""
-        return self.before != self.after
 
 
 class SchemaUnusable(Permanent):
@@ -122,23 +97,23 @@ async def upgrade(engine: AsyncEngine) -> SchemaChange:
     return await create(engine)
 
 
-async def check(engine: AsyncEngine) -> Sequence[Problem]:
+async def check(engine: AsyncEngine) -> Sequence[SchemaProblem]:
     """Compare the database with what this code needs; empty where nothing is wrong.
 
     Raises:
         Retryable: the database does not answer.
     """
 
-    def compare(connection: Connection) -> Sequence[Problem]:
+    def compare(connection: Connection) -> Sequence[SchemaProblem]:
         version = _version_there(connection)
         if version is None:
             strangers = _present(connection)
-            return [_stranger(name) for name in strangers] or [Problem(*_MISSING)]
+            return [_stranger(name) for name in strangers] or [SchemaProblem(*_MISSING)]
         if version > VERSION:
-            return [Problem(*_newer(version))]
+            return [SchemaProblem(*_newer(version))]
         found = list(differences(connection, metadata))
         if version == 0 and not found:
-            found = [Problem("the tables have no version", f"write it: {MAKE}")]
+            found = [SchemaProblem("the tables have no version", f"write it: {MAKE}")]
         return found
 
     async with _connected(engine) as ready, ready.connect() as connection:
@@ -238,8 +213,8 @@ def _present(connection: Connection) -> list[str]:
     return [name for name in metadata.tables if name in there]
 
 
-def _stranger(name: str) -> Problem:
-    return Problem(
+def _stranger(name: str) -> SchemaProblem:
+    return SchemaProblem(
         f"there is a table {name} that semel did not make",
         f"rename it, then: {MAKE} (its rows can be taken over: docs/howto/"
         f"migrate-processed-messages.md)",
@@ -253,7 +228,7 @@ def _refuse_strangers(connection: Connection) -> None:
         raise _unusable(connection, (what, problems[0].way_out))
 
 
-def _and_more(problems: Sequence[Problem]) -> str:
+def _and_more(problems: Sequence[SchemaProblem]) -> str:
     return f", and {len(problems) - 1} more" if len(problems) > 1 else ""
 
 
@@ -265,7 +240,7 @@ def _name(engine: Engine) -> str:
     return masked(engine.url.render_as_string(hide_password=True))
 
 
-def differences(connection: Connection, needed: MetaData) -> Iterator[Problem]:
+def differences(connection: Connection, needed: MetaData) -> Iterator[SchemaProblem]:
     """Compare the database's tables with *needed*, and name every difference that matters."""
     found = _Found.of(connection, list(needed.tables))
     for table in needed.sorted_tables:
@@ -273,7 +248,7 @@ def differences(connection: Connection, needed: MetaData) -> Iterator[Problem]:
             yield from _Compared(connection, found, table).problems()
         else:
             make = _one_line(CreateTable(table), connection)
-            yield Problem(
+            yield SchemaProblem(
                 f"table {table.name} is missing",
                 f"restore it from a backup, or make it anew, empty: {make}",
             )
@@ -317,7 +292,7 @@ class _Compared:
         self._key = found.keys[table.name]["constrained_columns"]
         self._indexes = {each["name"]: each for each in found.indexes.get(table.name, [])}
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[SchemaProblem]:
         """Name what differs: columns, the key, indexes."""
         for column in self._table.columns:
             yield from self._of_column(column)
@@ -326,43 +301,43 @@ class _Compared:
         for index in _indexes(self._table):
             yield from self._of_index(index)
 
-    def _of_column(self, column: Column[Any]) -> Iterator[Problem]:
+    def _of_column(self, column: Column[Any]) -> Iterator[SchemaProblem]:
         name = f"column {column.name} of table {self._table.name}"
         found = self._columns.get(column.name)
         if found is None:
             definition = _one_line(CreateColumn(column), self._connection)
-            yield Problem(
+            yield SchemaProblem(
                 f"{name} is missing", f"ALTER TABLE {self._table.name} ADD COLUMN {definition}"
             )
             return
         wanted, has = self._type(column.type), self._type(found["type"])
         if wanted != has:
-            yield Problem(
+            yield SchemaProblem(
                 f"{name} has the type {has}, not {wanted}", f"change its type to {wanted}"
             )
         if column.nullable and not found["nullable"]:
-            yield Problem(f"{name} refuses NULL", "let it be NULL: semel writes none there")
+            yield SchemaProblem(f"{name} refuses NULL", "let it be NULL: semel writes none there")
 
-    def _of_strange_columns(self) -> Iterator[Problem]:
+    def _of_strange_columns(self) -> Iterator[SchemaProblem]:
         for name, found in self._columns.items():
             silent = found["default"] is None and not found["nullable"]
             if name not in self._table.columns and silent:
-                yield Problem(
+                yield SchemaProblem(
                     f"column {name} of table {self._table.name} is not semel's, and every insert "
                     f"fails without a value for it",
                     "drop it, give it a default, or let it be NULL",
                 )
 
-    def _of_key(self) -> Iterator[Problem]:
+    def _of_key(self) -> Iterator[SchemaProblem]:
         wanted = [column.name for column in self._table.primary_key]
         if list(self._key) != wanted:
-            yield Problem(
+            yield SchemaProblem(
                 f"the primary key of table {self._table.name} is ({', '.join(self._key)}), "
                 f"not ({', '.join(wanted)})",
                 "make it so: without that key, a message can be claimed twice",
             )
 
-    def _of_index(self, index: Index) -> Iterator[Problem]:
+    def _of_index(self, index: Index) -> Iterator[SchemaProblem]:
         found = self._indexes.get(index.name)
         if found is None:
             yield _missing_index(self._connection, index)
@@ -370,7 +345,7 @@ class _Compared:
         columns = [column.name for column in index.columns]
         if list(found["column_names"]) != columns or bool(found["unique"]) != index.unique:
             make = _one_line(CreateIndex(index), self._connection)
-            yield Problem(
+            yield SchemaProblem(
                 f"index {index.name} of table {self._table.name} is another one",
                 f"DROP INDEX {index.name}, then {make}",
             )
@@ -384,9 +359,9 @@ def _indexes(table: Table) -> list[Index]:
     return sorted(table.indexes, key=lambda index: str(index.name))
 
 
-def _missing_index(connection: Connection, index: Index) -> Problem:
+def _missing_index(connection: Connection, index: Index) -> SchemaProblem:
     what = f"index {index.name} of table {index.table.name if index.table is not None else ''}"
-    return Problem(f"{what} is missing", _one_line(CreateIndex(index), connection))
+    return SchemaProblem(f"{what} is missing", _one_line(CreateIndex(index), connection))
 
 
 def _one_line(statement: Any, connection: Connection) -> str:

@@ -77,7 +77,7 @@ class Audit:
         return self.table()
 
 
-def audit(
+def audit_sinks(
     source: Iterable[Any],
     sinks: Mapping[str, Iterable[Any]],
     *,

@@ -210,7 +210,7 @@ class _Attempts(DatabaseScenarios):
         async def handle(messages: list[Message]) -> str:
             return "of whom?"
 
-        with pytest.raises(Misuse, match="no result of one message"):
+        with pytest.raises(Misuse, match="a handler of batches cannot keep results per message"):
             handling(ConsumerSettings(keeps_results=True), handle, batches=True)
 
 

@@ -249,7 +249,7 @@ class _Alerts(DatabaseScenarios):
             said = (line.consumer, line.key, line.expected, line.found)
             assert said == ("cases", "case", 1, 3)
             assert line.levelno == logging.WARNING
-            assert "version 1 was next and 3 came" in line.getMessage()
+            assert "expected version 1, got 3" in line.getMessage()
 
         self.run(scenario)
 

@@ -41,7 +41,7 @@ def ends_alike(make: Any, behaviour: Behaviour, batches: list[list[Planned]]) ->
 
 
 @given(behaviour=behaviours(), batches=PLANS)
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=40)
 def test_any_batch_on_sqlite_ends_as_one_transaction_per_message(behaviour, batches):
     ends_alike(memory_world, behaviour, batches)
 

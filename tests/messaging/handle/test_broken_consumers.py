@@ -33,13 +33,13 @@ def walk_until_convicted(name: str) -> Violation | None:
 
 
 def test_the_honest_engine_is_acquitted():
-    assert walk() + walk_inbox() > 60
+    assert walk() + walk_inbox() > 40
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_the_honest_engine_is_acquitted_of_every_history():
-    assert walk(every=1) + walk_inbox() > 150
+    assert walk(whole=True) + walk_inbox() > 150
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

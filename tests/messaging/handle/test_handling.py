@@ -30,7 +30,7 @@ from semel.policy.vocabulary import Duplicates, RetryMode
 from tests.messaging.handled import Place, held, message, retrying
 from tests.messaging.worlds import Effect
 
-WAITS = WaitingMessage("billing", "m1", Waits.RETRY, None, None)
+WAITS = WaitingMessage("billing", "m1", Waits.RETRY, payload=None)
 
 
 def test_a_message_is_handled_once_and_its_second_delivery_is_a_duplicate():

@@ -140,9 +140,9 @@ class Place:
 
 def test_a_lease_is_renewed_for_as_long_as_its_completion_is_tried():
     async def scenario() -> None:
-        place = Place(Locked("the row"), lease_seconds=SHORT)
+        place = Place(Locked("the row"), lease_seconds=1.0)
         running = asyncio.create_task(place.deliver())
-        await asyncio.sleep(3 * SHORT)
+        await asyncio.sleep(1.5)
 
         other = await place.deliver("b")
         Refuses.error = None

@@ -179,7 +179,8 @@ class Overtaking:
 class TestInMemory(InMemory, DatabaseContract):
     @pytest.mark.parametrize("fails", [0, 1, 2, 3, 4])
     def test_in_whatever_order_versions_come_and_whichever_fails_all_are_applied(self, fails):
-        for order in permutations(range(1, 5)):
+        # Each order once, the version that fails in turns.
+        for order in list(permutations(range(1, 5)))[fails::5]:
             self._apply(order, fails)
 
     def _apply(self, order: tuple[int, ...], fails: int) -> None:

@@ -148,7 +148,7 @@ class Losses(DatabaseContract):
         lost, number = 1_537, 2_500
         messages = [
             WaitingMessage(
-                BILLING, f"m{n}", Waits.PARKED, None, b"", topic="payments", partition=0, offset=n
+                BILLING, f"m{n}", Waits.PARKED, payload=b"", topic="payments", partition=0, offset=n
             )
             for n in range(number)
             if n != lost

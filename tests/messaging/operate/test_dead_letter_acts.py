@@ -287,7 +287,14 @@ async def fill(world, key):
     await fix(world.database, BILLING, f"parked-{key}", payload + b"!", ids=KeepId(), **ANN)
     async with world.database.begin() as unit:
         await unit.inbox.store(
-            InboxMessage(BILLING, f"in-{key}", "Paid", payload, key, headers, payload_hash="h")
+            InboxMessage(
+                BILLING,
+                f"in-{key}",
+                payload=payload,
+                key=key,
+                headers=headers,
+                payload_hash="h",
+            )
         )
         await unit.outbox.add([OutboxEntry(f"out-{key}", "paid", payload, key, headers)])
 

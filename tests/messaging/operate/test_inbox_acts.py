@@ -220,7 +220,7 @@ class InboxActs:
                     paying.inbox.database, paying.inbox.consumer.name, name, **ANN
                 )
         with pytest.raises(Misuse, match="actor"):
-            await retry_inbox_message(world.database, "billing", "m1", actor=" ")
+            await retry_inbox_message(world.database, BILLING, "m1", actor=" ", reason="again")
 
         assert tried == [True, False, False]
         assert ("ann", "inbox.retry", "m1") in await acts(world)

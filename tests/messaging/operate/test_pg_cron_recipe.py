@@ -63,7 +63,7 @@ class TestTheRecipe(InPostgres, DatabaseContract):
         async with world.database.begin() as unit:
             letter = replace(LETTER, consumer=BILLING, message_id="old COMPLETED")
             await unit.dead_letters.put(letter)
-            waiting = WaitingMessage(BILLING, "old FAILED_TERMINAL", Waits.RETRY, None, b"{}")
+            waiting = WaitingMessage(BILLING, "old FAILED_TERMINAL", Waits.RETRY, payload=b"{}")
             await unit.waiting.put(waiting)
         await world.age(99 * DAY_SECONDS)
 
@@ -122,7 +122,7 @@ async def fill(world, prefix):
             await unit.attempts.add(FailedAttempt(BILLING, name, 1, "X", "poison"))
         for name in (prefix, f"{prefix}-2"):
             await unit.attempts.add(FailedAttempt(BILLING, name, 1, "X", "poison"))
-            await unit.inbox.store(InboxMessage(BILLING, name, "Paid", b""))
+            await unit.inbox.store(InboxMessage(BILLING, name, payload=b""))
         await unit.inbox.done(BILLING, prefix)
 
 

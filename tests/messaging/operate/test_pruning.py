@@ -51,7 +51,7 @@ class Pruning(DatabaseContract):
         async with world.database.begin() as unit:
             for number in range(5):
                 await unit.claims.mark_completed(BILLING, f"m{number}")
-                await unit.inbox.store(InboxMessage(BILLING, f"m{number}", "Paid", b""))
+                await unit.inbox.store(InboxMessage(BILLING, f"m{number}", payload=b""))
             for number in range(3):
                 await unit.inbox.done(BILLING, f"m{number}")
         await world.age(2 * WEEK + 60)
@@ -138,7 +138,7 @@ class Pruning(DatabaseContract):
         for name in ("kept", "a", "b"):
             async with world.database.begin() as unit:
                 await unit.claims.mark_completed(BILLING, name)
-                await unit.inbox.store(InboxMessage(BILLING, name, "Paid", b""))
+                await unit.inbox.store(InboxMessage(BILLING, name, payload=b""))
                 await unit.inbox.done(BILLING, name)
                 await unit.attempts.add(replace(ATTEMPT, message_id=name))
                 asked = await unit.approvals.ask(Asked.DELETE_LETTER, BILLING, name, "ann", "why")

@@ -97,8 +97,10 @@ def test_a_retry_worker_does_not_spin_while_another_one_is_at_the_message():
         place.clock.advance(2)
         worker = RetryWorker(place.consumer, place.database, 60.0, held)
         running = asyncio.create_task(worker.run())
-        for _ in range(200):
-            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            while not tries:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
         worker.stop()
         await asyncio.wait_for(running, 5)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -12,7 +12,7 @@ from semel.errors import Fenced, Retryable
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_failures import Call, Failure
 from semel.message import Partition
-from semel.messaging.outcome import HOLE, Handled, Outcome, RetryLater, Skipped
+from semel.messaging.outcome import HOLE, MEANING, Handled, Outcome, RetryLater, Skipped
 from semel.messaging.receive.offsets import Settling
 from semel.testing.clock import SimulatedClock
 from tests.messaging.worlds import memory_database
@@ -170,3 +170,8 @@ def test_an_offset_is_a_hole_where_no_record_was_delivered_and_nowhere_else():
         ]
 
     run(place, test)
+
+
+def test_the_table_of_outcomes_has_a_row_for_every_kind():
+    assert set(MEANING) == set(get_args(Outcome))
+    assert [kind for kind, meaning in MEANING.items() if not meaning.ack] == [RetryLater]

@@ -13,7 +13,7 @@ from semel.codec import Codec, FromHeader, FromPayload, JsonCodec, RawCodec, Rea
 from semel.errors import Misuse
 from semel.memory.broker import MemoryBroker
 from semel.message import Coordinates, Message, Record
-from semel.messaging.consumer import Consumer, consumer
+from semel.messaging.consumer import Consumer, consumer, message_of
 from semel.messaging.failed.retries import RetryWorker, retry_due
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.claims import ClaimState
@@ -29,7 +29,6 @@ from semel.messaging.receive.inbox import message_of_inbox
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import InboxMessage, Waits
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
-from semel.operate.replay_message import letter_message
 from semel.outboxes import Outbox
 from semel.policy.vocabulary import RetryMode
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
@@ -264,7 +263,7 @@ class StrangeRecords(DatabaseContract):
             letter = await unit.dead_letters.get("c", "m1")
 
         assert letter is not None
-        found = letter_message(service.consumer, letter)
+        found = message_of(service.consumer, letter)
         assert isinstance(found, Message)
         assert found.payload is None
 

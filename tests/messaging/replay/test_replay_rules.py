@@ -335,7 +335,7 @@ def test_a_consumer_keeps_what_its_policy_says():
 
     assert billing.mode is Mode.TRANSACTIONAL
     assert billing.replays.of("refunds").refusal is not None
-    with pytest.raises(Misuse, match="its policy says mode transactional"):
+    with pytest.raises(Misuse, match="its policy has mode transactional"):
         consumer("billing", policy=policy(), mode=Mode.LEASED)
 
 

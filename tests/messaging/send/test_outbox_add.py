@@ -184,14 +184,14 @@ def test_a_header_that_was_no_text_goes_on_as_it_came(memory):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"payload": object()}, "what JSON can say"),
-        ({"payload": float("nan")}, "what JSON can say"),
-        ({"payload": "half \ud83d"}, "half a character"),
+        ({"payload": object()}, "a value that JSON can represent"),
+        ({"payload": float("nan")}, "a value that JSON can represent"),
+        ({"payload": "half \ud83d"}, "lone surrogate"),
         ({"topic": ""}, "needs a topic"),
         ({"message_id": ""}, "needs a message id"),
-        ({"message_id": "a\0b"}, "no plain text"),
+        ({"message_id": "a\0b"}, "a text without NUL and lone surrogates"),
         ({"key": 7}, "key 7"),
-        ({"key": "\ud800"}, "no plain text"),
+        ({"key": "\ud800"}, "a text without NUL and lone surrogates"),
         ({"headers": {"message-id": "x"}}, "give message_id instead"),
     ],
 )

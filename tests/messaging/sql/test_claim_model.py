@@ -36,7 +36,7 @@ from semel.messaging.handle.claims import (
     Terminal,
 )
 from semel.policy.vocabulary import StalePolicy
-from tests.messaging.worlds import memory_world, postgres_world, sqlite_world
+from tests.messaging.worlds import memory_world, postgres_world
 
 HASHES = st.sampled_from(["", "a" * 64, "b" * 64])
 STEPS_SECONDS = st.sampled_from([100, 200, 300])
@@ -356,12 +356,8 @@ def live(open_world, examples, steps):
             runner.run(stack.aclose())
 
 
-def test_a_claim_in_memory_lives_as_its_model_does():
-    live(memory_world, examples=80, steps=50)
-
-
-def test_a_claim_in_sqlite_lives_as_its_model_does(tmp_path):
-    live(lambda: sqlite_world(tmp_path), examples=15, steps=30)
+def test_a_claim_in_sqlite_lives_as_its_model_does():
+    live(memory_world, examples=25, steps=40)
 
 
 @pytest.mark.postgres

@@ -11,10 +11,11 @@ from sqlalchemy import inspect, text
 
 from semel.errors import Retryable
 from semel.messaging.handle.claims import Claimed, ClaimRequest
+from semel.operate.stores import SchemaChange
 from semel.sql import schema
 from semel.sql.database import SqlDatabase
 from semel.sql.engine import open_engine
-from semel.sql.schema import VERSION, SchemaChange, SchemaUnusable
+from semel.sql.schema import VERSION, SchemaUnusable
 from semel.sql.tables import metadata
 
 HAND_MADE = "CREATE TABLE processed_message (id text PRIMARY KEY)"

@@ -59,7 +59,7 @@ def test_scopes_are_filtered_by_app_and_query(world):
 
 
 def test_a_sound_ledger_hangs_together(world, monkeypatch):
-    monkeypatch.setattr("semel.cli.reports.ledger.of_ledger", lambda ledger: [])
+    monkeypatch.setattr("semel.operate.ledger.of_ledger", lambda ledger: [])
 
     document = ask("ledger", "check")
 

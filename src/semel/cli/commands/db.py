@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from semel.cli.answer import Answer
 from semel.cli.database import Books, asking
 from semel.cli.preamble import begins_with
-from semel.cli.reports.db import (
-    TablesChange,
-    TablesCheck,
-    tables_checked,
-    tables_created,
-    tables_upgraded,
-)
+from semel.cli.render import Field, Line, Shape, bold, red
+from semel.errors import Misuse
+from semel.operate.stores import SchemaChange, SchemaCheck
 
 app = typer.Typer(no_args_is_help=True, help="Make and check the consumers' tables.")
+
+Result = TypeVar("Result")
+
+Shape(SchemaChange, Field("changed"), whole=True)
 
 
 @app.command("create")
 @begins_with(asking, "db create")
 def create(answer: Answer, books: Books) -> None:
-    """Make the tables that consumers, inboxes and outboxes need; doing so again changes nothing.
+    """Make the tables that consumers, inboxes and outboxes need; a second call changes nothing.
 
-    Refuses a database that has a table of the same name which semel did not make.  Nobody is
-    asked: what was there before stays as it is.
+    Refuses a database that has a table of the same name which semel did not make.  Asks no
+    confirmation: it changes no table that is already there.
 
     Example: semel db create --database postgresql://db/shop
     """
-    answer.give(tables_created(books.url), show_change)
+    from semel.sql.schema import create
+
+    change = _on_engine(books.url, _need_folder, create)
+    answer.reply(change, lambda done: change_lines(books.name, done), database=books.name)
 
 
 @app.command("upgrade")
@@ -38,41 +44,78 @@ def create(answer: Answer, books: Books) -> None:
 def upgrade(answer: Answer, books: Books) -> None:
     """Make the tables where there are none, or say that they are up to date.
 
-    Of tables that Alembic made it writes the version down.  Two processes may do it at once.
+    For tables that Alembic made it writes the version.  Two processes may run it at once.
 
     Example: semel db upgrade --database postgresql://db/shop
     """
-    answer.give(tables_upgraded(books.url), show_change)
+    from semel.sql.schema import upgrade
+
+    change = _on_engine(books.url, _need_file, upgrade)
+    answer.reply(change, lambda done: change_lines(books.name, done), database=books.name)
 
 
 @app.command("check")
 @begins_with(asking, "db check")
 def check(answer: Answer, books: Books) -> None:
-    """Compare the tables with what this semel needs, and name whatever is missing or different.
+    """Compare the tables with what this semel needs, and name what is missing or different.
 
-    Exit code 1: something is; each line ends with the way out.
+    Each line ends with the way out.  Exit code 1: something is missing or different.
 
     Example: semel db check --database postgresql://db/shop
     """
-    answer.give(tables_checked(books.url), show_check)
+    from semel.sql.schema import VERSION, check
+
+    found = SchemaCheck(VERSION, _on_engine(books.url, _need_file, check))
+    answer.reply(found, lambda check: check_lines(books.name, check), database=books.name)
 
 
-def show_change(console: Console, report: TablesChange) -> None:
-    """Print what became of the tables."""
-    if not report.changed:
-        done = f"the tables have version {report.after} already"
-    elif report.before is None:
-        done = f"made the tables of version {report.after}"
+def _on_engine(
+    url: str, look: Callable[[str], None], act: Callable[[Any], Awaitable[Result]]
+) -> Result:
+    from semel.sql.engine import open_engine
+
+    async def whole() -> Result:
+        engine = open_engine(url)
+        try:
+            if engine.dialect.name == "sqlite":
+                look(engine.url.database or ":memory:")
+            return await act(engine)
+        finally:
+            await engine.dispose()
+
+    return asyncio.run(whole())
+
+
+def _need_folder(file: str) -> None:
+    if file == ":memory:":
+        raise Misuse("a database in memory is gone when this command ends: name a file")
+    folder = Path(file).resolve().parent
+    if not folder.is_dir():
+        raise Misuse(f"there is no folder {folder} to make {Path(file).name} in")
+
+
+def _need_file(file: str) -> None:
+    # Opening a file that is not there would make it.
+    if not Path(file).is_file():
+        raise Misuse(f"there is no file {file}; make it with its tables: semel db create")
+
+
+def change_lines(database: str, change: SchemaChange) -> Iterator[Line]:
+    """Put what became of the tables for people."""
+    if not change.changed:
+        done = f"the tables have version {change.after} already"
+    elif change.before is None:
+        done = f"made the tables of version {change.after}"
     else:
-        done = f"the tables were there; wrote down that they have version {report.after}"
-    console.print(f"{report.database}: {done}", markup=False)
+        done = f"the tables were there; wrote down that they have version {change.after}"
+    yield f"{database}: {done}"
 
 
-def show_check(console: Console, report: TablesCheck) -> None:
-    """Print what is wrong with the tables."""
-    console.print(f"{report.database}: this semel needs version {report.version}", markup=False)
-    for problem in report.problems:
-        console.print(f"[bold red]wrong[/]  {escape(problem.what)}", soft_wrap=True)
-        console.print(f"       {escape(problem.way_out)}", soft_wrap=True)
-    if not report.problems:
-        console.print("[green]nothing is missing[/]")
+def check_lines(database: str, found: SchemaCheck) -> Iterator[Line]:
+    """Put what is wrong with the tables for people."""
+    yield f"{database}: this semel needs version {found.version}"
+    for problem in found.problems:
+        yield red("wrong", f"  {problem.what}")
+        yield f"       {problem.way_out}"
+    if not found.problems:
+        yield bold("nothing is missing", "green")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from semel.cli.answer import answering, table
+from semel.cli.answer import answering
 from semel.cli.options import (
     DebugOption,
     JsonOption,
@@ -20,34 +19,47 @@ from semel.cli.options import (
     YesOption,
     who_is_it,
 )
-from semel.cli.reports.ledger import (
-    BackupReport,
-    LedgerCheck,
-    RestoreReport,
-    back_up,
-    ledger_check,
-)
-from semel.cli.reports.ledger import restore as fence
+from semel.cli.render import Field, Line, Rows, Shape, bold, red
 from semel.cli.target import need_ledger
-from semel.cli.words import counted, listed, pairs
+from semel.cli.words import counted, listed
 from semel.errors import Misuse
 from semel.lease import Takeover
+from semel.operate.ledger import (
+    Backup,
+    LedgerCheck,
+    Restoration,
+    ScopeCheck,
+    back_up_ledger,
+    check_ledger,
+    restore_ledger,
+)
 
 app = typer.Typer(no_args_is_help=True, help="Look after the ledger itself.")
+
+SCOPE = Shape(
+    ScopeCheck,
+    Field("scope", head="scope"),
+    Field("epoch", head="epoch", right=True),
+    Field("generations", head="generations", right=True),
+    Field("mark", head="mark"),
+    Field("attempts", head="attempts"),
+    Field("acts", head="acts", right=True),
+    Field("problems"),
+)
 
 
 @app.command("check")
 def check(
     ledger: LedgerOption = None, as_json: JsonOption = False, debug: DebugOption = False
 ) -> None:
-    """Read all of the ledger and see that it hangs together.
+    """Read all of the ledger, and check that its records agree with each other.
 
-    Exit code 1: it is in an odd place, or its records contradict each other.
+    Exit code 1: they contradict each other, or the ledger is in an unsafe place.
 
     Example: semel ledger check --ledger sqlite:///payments.ledger
     """
     with answering("ledger check", as_json, debug) as answer:
-        answer.give(ledger_check(need_ledger(answer, ledger)), show_check)
+        answer.reply(check_ledger(need_ledger(answer, ledger)), check_lines)
 
 
 @app.command("backup")
@@ -59,12 +71,12 @@ def backup(
 ) -> None:
     """Copy the ledger to a file, as it is at one moment, while it is in use.
 
-    Of a ledger in PostgreSQL it names the pg_dump command that does so.
+    For a ledger in PostgreSQL it names the pg_dump command to run instead.
 
     Example: semel ledger backup payments.backup --ledger sqlite:///payments.ledger
     """
     with answering("ledger backup", as_json, debug) as answer:
-        answer.give(back_up(need_ledger(answer, ledger), file), show_backup)
+        answer.reply(back_up_ledger(need_ledger(answer, ledger), file), backup_lines)
 
 
 @app.command("restore")
@@ -91,46 +103,32 @@ def restore(
         answer.say(f"{opened.url}: every lease in it ends, and every epoch is raised")
         if not why:
             raise Misuse(
-                "restoring fences every owner, and the audit wants a reason: add --why '…'"
+                "restoring fences every owner, and the audit needs a reason: add --why '…'"
             )
         answer.confirm(f"Go on with {opened.url} as it was restored?", yes)
         chosen = Takeover.FORCE if takeover else Takeover.WAIT
-        answer.give(fence(opened, chosen, who_is_it(who), why), show_restore)
+        answer.reply(restore_ledger(opened, who_is_it(who), why, chosen), restore_lines)
 
 
-def show_check(console: Console, report: LedgerCheck) -> None:
-    """Print how the ledger hangs together."""
-    console.print(f"ledger {report.ledger}  (id {report.ledger_id})", markup=False)
-    right = ("epoch", "generations", "acts")
-    rows = table("scope", "epoch", "generations", "mark", "attempts", "acts", right=right)
-    for scope in report.scopes:
-        rows.add_row(
-            scope.scope,
-            str(scope.epoch),
-            str(scope.generations),
-            scope.mark or "-",
-            pairs(scope.attempts),
-            str(scope.acts),
-        )
-    console.print(rows)
-    for scope in report.scopes:
-        for problem in scope.problems:
-            console.print(f"[bold red]{scope.scope}[/]  {escape(problem)}")
-    for weak in report.weakened_by:
-        console.print(f"[bold red]weak[/]  {escape(weak.what)}")
-    if not report.needs_attention:
-        console.print("[green]it hangs together[/]")
+def check_lines(found: LedgerCheck) -> Iterator[Line | Rows]:
+    """Put a check for people."""
+    yield f"ledger {found.ledger}  (id {found.ledger_id})"
+    yield SCOPE.table(found.scopes)
+    for scope in found.scopes:
+        yield from (red(scope.scope, f"  {problem}") for problem in scope.problems)
+    yield from (red("weak", f"  {weak.what}") for weak in found.weakened_by)
+    if not found.needs_attention:
+        yield bold("the records agree with each other", "green")
 
 
-def show_backup(console: Console, report: BackupReport) -> None:
-    """Print what was copied."""
-    scopes = f"{counted(len(report.scopes), 'scope')}: {listed(report.scopes)}"
-    console.print(f"{report.file}: {counted(report.bytes, 'byte')}, {scopes}", markup=False)
+def backup_lines(made: Backup) -> Iterator[Line]:
+    """Put a backup for people."""
+    scopes = f"{counted(len(made.scopes), 'scope')}: {listed(map(str, made.scopes))}"
+    yield f"{made.file}: {counted(made.bytes, 'byte')}, {scopes}"
 
 
-def show_restore(console: Console, report: RestoreReport) -> None:
-    """Print where the restored ledger stands."""
-    console.print(f"{report.ledger}: owners of the lost ledger are fenced", markup=False)
-    for scope, mark in report.marks.items():
-        stands = f"epoch {report.epochs[scope]}, mark {mark or 'none'}"
-        console.print(f"  {scope}: {stands}", markup=False)
+def restore_lines(done: Restoration) -> Iterator[Line]:
+    """Put a restored ledger for people."""
+    yield f"{done.ledger}: owners of the lost ledger are fenced"
+    for scope, mark in done.marks.items():
+        yield f"  {scope}: epoch {done.epochs[scope]}, mark {mark or 'none'}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Annotated, TypeAlias
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from semel.cli.answer import Answer, table, tell_shortened
+from semel.cli.answer import Answer
 from semel.cli.database import (
     Actor,
     AnyMessagesArgument,
@@ -19,18 +19,21 @@ from semel.cli.database import (
     asking,
 )
 from semel.cli.messages import act_on_each
-from semel.cli.plain import shortened
 from semel.cli.preamble import begins_with
-from semel.cli.reports.outbox import (
-    OutboxStatus,
-    ParkedList,
-    outbox_status,
-    parked_list,
-)
+from semel.cli.render import Field, Line, Rows, Shape, column, facts, name_of
 from semel.cli.words import at, counted, lasting, some_of
 from semel.errors import Misuse
+from semel.lease import Owner
+from semel.messaging.send.outbox import Leader, OutboxEntry
+from semel.operate.outbox import (
+    OutboxStatus,
+    ParkedEntries,
+    outbox_status,
+    parked_entries,
+    parked_ids,
+    send_again,
+)
 from semel.operate.outbox import drop as drop_message
-from semel.operate.outbox import parked_ids, send_again
 
 app = typer.Typer(no_args_is_help=True, help="Look at an outbox, and at what its broker refused.")
 
@@ -51,16 +54,56 @@ RefusalFilter: TypeAlias = Annotated[
 ]
 
 
+def owner_of(leader: Leader) -> str:
+    """Process and host of the relay; empty where the last relay was stopped."""
+    try:
+        return str(Owner.from_json(json.loads(leader.owner)))
+    except (ValueError, TypeError):
+        return leader.owner
+
+
+def is_erased(entry: OutboxEntry) -> bool:
+    """Whether its payload was erased."""
+    return entry.erased_at is not None
+
+
+def _reason(entry: OutboxEntry) -> str:
+    return ("(erased) " if is_erased(entry) else "") + entry.parked_reason
+
+
+Shape(
+    OutboxStatus,
+    Field("outbox"),
+    Field("pending", "numbers.pending"),
+    Field("parked", "numbers.parked"),
+    Field("oldest_seconds", "numbers.oldest_seconds"),
+    Field("leader"),
+)
+Shape(Leader, Field("owner", owner_of), whole=True)
+ENTRY = Shape(
+    OutboxEntry,
+    Field("message_id", head="message", cell=name_of),
+    Field("topic", head="topic"),
+    Field("key", head="key", cell=name_of, means="Later messages of this key and topic wait."),
+    Field("attempts", head="attempts", right=True),
+    Field("created_at", head="written", cell=at),
+    column("reason", _reason),
+    Field("reason", "parked_reason"),
+    Field("erased", is_erased),
+)
+
+
 @app.command("status")
 @begins_with(asking, "outbox status")
 def status(answer: Answer, books: Books, *, outbox: OutboxOption = "outbox") -> None:
     """Show how many messages wait, for how long, and who relays them.
 
-    Exit code 1: messages are parked, or they wait and nobody relays.
+    Exit code 1: messages are parked, or they wait and no relay runs.
 
     Example: semel outbox status --database postgresql://db/shop
     """
-    answer.give(books.ask(lambda d: outbox_status(d, books.name, outbox)), show_status)
+    found = books.ask(lambda database: outbox_status(database, outbox))
+    answer.reply(found, status_lines, database=books.name)
 
 
 @app.command("parked")
@@ -72,7 +115,8 @@ def parked(
 
     Example: semel outbox parked --database postgresql://db/shop
     """
-    answer.give(books.ask(lambda d: parked_list(d, books.name, outbox, limit)), show_parked)
+    found = books.ask(lambda database: parked_entries(database, outbox, limit))
+    answer.reply(found, parked_lines, database=books.name)
 
 
 @app.command("retry")
@@ -88,10 +132,10 @@ def retry(
     refused_with: RefusalFilter = None,
     outbox: OutboxOption = "outbox",
 ) -> None:
-    """Let the relay send parked messages again; their keys go on behind them.
+    """Let the relay send parked messages again; later messages of their keys follow them.
 
-    With --all: every one, or those of a topic or with a reason.  One whose payload was erased
-    is not among them.  Exit code 1: one of them could not be sent again.
+    With --all: all of them, or those of one topic or with one reason; never one whose payload
+    was erased.  Exit code 1: one of them could not be sent again.
 
     Example: semel outbox retry m-17 --reason "the topic exists now"
     """
@@ -124,9 +168,9 @@ def drop(
     messages: MessagesArgument,
     outbox: OutboxOption = "outbox",
 ) -> None:
-    """Give parked messages up: nobody will get them; needs a reason.
+    """Delete parked messages: they are never sent; needs a reason.
 
-    Their keys go on without them.  Exit code 1: one of them could not be dropped.
+    Later messages of their keys go on.  Exit code 1: one of them could not be dropped.
 
     Example: semel outbox drop m-17 --reason "the customer was told by phone"
     """
@@ -142,38 +186,27 @@ def drop(
     )
 
 
-def show_status(console: Console, report: OutboxStatus) -> None:
-    """Print how an outbox stands."""
-    leader = report.leader
+def status_lines(status: OutboxStatus) -> Iterator[Line]:
+    """Put how an outbox stands for people."""
+    numbers, leader = status.numbers, status.leader
     if leader is None:
         relays = "no relay ever ran"
     elif leader.seconds_left > 0:
-        relays = f"{leader.owner}, for {lasting(leader.seconds_left)} more unless renewed"
+        relays = f"{owner_of(leader)}, for {lasting(leader.seconds_left)} more unless renewed"
     else:
-        relays = f"nobody; the last was {leader.owner or 'stopped'}"
-    rows = table("", "")
-    rows.show_header = False
-    rows.add_row("outbox", escape(f"{report.outbox} in {report.database}"))
-    rows.add_row("pending", counted(report.pending, "message"))
-    rows.add_row("oldest", lasting(report.oldest_seconds) if report.pending else "-")
-    rows.add_row("parked", counted(report.parked, "message"))
-    rows.add_row("relayed by", escape(relays))
-    console.print(rows)
+        relays = f"nobody; the last was {owner_of(leader) or 'stopped'}"
+    yield facts(
+        {
+            "outbox": status.outbox,
+            "pending": counted(numbers.pending, "message"),
+            "oldest": lasting(numbers.oldest_seconds) if numbers.pending else "-",
+            "parked": counted(numbers.parked, "message"),
+            "relayed by": relays,
+        }
+    )
 
 
-def show_parked(console: Console, report: ParkedList) -> None:
-    """Print a list of parked messages."""
-    rows = table("message", "topic", "key", "attempts", "written", "reason", right=("attempts",))
-    for one in report.messages:
-        rows.add_row(
-            escape(shortened(one.message_id)),
-            escape(one.topic),
-            escape(shortened(one.key or "-")),
-            str(one.attempts),
-            at(one.created_at),
-            escape("(erased) " if one.erased else "") + escape(one.reason),
-        )
-    console.print(rows)
-    tell_shortened(console, (name for one in report.messages for name in (one.message_id, one.key)))
-    shown = len(report.messages)
-    console.print(some_of(shown, report.total, "parked message", report.outbox), markup=False)
+def parked_lines(found: ParkedEntries) -> Iterator[Line | Rows]:
+    """Put a list of parked messages for people."""
+    yield ENTRY.table(found.messages)
+    yield some_of(len(found.messages), found.total, "parked message", found.outbox)

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
-from semel.cli.answer import Answer, Report, answering, table
+from semel.cli.answer import Answer, answering
 from semel.cli.exits import ExitCode
 from semel.cli.options import DebugOption, JsonOption
-from semel.cli.reports.policy import (
-    InvalidReport,
-    PolicyFinding,
-    PolicyLintReport,
-    PolicyReview,
-    SchemaReport,
-    invalid_report,
-    lint_report,
-)
-from semel.cli.reports.policy_show import PolicyShowReport, show_report
+from semel.cli.render import Field, Line, Rows, Shape, bold
 from semel.cli.words import counted
-from semel.policy import Policy, PolicyInvalid, policy_schema
+from semel.policy import (
+    Answer as PolicyAnswer,
+)
+from semel.policy import (
+    EffectivePolicies,
+    Finding,
+    Linted,
+    Policy,
+    PolicyInvalid,
+    PolicyProblem,
+    Promise,
+    Review,
+    effective_policies,
+    lint_policy,
+    policy_schema,
+)
+from semel.policy.effective import EffectiveKey
 
 app = typer.Typer(no_args_is_help=True, help="Check and explain a policy file.")
 
@@ -35,6 +42,64 @@ FileArgument: TypeAlias = Annotated[
 ConsumerOption: TypeAlias = Annotated[
     str | None, typer.Option("--consumer", metavar="NAME", help="Only this consumer.")
 ]
+Result = TypeVar("Result")
+
+_COLOURS = {"refused": "bold red", "warn": "yellow", "unknown": "yellow", "ok": "green"}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySchema:
+    """The answer to `semel policy schema`."""
+
+    schema: dict[str, Any]
+    """The JSON Schema; without --json it is all that is printed."""
+
+
+def what_is_invalid(error: PolicyInvalid) -> str:
+    """The file, and that it is invalid."""
+    return f"{error.name}: the policy is invalid"
+
+
+def by_line(error: PolicyInvalid) -> list[PolicyProblem]:
+    """Every problem, in the order of the file."""
+    return sorted(error.problems, key=lambda problem: problem.line or 0)
+
+
+def in_one_line(problem: PolicyProblem) -> str:
+    """All of it in one line."""
+    return str(problem)
+
+
+Shape(
+    PolicyInvalid,
+    Field("error", what_is_invalid),
+    Field("file", "name"),
+    Field("problems", by_line),
+)
+Shape(PolicyProblem, Field("words", in_one_line), whole=True)
+Shape(Linted, Field("refused"), Field("warnings"), whole=True)
+Shape(
+    Review,
+    Field("guarantee", "guarantee.sentence"),
+    Field("promises", "guarantee.promises", means="The same, effect by effect."),
+    whole=True,
+)
+Shape(Promise, Field("sentence"), whole=True)
+ANSWER = Shape(
+    PolicyAnswer,
+    Field("number", head=" "),
+    Field("status", head=" ", style=lambda status: _COLOURS[status]),
+    Field("question", head="question"),
+    Field("text", head="answer"),
+    whole=True,
+)
+KEY = Shape(
+    EffectiveKey,
+    Field("key", head="key"),
+    Field("value", head="value"),
+    Field("origin", head="from"),
+    Field("line"),
+)
 
 
 @app.command("lint")
@@ -51,7 +116,7 @@ def lint(
     Example: semel policy lint policy.yaml --consumer search-indexer
     """
     with answering("policy lint", as_json, debug) as answer:
-        _give(answer, file, lambda policy: lint_report(policy, consumer), show_lint)
+        _reply(answer, file, lambda policy: lint_policy(policy, consumer), lint_lines)
 
 
 @app.command("show")
@@ -71,7 +136,12 @@ def show(
     Example: semel policy show policy.yaml --consumer search-indexer --topic case-events
     """
     with answering("policy show", as_json, debug) as answer:
-        _give(answer, file, lambda policy: show_report(policy, consumer, topic), show_effective)
+        _reply(
+            answer,
+            file,
+            lambda policy: effective_policies(policy, consumer, topic),
+            effective_lines,
+        )
 
 
 @app.command("schema")
@@ -81,83 +151,66 @@ def schema(as_json: JsonOption = False, debug: DebugOption = False) -> None:
     Example: semel policy schema > policy.schema.json
     """
     with answering("policy schema", as_json, debug) as answer:
-        answer.give(SchemaReport(policy_schema()), show_schema)
+        answer.reply(PolicySchema(policy_schema()), schema_lines)
 
 
-def _give(
+def _reply(
     answer: Answer,
     file: Path,
-    report: Callable[[Policy], Any],
-    render: Callable[[Console, Any], None],
+    ask: Callable[[Policy], Result],
+    lines: Callable[[Result], Iterator[Line | Rows]],
 ) -> None:
     """Answer about the policy, or with everything that is wrong with its file."""
     try:
         policy = Policy.load(file)
     except PolicyInvalid as error:
-        answer.give(invalid_report(error), show_invalid)
+        answer.reply(error, invalid_lines)
         answer.code = ExitCode.USAGE
-        return
-    found: Report = report(policy)
-    answer.give(found, render)
+    else:
+        answer.reply(ask(policy), lines)
 
 
-def show_invalid(console: Console, report: InvalidReport) -> None:
-    """Print one line for each problem, as compilers do."""
-    for problem in report.problems:
-        where = f"{report.file}:{problem.line}" if problem.line else report.file
-        console.print(f"{where}: {problem.words}", markup=False, soft_wrap=True)
+def invalid_lines(error: PolicyInvalid) -> Iterator[Line]:
+    """Put one line for each problem, as compilers do."""
+    for one in by_line(error):
+        where = f"{error.name}:{one.line}" if one.line else error.name
+        yield f"{where}: {one}"
 
 
-_COLOURS = {"refused": "bold red", "warn": "yellow", "unknown": "yellow", "ok": "green"}
+def lint_lines(linted: Linted) -> Iterator[Line | Rows]:
+    """Put guarantee, findings and answers of each consumer."""
+    for review in linted.reviews:
+        yield bold(_title(review.consumer, review.topic))
+        yield f"  guarantee: {review.guarantee.sentence}"
+        yield from _finding_lines(review.findings)
+        yield ANSWER.table(review.answers)
+        yield None
+    yield from _finding_lines(linted.findings)
+    refused, warnings = counted(linted.refused, "refusal"), counted(linted.warnings, "warning")
+    yield f"{linted.file}: {refused}, {warnings}"
 
 
-def show_lint(console: Console, report: PolicyLintReport) -> None:
-    """Print guarantee, findings and answers of each consumer."""
-    for review in report.reviews:
-        _show_review(console, review)
-    for finding in report.findings:
-        _show_finding(console, finding)
-    refused = counted(report.refused, "refusal")
-    console.print(f"{report.file}: {refused}, {counted(report.warnings, 'warning')}")
+def _finding_lines(findings: Iterable[Finding]) -> Iterator[Line]:
+    for finding in findings:
+        place = f"line {finding.line}, {finding.key}" if finding.line else finding.key
+        named = f" (anti-pattern: {finding.anti_pattern})" if finding.anti_pattern else ""
+        said = f" {finding.code}{named}: {finding.sentence}"
+        yield Text.assemble("  ", (finding.severity, _COLOURS.get(finding.severity, "")), said)
+        yield f"    {place}: {finding.fix}"
 
 
-def _show_review(console: Console, review: PolicyReview) -> None:
-    title = review.consumer + (f" on {review.topic}" if review.topic else "")
-    console.print(f"[bold]{escape(title)}[/]")
-    console.print(f"  guarantee: {review.guarantee}", markup=False)
-    for finding in review.findings:
-        _show_finding(console, finding)
-    rows = table("", "", "question", "answer")
-    for one in review.answers:
-        colour = _COLOURS[one.status]
-        status = f"[{colour}]{one.status}[/]"
-        rows.add_row(str(one.number), status, escape(one.question), escape(one.text))
-    console.print(rows)
-    console.print()
+def effective_lines(found: EffectivePolicies) -> Iterator[Line | Rows]:
+    """Put every key with its value and its origin."""
+    for policy in found.policies:
+        yield bold(_title(policy.consumer, policy.topic))
+        yield KEY.table(policy.keys)
+        yield None
 
 
-def _show_finding(console: Console, finding: PolicyFinding) -> None:
-    colour = _COLOURS.get(finding.severity, "none")
-    place = f"line {finding.line}, {finding.key}" if finding.line else finding.key
-    named = f" (anti-pattern: {finding.anti_pattern})" if finding.anti_pattern else ""
-    console.print(
-        f"  [{colour}]{finding.severity}[/] {finding.code}{escape(named)}: "
-        f"{escape(finding.sentence)}"
-    )
-    console.print(f"    {place}: {finding.fix}", markup=False)
+def schema_lines(found: PolicySchema) -> Iterator[Line]:
+    """Put the schema as it goes into a file."""
+    yield json.dumps(found.schema, indent=2)
 
 
-def show_effective(console: Console, report: PolicyShowReport) -> None:
-    """Print every key with its value and its origin."""
-    for policy in report.policies:
-        title = policy.consumer + (f" on {policy.topic}" if policy.topic else "")
-        rows = table("key", "value", "from", title=escape(title))
-        for one in policy.keys:
-            rows.add_row(escape(one.key), escape(one.value), escape(one.origin))
-        console.print(rows)
-        console.print()
-
-
-def show_schema(console: Console, report: SchemaReport) -> None:
-    """Print the schema as it goes into a file."""
-    console.print(json.dumps(report.schema, indent=2), markup=False, soft_wrap=True)
+def _title(consumer: str, topic: str | None) -> str:
+    return consumer + (f" on {topic}" if topic else "")

@@ -23,7 +23,7 @@ from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
 from semel.messaging.failure import Classified
 from semel.messaging.outcome import Told
-from semel.messaging.records import DeadLetter, is_plain_text
+from semel.messaging.records import DeadLetter, fields_of_message, is_plain_text
 from semel.messaging.send.outbox import (
     MESSAGE_ID_HEADER,
     OutboxConflict,
@@ -47,28 +47,16 @@ class Failed:
 
 
 def letter_of(consumer: Consumer, message: Message, failed: Failed) -> DeadLetter:
-    """Put a message that failed into words of the dead letters."""
-    source, failure = message.source, failed.failure
+    """Return the dead letter of a message that failed."""
+    failure = failed.failure
     return DeadLetter(
-        consumer=consumer.name,
-        message_id=message.id,
-        topic=source.topic if source else "",
-        partition=source.partition if source else None,
-        offset=source.offset if source else None,
-        key=message.key,
-        payload=message.raw,
+        **fields_of_message(consumer.name, message),
+        attempts=message.attempt,
         reason=failure.reason,
         exception=failure.exception,
         error_code=failure.code,
-        attempts=message.attempt,
         first_failed_at=failed.first_at,
         last_failed_at=failed.last_at,
-        headers=message.headers,
-        schema_version=message.schema_version,
-        correlation_id=message.correlation_id,
-        message_type=message.type,
-        timestamp=message.timestamp,
-        payload_hash=message.digest,
         owner=consumer.settings.dead_letter_owner,
         outcome=failed.told.value,
         needs_review=consumer.settings.review_dead_letters,

@@ -1,7 +1,7 @@
-"""What semel needs of a broker: a member of a group that fetches, and a publisher.
+"""The protocols of a broker: a group member that fetches, and a publisher.
 
-Offsets are explicit: what is committed is the *next* offset to read, and it is
-committed after whatever the deliveries before it caused is durable.
+Offsets are explicit: the committed offset is the *next* one to read, and it is
+committed after the outcomes of all deliveries before it are durable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Revoked = Callable[[Collection[Partition]], Awaitable[None]]
 class Subscription(Protocol):
     """One member of a consumer group.
 
-    `committed` and `end` may be asked while a fetch waits: the lag is measured beside the work.
+    `committed` and `end` may be called while a fetch waits, to measure the lag.
 
     The contract is executable: `semel.testing.contracts.BrokerContract`.
     """
@@ -31,11 +31,11 @@ class Subscription(Protocol):
 
     @property
     def assignment(self) -> frozenset[Partition]:
-        """The partitions that are this member's now."""
+        """The partitions that this member owns now."""
         ...
 
     def on_revoked(self, listener: Revoked) -> None:
-        """Call *listener* before partitions are given up; what it commits still counts."""
+        """Call *listener* before partitions are revoked; its commits are still accepted."""
         ...
 
     async def fetch(self, max_records: int, wait_seconds: float) -> Sequence[Record]:
@@ -57,7 +57,7 @@ class Subscription(Protocol):
         ...
 
     async def committed(self, partition: Partition) -> int:
-        """Return the committed offset; the first one that exists where none was committed."""
+        """Return the committed offset; without one, the first offset that exists."""
         ...
 
     async def end(self, partition: Partition) -> int:
@@ -73,7 +73,7 @@ class Subscription(Protocol):
         ...
 
     def resume(self, partition: Partition) -> None:
-        """Take a paused partition in again; nothing happens where it is no longer assigned."""
+        """Fetch from a paused partition again; ignored if it is no longer assigned."""
         ...
 
     async def close(self) -> None:
@@ -95,17 +95,17 @@ class Publisher(Protocol):
     """Sends messages, those of one key in order."""
 
     async def publish(self, batch: Sequence[Outgoing]) -> Sequence[Exception | None]:
-        """Send a batch; say of each message whether it is durable at the broker (None) or why not.
+        """Send a batch; return for each message None if it is durable at the broker, or the error.
 
         After a message of a key failed, no later message of that key and topic is sent.
 
         Raises:
-            Retryable: nothing is known of any of them; they may be sent again.
+            Retryable: the outcome of all of them is unknown; they may be sent again.
         """
         ...
 
     async def close(self) -> None:
-        """Finish what was handed over."""
+        """Finish sending, then close."""
         ...
 
 

@@ -1,11 +1,11 @@
-"""What may run at once, and what may be committed.
+"""Lanes: which messages may run at once, and which offset may be committed.
 
-    lanes       a batch, split so that whatever must keep its order stays together
+    lanes       a batch, split so that messages with an order stay together
     run_lanes   lanes side by side, each in order, each ending at its first failure
     Watermark   per partition: the offset up to which everything delivered is settled
 
 Lanes finish in any order and the committed offset is one number: the watermark
-is what stands between the two.
+connects the two.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ Item = TypeVar("Item")
 
 
 class Watermark:
-    """What of one partition may be committed.
+    """The offset of one partition that may be committed.
 
-    Offsets have holes (transaction markers, compaction), so what counts is what was
-    *delivered*: the watermark passes a record when it and all that were delivered before it
-    are settled.
+    Offsets have holes (transaction markers, compaction), so only *delivered* records count:
+    the watermark passes a record when it and all that were delivered before it are settled.
     """
 
     def __init__(self, start: int) -> None:
         self._next = start
         self._delivered: deque[int] = deque()
-        """What is beyond the watermark, in order."""
+        """The delivered offsets beyond the watermark, in order."""
 
         self._unsettled: set[int] = set()
 
@@ -48,7 +47,7 @@ class Watermark:
 
     @property
     def unsettled(self) -> tuple[int, ...]:
-        """What was delivered and is not settled, in order."""
+        """The delivered offsets that are not settled, in order."""
         return tuple(sorted(self._unsettled))
 
     def deliver(self, offset: int) -> None:
@@ -60,17 +59,17 @@ class Watermark:
         due = self._delivered[-1] + 1 if self._delivered else self._next
         if offset < due:
             raise Misuse(
-                f"offset {offset} was delivered where {due} or a later one was due; "
-                f"reset the watermark where the subscription seeks"
+                f"offset {offset} was delivered, expected {due} or a later one; "
+                f"reset the watermark after a seek"
             )
         self._delivered.append(offset)
         self._unsettled.add(offset)
 
     def settle(self, offset: int) -> None:
-        """Note that a record is settled, in whatever order.
+        """Note that a record is settled, in any order.
 
-        One that is not known (any more) changes nothing: it was settled before, or a `reset`
-        brings it again.
+        An unknown offset changes nothing: it was settled before, or a `reset` made the
+        broker deliver it again.
         """
         self._unsettled.discard(offset)
         while self._delivered and self._delivered[0] not in self._unsettled:
@@ -94,7 +93,7 @@ Where: TypeAlias = tuple[Partition | None, Hashable]
 
 
 def where_of(item: Arrived) -> Where:
-    """Say from which partition *item* came, and with which key."""
+    """Return the partition and the key of *item*."""
     match item:
         case Record():
             return item.at.place, item.key
@@ -111,7 +110,7 @@ def lanes(
 ) -> list[list[Item]]:
     """Split *batch* into lanes: within one the order is kept, between them there is none.
 
-    The lanes stand in the order of their first messages.
+    The lanes have the order of their first messages.
     """
     found: dict[Hashable, list[Item]] = {}
     for number, item in enumerate(batch):
@@ -129,16 +128,16 @@ def lanes(
 
 @dataclass(slots=True)
 class Ran(Generic[Item]):
-    """What became of the messages of some lanes."""
+    """The results of some lanes."""
 
     settled: list[Item] = field(default_factory=list)
     """In the order in which they were settled."""
 
     stopped: list[tuple[Item, Nack]] = field(default_factory=list)
-    """Those at which a lane ended, with what their worker said."""
+    """Those at which a lane ended, with their worker's answer."""
 
     not_attempted: list[Item] = field(default_factory=list)
-    """Those that stand behind one of them."""
+    """Those behind a failed one."""
 
 
 async def run_lanes(
@@ -148,12 +147,12 @@ async def run_lanes(
 ) -> Ran[Item]:
     """Run at most *concurrency* lanes at once, each in order.
 
-    A lane ends at the first message that is not settled; the others go on.  When a worker
-    raises, or the caller is cancelled, every worker is cancelled and waited for, and the
-    error is the caller's: nothing runs on behind its back.
+    A lane ends at the first message that is not settled; the others continue.  If a worker
+    raises, or the caller is cancelled, every worker is cancelled and awaited before the
+    error is raised, so that no worker still runs then.
     """
     if concurrency < 1:
-        raise Misuse(f"a concurrency of {concurrency} runs nothing")
+        raise Misuse(f"concurrency must be at least 1, got {concurrency}")
     ran: Ran[Item] = Ran()
     waiting = iter(lanes)
     runners = [owned(_run(waiting, worker, ran)) for _ in range(min(concurrency, len(lanes)))]

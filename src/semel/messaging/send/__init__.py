@@ -1,6 +1,6 @@
-"""Messages that leave.
+"""Sending messages.
 
 outbox    entries that become durable with the caller's transaction
-relay     the one leader that takes them to the broker, in order per key
-publish   one batch: what may go, what the broker's answers mean, what it refuses
+relay     the one leader that publishes them to the broker, in order per key
+publish   one batch: which entries may be sent, and what the broker's answers mean
 """

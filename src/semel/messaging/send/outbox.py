@@ -1,7 +1,7 @@
-"""The outbox: messages that become durable with the caller's transaction, and leave later.
+"""The outbox: messages that become durable with the caller's transaction and are sent later.
 
-An outgoing id is made of the consumer, the inbound message, the destination
-and a counter: whoever handles the message again writes the same ids.
+An outgoing id is derived from the consumer, the inbound message, the destination
+and a counter, so handling the message again produces the same ids.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from semel.message import digest_of
 from semel.messaging.records import stored_id
 
 NAMESPACE: Final = uuid.UUID("6f0d6c1e-8a55-5d0b-9d53-7a0d5e3a1c11")
-"""What every outgoing id of ours is derived in; it never changes."""
+"""The UUID namespace of outgoing ids; a change would give repeated messages new ids."""
 
 
 MESSAGE_ID_HEADER: Final = "message-id"
@@ -32,18 +32,18 @@ CAUSATION_HEADER: Final = "causation-id"
 def outgoing_id(consumer: str, message_id: str, destination: str, ordinal: int) -> str:
     """Return the id of the *ordinal*-th message to *destination* that handling a message sends."""
     parts = (consumer, stored_id(message_id), destination, str(ordinal))
-    # Lengths in front of the parts, so that no two lists of parts give the same text.
+    # The lengths come first, so that two different lists of parts never give the same text.
     name = "".join(f"{len(part)}:{part}" for part in parts)
     return str(uuid.uuid5(NAMESPACE, name))
 
 
 def idempotency_key(consumer: str, message_id: str) -> str:
-    """Return the key under which an external provider recognises a repeated call."""
+    """Return the key by which an external provider recognises a repeated call."""
     return outgoing_id(consumer, message_id, "external", 0)
 
 
 def parent_of(consumer: str, message_id: str) -> str:
-    """Return what entries that handling a message wrote have for their parent."""
+    """Return the parent of the entries that handling this message writes."""
     return f"{consumer}/{stored_id(message_id)}"
 
 
@@ -66,7 +66,7 @@ class OutboxEntry(NamedTuple):
     """The order of writing; given by the outbox."""
 
     outbox: str = "outbox"
-    """Which relay it belongs to."""
+    """The name of the outbox, which decides which relay sends it."""
 
     created_at: float = 0.0
     attempts: int = 0
@@ -76,15 +76,15 @@ class OutboxEntry(NamedTuple):
 
     erased_at: float | None = None
     parent_key: str | None = None
-    """The key of the inbound message; for `erase` alone, and nothing gives it back."""
+    """The key of the inbound message; only `erase` uses it, and reads do not return it."""
 
 
 Lane: TypeAlias = tuple[str, str] | int
-"""What keeps its order: a key of a topic; an entry without a key is alone, by its place."""
+"""Entries that keep their order: a key of a topic; without a key, the entry's place alone."""
 
 
 def lane_of(entry: OutboxEntry) -> Lane:
-    """Say with which entries this one keeps an order."""
+    """Return the lane within which this entry keeps its order."""
     return entry.place if entry.key is None else (entry.topic, entry.key)
 
 
@@ -93,8 +93,13 @@ class OutboxNumbers:
     """How full an outbox is."""
 
     pending: int
+    """Messages that can be sent, or wait behind a parked one."""
+
     parked: int
+    """Messages that the broker will never take as they are."""
+
     oldest_seconds: float
+    """How long the oldest pending message has waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +113,14 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who relays an outbox, as anybody may read it."""
+    """The current leader of an outbox, for reports."""
 
     owner: str
-    """Empty where the last one resigned."""
+    """Empty if the last leader resigned."""
 
     epoch: int
     seconds_left: float
-    """Of the lease; 0 where it ran out."""
+    """Until the lease ends; 0 if it has ended."""
 
 
 class LeadershipLost(Fenced):
@@ -128,8 +133,8 @@ class LeadershipLost(Fenced):
 
     def __str__(self) -> str:
         return (
-            f"outbox {self.outbox}: the leadership of epoch {self.epoch} was lost; "
-            f"what was published and not deleted is published again, under the same ids"
+            f"outbox {self.outbox}: the leadership of epoch {self.epoch} was lost; entries that "
+            f"were published and not deleted are published again, with the same ids"
         )
 
 
@@ -144,13 +149,13 @@ class OutboxConflict(Misuse):
     def __str__(self) -> str:
         return (
             f"outbox {self.new.outbox} has another message with the id "
-            f"{self.new.message_id!r}: {_described(self.there)} is there, {_described(self.new)} "
-            f"was to be added. Give every message an id of its own"
+            f"{self.new.message_id!r}: it holds {_described(self.there)}, and "
+            f"{_described(self.new)} was not added; give every message its own id"
         )
 
 
 def refuse_another(there: OutboxEntry, new: OutboxEntry) -> None:
-    """Let an entry be written again, but no other one under its id.
+    """Accept an entry that is written again, and refuse another one with its id.
 
     Raises:
         OutboxConflict: topic, key or payload differ.
@@ -161,7 +166,7 @@ def refuse_another(there: OutboxEntry, new: OutboxEntry) -> None:
 
 
 def _described(entry: OutboxEntry) -> str:
-    # Never the payload itself: it may hold people's data, and errors are logged.
+    # Without the payload, which may hold personal data: errors are logged.
     payload = "a tombstone" if entry.value is None else f"{len(entry.value):,} bytes"
     if entry.value is not None:
         payload += f" (sha256 {digest_of(entry.value)[:12]})"

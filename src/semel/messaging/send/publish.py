@@ -1,28 +1,17 @@
-"""Publishing a batch of an outbox: what may go now, and what the broker's answers mean.
+"""Publishing one batch of an outbox: which entries may be sent, and what the answers mean.
 
-Topics that the broker refuses as a whole: they wait, and a few messages go ahead.
+    delivered          deleted
+    failed for now     its key waits; a sweep after the pause begins with it again
+    failed for ever    parked; later entries of its key wait until an operator decides
+    topic refused      the whole topic waits
 
-    refused      authorization failed, or none of many keys was taken
-    waiting      nothing of the topic is sent until its pause is over
-    trying       then the first messages of a few keys; one that is taken ends it
-    refused      again: a longer pause, and whoever has used up its attempts is parked
-    forgotten    nothing of the topic is left that could be tried
+A topic is refused if authorization failed, or if many keys failed and none
+succeeded.  After a pause a few of its keys are tried; one success ends the
+refusal, another failure makes the pause longer.  Without this, a permission
+that is missing for a minute would park the whole outbox.
 
-Without this, a permission that is missing for a minute parks the whole outbox.
-
-Which entries of an outbox may go now, and what the broker's answers mean for the rest.
-
-    delivered        deleted
-    failed for now   its key waits; the next sweep after a pause begins with it again
-    failed for good  parked; its key's later entries wait until an operator has decided
-    topic refused    the whole topic waits, with `refused_topics`
-
-A key is let go only when a sweep begins, never within one: its earlier entries
-are behind the cursor by then, and its later ones would overtake them.
-
-One relay's way to its broker, which ends in time whatever the publisher does.
-
-What dashboards and operators hear of a relay: how full its outbox is, and what became of it.
+A waiting key is released only when a sweep begins, never within one: its earlier
+entries are behind the cursor then, and its later ones would overtake them.
 """
 
 from __future__ import annotations
@@ -37,7 +26,7 @@ from typing import Any, Final
 
 from semel.clock import Clock
 from semel.errors import Fenced, InDoubt, Misuse, Retryable
-from semel.events import Measures, Metric
+from semel.events import Events, Metric
 from semel.messaging.database import Database
 from semel.messaging.failure import (
     RETRYABLE_CLASSES,
@@ -59,11 +48,11 @@ from semel.messaging.settings import RetryPolicy, backoff
 log = logging.getLogger("semel.messaging")
 
 
-# So many keys that are refused together, with none of their topic taken, are no coincidence.
+# If this many keys fail together and none of their topic succeeds, the topic is the cause.
 MANY_KEYS: Final = 5
 
 
-# Enough for one message that is good to be among a few that are not.
+# Enough that one message which the broker accepts is among a few that it does not.
 KEYS_AHEAD: Final = 10
 
 
@@ -74,22 +63,22 @@ class _Refused:
     """How often it was refused in a row."""
 
     is_over: bool = False
-    """Something was taken: the next sweep sends everything."""
+    """The broker accepted a message: the next sweep sends everything."""
 
     is_tried: bool = False
-    """Its pause was over when the sweep began."""
+    """Its pause had ended when the sweep began."""
 
     is_seen: bool = False
-    """The sweep met an entry that waits for the topic alone."""
+    """The sweep found an entry that only waits for the topic."""
 
     ahead: int = 0
-    """How many more keys may go ahead in this sweep."""
+    """How many more keys may be tried in this sweep."""
 
     gone: set[Lane] = field(default_factory=set)
 
 
 class RefusedTopics:
-    """What one leader knows of the topics that it may not write to."""
+    """The topics that the broker refuses as a whole, as one leader has seen them."""
 
     def __init__(self, retry: RetryPolicy) -> None:
         self._retry = retry
@@ -100,15 +89,15 @@ class RefusedTopics:
 
     @property
     def next_due(self) -> float | None:
-        """When the first waiting topic may be tried again; None where none waits."""
+        """When the first waiting topic may be tried again; None if none waits."""
         return min((one.until for one in self._topics.values()), default=None)
 
     def due(self, topic: str) -> float:
-        """Say when a waiting topic may be tried again."""
+        """Return when a waiting topic may be tried again."""
         return self._topics[topic].until
 
     def begin_sweep(self, now: float) -> None:
-        """Let a few keys go ahead where the pause is over; forget what is over as a whole."""
+        """Allow a few keys of each topic whose pause has ended; forget ended refusals."""
         self._topics = {name: one for name, one in self._topics.items() if not one.is_over}
         for one in self._topics.values():
             one.is_tried = one.until <= now
@@ -117,9 +106,9 @@ class RefusedTopics:
             one.gone.clear()
 
     def end_sweep(self) -> None:
-        """Forget topics that could be tried and had nothing to try: parked, dropped, erased.
+        """Forget topics that could be tried but had no entry left: parked, dropped or erased.
 
-        Nothing would ever end their refusal, and the relay would look for them without a pause.
+        Their refusal would never end, and the relay would look for them without a pause.
         """
         self._topics = {
             name: one
@@ -127,8 +116,8 @@ class RefusedTopics:
             if one.is_seen or one.is_over or not one.is_tried
         }
 
-    def lets_go(self, entry: OutboxEntry) -> bool:
-        """Tell whether *entry* may be sent, and count it if it goes ahead of others."""
+    def may_send(self, entry: OutboxEntry) -> bool:
+        """Return whether *entry* may be sent, and count it as a trial of its topic."""
         one = self._topics.get(entry.topic)
         if one is None:
             return True
@@ -146,7 +135,7 @@ class RefusedTopics:
         hopeless: Sequence[tuple[OutboxEntry, Classified]],
         now: float,
     ) -> dict[str, Classified]:
-        """Look at what became of a batch; return the topics that were refused as a whole."""
+        """Record the outcome of a batch; return the topics that were refused as a whole."""
         if not hopeless and not self._topics:
             return {}
         taken = {entry.topic for entry in delivered}
@@ -178,7 +167,7 @@ class RefusedTopics:
 
 
 def outgoing_of(entry: OutboxEntry) -> Outgoing:
-    """Return what the broker gets: the entry, with its id in a header."""
+    """Return the entry as the broker gets it, with its id in a header."""
     headers = {MESSAGE_ID_HEADER: entry.message_id.encode()}
     if entry.headers:
         headers.update(entry.headers)
@@ -188,7 +177,7 @@ def outgoing_of(entry: OutboxEntry) -> Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Parking:
-    """An entry that the broker will never take."""
+    """An entry that the broker will never accept."""
 
     entry: OutboxEntry
     reason: str
@@ -196,7 +185,7 @@ class Parking:
 
 @dataclass(slots=True)
 class Settled:
-    """What is to be written about one published batch."""
+    """What to write about one published batch."""
 
     delivered: list[OutboxEntry] = field(default_factory=list)
     """They are durable at the broker."""
@@ -205,53 +194,53 @@ class Settled:
     """They are tried again."""
 
     parked: list[Parking] = field(default_factory=list)
-    """The broker will never take them."""
+    """The broker will never accept them."""
 
     refused: dict[str, Classified] = field(default_factory=dict)
     """Topics that the broker refuses as a whole, and why."""
 
 
 class Sending:
-    """What one leader knows of its outbox's keys."""
+    """Which keys of an outbox wait, as one leader has seen them."""
 
     def __init__(self, retry: RetryPolicy, classification: Classification) -> None:
         self._retry = retry
         listed = listed_codes(retry, classification.codes)
         self._classification = classification.extended(codes=listed)
         self._held: dict[Lane, float] = {}
-        """Until when a lane waits, on the clock of whoever calls."""
+        """Until when a lane waits, on the caller's clock."""
 
         self._parked: frozenset[tuple[str, str]] = frozenset()
         self._topics = RefusedTopics(retry)
 
     def begin_sweep(self, parked_keys: frozenset[tuple[str, str]], now: float) -> None:
-        """Let go of lanes whose pause is over, and of those whose parked entry is gone."""
+        """Release lanes whose pause has ended, and lanes whose parked entry is gone."""
         self._held = {lane: until for lane, until in self._held.items() if until > now}
         self._parked = parked_keys
         self._topics.begin_sweep(now)
 
     def end_sweep(self) -> None:
-        """Note that everything was seen since the sweep began."""
+        """Note that the sweep has read every entry."""
         self._topics.end_sweep()
 
     @property
     def next_due(self) -> float | None:
-        """When the first waiting lane or topic may be tried again; None where none waits."""
+        """When the first waiting lane or topic may be tried again; None if none waits."""
         due = [*self._held.values()]
         if self._topics.next_due is not None:
             due.append(self._topics.next_due)
         return min(due, default=None)
 
     def sendable(self, entries: Sequence[OutboxEntry]) -> Sequence[OutboxEntry]:
-        """Leave out what must not overtake an entry before it."""
+        """Return *entries* without those that would overtake an earlier entry of their lane."""
         if not self._held and not self._parked and not self._topics:
             return entries
-        return [e for e in entries if not self._waits(lane_of(e)) and self._topics.lets_go(e)]
+        return [e for e in entries if not self._waits(lane_of(e)) and self._topics.may_send(e)]
 
     def settle(
         self, entries: Sequence[OutboxEntry], answers: Sequence[Exception | None], now: float
     ) -> Settled:
-        """Say what the broker's answers mean; lanes with a failure wait from here on.
+        """Turn the broker's answers into what to write; lanes with a failure wait from now on.
 
         Raises:
             Misuse: the publisher did not answer for every entry.
@@ -283,10 +272,10 @@ class Sending:
         attempts = entry.attempts + 1
         fate: Verdict = verdict(self._retry, failure, attempts)
         if isinstance(fate, Exhausted) and failure.failure_class in RETRYABLE_CLASSES:
-            # The broker's own troubles pass; a limit would park whatever met an outage.
+            # A broker's outage ends; with a limit, an outage would park messages.
             fate = RetryIn(backoff(self._retry, attempts))
         if isinstance(fate, Hopeless) and entry.topic in settled.refused:
-            # It is the topic that waits; the entry has only met it.
+            # The entry waits with its topic; its last attempt parks it all the same.
             due = self._topics.due(entry.topic)
             fate = RetryIn(due - now) if attempts < self._retry.max_attempts else Exhausted()
         if isinstance(fate, RetryIn):
@@ -299,12 +288,12 @@ class Sending:
         return lane in self._held or lane in self._parked
 
 
-# A publisher that is cancelled gets so long to clean up; then it is left behind.
+# How long a cancelled publisher may take to clean up before the relay continues without it.
 CLEAN_UP_SECONDS: Final = 1.0
 
 
 class NoAnswer(Retryable):
-    """The publisher did not answer in time: nothing is known of what it was given."""
+    """The publisher did not answer in time: the messages may or may not be at the broker."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
@@ -313,35 +302,35 @@ class NoAnswer(Retryable):
     def __str__(self) -> str:
         return (
             f"the publisher did not answer within {self.seconds:g} s; "
-            f"what it was given is published again, under the same ids"
+            f"its batch is published again, with the same ids"
         )
 
 
 class Publishing:
-    """Asks a publisher, for so long at most; a stop makes it shorter."""
+    """Calls a publisher with a deadline; a stop makes the deadline shorter."""
 
     def __init__(
         self, publisher: Publisher, publish_seconds: float, stop_seconds: float, clock: Clock
     ) -> None:
         if publish_seconds <= 0 or stop_seconds < 0:
-            raise Misuse("a relay needs some time to publish, and for its end not less than none")
+            raise Misuse("publish_seconds must be greater than 0, and stop_seconds at least 0")
         self._publisher = publisher
         self._publish_seconds = publish_seconds
         self._stop_seconds = stop_seconds
         self._clock = clock
         self._stop_by = 0.0
         self.stopped = asyncio.Event()
-        """Set when the relay is to end."""
+        """Set when the relay must end."""
 
     def stop_soon(self) -> None:
-        """Let the batch in hand end within the deadline; the event is the caller's to set."""
+        """Give the current batch *stop_seconds* to end; the caller sets the event."""
         self._stop_by = self._clock.monotonic() + self._stop_seconds
 
     async def together(self, batch: Sequence[Outgoing]) -> Sequence[Exception | None]:
         """Publish a batch.
 
         Raises:
-            NoAnswer: the time is over.
+            NoAnswer: the deadline has passed.
         """
         asking = asyncio.ensure_future(self._publisher.publish(batch))
         began = self._clock.monotonic()
@@ -354,10 +343,10 @@ class Publishing:
         raise NoAnswer(self._clock.monotonic() - began)
 
     async def singly(self, entries: Sequence[OutboxEntry]) -> list[Exception | None]:
-        """Publish entries one by one, each key until its first failure; all, while one answers.
+        """Publish entries one by one, each key until its first failure.
 
-        A publisher that raises `Retryable` knows nothing of the broker any more: the rest of
-        the batch would wait for the same silence, message after message.
+        A publisher that raises `Retryable` has lost the broker: no further message is sent,
+        because each would wait for the same timeout.
         """
         answers: list[Exception | None] = []
         failed: dict[Lane, Exception] = {}
@@ -397,6 +386,7 @@ class Publishing:
 async def _abandon(asking: asyncio.Future[Sequence[Exception | None]]) -> None:
     if not asking.done():
         asking.cancel()
+        # Reads a late exception, so that asyncio does not log it as never retrieved.
         asking.add_done_callback(lambda one: one.cancelled() or one.exception())
         await asyncio.wait({asking}, timeout=CLEAN_UP_SECONDS)
 
@@ -408,17 +398,17 @@ _TOPIC: Final = attrgetter("topic")
 
 
 class RelayTelling:
-    """One relay's word to whoever watches it."""
+    """The metrics and log lines of one relay."""
 
-    def __init__(self, database: Database, outbox: str, measures: Measures, clock: Clock) -> None:
+    def __init__(self, database: Database, outbox: str, events: Events, clock: Clock) -> None:
         self._database = database
         self._outbox = outbox
-        self._measures = measures
+        self._events = events
         self._clock = clock
         self._measured = -MEASURE_SECONDS
 
     async def measure(self) -> None:
-        """Say how full the outbox is, once in a while."""
+        """Measure how full the outbox is, at most once in `MEASURE_SECONDS`."""
         now = self._clock.monotonic()
         if now < self._measured + MEASURE_SECONDS:
             return
@@ -427,13 +417,13 @@ class RelayTelling:
             async with self._database.begin() as unit:
                 numbers = await unit.outbox.numbers(self._outbox)
         except (Retryable, InDoubt):
-            return  # the next time
-        count = self._measures.count
+            return  # a metric is not worth a retry; the next call measures again
+        count = self._events.measure
         count(Metric.OUTBOX_PENDING, self._outbox, value=numbers.pending)
         count(Metric.OUTBOX_OLDEST_SECONDS, self._outbox, value=numbers.oldest_seconds)
 
     def tell(self, settled: Settled) -> None:
-        """Count what became of a batch, and log what an operator must know."""
+        """Count the outcomes of a batch, and log what an operator must know."""
         became = {
             "ok": settled.delivered,
             "retried": settled.failed,
@@ -442,7 +432,7 @@ class RelayTelling:
         for status, entries in became.items():
             for topic, number in Counter(map(_TOPIC, entries)).items():
                 labels = (self._outbox, topic, status)
-                self._measures.count(Metric.OUTBOX_PUBLISHED, *labels, value=number)
+                self._events.measure(Metric.OUTBOX_PUBLISHED, *labels, value=number)
         for topic, failure in settled.refused.items():
             nouns = {"outbox": self._outbox, "topic": topic}
             log.error("topic refused, trying again", extra={**nouns, "reason": failure.reason})

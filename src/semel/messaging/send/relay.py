@@ -1,22 +1,14 @@
-"""The relay: takes messages out of an outbox and to a broker, in order per key, losing none.
-
-The leadership of one outbox, kept while something is done under it.
-
-The lease makes other relays wait, the epoch makes a replaced one harmless.  A
-leader that cannot renew its lease stops by itself when the lease is over: it
-could do no harm, but what it publishes would be published twice.
-
-The relay: takes messages out of an outbox and to a broker, in order per key, losing none.
+"""The relay: publishes the messages of an outbox to a broker, in order per key, losing none.
 
     read ─▶ publish ─▶ delete         the next batch is read and published
              read ─▶ publish ─▶ delete     while the one before is deleted
 
-One leader relays an outbox.  It publishes outside of any transaction and
-deletes exactly what the broker has taken, in one statement with the check of
-its epoch.  A crash between the two publishes again, under the same ids.  While
-the broker is away nothing is held: what is sent afterwards was read afterwards.
+One leader relays an outbox.  Its lease makes other relays wait, its epoch fences
+a leader that was replaced.  It publishes outside of any transaction and deletes
+exactly the entries that the broker accepted, in one statement with the check of
+its epoch.  A crash between the two publishes again, with the same ids.
 
-A sweep goes to the end and begins again at the start: an entry whose
+A sweep reads to the end and starts again at the beginning, because an entry whose
 transaction commits late has a place behind the cursor.
 """
 
@@ -34,7 +26,7 @@ from typing import Any, Final, TypeVar
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Misuse, Retryable
-from semel.events import MEASURES, Measures
+from semel.events import EVENTS, Events
 from semel.lease import Owner
 from semel.messaging.database import Database, OutboxStore, is_refusal
 from semel.messaging.failure import CLASSIFICATION, Classification
@@ -48,14 +40,16 @@ from semel.messaging.settings import RetryPolicy, backoff
 log = logging.getLogger("semel.messaging")
 
 
+# A leader may miss two renewals before it loses the lease.
 RENEWALS_PER_LEASE: Final = 3
 
 
+# After a failed renewal the pauses are shorter, so that a short outage does not cost the lease.
 TRIES_PER_LEASE: Final = 15
 
 
 class Leading:
-    """One relay's way to lead."""
+    """Takes, renews and resigns the leadership of one outbox for one relay."""
 
     def __init__(self, database: Database, outbox: str, lease_seconds: float, clock: Clock) -> None:
         self.patience_seconds = lease_seconds / RENEWALS_PER_LEASE
@@ -69,11 +63,13 @@ class Leading:
         self._owner = ""
 
     def begin(self) -> None:
-        """Become somebody new: a process that is forked or started again is another owner."""
+        """Take a new identity: a process that is forked or restarted is another owner."""
         self._owner = json.dumps(Owner.here().to_json())
 
     async def take(self, outbox: OutboxStore) -> Leadership | None:
-        """Take the leadership, if nobody has it who may still be alive."""
+        """Take the leadership, unless an owner that may still run holds it."""
+        # Measured before the call: the database counts from a later moment, so this
+        # process always stops before its lease ends there.
         ends = self._clock.monotonic() + self._lease_seconds
         taken = await outbox.lead(self._outbox, self._owner, self._lease_seconds)
         if taken is None:
@@ -87,10 +83,12 @@ class Leading:
         return taken
 
     def check(self, leadership: Leadership) -> None:
-        """Go on only within the lease.
+        """Raise if the lease has ended by this process's own clock.
+
+        The epoch would refuse its deletes anyway, but its messages would be published twice.
 
         Raises:
-            LeadershipLost: it is over; another relay may be at work.
+            LeadershipLost: the lease has ended; another relay may have started.
         """
         if self._clock.monotonic() > self._ends:
             raise LeadershipLost(leadership.outbox, leadership.epoch)
@@ -101,7 +99,7 @@ class Leading:
         work: Coroutine[Any, Any, None],
         each_time: Callable[[], Awaitable[None]],
     ) -> None:
-        """Do *work* and renew the lease meanwhile; resign when it ends.
+        """Run *work* and renew the lease meanwhile; resign when *work* ends.
 
         *each_time* is called at the beginning and with every renewal.
 
@@ -129,7 +127,7 @@ class Leading:
     async def _renew(
         self, leadership: Leadership, each_time: Callable[[], Awaitable[None]]
     ) -> None:
-        """Renew until cancelled, or until there is nothing left to renew."""
+        """Renew until cancelled, or until the lease is lost."""
         await each_time()
         pause = self._lease_seconds / RENEWALS_PER_LEASE
         while True:
@@ -151,7 +149,7 @@ class Leading:
             await each_time()
 
     async def _resign(self, leadership: Leadership) -> None:
-        """Let the next one begin at once; without an answer it waits for the lease's end."""
+        """Give up the lease, so that the next relay need not wait for its end."""
         try:
             async with self._database.begin() as unit:
                 await unit.outbox.resign(leadership)
@@ -161,7 +159,7 @@ class Leading:
 
 
 def _is_gone(owner: str) -> bool:
-    """Tell whether the owner was a process of this machine that surely runs no more."""
+    """Return whether the owner was a process of this machine that has certainly ended."""
     known = Owner.read(owner)
     return known is not None and known.is_gone()
 
@@ -192,13 +190,14 @@ RETRY: Final = RetryPolicy(
 )
 
 
-# After something was found, or announced, the relay looks again so soon; every look that finds
-# nothing doubles the pause, up to the poll interval.
+# The pause after a sweep that found entries, or after a wake; each empty sweep doubles it, up
+# to the poll interval.
 FIRST_PAUSE_SECONDS: Final = 0.005
 
 
-# Whatever waits behind a parked message is read and skipped by every sweep; a long queue there
-# must not keep the database busy.  In between, the relay looks behind the last place it saw.
+# Entries that wait behind a parked message are read and skipped by every whole sweep; a long
+# queue of them must not keep the database busy.  Between whole sweeps, the relay reads only
+# new entries.
 PAUSE_PER_SKIPPED_SECONDS: Final = 0.0001
 
 
@@ -209,19 +208,19 @@ _RUNNING: weakref.WeakSet[Relay] = weakref.WeakSet()
 
 
 def is_relayed_here(outbox: str) -> bool:
-    """Tell whether a relay of *outbox* runs in this process."""
+    """Return whether a relay of *outbox* runs in this process."""
     return any(relay.outbox == outbox for relay in _RUNNING)
 
 
 def wake_relays(outbox: str) -> None:
-    """Tell this process's relays of *outbox* that there is something to do."""
+    """Wake this process's relays of *outbox*, so that they read new entries at once."""
     for relay in list(_RUNNING):
         if relay.outbox == outbox:
             relay.wake()
 
 
 class Relay:
-    """Takes one outbox's messages to a broker.
+    """Publishes one outbox's messages to a broker.
 
     Any number of relays may run, in any number of processes: one leads, and the others wait
     for its lease to end.
@@ -241,24 +240,27 @@ class Relay:
         stop_seconds: float = STOP_SECONDS,
         retry: RetryPolicy = RETRY,
         classification: Classification = CLASSIFICATION,
-        measures: Measures = MEASURES,
+        events: Events = EVENTS,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Name the outbox and the broker.
+        """Set the outbox, the broker and the limits.
 
-        *sweep_seconds* is how long a sweep may last before it begins again at the start, with
-        entries that came late and keys whose pause is over.  *retry* has the pauses after a
-        failure; its limit holds for errors that nobody knows, a broker's own have none.
+        *sweep_seconds* is how long a sweep may last before it starts again at the beginning,
+        with late entries and keys whose pause has ended.  *retry* sets the pauses after a
+        failure; its limit holds for unknown errors, a broker's own errors are always retried.
 
-        A publisher that has not answered after *publish_seconds* is asked again, with the same
-        ids: longer than it takes to give up by itself, or it sends twice.  After `stop` it has
-        *stop_seconds*.
+        A batch that the publisher has not answered after *publish_seconds* is published again
+        with the same ids.  Choose it longer than the publisher's own timeout, or messages are
+        sent twice.  After `stop` the publisher has *stop_seconds*.
         """
         if batch < 1 or lease_seconds <= 0:
-            raise Misuse("a relay needs a batch of at least 1 and a lease that lasts")
+            raise Misuse(
+                f"batch must be at least 1 and lease_seconds greater than 0, "
+                f"got {batch} and {lease_seconds:g}"
+            )
         self.outbox = outbox
         self.published = 0
-        """How many messages the broker has taken from this relay."""
+        """How many messages the broker has accepted from this relay."""
 
         self._database = database
         self._publishing = Publishing(publisher, publish_seconds, stop_seconds, clock)
@@ -269,12 +271,12 @@ class Relay:
         self._sending = Sending(retry, classification)
         self._clock = clock
         self._leading = Leading(database, outbox, lease_seconds, clock)
-        self._telling = RelayTelling(database, outbox, measures, clock)
+        self._telling = RelayTelling(database, outbox, events, clock)
         self._outages = 0
-        """How often in a row the broker was away."""
+        """How many times in a row the broker was unavailable."""
 
         self._bell = asyncio.Event()
-        """Rung when there may be something to do: new messages, or the end."""
+        """Set when there may be work: new messages, or a stop."""
 
         self._stopped = self._publishing.stopped
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -283,23 +285,23 @@ class Relay:
         """Relay until `stop`; wait for the leadership while another relay has it.
 
         Raises:
-            Misuse: the publisher does not keep its protocol.
+            Misuse: the publisher breaks the protocol `Publisher`.
         """
         await self._run(until_empty=False)
 
     async def run_until_empty(self) -> int:
-        """Relay until nothing is left that can be sent, and return how much was sent.
+        """Relay until no entry is left that can be sent, and return how many were sent.
 
-        What is parked stays, and with it whatever waits behind it.
+        Parked entries stay, and so do the entries that wait behind them.
         """
         before = self.published
         await self._run(until_empty=True)
         return self.published - before
 
     def stop(self) -> None:
-        """Finish the batch in hand and give up the leadership; `run` returns then.
+        """Finish the current batch and give up the leadership; `run` returns then.
 
-        A batch that the publisher does not answer for in time is left to the next relay.
+        A batch that the publisher does not answer in time is left to the next relay.
         """
         if not self._stopped.is_set():
             self._publishing.stop_soon()
@@ -307,7 +309,7 @@ class Relay:
         self._ring(self._bell)
 
     def wake(self) -> None:
-        """Look for new messages now; from any thread."""
+        """Look for new messages now; may be called from any thread."""
         self._ring(self._bell)
 
     def _ring(self, event: asyncio.Event) -> None:
@@ -336,7 +338,7 @@ class Relay:
             self._stopped.clear()
 
     async def _has_led(self, until_empty: bool) -> bool:
-        """Lead until there is nothing more to do; False where somebody else leads."""
+        """Lead until the work ends; return False if another relay leads."""
         try:
             leadership = await self._insist(self._leading.take)
             if leadership is None:
@@ -347,7 +349,7 @@ class Relay:
             self._warn("leadership lost", lost)
             return False
         except (Retryable, InDoubt) as error:
-            self._warn("stopped while the database was away", error)
+            self._warn("stopped while the database was unavailable", error)
         except Exception as error:
             if until_empty or not is_refusal(self._database, f"outbox {self.outbox}", error):
                 raise
@@ -375,13 +377,13 @@ class Relay:
             place = sweep.end
             limit = pause
             if due is not None:
-                # Only a whole sweep lets a waiting key go.
+                # Only a whole sweep releases a waiting key.
                 limit = min(pause, max(0.0, max(due, whole_due) - self._now()))
             woken = await rung(self._bell, limit)
             pause = FIRST_PAUSE_SECONDS if woken else min(pause * 2, self._poll_seconds)
 
     async def _sweep(self, leadership: Leadership, start: int) -> _Sweep:
-        """Go to the end once, from behind the place *start*."""
+        """Publish every entry behind the place *start* once."""
         if start == 0:
             parked = await self._insist(lambda outbox: outbox.parked_keys(self.outbox))
             self._sending.begin_sweep(parked, self._now())
@@ -404,6 +406,7 @@ class Relay:
                     settled = self._sending.settle(sendable, answers, self._now())
                     self.published += len(settled.delivered)
                     self._telling.tell(settled)
+                    # At most one batch is behind, so a crash publishes at most two again.
                     await sweep.settled()
                     sweep.behind = asyncio.create_task(self._write_down(leadership, settled))
                 sweep.end = entries[-1].place
@@ -422,9 +425,9 @@ class Relay:
     async def _publish(
         self, leadership: Leadership, entries: Sequence[OutboxEntry]
     ) -> Sequence[Exception | None] | None:
-        """Send a batch; None where the broker is away, after a pause.
+        """Send a batch; return None, after a pause, if the broker is unavailable.
 
-        The batch is to be read again then: somebody may have erased a message of it meanwhile.
+        The caller then reads the batch again: a message of it may have been erased meanwhile.
         """
         self._leading.check(leadership)
         reach(CrashPoint.RELAY_PUBLISH_BEFORE, self.outbox)
@@ -433,11 +436,11 @@ class Relay:
         except (Fenced, Misuse):
             raise
         except Retryable as error:
-            self._warn("broker away", error)
+            self._warn("broker unavailable", error)
             self._outages += 1
             await rung(self._stopped, backoff(self._retry, self._outages))
             return None
-        except Exception as error:  # noqa: BLE001  one of them is to blame, the others are not
+        except Exception as error:  # noqa: BLE001  one message causes it; the others can be sent
             self._warn("a batch was refused, sending its messages one by one", error)
             answers = await self._publishing.singly(entries)
         self._outages = 0
@@ -445,7 +448,7 @@ class Relay:
         return answers
 
     async def _write_down(self, leadership: Leadership, settled: Settled) -> None:
-        """Delete what was delivered, and note what was not, in one transaction."""
+        """Delete the delivered entries and record the failed ones, in one transaction."""
 
         async def act(outbox: OutboxStore) -> None:
             if settled.delivered:
@@ -460,19 +463,19 @@ class Relay:
         reach(CrashPoint.RELAY_DELETE_AFTER, self.outbox)
 
     async def _insist(self, act: Callable[[OutboxStore], Awaitable[T]]) -> T:
-        """Do *act* in a transaction of its own, again while the database is away.
+        """Run *act* in its own transaction, again while the database is unavailable.
 
-        Whatever is done so may be done twice.  The lease's end cancels it.
+        *act* must be repeatable: after a lost answer it runs again.  The lease's end cancels it.
 
         Raises:
-            Retryable, InDoubt: the relay is stopped before the database is back.
+            Retryable, InDoubt: the relay is stopped while the database is unavailable.
         """
         for attempt in count(1):
             try:
                 async with self._database.begin() as unit:
                     return await act(unit.outbox)
             except (Retryable, InDoubt) as error:
-                self._warn("database away", error)
+                self._warn("database unavailable", error)
                 if await rung(self._stopped, backoff(self._retry, attempt)):
                     raise
         raise AssertionError("the loop ends only by returning")
@@ -486,30 +489,30 @@ class Relay:
 
 @dataclass(slots=True)
 class _Sweep:
-    """One way to the end, and what is being done beside publishing."""
+    """One sweep through the outbox, and its tasks beside publishing."""
 
     end: int
-    """How far it came."""
+    """The last place that was read."""
 
     skipped: int = 0
-    """How many entries had to wait behind others."""
+    """How many entries wait behind others."""
 
     goes_on: bool = False
-    """There was something to send: what is behind its end is looked at right away."""
+    """It sent something: look for entries behind its end at once."""
 
     ahead: asyncio.Task[Sequence[OutboxEntry]] | None = None
-    """The next batch is being read."""
+    """The task that reads the next batch."""
 
     behind: asyncio.Task[None] | None = None
-    """The batch before is being written down."""
+    """The task that deletes the batch before."""
 
     async def settled(self) -> None:
-        """Wait until the batch before is written down."""
+        """Wait until the batch before is deleted."""
         if self.behind is not None:
             await self.behind
 
     async def drop(self) -> None:
-        """Give up whatever is still being done."""
+        """Cancel the tasks that still run."""
         left = [task for task in (self.ahead, self.behind) if task is not None]
         for task in left:
             task.cancel()

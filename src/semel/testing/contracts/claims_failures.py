@@ -362,17 +362,12 @@ class RetentionRules(DatabaseContract):
             letter = DeadLetter(
                 CONSUMER,
                 "buried",
-                "payments",
-                3,
-                41,
-                None,
-                b"{}",
-                "refused",
-                "",
-                "INVALID",
-                1,
-                1.0,
-                1.0,
+                payload=b"{}",
+                reason="refused",
+                exception="",
+                error_code="INVALID",
+                first_failed_at=1.0,
+                last_failed_at=1.0,
             )
             await unit.dead_letters.put(letter)
             await unit.dead_letters.put(replace(letter, consumer="shipping", message_id="over"))

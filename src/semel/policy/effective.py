@@ -1,4 +1,4 @@
-"""What holds for a consumer on a topic, key by key, and where each value comes from."""
+"""The value of every key for a consumer on a topic, and where the value comes from."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from semel.policy import Effective, Policy
-from semel.policy.model import OVERLAPS, Source, consumer_path, key_schema, topic_path
+from semel.policy.model import (
+    OVERLAPS,
+    Effective,
+    Policy,
+    Source,
+    consumer_path,
+    key_schema,
+    topic_path,
+)
 from semel.policy.reader import Path
 from semel.policy.sections import UNBOUNDED, Section, duration_words
 from semel.policy.vocabulary import GapPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class SettledKey:
-    """One key, the value that holds, and where it comes from."""
+class EffectiveKey:
+    """One key, its value, and where the value comes from."""
 
     key: str
     value: str
-    """As the file would have it; ``-`` where nothing holds."""
+    """As the file would have it; ``-`` where there is none."""
 
     origin: str
     line: int | None
@@ -33,70 +40,64 @@ class EffectivePolicy:
 
     consumer: str
     topic: str | None
-    keys: list[SettledKey]
+    keys: list[EffectiveKey]
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyShowReport:
-    """The answer to `semel policy show`."""
+class EffectivePolicies:
+    """The answer of `effective_policies`."""
 
     file: str
     policies: list[EffectivePolicy]
 
-    @property
-    def needs_attention(self) -> bool:
-        """Tell that this only shows."""
-        return False
 
+def effective_policies(
+    policy: Policy, consumer: str | None = None, topic: str | None = None
+) -> EffectivePolicies:
+    """Work out every key, for all consumers and their topics or only for those named.
 
-def show_report(policy: Policy, consumer: str | None, topic: str | None) -> PolicyShowReport:
-    """Settle every key for each consumer and topic that is asked for."""
+    Raises:
+        PolicyNameUnknown: there is no such consumer or topic, or it does not read it.
+    """
     names = list(policy.consumers) if consumer is None else [consumer]
     if topic is not None:
         policy.topic(topic)
         names = names if consumer else [name for name in names if topic in policy.topics_of(name)]
-    pairs = [
-        (name, one)
-        for name in names
-        for one in ([topic] if topic is not None else policy.topics_of(name) or [None])
-    ]
-    return PolicyShowReport(
-        policy.source.name, [_effective(policy, name, one) for name, one in pairs]
-    )
-
-
-def _effective(policy: Policy, consumer: str, topic: str | None) -> EffectivePolicy:
-    settled = policy.effective(consumer, topic)
-    keys = [*_of_topic(settled, policy.source), *_of_consumer(policy, settled)]
-    return EffectivePolicy(consumer, topic, keys)
+    found = []
+    for name in names:
+        for one in [topic] if topic is not None else policy.topics_of(name) or [None]:
+            effective = policy.effective(name, one)
+            keys = [*_of_topic(effective, policy.source), *_of_consumer(policy, effective)]
+            found.append(EffectivePolicy(name, one, keys))
+    return EffectivePolicies(policy.source.name, found)
 
 
 _BOTH: Final = {overlap.consumer_key: matter for matter, overlap in OVERLAPS.items()}
 _TOPIC_ALONE: Final = ("key", "retention")
 
 
-def _of_topic(settled: Effective, source: Source) -> Iterator[SettledKey]:
-    if settled.topic_name is None:
+def _of_topic(effective: Effective, source: Source) -> Iterator[EffectiveKey]:
+    if effective.topic_name is None:
         return
     for name in _TOPIC_ALONE:
-        path = topic_path(settled.topic_name, name)
+        path = topic_path(effective.topic_name, name)
         line = source.lines.get(path)
-        value = value_words(getattr(settled.topic, name))
-        yield SettledKey(f"topic {name}", value, _origin(path, line), line)
+        value = value_words(getattr(effective.topic, name))
+        yield EffectiveKey(f"topic {name}", value, _origin(path, line), line)
 
 
-def _of_consumer(policy: Policy, settled: Effective) -> Iterator[SettledKey]:
-    derived = _derived(policy, settled)
-    for key, own in _leaves(settled.consumer.model_dump(mode="json", by_alias=True), ""):
-        path = consumer_path(settled.consumer_name, key)
+def _of_consumer(policy: Policy, effective: Effective) -> Iterator[EffectiveKey]:
+    derived = _derived(policy, effective)
+    for key, own in _leaves(effective.consumer.model_dump(mode="json", by_alias=True), ""):
+        path = consumer_path(effective.consumer_name, key)
         if key in _BOTH:
-            yield _of_both(_BOTH[key], key, path, policy.source, settled)
+            yield _of_both(_BOTH[key], key, path, policy.source, effective)
             continue
         line = policy.source.lines.get(path)
         value = value_words(derived.get(key) if own is None else own)
         if key == "retry.maxAttempts" and own == UNBOUNDED:
             value = "without end"
-        yield SettledKey(key, value, _origin(path, line), line)
+        yield EffectiveKey(key, value, _origin(path, line), line)
 
 
 def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -107,33 +108,35 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
             yield f"{prefix}{name}", value
 
 
-def _derived(policy: Policy, settled: Effective) -> Mapping[str, Any]:
+def _derived(policy: Policy, effective: Effective) -> Mapping[str, Any]:
     """Return what holds where the consumer says nothing, by key."""
-    own = settled.consumer
+    own = effective.consumer
     return {
-        "topics": policy.topics_of(settled.consumer_name),
-        "retry.jitter": settled.jitter,
-        "onExhausted": settled.on_exhausted,
-        "poison.maxAttemptsBeforePark": settled.poison_attempts,
-        "parking.perKey": settled.holds_keys,
-        "parking.owner": settled.parking_owner,
+        "topics": policy.topics_of(effective.consumer_name),
+        "retry.jitter": effective.jitter,
+        "onExhausted": effective.on_exhausted,
+        "poison.maxAttemptsBeforePark": effective.poison_attempts,
+        "parking.perKey": effective.holds_keys,
+        "parking.owner": effective.parking_owner,
         "gaps": GapPolicy.RETRY if own.versioned else None,
-        "sideEffects": settled.side_effects,
-        "claims.ttl": settled.claims_ttl,
+        "sideEffects": effective.side_effects,
+        "claims.ttl": effective.claims_ttl,
     }
 
 
-def _of_both(matter: str, key: str, path: Path, source: Source, settled: Effective) -> SettledKey:
+def _of_both(
+    matter: str, key: str, path: Path, source: Source, effective: Effective
+) -> EffectiveKey:
     """Say who won where topic and consumer may both speak."""
-    value = value_words(getattr(settled, matter))
-    by = settled.decided_by.get(matter)
+    value = value_words(getattr(effective, matter))
+    by = effective.decided_by.get(matter)
     if by is None:
-        return SettledKey(key, value, _origin(path, None), None)
+        return EffectiveKey(key, value, _origin(path, None), None)
     overlap, line = OVERLAPS[matter], source.lines.get(by)
-    both = (overlap.of_topic(settled.topic), overlap.of_consumer(settled.consumer))
+    both = (overlap.of_topic(effective.topic), overlap.of_consumer(effective.consumer))
     who = "topic" if by[1] == "topics" else "consumer"
     against = f", {overlap.wins}" if None not in both and both[0] != both[1] else ""
-    return SettledKey(key, value, f"{who}, line {line}{against}", line)
+    return EffectiveKey(key, value, f"{who}, line {line}{against}", line)
 
 
 def value_words(value: Any) -> str:

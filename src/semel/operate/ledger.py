@@ -1,4 +1,4 @@
-"""Whether a ledger hangs together; its copies."""
+"""The ledger itself: whether its records agree with each other, and its copies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from semel.errors import Misuse
 from semel.lease import Takeover
@@ -16,14 +16,15 @@ from semel.pipeline.ledger import AttemptRecord, Ledger
 from semel.pipeline.states import CycleState
 from semel.pipeline.txn import CycleId, Scope
 
-EVERY = sys.maxsize // 8
+# More attempts than a ledger holds, and small enough for every database's LIMIT.
+EVERY: Final = sys.maxsize // 8
 
 
 @dataclass(frozen=True, slots=True)
 class ScopeCheck:
     """One scope's records, counted and compared."""
 
-    scope: str
+    scope: Scope
     epoch: int
     generations: int
     attempts: dict[str, int]
@@ -36,7 +37,7 @@ class ScopeCheck:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCheck:
-    """The answer to `semel ledger check`."""
+    """The answer of `check_ledger`."""
 
     ledger: str
     ledger_id: str
@@ -45,31 +46,29 @@ class LedgerCheck:
 
     @property
     def needs_attention(self) -> bool:
-        """Tell whether records contradict each other, or the place is odd."""
+        """Records contradict each other, or the ledger is in an unsafe place."""
         return bool(self.weakened_by) or any(scope.problems for scope in self.scopes)
 
 
-def ledger_check(ledger: Ledger) -> LedgerCheck:
+def check_ledger(ledger: Ledger) -> LedgerCheck:
     """Read every scope's records and compare them with each other."""
-    scopes = [_of_scope(ledger, scope) for scope in ledger.scopes()]
+    scopes = [_check(ledger, scope) for scope in ledger.scopes()]
     return LedgerCheck(ledger.url, ledger.ledger_id, scopes, list(of_ledger(ledger)))
 
 
-def _of_scope(ledger: Ledger, scope: Scope) -> ScopeCheck:
+def _check(ledger: Ledger, scope: Scope) -> ScopeCheck:
     record = ledger.scope_record(scope)
     attempts = ledger.history(scope, EVERY)
-    generations = ledger.generations(scope)
-    mark = record.mark if record else None
-    states = Counter(attempt.state.value for attempt in attempts)
+    mark = record.mark.cycle if record and record.mark else None
     newest = record.generation if record else 0
     return ScopeCheck(
-        scope=str(scope),
+        scope=scope,
         epoch=record.epoch if record else 0,
-        generations=len(generations),
-        attempts=dict(states),
-        mark=mark.cycle.label if mark else None,
+        generations=len(ledger.generations(scope)),
+        attempts=dict(Counter(attempt.state.value for attempt in attempts)),
+        mark=mark.label if mark else None,
         acts=len(ledger.acts(scope)),
-        problems=list(_problems(attempts, mark.cycle if mark else None, newest)),
+        problems=list(_problems(attempts, mark, newest)),
     )
 
 
@@ -85,7 +84,7 @@ def _problems(
         cycle = attempt.txn.cycle
         name = f"{cycle.label} (attempt {attempt.txn.attempt[:8]})"
         if attempt.state.is_committed and attempt.range is None:
-            yield f"{name} is {attempt.state} and nobody knows what it read"
+            yield f"{name} is {attempt.state}, and the ledger has no record of what it read"
         if attempt.state is CycleState.COMMITTED and mark and cycle <= mark:
             yield f"{name} is unfinished, and the mark {mark.label} has passed it"
         above = mark is None or cycle > mark
@@ -96,24 +95,19 @@ def _problems(
 
 
 @dataclass(frozen=True, slots=True)
-class BackupReport:
-    """The answer to `semel ledger backup`."""
+class Backup:
+    """The answer of `back_up_ledger`."""
 
     ledger: str
     ledger_id: str
     file: str
     bytes: int
-    scopes: list[str]
-
-    @property
-    def needs_attention(self) -> bool:
-        """A backup that was made needs none."""
-        return False
+    scopes: list[Scope]
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreReport:
-    """The answer to `semel ledger restore`."""
+class Restoration:
+    """The answer of `restore_ledger`."""
 
     ledger: str
     ledger_id: str
@@ -124,11 +118,6 @@ class RestoreReport:
 
     marks: dict[str, str | None]
     """By scope: the highest finished cycle of the restored ledger."""
-
-    @property
-    def needs_attention(self) -> bool:
-        """A restore that was asked for and done needs none."""
-        return False
 
 
 @runtime_checkable
@@ -144,18 +133,19 @@ class CanBeBackedUp(Protocol):
         ...
 
 
-def back_up(ledger: Ledger, file: Path) -> BackupReport:
+def back_up_ledger(ledger: Ledger, file: Path) -> Backup:
     """Copy the ledger to a new file.
 
     Raises:
         Misuse: the file exists already, or the ledger's database has its own command for that.
     """
     _copyable(ledger).backup(file)
-    scopes = [str(scope) for scope in ledger.scopes()]
-    return BackupReport(ledger.url, ledger.ledger_id, str(file), file.stat().st_size, scopes)
+    return Backup(
+        ledger.url, ledger.ledger_id, str(file), file.stat().st_size, list(ledger.scopes())
+    )
 
 
-def restore(ledger: Ledger, takeover: Takeover, who: str, why: str) -> RestoreReport:
+def restore_ledger(ledger: Ledger, who: str, why: str, takeover: Takeover) -> Restoration:
     """Fence the owners of the lost ledger; record who and why in every scope.
 
     Raises:
@@ -164,11 +154,11 @@ def restore(ledger: Ledger, takeover: Takeover, who: str, why: str) -> RestoreRe
     _copyable(ledger).restore(who, why, takeover)
     records = [ledger.scope_record(scope) for scope in ledger.scopes()]
     found = {str(record.scope): record for record in records if record is not None}
-    return RestoreReport(
-        ledger=ledger.url,
-        ledger_id=ledger.ledger_id,
-        who=who,
-        why=why,
+    return Restoration(
+        ledger.url,
+        ledger.ledger_id,
+        who,
+        why,
         epochs={scope: record.epoch for scope, record in found.items()},
         marks={scope: r.mark.cycle.label if r.mark else None for scope, r in found.items()},
     )
