@@ -160,7 +160,7 @@ def page() -> str:
     sections = []
     for command, report in REPORTS.items():
         sections.append(f"## `semel {command} --json`\n\n{_table(keys_of_command(command))}")
-        parts |= {part.__name__: part for part in _parts(report)}
+        parts |= {part.__name__: part for part in parts_of(report)}
     for name, part in sorted(parts.items()):
         said = inspect.getdoc(part) or ""
         sections.append(f"## {name}\n\n{said.splitlines()[0]}\n\n{_table(keys_of(part))}")
@@ -217,12 +217,13 @@ def _table(keys: Iterable[Key]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _parts(kind: type) -> Iterator[type]:
+def parts_of(kind: type) -> Iterator[type]:
+    """Find the records inside a record of this kind, as JSON shows them."""
     for key in keys_of(kind):
-        for inner in _classes(key.hint):
+        for inner in classes_of(key.hint):
             if is_object(inner):
                 yield inner
-                yield from _parts(inner)
+                yield from parts_of(inner)
 
 
 def is_object(kind: Any) -> bool:
@@ -232,11 +233,12 @@ def is_object(kind: Any) -> bool:
     return isinstance(WRITERS.get(kind), Shape) or (is_dataclass(kind) and kind not in WRITERS)
 
 
-def _classes(hint: Any) -> Iterator[type]:
+def classes_of(hint: Any) -> Iterator[type]:
+    """Find the classes in a type, such as both of ``list[Gap] | None``."""
     if isinstance(hint, type) and not get_args(hint):
         yield hint
     for argument in get_args(hint):
-        yield from _classes(argument)
+        yield from classes_of(argument)
 
 
 def _words(hint: Any) -> str:
