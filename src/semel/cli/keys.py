@@ -16,10 +16,10 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import semel.cli.app  # noqa: F401  the commands declare the shapes of their records
+from semel.cli.commands.explain import ClosedGaps, OpenGaps
 from semel.cli.commands.policy import PolicySchema
 from semel.cli.messages import Request
 from semel.cli.render import WRITERS, Field, Shape
-from semel.cli.reports.explanation import ExplainReport, GapList, GapsClosed
 from semel.operate.acts import Acts
 from semel.operate.adoption import Adoption
 from semel.operate.audit import AuditEntries, Verified
@@ -28,7 +28,7 @@ from semel.operate.deadletters import DeadLetterList, LetterInspection
 from semel.operate.deletion import OpenRequests
 from semel.operate.doctor import Diagnosis
 from semel.operate.dryrun import DryRuns
-from semel.operate.explain import LeasedClaims
+from semel.operate.explain import Explanation, LeasedClaims
 from semel.operate.guarantee import PipelineGuarantee
 from semel.operate.ledger import Backup, LedgerCheck, Restoration
 from semel.operate.outbox import OutboxStatus, ParkedEntries
@@ -81,10 +81,10 @@ REPORTS: Final[Mapping[str, type]] = {
     "replay run | status | stop | abandon": ReplayStatus,
     "replay dry-run": DryRuns,
     "replay list": ReplayList,
-    "explain": ExplainReport,
+    "explain": Explanation,
     "claims list": LeasedClaims,
-    "gaps list": GapList,
-    "gaps close": GapsClosed,
+    "gaps list": OpenGaps,
+    "gaps close": ClosedGaps,
     "audit completeness": Completeness,
 }
 """What each command answers with."""
@@ -132,7 +132,10 @@ ADDED: Final[Mapping[str, tuple[str, ...]]] = {
     "parking classify | release | skip": ("consumer", *_ACTED),
     "outbox status": _DATABASE,
     "outbox parked": _DATABASE,
+    "explain": _DATABASE,
     "claims list": _DATABASE,
+    "gaps list": _DATABASE,
+    "gaps close": ("database", "actor", "reason"),
     "outbox retry | drop": ("outbox", *_ACTED),
     "audit list": _DATABASE,
     "audit verify": _DATABASE,
