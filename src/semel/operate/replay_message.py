@@ -42,14 +42,7 @@ from semel.messaging.consumer import Consumer, message_of
 from semel.messaging.failed.attempt_failed import keep_attempt_of_inbox
 from semel.messaging.failed.deadletters import keep_letter
 from semel.messaging.failure import Classification, Classified, RetryIn, verdict
-from semel.messaging.handle.attempt import (
-    Try,
-    attempt,
-    classify,
-    comes_back,
-    handle_unreadable,
-    says_nothing,
-)
+from semel.messaging.handle.attempt import Attempt, handle_message, handle_unreadable
 from semel.messaging.handle.claims import REPLACED, ClaimRow, ClaimState, Found, found_of
 from semel.messaging.handle.lease import handle_leased
 from semel.messaging.outcome import (
@@ -341,23 +334,22 @@ async def try_given_up(
     """
     # Its attempts are forgotten when it is sent back.
     message = message_of_inbox(consumer, replace(stored, attempts=0))
-    state = Try(message)
+    attempt = Attempt(consumer, message)
     try:
         async with acting(database) as unit:
             await need_not_too_often(unit, stored.consumer, stored.message_id, at_most)
             await send_back(unit, stored)
             await unit.audit.append(act)
-            state.began = True
-            result = await handle(unit, consumer, message)
-            state.ended = True
+            result = await handle(unit, attempt)
+            attempt.ended = True
     except Exception as error:
-        if isinstance(error, NotPossible) and not state.began:
+        if isinstance(error, NotPossible) and not attempt.began:
             raise
-        failure = classify(consumer, database, error)
-        if says_nothing(error, state) or failure.is_conflict:
-            if state.ended:
+        failure = attempt.failure(database, error)
+        if attempt.says_nothing(error) or failure.is_conflict:
+            if attempt.ended:
                 raise
-            return comes_back(consumer, message, failure)
+            return attempt.comes_back(failure)
     else:
         return Handled(result)
     return await _failed(consumer, database, stored, act, failure)
@@ -465,9 +457,9 @@ class Replayer:
         self, message: Message, waiting: WaitingMessage | None
     ) -> Outcome:
         if waiting is not None:
-            return await attempt(self.consumer, self.database, message, waiting)
+            return await handle_message(self.consumer, self.database, message, waiting)
         outside = OutsideInbox(self.database, self.consumer.name, message.id)
-        outcome = await attempt(self.consumer, outside, message, None)
+        outcome = await handle_message(self.consumer, outside, message)
         return outside.stored_instead or outcome
 
     async def _try(self, message: Message, waiting: WaitingMessage | None) -> Outcome:

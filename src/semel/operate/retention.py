@@ -410,13 +410,14 @@ async def erase(
 
 
 async def _erase_key(unit: OperatorUnit, key: str, progress: Callable[[int], None]) -> Erased:
+    which = MessageFilter(key=key)
     waiting, in_progress = await _erase_waiting(unit, WaitingFilter(key=key), progress)
-    inbox = await unit.inbox.erase(MessageFilter(key=key))
-    await unit.attempts.erase(MessageFilter(key=key))
+    inbox = await unit.inbox.erase(which)
+    await unit.attempts.erase(which)
     return Erased(
-        dead_letters=await unit.dead_letters.erase(DeadLetterFilter(key=key)),
+        dead_letters=await unit.dead_letters.erase(which),
         waiting=waiting,
-        revisions=await unit.revisions.erase(MessageFilter(key=key)),
+        revisions=await unit.revisions.erase(which),
         inbox=inbox,
         outbox=await unit.outbox.erase(key=key),
         results=await unit.claims.erase_key(key),
@@ -429,23 +430,24 @@ async def _erase_message(
 ) -> Erased:
     erased = Erased()
     for name in sorted(await _names(unit, message_id)):
+        which = MessageFilter(message_id=name)
         waiting, _ = await _erase_waiting(unit, WaitingFilter(message_id=name), progress)
         consumers = await unit.claims.consumers_of(name)
         rows = [await unit.claims.look_up(consumer, name) for consumer in consumers]
         now = await unit.now()
         in_progress = sum(row is not None and is_leased(row, now) for row in rows)
         results = sum([await unit.claims.erase(consumer, name) for consumer in consumers])
-        inbox = await unit.inbox.erase(MessageFilter(message_id=name))
+        inbox = await unit.inbox.erase(which)
         outbox = await unit.outbox.erase(message_id=name)
-        await unit.attempts.erase(MessageFilter(message_id=name))
+        await unit.attempts.erase(which)
         letters = await unit.dead_letters.find(DeadLetterFilter(message_id=name), MOST_NAMES)
         buried_by = {letter.consumer for letter in letters}
         for consumer in {*consumers, *await unit.inbox.consumers_of(name), *buried_by}:
             outbox += await unit.outbox.erase(parent=parent_of(consumer, name))
         erased += Erased(
-            dead_letters=await unit.dead_letters.erase(DeadLetterFilter(message_id=name)),
+            dead_letters=await unit.dead_letters.erase(which),
             waiting=waiting,
-            revisions=await unit.revisions.erase(MessageFilter(message_id=name)),
+            revisions=await unit.revisions.erase(which),
             inbox=inbox,
             outbox=outbox,
             results=results,

@@ -1,13 +1,9 @@
 """Writing a failed attempt: one transaction, whatever becomes of the message.
 
-Keeping a failed attempt, in the transaction that writes what became of the message.
-
-Writing a failed attempt down: one transaction, whatever becomes of the message.
-
                              the attempt: when and why it failed, in every case
 retryable, attempts left     FAILED_RETRYABLE, due later   (and its payload, in the retry table)
 retryable, none left  ┐
-hopeless              ┴──▶   FAILED_TERMINAL + dead letter, or PARKED + waiting room
+hopeless              ┴──▶   FAILED_TERMINAL + dead letter, or PARKED + waiting table
 """
 
 from __future__ import annotations
@@ -47,6 +43,7 @@ from semel.messaging.outcome import (
     Refused,
     RetryLater,
     RetryStored,
+    Skipped,
     Told,
 )
 from semel.messaging.receive.offsets import Ended, mark_ends, mark_kept
@@ -182,11 +179,12 @@ async def write_failure(
     failure: Classified,
     gap: Gap | None = None,
     claim: Held | None = None,
-) -> Outcome | None:
-    """Write what became of a failed attempt; None where the message is COMPLETED after all.
+) -> Outcome:
+    """Write what became of a failed attempt.
 
     Where others, or a person, ended the message while it was tried, what they made of it
-    stays; where another owner is at it, it comes back.  Where the claim says that its payload
+    stays, and it is `Skipped` where they completed it; where another owner is at it, it comes
+    back.  Where the claim says that its payload
     was erased, none of it is written.
     """
     claim = claim or Held()
@@ -286,14 +284,12 @@ async def _mark(
     return await unit.claims.look_up(consumer.name, message.id)
 
 
-async def _ended(
-    unit: Unit, consumer: Consumer, message: Message, failure: Classified
-) -> Outcome | None:
-    """Answer a failed attempt whose message others ended meanwhile, or are at; None: COMPLETED."""
+async def _ended(unit: Unit, consumer: Consumer, message: Message, failure: Classified) -> Outcome:
+    """Answer a failed attempt whose message others ended meanwhile, or are at."""
     row = await unit.claims.look_up(consumer.name, message.id)
     match refusal(row, message.digest, await unit.now()) if row else None:
         case Duplicate():
-            return None
+            return Skipped()
         case Conflict(expected):
             return await write_conflict(unit, consumer, message, expected)
         case Parked():
@@ -319,7 +315,7 @@ async def _retry(
     failure: Classified,
     seconds: float,
     claim: Held,
-) -> Outcome | None:
+) -> Outcome:
     state = ClaimState.FAILED_RETRYABLE
     row = await _fail(unit, consumer, message, state, failure, claim, seconds)
     if row is None:
@@ -337,7 +333,7 @@ async def _retry(
 
 async def _park(
     unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
-) -> Outcome | None:
+) -> Outcome:
     row = await _fail(unit, consumer, message, ClaimState.PARKED, failure, claim)
     if row is None:
         return await _ended(unit, consumer, message, failure)
@@ -352,7 +348,7 @@ async def park_poison(
     message: Message,
     failure: Classified,
     claim: Held | None = None,
-) -> Outcome | None:
+) -> Outcome:
     """Park a message that takes its process with it."""
     return await _park(unit, consumer, message, failure, claim or Held())
 
@@ -393,7 +389,7 @@ async def leave_the_room(
 
 async def _bury(
     unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
-) -> Outcome | None:
+) -> Outcome:
     row = await _fail(unit, consumer, message, ClaimState.FAILED_TERMINAL, failure, claim)
     if row is None:
         return await _ended(unit, consumer, message, failure)

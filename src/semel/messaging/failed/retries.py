@@ -19,7 +19,7 @@ from semel.messaging.consumer import Consumer, message_of
 from semel.messaging.database import Database, TransactionEnded, is_refusal
 from semel.messaging.failed.attempt_failed import fence_to_park, leave_the_room
 from semel.messaging.failure import Classified, FailureClass
-from semel.messaging.handle.attempt import attempt, classify
+from semel.messaging.handle.attempt import classify, handle_message
 from semel.messaging.handle.batch import drain
 from semel.messaging.handle.cancel import rung
 from semel.messaging.handle.claims import ERASED, ClaimRequest, ClaimState, Failure, NotClaimable
@@ -176,7 +176,7 @@ async def _one(
             return await _set_aside(consumer, database, waiting, UNREADABLE)
         if handle is not None:
             return await handle(message, waiting)
-        return await attempt(consumer, database, message, waiting)
+        return await handle_message(consumer, database, message, waiting)
 
     try:
         if waiting.erased_at is not None:

@@ -42,7 +42,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -55,14 +55,12 @@ from semel.message import Coordinates, Message, Partition, Record
 from semel.messaging.consumer import Consumer, invokes, unread
 from semel.messaging.database import Database, Unit
 from semel.messaging.failed.attempt_failed import (
-    Held,
     fence_to_park,
     leave_the_room,
-    park_poison,
-    write_failure,
     write_unreadable,
 )
 from semel.messaging.failure import Classified, FailureClass
+from semel.messaging.handle.attempt import Attempt
 from semel.messaging.handle.claims import (
     TERMINAL,
     ClaimRequest,
@@ -71,7 +69,7 @@ from semel.messaging.handle.claims import (
     HeldElsewhere,
     refusal,
 )
-from semel.messaging.outcome import Ack, Outcome, Refused, Skipped, settlement
+from semel.messaging.outcome import Ack, Outcome, Refused, settlement
 from semel.messaging.receive.broker import Subscription
 from semel.messaging.records import LEFT_SECONDS, Member, Note, WaitingMessage
 from semel.messaging.redact import reason_of
@@ -751,16 +749,15 @@ async def _put_aside(unit: Unit, consumer: Consumer, suspect: _Suspect, runs: _R
     limit = consumer.settings.poison_attempts
     reason = f"the process died {limit} times while it handled this message alone"
     failure = Classified(FailureClass.POISON, CRASHED, reason, "")
-    held = Held(from_waiting=suspect.waiting is not None)
     message = suspect.message.tried(limit)
+    attempt = Attempt(consumer, message, from_waiting=suspect.waiting is not None)
     if runs is _Runs.AGAIN:
         # Its effect is durable, so there is nothing to park; what it sends may be lost.
-        found = await write_failure(unit, consumer, message.repeated(), failure, claim=held)
-    else:
-        # It may have been leased since it was looked at.
-        fence = await fence_to_park(unit, consumer, ClaimRequest.of(message))
-        found = await park_poison(unit, consumer, message, failure, replace(held, fence=fence))
-    return Skipped() if found is None else found
+        attempt.message = message.repeated()
+        return await attempt.write_failure(unit, failure)
+    # It may have been leased since it was looked at.
+    attempt.fence = await fence_to_park(unit, consumer, ClaimRequest.of(message))
+    return await attempt.park(unit, failure)
 
 
 def _log_poison(consumer: Consumer, id: str) -> None:

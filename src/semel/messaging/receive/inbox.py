@@ -39,7 +39,7 @@ from semel.messaging.database import Database, Unit, is_refusal
 from semel.messaging.failed.attempt_failed import keep_attempt_of_inbox, write_conflict
 from semel.messaging.failed.deadletters import Failed, keep_letter, letter_of
 from semel.messaging.failure import Classified, FailureClass, RetryIn, verdict
-from semel.messaging.handle.attempt import classify, handling
+from semel.messaging.handle.attempt import Attempt, classify
 from semel.messaging.handle.cancel import rung
 from semel.messaging.handle.claims import (
     ClaimRow,
@@ -158,7 +158,7 @@ class Inbox:
             answer: Handled | NotNew | None = await self._known(unit, message)
             reach(CrashPoint.CLAIM_AFTER, self.consumer.name)
             if answer is None:
-                answer = Handled(await handle(unit, self.consumer, message))
+                answer = Handled(await handle(unit, Attempt(self.consumer, message)))
             reach(CrashPoint.MESSAGE_COMMIT_BEFORE, self.consumer.name)
         reach(CrashPoint.MESSAGE_COMMIT_AFTER, self.consumer.name)
         tell_received(message, self.consumer.name)
@@ -210,14 +210,13 @@ class Inbox:
                 return None if waits is None else Skipped("stored before")
 
 
-async def handle(unit: Unit, consumer: Consumer, message: Message) -> Any:
+async def handle(unit: Unit, attempt: Attempt) -> Any:
     """Call the handler in the open transaction, and mark the message as processed."""
+    consumer = attempt.consumer
     await unit.begin_message()
-    with handling(consumer.name, message):
-        result = await consumer.invoke(message, unit.session)
-    reach(CrashPoint.HANDLE_AFTER, consumer.name)
+    result = await attempt.invoke(unit.session)
     kept = json.dumps(result, default=str) if consumer.settings.keeps_results else None
-    await unit.inbox.done(consumer.name, message.id, kept)
+    await unit.inbox.done(consumer.name, attempt.message.id, kept)
     return result
 
 
@@ -387,7 +386,7 @@ class InboxWorker:
         try:
             message = message_of_inbox(self.consumer, stored)
             async with unit.savepoint():
-                outcome = Handled(await handle(unit, self.consumer, message))
+                outcome = Handled(await handle(unit, Attempt(self.consumer, message)))
         except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
             outcome = await self._fail(unit, stored, error)
         return _Ended(stored, outcome, SYSTEM_CLOCK.monotonic() - began)
