@@ -273,7 +273,7 @@ def _of_policy(policy: Policy, name: str) -> tuple[ConsumerSettings, Place | Non
 
 
 def unread(stored: StoredMessage) -> Message:
-    """Return a stored message with the bytes of its payload, which nobody decodes here."""
+    """Return a stored message with the bytes of its payload, not decoded."""
     return Message(
         stored.message_id,
         None,
