@@ -156,6 +156,16 @@ def exists_in_class(dotted: str, attribute: str) -> bool:
         return False
 
 
+OURS = re.compile(r"`((?:tests|bench|examples|docs|src)/[\w/.-]*\w)/?`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_a_path_in_a_page_exists(page):
+    named = OURS.findall(page.read_text())
+
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 def test_the_wheel_has_the_package_and_its_types_and_nothing_else():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -233,3 +243,14 @@ def test_every_module_on_the_ways_of_contributing_exists():
 
     assert len(modules) > 20
     assert [name for name in modules if not (PACKAGE / f"{name}.py").is_file()] == []
+
+
+WORDS_THAT_WENT = re.compile(
+    r"waiting room|\bbur(?:y|ied|ies|ying)\b|acquit|\blets? go\b|\bput aside\b", re.I
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_a_page_has_one_word_for_each_thing(page):
+    # waiting table, dead-letter, clear a note, release, quarantine
+    assert WORDS_THAT_WENT.findall(page.read_text()) == []

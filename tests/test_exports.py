@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -69,24 +70,60 @@ def undocumented(path: Path) -> Iterator[str]:
     if ast.get_docstring(tree) is None:
         yield "the module itself"
     for node in tree.body:
-        yield from _undocumented_in(node, "")
+        yield from _undocumented_in(node, "", frozenset())
 
 
-def _undocumented_in(node: ast.AST, inside: str) -> Iterator[str]:
+def _undocumented_in(node: ast.AST, inside: str, said: frozenset[str]) -> Iterator[str]:
     kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     if not isinstance(node, kinds) or node.name.startswith("_"):
         return
     name = f"{inside}{node.name}"
-    # A test's name is a sentence already.
+    # A test's name is a sentence already, and a protocol speaks for those that implement it.
     if (
         ast.get_docstring(node) is None
         and not node.name.startswith("test_")
+        and node.name not in said
         and not _is_overload(node)
     ):
         yield f"{name} (line {node.lineno})"
     if isinstance(node, ast.ClassDef):
+        said = frozenset() if _is_protocol(node) else said_by_protocols()
         for member in node.body:
-            yield from _undocumented_in(member, f"{name}.")
+            yield from _undocumented_in(member, f"{name}.", said)
+
+
+def _is_protocol(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).startswith("Protocol") for base in node.bases)
+
+
+@cache
+def said_by_protocols() -> frozenset[str]:
+    """Name the methods that a protocol of the tree documents."""
+    trees = [ast.parse(path.read_text(), str(path)) for path in MODULES]
+    protocols = [
+        node
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and _is_protocol(node)
+    ]
+    return frozenset(
+        method.name
+        for protocol in protocols
+        for method in protocol.body
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
+        and ast.get_docstring(method) is not None
+    )
+
+
+def test_a_method_may_be_silent_only_where_a_protocol_speaks_for_it(tmp_path):
+    module = tmp_path / "sinks.py"
+    module.write_text(
+        '"""Sinks."""\n'
+        'class Quiet:\n    """A sink."""\n    def prepare(self): ...\n    def whistle(self): ...\n'
+        'class Loud(Protocol):\n    """A rule."""\n    def prepare(self): ...\n'
+    )
+
+    assert list(undocumented(module)) == ["Quiet.whistle (line 5)", "Loud.prepare (line 8)"]
 
 
 def _is_overload(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

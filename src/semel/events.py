@@ -1,7 +1,7 @@
-"""The events and measurements that logs, metrics and progress displays subscribe to.
+"""The one bus that logs, metrics and progress displays listen to.
 
-    Events     what happened, with the glossary's nouns as fields; each is also a log line
-    Measures   counters, durations and gauges, by the names that dashboards use
+    Event          what happened, with the glossary's nouns as fields; each is also a log line
+    Measurement    a counter's step, a duration or a gauge, by the names that dashboards use
 
 A subscriber that raises is logged and never stops the work.  No label carries
 an id: a metric with an id as a label would create a new series per message.
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, TypeVar, overload
 
 from semel.errors import Misuse
 
@@ -148,60 +148,6 @@ class GapCrossed(Event):
         return f"gap crossed, expected version {self.expected}, got {self.found}"
 
 
-Subscriber = Callable[[Event], None]
-
-
-_WARNINGS = (StepFailed, SinkRetried, CommitSlow, QueryRestarted, GapCrossed)
-
-
-class Events:
-    """A list of subscribers, called in order, in the thread that emits."""
-
-    def __init__(self) -> None:
-        self._subscribers: list[Subscriber] = []
-        self._lock = threading.Lock()
-
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Call *subscriber* with every event from now on; return a function that unsubscribes."""
-        with self._lock:
-            self._subscribers.append(subscriber)
-
-        def unsubscribe() -> None:
-            with self._lock:
-                if subscriber in self._subscribers:
-                    self._subscribers.remove(subscriber)
-
-        return unsubscribe
-
-    def emit(self, event: Event) -> None:
-        """Log the event and call every subscriber."""
-        level = logging.INFO
-        if isinstance(event, _WARNINGS):
-            level = logging.WARNING
-        elif isinstance(event, CycleEnded) and event.outcome == "fatal":
-            level = logging.ERROR
-        if log.isEnabledFor(level):
-            nouns = {f.name: getattr(event, f.name) for f in fields(event)}
-            told = ", ".join(f"{k} {v}" for k, v in nouns.items() if isinstance(v, str) and v)
-            log.log(level, "%s: %s", event.sentence, told, extra=nouns)
-        # A copy, because a subscriber may unsubscribe while it is called, which takes the lock.
-        with self._lock:
-            subscribers = tuple(self._subscribers)
-        for subscriber in subscribers:
-            try:
-                subscriber(event)
-            except Exception:  # a broken display must not stop the pipeline
-                log.exception("event subscriber failed", extra={"event": type(event).__name__})
-
-    def __reduce__(self) -> tuple[type[Events], tuple[()]]:
-        """Subscribers belong to the process that added them: a copy starts without any."""
-        return (Events, ())
-
-
-EVENTS = Events()
-"""The process's own list, used wherever no other is given."""
-
-
 class Metric(StrEnum):
     """The name of a metric, as exporters spell it."""
 
@@ -250,44 +196,91 @@ class Measurement:
     value: float = 1.0
 
 
-class Measures:
-    """A list of subscribers to measurements."""
+_WARNINGS = (StepFailed, SinkRetried, CommitSlow, QueryRestarted, GapCrossed)
+
+Kind = TypeVar("Kind", Event, Measurement)
+
+
+class Events:
+    """A list of subscribers, called in order, in the thread that emits."""
 
     def __init__(self) -> None:
-        self._subscribers: tuple[Callable[[Measurement], None], ...] = ()
+        self._subscribers: tuple[tuple[type, Callable[[Any], None]], ...] = ()
+        self._lock = threading.Lock()
 
-    def subscribe(self, subscriber: Callable[[Measurement], None]) -> Callable[[], None]:
-        """Call *subscriber* with every measurement from now on; return a function to stop it."""
-        self._subscribers = (*self._subscribers, subscriber)
+    @overload
+    def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]: ...
+
+    @overload
+    def subscribe(
+        self, subscriber: Callable[[Kind], None], kind: type[Kind]
+    ) -> Callable[[], None]: ...
+
+    def subscribe(
+        self, subscriber: Callable[[Any], None], kind: type = Event
+    ) -> Callable[[], None]:
+        """Call *subscriber* with every event, or `Measurement`, of *kind* from now on.
+
+        Return a function that unsubscribes.
+        """
+        entry = (kind, subscriber)
+        with self._lock:
+            self._subscribers = (*self._subscribers, entry)
 
         def unsubscribe() -> None:
-            self._subscribers = tuple(s for s in self._subscribers if s is not subscriber)
+            with self._lock:
+                self._subscribers = tuple(one for one in self._subscribers if one is not entry)
 
         return unsubscribe
 
-    @property
-    def are_heard(self) -> bool:
-        """Whether there is a subscriber; without one, skip measurements that cost a query."""
-        return bool(self._subscribers)
+    def emit(self, event: Event) -> None:
+        """Log the event and call every subscriber."""
+        level = logging.INFO
+        if isinstance(event, _WARNINGS):
+            level = logging.WARNING
+        elif isinstance(event, CycleEnded) and event.outcome == "fatal":
+            level = logging.ERROR
+        if log.isEnabledFor(level):
+            nouns = {f.name: getattr(event, f.name) for f in fields(event)}
+            told = ", ".join(f"{k} {v}" for k, v in nouns.items() if isinstance(v, str) and v)
+            log.log(level, "%s: %s", event.sentence, told, extra=nouns)
+        self._pass_on(event)
 
-    def count(self, metric: Metric, *labels: str, value: float = 1.0) -> None:
-        """Pass one reading to every subscriber; *labels* in the order of `LABELS`.
+    @property
+    def is_measured(self) -> bool:
+        """Whether anything listens to measurements; without it, skip those that cost a query."""
+        return any(issubclass(Measurement, kind) for kind, _ in self._subscribers)
+
+    def measure(self, metric: Metric, *labels: str, value: float = 1.0) -> None:
+        """Pass one reading on; *labels* in the order of `LABELS`.  It is not logged.
 
         Raises:
             Misuse: the metric has other labels.
         """
-        if not self._subscribers:
+        # This stands on the way of every message: without an exporter it must cost nothing.
+        if not self.is_measured:
             return
         names = LABELS[metric]
         if len(names) != len(labels):
             raise Misuse(f"metric {metric} needs the labels {', '.join(names)}, got {len(labels)}")
-        measured = Measurement(metric, dict(zip(names, labels, strict=True)), value)
-        for subscriber in self._subscribers:
+        self._pass_on(Measurement(metric, dict(zip(names, labels, strict=True)), value))
+
+    def _pass_on(self, found: Event | Measurement) -> None:
+        for kind, subscriber in self._subscribers:
+            if not isinstance(found, kind):
+                continue
             try:
-                subscriber(measured)
-            except Exception:  # a broken exporter must not stop a service
-                log.exception("measurement subscriber failed", extra={"metric": metric.value})
+                subscriber(found)
+            except Exception:  # a broken display or exporter must not stop the work
+                what = (
+                    found.metric.value if isinstance(found, Measurement) else type(found).__name__
+                )
+                log.exception("event subscriber failed", extra={"event": what})
+
+    def __reduce__(self) -> tuple[type[Events], tuple[()]]:
+        """Subscribers belong to the process that added them: a copy starts without any."""
+        return (Events, ())
 
 
-MEASURES: Final = Measures()
-"""The process's own list, used wherever no other is given."""
+EVENTS: Final = Events()
+"""The process's own bus, used wherever no other is given."""

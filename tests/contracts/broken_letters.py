@@ -7,7 +7,8 @@ from dataclasses import replace
 from sqlalchemy import update
 
 from semel.messaging.records import DeadLetterFilter, WaitingFilter, Waits
-from semel.sql.deadletters import SqlDeadLetters, _values
+from semel.sql.deadletters import SqlDeadLetters
+from semel.sql.store import values_of
 from semel.sql.tables import dead_letter
 from semel.sql.waiting import SqlWaitingRoom
 from tests.contracts.sabotage import say, say_of
@@ -19,7 +20,7 @@ async def overwrite(store, letter, *columns):
         dead_letter.c.consumer == letter.consumer,
         dead_letter.c.message_id == letter.message_id,
     )
-    values = {name: _values(letter)[name] for name in columns}
+    values = {name: values_of(dead_letter, letter)[name] for name in columns}
     await store._session.execute(update(dead_letter).where(*here).values(values))
 
 
@@ -220,7 +221,7 @@ ROOMS_CONVICTED_BY = {
     HoldsWhileParkedOnly: "test_a_key_is_held_as_long_as_a_message_of_it_waits",
     TakesTheWholeKey: "test_messages_of_a_key_leave_in_the_order_they_came",
     BeginsAtTheBeginning: "test_more_is_taken_behind_what_was_taken",
-    ReleasesWhatItLetsGo: "test_one_that_is_let_go_waits_for_nobody_of_its_key",
+    ReleasesWhatItLetsGo: "test_a_message_released_on_its_own_waits_for_no_other_of_its_key",
     RevisesAtTheEnd: "test_a_revision_keeps_the_place_in_the_queue",
     RetriesTheErased: "test_what_was_erased_is_never_due_again",
     SaysWhyTheErasedWaited: "test_erasing_takes_the_reason_and_leaves_hashes_and_codes",

@@ -9,9 +9,8 @@ from sqlalchemy import insert, select
 
 from semel.messaging.records import LATEST_KEPT
 from semel.operate.stores import FIRST_HASH, AuditEntry, Decision, hash_of, recorded
-from semel.sql import attempts as attempts_sql
 from semel.sql import operators as audit_sql
-from semel.sql.attempts import SqlFailedAttempts
+from semel.sql.deadletters import THIN_OUT, SqlFailedAttempts
 from semel.sql.operators import SqlApprovals, SqlAuditTrail, SqlRevisions
 from semel.sql.tables import approval, audit_entry
 from semel.sql.types import to_seconds
@@ -115,7 +114,7 @@ class KeepsEveryAttempt(SqlFailedAttempts):
     """Fills the disk with a message that is tried for ever."""
 
     async def _run(self, statement, values=None):
-        if statement is not attempts_sql.THIN_OUT:
+        if statement is not THIN_OUT:
             return await super()._run(statement, values)
         return None
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from semel.codec import FromHeader
-from semel.events import LABELS, MEASURES, Measurement, Metric
+from semel.events import EVENTS, LABELS, Measurement, Metric
 from semel.memory.broker import MemoryBroker
 from semel.message import Coordinates, Message
 from semel.messaging.consumer import consumer
@@ -46,7 +46,7 @@ def recorded() -> Iterator[Callable[[], Counted]]:
     ``processed success``, ``dlq REJECTED``: the metric's short name, and its reason or outcome.
     """
     found: list[Measurement] = []
-    stop = MEASURES.subscribe(found.append)
+    stop = EVENTS.subscribe(found.append, Measurement)
 
     def counted() -> Counted:
         return Counter(_short(one) for one in found if one.metric in OF_DELIVERIES)

@@ -9,9 +9,9 @@ from semel.messaging.records import (
     FIRST_KEPT,
     LATEST_KEPT,
     MOST_KEPT,
-    AttemptFilter,
     FailedAttempt,
     InboxMessage,
+    MessageFilter,
 )
 from semel.testing.contracts.claims_world import rolled_back
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
@@ -115,9 +115,9 @@ class AttemptsContract(DatabaseContract):
         before = await of(world, "m1")
 
         async with world.database.begin() as unit:
-            assert await unit.attempts.erase(AttemptFilter(key="customer-7")) == 2
-            assert await unit.attempts.erase(AttemptFilter(message_id="m1")) == 0
-            assert await unit.attempts.erase(AttemptFilter("shipping", "m2")) == 1
+            assert await unit.attempts.erase(MessageFilter(key="customer-7")) == 2
+            assert await unit.attempts.erase(MessageFilter(message_id="m1")) == 0
+            assert await unit.attempts.erase(MessageFilter("shipping", "m2")) == 1
 
         assert await of(world, "m1") == [replace(attempt, reason="") for attempt in before]
         assert [attempt.reason for attempt in await of(world, "m2")] == [ATTEMPT.reason]

@@ -22,7 +22,7 @@ import pytest
 from semel.errors import Misuse
 from semel.messaging.database import Database
 from semel.messaging.handle.claims import Locked
-from semel.messaging.records import InboxMessage
+from semel.messaging.records import InboxMessage, MessageFilter
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.stores.deadletters import LETTER, STRANGE
 
@@ -108,11 +108,11 @@ class InboxEnds(DatabaseContract):
         await done(world.database, "3", '{"name": "Ada"}')
 
         async with world.database.begin() as unit:
-            assert await unit.inbox.erase(key="ada", consumer="nobody") == 0
-            assert await unit.inbox.erase(key="ada") == 3
-            assert await unit.inbox.erase(key="ada") == 0
-            assert await unit.inbox.erase(message_id="2", key="ada") == 0
-            assert await unit.inbox.erase(message_id="2") == 1
+            assert await unit.inbox.erase(MessageFilter(key="ada", consumer="nobody")) == 0
+            assert await unit.inbox.erase(MessageFilter(key="ada")) == 3
+            assert await unit.inbox.erase(MessageFilter(key="ada")) == 0
+            assert await unit.inbox.erase(MessageFilter(message_id="2", key="ada")) == 0
+            assert await unit.inbox.erase(MessageFilter(message_id="2")) == 1
 
         found = await get(world.database, "1")
         assert (found.payload, found.headers, found.payload_hash) == (None, {}, "aa")
@@ -128,7 +128,7 @@ class InboxEnds(DatabaseContract):
     ) -> None:
         await store(world.database, message("1"))
         async with world.database.begin() as unit:
-            await unit.inbox.erase(message_id="1")
+            await unit.inbox.erase(MessageFilter(message_id="1"))
 
         assert await failed(world.database, "1", 0.0) == 0
 
@@ -147,7 +147,7 @@ class InboxEnds(DatabaseContract):
         async with world.database.begin() as unit:
             await unit.dead_letters.put(replace(LETTER, consumer="stock", message_id="3"))
             for name in ("1", "2", "3", "4"):
-                await unit.inbox.erase(message_id=name)
+                await unit.inbox.erase(MessageFilter(message_id=name))
 
         found = [await get(world.database, name) for name in ("1", "2", "3", "4")]
         assert [one.processed_at is not None for one in found] == [True, True, False, True]
@@ -184,7 +184,7 @@ class InboxEnds(DatabaseContract):
 
         with pytest.raises(Misuse):
             async with world.database.begin() as unit:
-                await unit.inbox.erase()
+                await unit.inbox.erase(MessageFilter())
 
         assert (await get(world.database, "1")).payload == b"1"
 
@@ -280,7 +280,9 @@ class InboxContract(InboxEnds):
             await done(world.database, name)
         assert await due(world.database) == [f"{name}, later" for name in every]
         async with world.database.begin() as unit:
-            assert [await unit.inbox.erase(key=name) for name in every] == [2] * len(every)
+            assert [await unit.inbox.erase(MessageFilter(key=name)) for name in every] == [2] * len(
+                every
+            )
 
     @in_world
     async def test_words_that_are_no_plain_text_do_not_keep_a_message_out(
@@ -403,7 +405,7 @@ class InboxContract(InboxEnds):
         await done(world.database, "3")
 
         async with world.database.begin() as unit:
-            await unit.inbox.erase(message_id="4")
+            await unit.inbox.erase(MessageFilter(message_id="4"))
             tried = [await unit.inbox.try_again("stock", str(n)) for n in range(6)]
 
         assert tried == [False, True, False, False, False, False]

@@ -143,7 +143,7 @@ class MembersContract(DatabaseContract):
         assert sorted(member.name for member in found) == ["idle", "new"]
 
     @in_world
-    async def test_tries_of_a_suspect_count_until_it_is_acquitted(
+    async def test_tries_of_a_suspect_count_until_its_note_is_cleared(
         self, world: DatabaseWorld
     ) -> None:
         counts = []
@@ -177,7 +177,7 @@ class MembersContract(DatabaseContract):
         assert (noted, set(again), after) == ({}, set(STRANGE_IDS), {})
 
     @in_world
-    async def test_a_note_is_one_try_and_is_found_until_it_is_acquitted(
+    async def test_a_note_is_one_try_and_is_found_until_it_is_cleared(
         self, world: DatabaseWorld
     ) -> None:
         found = []
@@ -219,7 +219,7 @@ class MembersContract(DatabaseContract):
         assert all(-1 < now - note.noted_at < 30 for note in after.values())
 
     @in_world
-    async def test_nobody_acquits_in_the_name_of_another(self, world: DatabaseWorld) -> None:
+    async def test_a_worker_clears_only_its_own_notes(self, world: DatabaseWorld) -> None:
         async with world.database.begin() as unit:
             await unit.members.note(CONSUMER, ["a", "b"], "first")
             await unit.members.suspect(CONSUMER, "b", "second")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from semel.messaging.records import conflict_id
-from semel.operate.stores import KEEP_ID, NEW_ID, Revision, RevisionFilter
+from semel.messaging.records import MessageFilter, conflict_id
+from semel.operate.stores import KEEP_ID, NEW_ID, Revision
 from semel.testing.contracts.claims_world import rolled_back
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 
@@ -84,8 +84,8 @@ class RevisionsContract(DatabaseContract):
         before = await of(world, "m1")
 
         async with world.database.begin() as unit:
-            assert await unit.revisions.erase(RevisionFilter(key="customer-7")) == 2
-            assert await unit.revisions.erase(RevisionFilter(message_id="m1")) == 0
+            assert await unit.revisions.erase(MessageFilter(key="customer-7")) == 2
+            assert await unit.revisions.erase(MessageFilter(message_id="m1")) == 0
 
         for old, now in zip(before, await of(world, "m1"), strict=True):
             assert now.erased_at is not None

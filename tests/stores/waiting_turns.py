@@ -110,7 +110,7 @@ class TurnRules(DatabaseContract):
         assert await due(world) == ["a2"]
 
     @in_world
-    async def test_one_that_is_let_go_waits_for_nobody_of_its_key(
+    async def test_a_message_released_on_its_own_waits_for_no_other_of_its_key(
         self, world: DatabaseWorld
     ) -> None:
         await put(world, parked("a1", "a"), behind("a2", "a"), behind("a3", "a"), parked("a4", "a"))

@@ -90,7 +90,7 @@ class WorkerRules(DatabaseContract):
         assert await held(world, "k") == {"k"}
 
     @in_world
-    async def test_a_key_that_is_not_let_go_in_time_is_locked(self, world: DatabaseWorld) -> None:
+    async def test_a_key_that_is_not_released_in_time_is_locked(self, world: DatabaseWorld) -> None:
         async with world.database.begin() as unit:
             await unit.waiting.hold(CONSUMER, ["k"])
             try:
@@ -111,7 +111,7 @@ class WorkerRules(DatabaseContract):
             await asyncio.gather(*(ask(rotation) for rotation in range(len(keys))))
 
     @in_world
-    async def test_a_key_is_let_go_while_somebody_queues_up_for_it(
+    async def test_a_key_is_released_while_another_message_queues_for_it(
         self, world: DatabaseWorld
     ) -> None:
         await put(world, parked("a1", "a"))

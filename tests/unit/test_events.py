@@ -108,4 +108,4 @@ def test_a_copy_in_another_process_starts_without_subscribers(events):
 
     copy = pickle.loads(pickle.dumps(events))
 
-    assert copy._subscribers == []
+    assert copy._subscribers == ()

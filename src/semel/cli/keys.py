@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type
 
 import semel.cli.app  # noqa: F401  the commands declare the shapes of their records
 from semel.cli.commands.policy import PolicySchema
+from semel.cli.messages import Request
 from semel.cli.render import WRITERS, Field, Shape
 from semel.cli.reports.audit import (
     AuditList,
@@ -24,25 +25,19 @@ from semel.cli.reports.audit import (
     EraseReport,
     RetentionReport,
 )
-from semel.cli.reports.claims import ClaimList
 from semel.cli.reports.completeness import CompletenessReport
-from semel.cli.reports.deadletters import LetterList, LetterReport
 from semel.cli.reports.explanation import ExplainReport, GapList, GapsClosed
-from semel.cli.reports.parking import (
-    FixReport,
-    KeyList,
-    RequestAnswer,
-    RequestList,
-    WaitingList,
-    WaitingReport,
-)
 from semel.cli.reports.replays import DryRunReport, ReplayAnswer, ReplayList
 from semel.operate.acts import Acts
 from semel.operate.adoption import Adoption
+from semel.operate.deadletters import DeadLetterList, LetterInspection
+from semel.operate.deletion import OpenRequests
 from semel.operate.doctor import Diagnosis
+from semel.operate.explain import LeasedClaims
 from semel.operate.guarantee import PipelineGuarantee
 from semel.operate.ledger import Backup, LedgerCheck, Restoration
 from semel.operate.outbox import OutboxStatus, ParkedEntries
+from semel.operate.parking import Fixed, HeldKeys, Inspection, WaitingList
 from semel.operate.recovery import Recovered, RecoveryPlan
 from semel.operate.resolution import Resolution
 from semel.operate.status import History, Status
@@ -68,17 +63,17 @@ REPORTS: Final[Mapping[str, type]] = {
     "policy schema": PolicySchema,
     "db create | upgrade": SchemaChange,
     "db check": SchemaCheck,
-    "dlq list": LetterList,
-    "dlq show": LetterReport,
+    "dlq list": DeadLetterList,
+    "dlq show": LetterInspection,
     "dlq retry | park | skip": Acts,
-    "dlq delete": RequestAnswer,
+    "dlq delete": Request,
     "parking list": WaitingList,
-    "parking show": WaitingReport,
-    "parking keys": KeyList,
+    "parking show": Inspection,
+    "parking keys": HeldKeys,
     "parking classify | release | skip": Acts,
-    "parking fix": FixReport,
-    "parking requests": RequestList,
-    "parking delete | approve": RequestAnswer,
+    "parking fix": Fixed,
+    "parking requests": OpenRequests,
+    "parking delete | approve": Request,
     "outbox status": OutboxStatus,
     "outbox parked": ParkedEntries,
     "outbox retry | drop": Acts,
@@ -90,7 +85,7 @@ REPORTS: Final[Mapping[str, type]] = {
     "replay dry-run": DryRunReport,
     "replay list": ReplayList,
     "explain": ExplainReport,
-    "claims list": ClaimList,
+    "claims list": LeasedClaims,
     "gaps list": GapList,
     "gaps close": GapsClosed,
     "audit completeness": CompletenessReport,
@@ -105,6 +100,7 @@ class Added:
     """Its URL, without the password."""
 
     consumer: str
+    message_id: str
     outbox: str
     act: str
     """The command."""
@@ -115,15 +111,26 @@ class Added:
     reason: str
 
 
+_DATABASE: Final = ("database",)
 _ACTED: Final = ("database", "act", "actor", "reason")
 
 ADDED: Final[Mapping[str, tuple[str, ...]]] = {
     "db create | upgrade": ("database",),
     "db check": ("database",),
+    "dlq list": _DATABASE,
+    "dlq show": _DATABASE,
     "dlq retry | park | skip": ("consumer", *_ACTED),
+    "dlq delete": _DATABASE,
+    "parking list": _DATABASE,
+    "parking show": _DATABASE,
+    "parking keys": _DATABASE,
+    "parking fix": ("database", "consumer", "message_id", "actor", "reason"),
+    "parking requests": _DATABASE,
+    "parking delete | approve": _DATABASE,
     "parking classify | release | skip": ("consumer", *_ACTED),
     "outbox status": ("database",),
     "outbox parked": ("database",),
+    "claims list": _DATABASE,
     "outbox retry | drop": ("outbox", *_ACTED),
 }
 """Which of them each command adds (`Answer.reply`)."""
@@ -236,7 +243,7 @@ def _words(hint: Any) -> str:
     if hint in WRITERS:
         return "text"
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return ", ".join(f"`{one.value}`" for one in hint)
+        return ", ".join(f"`{one.value}`" if one.value else "empty" for one in hint)
     named = {str: "text", int: "number", float: "number", bool: "true or false"}
     return "null" if hint is types.NoneType else named.get(hint, "anything")
 

@@ -8,10 +8,16 @@ from dataclasses import dataclass
 
 from semel.cli.answer import Answer
 from semel.cli.database import Actor, Books
-from semel.cli.render import Line, bold
+from semel.cli.render import WRITERS, Line, bold
 from semel.cli.words import counted
+from semel.message import Coordinates
+from semel.messaging.records import DeadLetter, WaitingMessage
 from semel.operate.acts import Acts, on_each
-from semel.operate.stores import OperatorDatabase
+from semel.operate.deadletters import LetterInspection
+from semel.operate.parking import Inspection
+from semel.operate.stores import Approval, OperatorDatabase
+
+WRITERS[Coordinates] = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,31 @@ def payload_lines(payload: Payload) -> Iterator[Line]:
     yield payload.text if payload.text is not None else payload.base64
 
 
+def reason_shown(message: WaitingMessage | DeadLetter) -> str:
+    """Why it failed, and whether it was erased since."""
+    return ("(erased) " if is_erased(message) else "") + message.reason
+
+
+def is_erased(message: WaitingMessage | DeadLetter) -> bool:
+    """Its payload was erased."""
+    return message.erased_at is not None
+
+
+def payload_shown(found: Inspection | LetterInspection) -> Payload:
+    """What is in the message."""
+    return payload_of(found.message.payload, found.message.payload_hash)
+
+
+def headers_shown(found: Inspection | LetterInspection) -> dict[str, str]:
+    """Bytes that are not text are escaped."""
+    return headers_of(found.message.headers)
+
+
+def acts_of(found: Inspection | LetterInspection) -> list[str]:
+    """What people did with it, in order."""
+    return [f"{entry.act.act} by {entry.act.actor}" for entry in found.acts]
+
+
 def headers_of(headers: Mapping[str, bytes]) -> dict[str, str]:
     """Make headers readable; bytes that are not text become escapes."""
     return {name: value.decode("utf-8", "backslashreplace") for name, value in headers.items()}
@@ -80,3 +111,24 @@ def act_lines(done: Acts) -> Iterator[Line]:
     for one in done.messages:
         word = bold(one.note, "green") if one.done else bold("not done", "bold red")
         yield bold(f"{one.message_id}: ", "").append_text(word).append(f" {one.why_not}".rstrip())
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A deletion that one person asks for and a second person decides."""
+
+    request: Approval
+    actor: str
+
+
+def reply_asked(
+    answer: Answer,
+    books: Books,
+    actor: Actor,
+    ask: Callable[[OperatorDatabase], Awaitable[Approval]],
+) -> None:
+    """Ask for a deletion, and answer with the number that the second person needs."""
+    asked = Request(books.ask(ask), actor.name)
+    number = asked.request.number
+    line = f"request {number} waits for a second person: semel parking approve {number}"
+    answer.reply(asked, lambda _: (line,), database=books.name)

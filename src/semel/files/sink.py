@@ -105,7 +105,6 @@ class FilesSink:
             check_schema(self.format, schema)
 
     def fence(self, scope: Scope, epoch: int) -> None:
-        """Refuse older owners of *scope*, and be *epoch*'s sink."""
         layout = Layout(self.path, scope)
         with faults(f"files sink {self.name}"):
             layout.make()
@@ -116,7 +115,6 @@ class FilesSink:
         self._epochs[scope] = epoch
 
     def stager(self, txn: SinkTxnId) -> FilesStager:
-        """Return the executor's side for *txn*."""
         if SinkTxnId.parse(txn.scope, txn.label) != txn:
             raise Misuse(f"{txn.label!r} cannot be the name of a folder")
         return FilesStager(self.path, txn, self.format, self.compression, self.file_bytes)
@@ -218,7 +216,6 @@ class FilesSink:
         return f"{txn} cannot be committed: {why}"
 
     def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
-        """Remove what this attempt staged and prepared."""
         return self._outcome(lambda: self._abort(txn))
 
     def _abort(self, txn: SinkTxnId) -> SinkOutcome:
@@ -269,7 +266,6 @@ class FilesSink:
         return sorted(found, key=lambda txn: (txn.cycle, txn.attempt))
 
     def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
-        """Remove what losers left, and what late tasks staged for a finished attempt."""
         layout = Layout(self.path, scope)
         swept = []
         with faults(f"files sink {self.name}"):
@@ -283,12 +279,10 @@ class FilesSink:
         return sorted(swept, key=lambda txn: (txn.cycle, txn.attempt))
 
     def mark(self, scope: Scope) -> SinkTxnId | None:
-        """Return the highest committed cycle of *scope*."""
         with faults(f"files sink {self.name}"):
             return Layout(self.path, scope).mark()
 
     def scopes_of(self, app: str, query: str) -> list[Scope]:
-        """List every scope of this app and query that committed here."""
         with faults(f"files sink {self.name}"):
             scopes = scopes_under(self.path)
             named = [scope for scope in scopes if (scope.app, scope.query) == (app, query)]
@@ -312,7 +306,6 @@ class FilesSink:
             )
 
     def guarantee(self) -> Guarantee:
-        """State what is done once."""
         return Guarantee(
             effect=f"the rows of a cycle in {self.format} files under {self.path}, once each",
             readers_see="whole batches or nothing: a cycle's folder appears by one atomic rename",

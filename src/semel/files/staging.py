@@ -29,7 +29,6 @@ class FilesStager:
     file_bytes: int
 
     def open(self, task: str) -> FilesWriter:
-        """Start to stage for one task attempt."""
         return FilesWriter(self, task)
 
 
@@ -97,7 +96,6 @@ class FilesWriter:
         self._bytes, self._open, self._rows = None, None, 0
 
     def finish(self) -> Receipt:
-        """Make the files durable, and describe them."""
         with faults(f"staging into {self._folder}"):
             self._close_file()
         detail = {
@@ -161,7 +159,6 @@ class HashedFile(io.RawIOBase):
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
         super().close()
 

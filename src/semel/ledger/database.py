@@ -128,7 +128,6 @@ class Database:
         return self._ledger_id
 
     def exists(self) -> bool:
-        """Tell whether there is a ledger, without making one."""
         with self._lock, self.translated():
             session = self.driver.connect(None)
             try:

@@ -40,12 +40,10 @@ class SqlLedger:
 
     @property
     def ledger_id(self) -> str:
-        """A random id given when the ledger was made; part of every scope."""
         return self._database.ledger_id
 
     @property
     def url(self) -> str:
-        """Where the ledger is, without secrets."""
         return self._database.driver.url
 
     def __repr__(self) -> str:
@@ -58,7 +56,6 @@ class SqlLedger:
     def acquire(
         self, scope: Scope, owner: Owner, seconds: float, takeover: Takeover = Takeover.WAIT
     ) -> Lease:
-        """Become the owner of *scope* and bump its epoch."""
         with self._writing(scope) as (session, known):
             rules.check_takeover(scope, known.owner, known.left_seconds, owner, takeover)
             taken = {
@@ -70,36 +67,30 @@ class SqlLedger:
         return Lease(scope, owner, known.epoch + 1, seconds)
 
     def renew(self, lease: Lease) -> None:
-        """Prolong the lease by its length from now, on the ledger's clock."""
         with self._leased(lease) as (session, known):
             until = known.now + round(lease.seconds * MICROSECONDS)
             session.run(statements.RENEW_LEASE, {**_keys(lease.scope), "until": until})
 
     def release(self, lease: Lease) -> None:
-        """Let the next owner start at once; nothing happens if the lease is no longer ours."""
         with self._writing(lease.scope, lease.epoch) as (session, known):
             if (known.epoch, known.owner) == (lease.epoch, lease.owner):
                 session.run(statements.RELEASE_LEASE, _keys(lease.scope))
 
     def scope_record(self, scope: Scope) -> ScopeRecord | None:
-        """Return what is known of *scope*; None if it never had an owner."""
         with self._reading(scope) as session:
             found = _read_scope(session, statements.READ_SCOPE, scope)
         return found.to_record() if found and found.epoch else None
 
     def scopes(self) -> list[Scope]:
-        """List every scope that ever had an owner, by name."""
         with self._database.transaction("semel:read", Mode.READ) as session:
             found = session.run(statements.LIST_SCOPES)
         return [Scope(self.ledger_id, row["app"], row["query"]) for row in found]
 
     def generations(self, scope: Scope) -> list[Generation]:
-        """List the checkpoints of *scope*, oldest first."""
         with self._reading(scope) as session:
             return _read_generations(session, scope)
 
     def open_generation(self, lease: Lease, checkpoint: str, first_batch: int = 0) -> Generation:
-        """Return the newest generation of *checkpoint*, making it the next one if it is new."""
         with self._leased(lease) as (session, known):
             for opened in reversed(_read_generations(session, lease.scope)):
                 if opened.checkpoint == checkpoint:
@@ -115,7 +106,6 @@ class SqlLedger:
         positions: Mapping[tuple[str, str], Position],
         paths: Mapping[str, Collection[str]] | None = None,
     ) -> Generation:
-        """Make *checkpoint* the next generation, whatever came before."""
         with self._leased(lease) as (session, known):
             opened = _add_generation(session, known, checkpoint, first_batch)
             session.run(statements.FORGET_POSITIONS, _keys(lease.scope))
@@ -126,7 +116,6 @@ class SqlLedger:
             return opened
 
     def plan(self, lease: Lease, txn: SinkTxnId) -> None:
-        """Record a new attempt as PLANNED; repeating it changes nothing."""
         with self._leased(lease, txn) as (session, known):
             attempt = _read_attempt(session, txn)
             winner = _read_winner(session, txn.cycle)
@@ -135,7 +124,6 @@ class SqlLedger:
                 _add_attempt(session, txn, lease.epoch, CycleState.PLANNED, known.now)
 
     def set_range(self, lease: Lease, txn: SinkTxnId, batch: BatchRange) -> None:
-        """Keep what the batch read with the undecided attempt; repeatable with the same range."""
         with self._leased(lease, txn) as (session, _):
             rules.check_range(txn, _read_attempt(session, txn), batch)
             session.run(statements.SET_RANGE, {**_txn_keys(txn), "range": batch.to_json()})
@@ -147,7 +135,6 @@ class SqlLedger:
         tokens: Mapping[str, Token],
         rows: Mapping[str, int],
     ) -> None:
-        """Keep every sink's token and move PLANNED to PREPARED; repeatable with the same tokens."""
         kept, counts = rules.as_json("a token", tokens), dict(rows)
         values = {"tokens": json.dumps(kept), "rows": json.dumps(counts)}
         with self._leased(lease, txn) as (session, _):
@@ -155,7 +142,6 @@ class SqlLedger:
             session.run(statements.SET_PREPARED, {**_txn_keys(txn), **values})
 
     def decide_commit(self, lease: Lease, txn: SinkTxnId) -> None:
-        """Decide COMMIT and advance the positions to the range's end, by compare-and-set."""
         scope, generation = txn.scope, txn.cycle.generation
         with self._writing(lease.scope, lease.epoch, deciding=txn) as (session, known):
             attempt = _read_attempt(session, txn)
@@ -172,7 +158,6 @@ class SqlLedger:
             session.run(statements.DECIDE_COMMIT, {**_txn_keys(txn), "now": known.now})
 
     def decide_abort(self, txn: SinkTxnId, reason: str = "") -> Decision:
-        """Decide ABORT unless the attempt is decided; return the decision that stands."""
         # After a commit without an answer `Database` has dropped its connection, and this one
         # waits on the scope's lock until the server has settled what the old one sent.
         with self._writing(txn.scope, deciding=txn) as (session, known):
@@ -188,7 +173,6 @@ class SqlLedger:
             return Decision.ABORT
 
     def abort_undecided(self, lease: Lease, reason: str = "") -> list[SinkTxnId]:
-        """Decide ABORT for every undecided attempt of an older epoch, all at once."""
         with self._leased(lease) as (session, known):
             why = {"now": known.now, "reason": _text(reason), "epoch": lease.epoch}
             found = session.run(statements.ABORT_UNDECIDED, {**_keys(lease.scope), **why})
@@ -196,7 +180,6 @@ class SqlLedger:
         return sorted(given_up, key=lambda txn: (txn.cycle, txn.attempt))
 
     def finish(self, lease: Lease, txn: SinkTxnId) -> None:
-        """Move COMMITTED to FINISHED and raise the mark; repeatable."""
         with self._leased(lease, txn) as (session, known):
             attempt = _read_attempt(session, txn)
             rules.check_finish(txn, attempt)
@@ -205,43 +188,36 @@ class SqlLedger:
                 _raise_mark(session, txn.scope)
 
     def attempt(self, txn: SinkTxnId) -> AttemptRecord | None:
-        """Return one attempt; None if unknown or pruned."""
         with self._reading(txn.scope) as session:
             return _read_attempt(session, txn)
 
     def attempts(self, cycle: CycleId) -> list[AttemptRecord]:
-        """List a cycle's attempts, oldest first."""
         with self._reading(cycle.scope) as session:
             found = session.run(statements.LIST_CYCLE, _cycle_keys(cycle))
         return [_attempt_of(cycle.scope, row) for row in found]
 
     def committed(self, cycle: CycleId) -> AttemptRecord | None:
-        """Return the cycle's committed attempt, if it has one that is not pruned."""
         with self._reading(cycle.scope) as session:
             found = session.run(statements.READ_COMMITTED, _cycle_keys(cycle))
         return _attempt_of(cycle.scope, found[0]) if found else None
 
     def open_attempts(self, scope: Scope) -> list[AttemptRecord]:
-        """List what is PLANNED, PREPARED or COMMITTED, in the order of cycles."""
         with self._reading(scope) as session:
             found = session.run(statements.LIST_OPEN, _keys(scope))
         return [_attempt_of(scope, row) for row in found]
 
     def positions(self, scope: Scope, batch: BatchRange | None = None) -> Positions:
-        """Return the positions; of file sources, which paths of *batch* are committed."""
         with self._reading(scope) as session:
             ends = _read_ends(session, scope)
             paths = _read_paths(session, scope, batch)
         return Positions({where: position for where, (position, _) in ends.items()}, paths)
 
     def history(self, scope: Scope, limit: int = 50) -> list[AttemptRecord]:
-        """List the newest attempts, newest first."""
         with self._reading(scope) as session:
             found = session.run(statements.LIST_NEWEST, {**_keys(scope), "limit": limit})
         return [_attempt_of(scope, row) for row in found]
 
     def prune(self, scope: Scope, keep: int) -> int:
-        """Forget finished and aborted attempts below the mark but the newest *keep* cycles'."""
         rules.check_keep(keep)
         with self._writing(scope) as (session, known):
             if known.mark is None:
@@ -260,13 +236,11 @@ class SqlLedger:
             return len(gone)
 
     def record_act(self, scope: Scope, who: str, act: str, why: str, detail: Any = None) -> None:
-        """Keep what an operator did."""
         kept = rules.as_json("the detail of an act", detail or {})
         with self._writing(scope) as (session, known):
             _add_act(session, known, who, act, why, kept)
 
     def acts(self, scope: Scope) -> list[Act]:
-        """List what operators did, newest first."""
         with self._reading(scope) as session:
             found = session.run(statements.LIST_ACTS, _keys(scope))
         return [_act_of(scope, row) for row in found]
@@ -292,7 +266,6 @@ class SqlLedger:
                 _add_act(session, known, who, "ledger-restore", why, detail)
 
     def close(self) -> None:
-        """Give the connection back; the ledger can be used again afterwards."""
         self._database.close()
 
     @contextmanager

@@ -157,7 +157,6 @@ class SqliteDriver:
 
     @property
     def url(self) -> str:
-        """Where the file is."""
         return f"sqlite:///{self._path}"
 
     def connect(self, known: str | None) -> Session:
@@ -265,17 +264,14 @@ class SqliteSession:
         self._connection.execute("BEGIN IMMEDIATE" if mode is Mode.WRITE else "BEGIN")
 
     def run(self, statement: str, values: Mapping[str, Any] | None = None) -> list[Row]:
-        """Execute a statement and return its rows."""
         worded = _worded(statement)
         now = {"now": round(self._clock.now() * MICROSECONDS)}
         return self._connection.execute(worded, {**now, **(values or {})}).fetchall()
 
     def run_many(self, statement: str, many: Iterable[Mapping[str, Any]]) -> None:
-        """Execute a statement once for each set of values."""
         self._connection.executemany(statement, many)
 
     def has_table(self, name: str) -> bool:
-        """Tell whether the table exists."""
         found = self._connection.execute(
             "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)
         )
@@ -285,7 +281,6 @@ class SqliteSession:
         """Do nothing: the write lock is on the whole file."""
 
     def commit(self) -> None:
-        """Make the transaction durable."""
         self._connection.execute("COMMIT")
 
     def rollback(self) -> None:
@@ -294,7 +289,6 @@ class SqliteSession:
             self._connection.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Give the file back."""
         self._connection.close()
 
 

@@ -121,7 +121,6 @@ class MemoryPublisher:
         self._is_closed = False
 
     async def publish(self, batch: Sequence[Outgoing]) -> Sequence[Exception | None]:
-        """Send a batch; say of each message whether it is in the log (None) or why not."""
         if self._is_closed:
             raise Misuse("the publisher is closed and sends nothing")
         await asyncio.sleep(0)
@@ -218,7 +217,6 @@ class MemoryReader:
         return self._broker.store.read(partition, first, last, end - start)
 
     async def bounds(self, partition: Partition) -> tuple[int, int]:
-        """Return the first offset that can be read, and the one that the next record will have."""
         await asyncio.sleep(0)
         self._broker.failures.take(Call.READ).read()
         return self._broker.store.bounds(partition)
@@ -248,7 +246,6 @@ class MemorySubscription:
 
     @property
     def group(self) -> str:
-        """The consumer group."""
         return self._group
 
     @property
@@ -268,7 +265,6 @@ class MemorySubscription:
 
     @property
     def assignment(self) -> frozenset[Partition]:
-        """The partitions that are this member's now."""
         return frozenset(self._positions)
 
     def on_revoked(self, listener: Revoked) -> None:
@@ -304,11 +300,6 @@ class MemorySubscription:
             self._raise_trouble()
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Commit the next offset to read of each partition.
-
-        Raises:
-            Fenced: a partition is no longer this member's; nothing was committed.
-        """
         await asyncio.sleep(0)
         lot = self._broker.failures.take(Call.COMMIT)
         lot.before()
@@ -317,12 +308,10 @@ class MemorySubscription:
         lot.after()
 
     async def committed(self, partition: Partition) -> int:
-        """Return the committed offset; the first one that exists where none was committed."""
         self._broker.failures.take(Call.LOOK_UP).read()
         return self._position(self._broker.store.peek(self._group), partition)
 
     async def end(self, partition: Partition) -> int:
-        """Return the offset that the next record of the partition will have."""
         self._broker.failures.take(Call.LOOK_UP).read()
         return self._broker.store.bounds(partition)[1]
 
@@ -338,7 +327,6 @@ class MemorySubscription:
             self._paused.add(partition)
 
     def resume(self, partition: Partition) -> None:
-        """Take a paused partition in again; nothing happens where it is no longer assigned."""
         self._paused.discard(partition)
         self._broker.bell.ring()
 

@@ -103,12 +103,10 @@ class MemoryBrokerStore:
         self._sequences: dict[tuple[str, Partition], int] = {}
 
     def topics(self) -> Mapping[str, int]:
-        """Return the number of partitions of each topic."""
         with self._lock:
             return dict(self._topics)
 
     def create(self, topic: str, partitions: int) -> None:
-        """Make a topic, or give it more partitions."""
         with self._lock:
             check_growth(topic, self._topics.get(topic, 0), partitions)
             self._topics[topic] = partitions
@@ -116,7 +114,6 @@ class MemoryBrokerStore:
                 self._logs.setdefault(Partition(topic, number), _Log())
 
     def append(self, entries: Sequence[Entry]) -> Sequence[Coordinates]:
-        """Append all entries or none; say where the new ones are."""
         appended = []
         with self._lock:
             logs = [self._log(entry.partition) for entry in entries]
@@ -133,7 +130,6 @@ class MemoryBrokerStore:
         return appended
 
     def read(self, partition: Partition, first: int, last: int, limit: int) -> Sequence[Record]:
-        """Return at most *limit* records from *first* to *last*, both included."""
         with self._lock:
             log = self._log(partition)
             begin = bisect_left(log.offsets, first)
@@ -141,18 +137,15 @@ class MemoryBrokerStore:
             return log.records[begin : min(end, begin + limit)]
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
-        """Return the first offset that exists and the one that the next record gets."""
         with self._lock:
             log = self._log(partition)
             return log.start, log.end
 
     def skip(self, partition: Partition, offsets: int) -> None:
-        """Use up offsets without records."""
         with self._lock:
             self._log(partition).end += offsets
 
     def drop(self, partition: Partition, offsets: Sequence[int]) -> None:
-        """Remove single records; their offsets stay used."""
         gone = set(offsets)
         with self._lock:
             log = self._log(partition)
@@ -160,7 +153,6 @@ class MemoryBrokerStore:
             log.offsets = [record.at.offset for record in log.records]
 
     def trim(self, partition: Partition, up_to: int) -> None:
-        """Remove every record before *up_to*; the log starts there."""
         with self._lock:
             log = self._log(partition)
             check_trim(partition, log.start, log.end, up_to)
@@ -175,12 +167,10 @@ class MemoryBrokerStore:
             yield self._groups.setdefault(name, Group(name))
 
     def peek(self, name: str) -> Group:
-        """Look at a group."""
         with self._lock:
             return self._groups.get(name) or Group(name)
 
     def groups(self) -> Sequence[str]:
-        """Name the groups that there are."""
         with self._lock:
             return list(self._groups)
 

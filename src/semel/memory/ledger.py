@@ -60,18 +60,15 @@ class MemoryLedger:
 
     @property
     def ledger_id(self) -> str:
-        """A random id given when the ledger was made; part of every scope."""
         return self._ledger_id
 
     @property
     def url(self) -> str:
-        """Where the ledger is, as an operator would name it."""
         return "memory:"
 
     def acquire(
         self, scope: Scope, owner: Owner, seconds: float, takeover: Takeover = Takeover.WAIT
     ) -> Lease:
-        """Become the owner of *scope* and bump its epoch."""
         with self._lock:
             held = self._of(scope)
             left = held.lease_until - self._clock.monotonic()
@@ -82,13 +79,11 @@ class MemoryLedger:
             return Lease(scope, owner, held.epoch, seconds)
 
     def renew(self, lease: Lease) -> None:
-        """Prolong the lease by its length from now."""
         with self._lock:
             held = self._fenced(lease)
             held.lease_until = self._clock.monotonic() + lease.seconds
 
     def release(self, lease: Lease) -> None:
-        """Let the next owner start at once; nothing happens if the lease is no longer ours."""
         with self._lock:
             held = self._of(lease.scope)
             if (held.epoch, held.owner) == (lease.epoch, lease.owner):
@@ -96,7 +91,6 @@ class MemoryLedger:
                 held.lease_until = 0.0
 
     def scope_record(self, scope: Scope) -> ScopeRecord | None:
-        """Return what is known of *scope*; None if it never had an owner."""
         with self._lock:
             held = self._read(scope)
             if held.epoch == 0:
@@ -107,18 +101,15 @@ class MemoryLedger:
             )
 
     def scopes(self) -> list[Scope]:
-        """List every scope that ever had an owner, by name."""
         with self._lock:
             owned = [scope for scope, held in self._scopes.items() if held.epoch]
             return sorted(owned, key=lambda scope: (scope.app, scope.query))
 
     def generations(self, scope: Scope) -> list[Generation]:
-        """List the checkpoints of *scope*, oldest first."""
         with self._lock:
             return list(self._read(scope).generations)
 
     def open_generation(self, lease: Lease, checkpoint: str, first_batch: int = 0) -> Generation:
-        """Return the newest generation of *checkpoint*, making it the next one if it is new."""
         with self._lock:
             held = self._fenced(lease)
             for known in reversed(held.generations):
@@ -135,7 +126,6 @@ class MemoryLedger:
         positions: Mapping[tuple[str, str], Position],
         paths: Mapping[str, Collection[str]] | None = None,
     ) -> Generation:
-        """Make *checkpoint* the next generation, whatever came before."""
         with self._lock:
             held = self._fenced(lease)
             opened = self._next_generation(held, checkpoint, first_batch)
@@ -153,7 +143,6 @@ class MemoryLedger:
         return opened
 
     def plan(self, lease: Lease, txn: SinkTxnId) -> None:
-        """Record a new attempt as PLANNED; repeating it changes nothing."""
         with self._lock:
             held = self._fenced(lease, txn)
             known = held.attempts.get(txn)
@@ -162,7 +151,6 @@ class MemoryLedger:
                 held.attempts[txn] = self._new(txn, lease.epoch, CycleState.PLANNED)
 
     def set_range(self, lease: Lease, txn: SinkTxnId, batch: BatchRange) -> None:
-        """Keep what the batch read with the undecided attempt."""
         with self._lock:
             held = self._fenced(lease, txn)
             rules.check_range(txn, held.attempts.get(txn), batch)
@@ -176,7 +164,6 @@ class MemoryLedger:
         tokens: Mapping[str, Token],
         rows: Mapping[str, int],
     ) -> None:
-        """Keep every sink's token and move PLANNED to PREPARED; repeatable with the same tokens."""
         with self._lock:
             held = self._fenced(lease, txn)
             kept, counts = rules.as_json("a token", tokens), dict(rows)
@@ -186,7 +173,6 @@ class MemoryLedger:
             )
 
     def decide_commit(self, lease: Lease, txn: SinkTxnId) -> None:
-        """Decide COMMIT and advance the positions to the range's end, by compare-and-set."""
         with self._lock:
             known = self._of(txn.scope).attempts.get(txn)
             if known is not None and known.state.is_committed:
@@ -206,7 +192,6 @@ class MemoryLedger:
             )
 
     def decide_abort(self, txn: SinkTxnId, reason: str = "") -> Decision:
-        """Decide ABORT unless the attempt is decided; return the decision that stands."""
         with self._lock:
             held = self._of(txn.scope)
             known = held.attempts.get(txn)
@@ -222,7 +207,6 @@ class MemoryLedger:
             return Decision.ABORT
 
     def abort_undecided(self, lease: Lease, reason: str = "") -> list[SinkTxnId]:
-        """Decide ABORT for every undecided attempt of an older epoch, all at once."""
         with self._lock:
             held = self._fenced(lease)
             left = [
@@ -235,7 +219,6 @@ class MemoryLedger:
             return left
 
     def finish(self, lease: Lease, txn: SinkTxnId) -> None:
-        """Move COMMITTED to FINISHED and raise the mark; repeatable."""
         with self._lock:
             held = self._fenced(lease, txn)
             known = held.attempts.get(txn)
@@ -247,25 +230,21 @@ class MemoryLedger:
                 held.mark = _raised(held)
 
     def attempt(self, txn: SinkTxnId) -> AttemptRecord | None:
-        """Return one attempt; None if unknown or pruned."""
         with self._lock:
             return self._read(txn.scope).attempts.get(txn)
 
     def attempts(self, cycle: CycleId) -> list[AttemptRecord]:
-        """List a cycle's attempts, oldest first."""
         with self._lock:
             known = self._read(cycle.scope).attempts.values()
             return [record for record in known if record.txn.cycle == cycle]
 
     def committed(self, cycle: CycleId) -> AttemptRecord | None:
-        """Return the cycle's committed attempt, if it has one that is not pruned."""
         with self._lock:
             held = self._read(cycle.scope)
             winner = _winner(held, cycle)
             return held.attempts[winner] if winner else None
 
     def open_attempts(self, scope: Scope) -> list[AttemptRecord]:
-        """List what is PLANNED, PREPARED or COMMITTED, in the order of cycles."""
         over = (CycleState.FINISHED, CycleState.ABORTED)
         with self._lock:
             known = self._read(scope).attempts.values()
@@ -273,7 +252,6 @@ class MemoryLedger:
             return sorted(still_open, key=lambda record: record.txn.cycle)
 
     def positions(self, scope: Scope, batch: BatchRange | None = None) -> Positions:
-        """Return the positions; of file sources, which paths of *batch* are committed."""
         with self._lock:
             held = self._read(scope)
             return Positions(
@@ -282,12 +260,10 @@ class MemoryLedger:
             )
 
     def history(self, scope: Scope, limit: int = 50) -> list[AttemptRecord]:
-        """List the newest attempts, newest first."""
         with self._lock:
             return list(reversed(self._read(scope).attempts.values()))[:limit]
 
     def prune(self, scope: Scope, keep: int) -> int:
-        """Forget finished and aborted attempts below the mark but the newest *keep* cycles'."""
         rules.check_keep(keep)
         with self._lock:
             held = self._of(scope)
@@ -308,13 +284,11 @@ class MemoryLedger:
             return len(gone)
 
     def record_act(self, scope: Scope, who: str, act: str, why: str, detail: Any = None) -> None:
-        """Keep what an operator did."""
         kept = rules.as_json("the detail of an act", detail or {})
         with self._lock:
             self._of(scope).acts.append(Act(scope, self._clock.now(), who, act, why, kept))
 
     def acts(self, scope: Scope) -> list[Act]:
-        """List what operators did, newest first."""
         with self._lock:
             return self._read(scope).acts[::-1]
 

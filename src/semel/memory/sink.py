@@ -233,7 +233,6 @@ class MemorySink:
         """Take rows of every schema."""
 
     def fence(self, scope: Scope, epoch: int) -> None:
-        """Refuse older owners of *scope*, and be *epoch*'s sink."""
         with self.store.lock:
             newest = self.store.epochs.get(scope, 0)
             if epoch < newest:
@@ -242,11 +241,9 @@ class MemorySink:
             self._epochs[scope] = epoch
 
     def stager(self, txn: SinkTxnId) -> MemoryStager:
-        """Return the executor's side for *txn*."""
         return MemoryStager(self.store.uid, txn)
 
     def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
-        """Hold exactly the rows of *receipts*."""
         digest = digest_of(receipts)
         with self.store.lock:
             newest = self.store.epochs.get(txn.scope, 0)
@@ -303,7 +300,6 @@ class MemorySink:
             return SinkOK()
 
     def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
-        """Drop what this attempt staged and prepared."""
         with self.store.lock:
             shown = self.store.visible.get(txn.cycle)
             if shown is not None and shown.txn == txn:
@@ -313,7 +309,6 @@ class MemorySink:
             return SinkOK()
 
     def look_up(self, txn: SinkTxnId, token: Token | None) -> Finding:
-        """Say where this attempt's rows are."""
         with self.store.lock:
             shown = self.store.visible.get(txn.cycle)
             if shown is not None and shown.txn == txn:
@@ -328,13 +323,11 @@ class MemorySink:
             return Finding(Found.GONE, f"not held; {staged} tasks have staged for it")
 
     def recover(self, scope: Scope) -> list[SinkTxnId]:
-        """List this scope's held transactions."""
         with self.store.lock:
             held = [txn for txn in self.store.prepared if txn.scope == scope]
         return sorted(held, key=lambda txn: (txn.cycle, txn.attempt))
 
     def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
-        """Drop what losers left, and what late tasks staged for a finished attempt."""
         with self.store.lock:
             shown = {shown.txn for shown in self.store.visible.values()}
             kept = {*self.store.staged, *self.store.prepared}
@@ -345,21 +338,17 @@ class MemorySink:
         return sorted(swept, key=lambda txn: (txn.cycle, txn.attempt))
 
     def mark(self, scope: Scope) -> SinkTxnId | None:
-        """Return the highest committed cycle of *scope*."""
         with self.store.lock:
             return self.store.marks.get(scope)
 
     def scopes_of(self, app: str, query: str) -> list[Scope]:
-        """List every scope of this app and query that committed here."""
         with self.store.lock:
             return [s for s in self.store.marks if (s.app, s.query) == (app, query)]
 
     def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
-        """Count and hash the rows of *cycle* that readers see now."""
         return tally_rows(self.visible_by_cycle.get(cycle, []))
 
     def guarantee(self) -> Guarantee:
-        """State what is done once."""
         return Guarantee(
             effect="rows in this process's memory, once each while it lives",
             readers_see="whole batches or nothing",
@@ -378,7 +367,6 @@ class MemoryStager:
     txn: SinkTxnId
 
     def open(self, task: str) -> MemoryWriter:
-        """Start to stage for one task attempt."""
         return MemoryWriter(find_store(self.store_uid), self.txn, task)
 
 
@@ -393,7 +381,6 @@ class MemoryWriter:
         self._keep([])
 
     def write(self, batch: Batch) -> None:
-        """Stage the rows of *batch*."""
         self._keep(rows_of(batch))
 
     def _keep(self, rows: list[Any]) -> None:
@@ -410,7 +397,6 @@ class MemoryWriter:
         return Receipt(self._task, tally_rows(self._rows), detail)
 
     def discard(self) -> None:
-        """Drop what was written."""
         if self._store is not None:
             with self._store.lock:
                 tasks = self._store.staged.get(self._txn, {})

@@ -71,7 +71,6 @@ from semel.messaging.failure import Classification
 from semel.messaging.handle.claims import ClaimAnswer, Claimed, ClaimRequest, ClaimRow, Failure
 from semel.messaging.outcome import OutcomeRange
 from semel.messaging.records import (
-    AttemptFilter,
     DeadLetter,
     DeadLetterFilter,
     FailedAttempt,
@@ -79,6 +78,7 @@ from semel.messaging.records import (
     HeldKey,
     InboxMessage,
     Member,
+    MessageFilter,
     Note,
     WaitingFilter,
     WaitingMessage,
@@ -128,13 +128,21 @@ class ProcessedMessageStore(Protocol):
         ...
 
     async def try_claim(self, consumer: str, request: ClaimRequest) -> ClaimAnswer:
-        """Claim in its final state: COMPLETED, if and when the caller's transaction commits."""
+        """Claim in its final state: COMPLETED, if and when the caller's transaction commits.
+
+        Raises:
+            Locked: another transaction holds it, and did not end within the lock timeout.
+            Retryable: the database could not be asked.
+        """
         ...
 
     async def try_claim_many(
         self, consumer: str, requests: Sequence[ClaimRequest]
     ) -> list[ClaimAnswer]:
-        """Claim a batch of different ids in one statement, sorted; answers in the given order.
+        """Claim a batch in one statement, sorted; answers in the given order.
+
+        They are those that claims one by one would give: an id that comes a second time in
+        the batch is a duplicate of itself, or a conflict.
 
         Raises:
             Locked: one of them is held by another transaction; claim them one by one.
@@ -150,11 +158,19 @@ class ProcessedMessageStore(Protocol):
         seconds: float,
         stale: StalePolicy = StalePolicy.RECLAIM,
     ) -> ClaimAnswer:
-        """Claim as IN_PROGRESS with a lease; the caller commits before it handles."""
+        """Claim as IN_PROGRESS with a lease; the caller commits before it handles.
+
+        Raises:
+            Locked: another transaction holds it, and did not end within the lock timeout.
+            Retryable: the database could not be asked.
+        """
         ...
 
     async def renew(self, consumer: str, message_id: str, fence: int, seconds: float) -> bool:
-        """Make the lease last *seconds* from now; False where it was lost."""
+        """Make the lease last *seconds* from now; False where another owner has it, or nobody.
+
+        A lease that ran out and that nobody took is still its owner's.
+        """
         ...
 
     async def lock_expired(self, consumer: str, message_id: str, fence: int) -> bool:
@@ -202,6 +218,9 @@ class ProcessedMessageStore(Protocol):
 
         For batches, where the claims of failed messages and the effects of the others
         share a transaction.
+
+        Raises:
+            Misuse: there is no such claim.
         """
         ...
 
@@ -463,7 +482,7 @@ class FailedAttempts(Protocol):
         """Return the attempts of one message that are kept, in the order of their writing."""
         ...
 
-    async def erase(self, which: AttemptFilter) -> int:
+    async def erase(self, which: MessageFilter) -> int:
         """Remove the reasons of matching attempts; times, numbers and codes stay."""
         ...
 
@@ -559,13 +578,7 @@ class InboxStore(Protocol):
         """
         ...
 
-    async def erase(
-        self,
-        *,
-        message_id: str | None = None,
-        key: str | None = None,
-        consumer: str | None = None,
-    ) -> int:
+    async def erase(self, which: MessageFilter) -> int:
         """Remove payload, headers and result of matching messages; what waited is not tried.
 
         What was not processed has the error ``ERASED`` instead of an exception's words.  Where

@@ -9,13 +9,13 @@ not begin is not counted: the message comes back, or another worker counts it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, TypeAlias, assert_never
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from semel.codec import Unreadable
-from semel.events import EVENTS, MEASURES, GapCrossed, Metric
+from semel.events import EVENTS, GapCrossed, Metric
 from semel.message import Message, Partition
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.records import Gap, StoredMessage, WaitingMessage
@@ -128,48 +128,75 @@ class Nack:
 Settlement: TypeAlias = Ack | Nack
 
 
-def settlement(outcome: Outcome) -> Settlement:
-    """Return the answer to the broker.
+class Mark(StrEnum):
+    """What the database records for an offset when its message enters or leaves our tables."""
 
-    An acknowledged message is durable in our tables: as an effect, a claim, a dead letter, or
-    a waiting message.
-    """
-    match outcome:
-        case RetryLater(seconds):
-            return Nack(seconds)
-        case (
-            Handled()
-            | Skipped()
-            | RetryStored()
-            | DeadLettered()
-            | ParkedAway()
-            | Refused()
-            | Conflicted()
-        ):
-            return Ack()
-        case _ as never:
-            assert_never(never)
+    HANDLED = "ended_handled"
+    """A retry or a replay handled it."""
+
+    SKIPPED = "ended_skipped"
+    """A person decided that it has no effect."""
+
+    DELETED = "ended_deleted"
+    """Two people decided to delete it."""
+
+    DUPLICATE = "ended_duplicate"
+    """Another delivery of its message was handled, or its version was older."""
+
+    REFUSED = "ended_refused"
+    """Its message is stored, or has ended, under the offset of another delivery."""
+
+    KEPT = "kept"
+    """Its message is in the waiting table or is a dead letter."""
+
+
+class Meaning(NamedTuple):
+    """What one kind of outcome means to the broker, dashboards, the audit and a replay."""
+
+    ack: bool
+    """The broker may forget the delivery: something about it is durable in our tables."""
+
+    told: Told
+    """Its name in metrics and records; a dead letter may have a closer one."""
+
+    end: Mark | None
+    """The mark of its offset when a stored message ends like this; None: it stays stored."""
+
+    replay: str
+    """The word for it in a replay, where its attempt failed or was refused; see `ReplayResult`."""
+
+
+# fmt: off
+MEANING: Final[Mapping[type, Meaning]] = {
+    #                      ack    name in metrics          mark of its offset  in a replay
+    Handled:      Meaning(True,  Told.SUCCESS,            Mark.HANDLED,       "handled"),
+    Skipped:      Meaning(True,  Told.DUPLICATE_SKIPPED,  Mark.DUPLICATE,     "duplicate"),
+    Refused:      Meaning(True,  Told.TERMINAL_FAILURE,   Mark.REFUSED,       "refused"),
+    Conflicted:   Meaning(True,  Told.CONFLICT,           None,               "refused"),
+    RetryLater:   Meaning(False, Told.RETRYABLE_FAILURE,  None,               "failed"),
+    RetryStored:  Meaning(True,  Told.RETRYABLE_FAILURE,  None,               "failed"),
+    ParkedAway:   Meaning(True,  Told.PARKED,             None,               "failed"),
+    DeadLettered: Meaning(True,  Told.DLQ,                None,               "failed"),
+}
+# fmt: on
+"""The one table of outcomes."""
+
+
+def settlement(outcome: Outcome) -> Settlement:
+    """Return the answer to the broker."""
+    if MEANING[type(outcome)].ack or not isinstance(outcome, RetryLater):
+        return Ack()
+    return Nack(outcome.seconds)
 
 
 def told(outcome: Outcome) -> Told:
     """Return the outcome's name in metrics and records."""
-    match outcome:
-        case Handled():
-            return Told.SUCCESS
-        case Skipped():
-            return Told.DUPLICATE_SKIPPED
-        case RetryLater() | RetryStored():
-            return Told.RETRYABLE_FAILURE
-        case DeadLettered(told=name):
-            return name
-        case ParkedAway():
-            return Told.PARKED
-        case Refused():
-            return Told.TERMINAL_FAILURE
-        case Conflicted():
-            return Told.CONFLICT
-        case _ as never:
-            assert_never(never)
+    return outcome.told if isinstance(outcome, DeadLettered) else MEANING[type(outcome)].told
+
+
+def end_of(outcome: Outcome) -> Mark | None:
+    """Return how a stored message ended; None if it stays in our tables."""
+    return MEANING[type(outcome)].end
 
 
 def alert(outcomes: Iterable[Outcome]) -> None:
@@ -191,32 +218,32 @@ _REPETITIONS: Final = frozenset({"duplicate", "stored before"})
 
 def tell_received(arrival: Delivered, group: str) -> None:
     """Count one delivery."""
-    MEASURES.count(Metric.RECEIVED, *_labels(arrival, group))
+    EVENTS.measure(Metric.RECEIVED, *_labels(arrival, group))
 
 
 def tell(arrival: Delivered, outcome: Outcome, group: str, seconds: float | None = None) -> None:
     """Count the outcome of one attempt; without *seconds* if the handler did not run."""
-    if not MEASURES.are_heard or _did_not_begin(arrival, outcome):
+    if not EVENTS.is_measured or _did_not_begin(arrival, outcome):
         return
     topic, _, kind = labels = _labels(arrival, group)
-    MEASURES.count(Metric.PROCESSED, *labels, told(outcome).value)
+    EVENTS.measure(Metric.PROCESSED, *labels, told(outcome).value)
     if seconds is not None:
-        MEASURES.count(Metric.DURATION, *labels, value=seconds)
+        EVENTS.measure(Metric.DURATION, *labels, value=seconds)
     match outcome:
         case Skipped(why) if why in _REPETITIONS:
-            MEASURES.count(Metric.DUPLICATES, *labels)
+            EVENTS.measure(Metric.DUPLICATES, *labels)
         case RetryLater(failure=failure) | RetryStored(failure=failure) if failure is not None:
-            MEASURES.count(Metric.RETRIES, *labels, failure.code)
+            EVENTS.measure(Metric.RETRIES, *labels, failure.code)
         case DeadLettered(failure, name, is_new=True):
-            MEASURES.count(Metric.DLQ, *labels, failure.code)
+            EVENTS.measure(Metric.DLQ, *labels, failure.code)
             if name is Told.DESERIALIZATION_FAILURE:
-                MEASURES.count(Metric.DESERIALIZATION_FAILURES, topic, failure.code)
+                EVENTS.measure(Metric.DESERIALIZATION_FAILURES, topic, failure.code)
         case Conflicted(is_new=True):
-            MEASURES.count(Metric.DLQ, *labels, "PAYLOAD_CONFLICT")
+            EVENTS.measure(Metric.DLQ, *labels, "PAYLOAD_CONFLICT")
         case _:
             pass
     if _is_poison(outcome):
-        MEASURES.count(Metric.POISON, topic, kind)
+        EVENTS.measure(Metric.POISON, topic, kind)
 
 
 def _did_not_begin(arrival: Delivered, outcome: Outcome) -> bool:
@@ -255,28 +282,6 @@ def _labels(arrival: Delivered, group: str) -> tuple[str, str, str]:
 
 HOLE: Final = "hole"
 """The outcome of offsets that have no record."""
-
-
-class Mark(StrEnum):
-    """What the database records for an offset when its message enters or leaves our tables."""
-
-    HANDLED = "ended_handled"
-    """A retry or a replay handled it."""
-
-    SKIPPED = "ended_skipped"
-    """A person decided that it has no effect."""
-
-    DELETED = "ended_deleted"
-    """Two people decided to delete it."""
-
-    DUPLICATE = "ended_duplicate"
-    """Another delivery of its message was handled, or its version was older."""
-
-    REFUSED = "ended_refused"
-    """Its message is stored, or has ended, under the offset of another delivery."""
-
-    KEPT = "kept"
-    """Its message is in the waiting table or is a dead letter."""
 
 
 _DELIVERIES: Final = frozenset(map(str, (*Told, HOLE)))

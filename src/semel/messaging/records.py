@@ -161,15 +161,21 @@ class WaitingMessage(StoredMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingFilter:
-    """Which waiting messages are meant; what is None does not matter."""
+class MessageFilter:
+    """Which messages are meant; what is None does not matter."""
 
     consumer: str | None = None
     message_id: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingFilter(MessageFilter):
+    """Which waiting messages are meant; what is None does not matter."""
+
     conflicts_with: str | None = None
     """Conflicts that came with this id, and have a made-up one."""
 
-    key: str | None = None
     waits: Waits | None = None
     label: str | None = None
     error_code: str | None = None
@@ -218,30 +224,23 @@ class DeadLetter(StoredMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterFilter:
+class DeadLetterFilter(MessageFilter):
     """Which dead letters are meant; what is None does not matter."""
 
-    consumer: str | None = None
-    message_id: str | None = None
     conflicts_with: str | None = None
-    """Conflicts that came with this id, filed under one that was made up."""
+    """Conflicts that came with this id, and have a made-up one."""
 
-    key: str | None = None
     topic: str | None = None
     error_code: str | None = None
     outcome: str | None = None
     since: float | None = None
     until: float | None = None
-    after: tuple[float, str] | None = field(default=None)
-    """Go on behind this (first_failed_at, message_id), for pages."""
+    after: tuple[float, str] | None = None
+    """Only letters behind this (first_failed_at, message_id): for pages."""
 
 
 FIRST_KEPT: Final = 5
-
-
 LATEST_KEPT: Final = 45
-
-
 MOST_KEPT: Final = FIRST_KEPT + LATEST_KEPT
 """Of one message; how a long trouble began says more than its middle."""
 
@@ -267,15 +266,6 @@ class FailedAttempt:
     key: str | None = None
     at: float = 0.0
     """When its claim says so; 0 for now, which the store writes."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptFilter:
-    """Whose attempts are meant; what is None does not matter."""
-
-    consumer: str | None = None
-    message_id: str | None = None
-    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,16 +338,10 @@ LEFT_SECONDS: Final = 60.0
 """How old a note is when a process elsewhere that has no row as a member is gone, and one that
 runs has left it behind."""
 
-
 CONFLICT: Final = "conflict:"
-
-
 HASH_DIGITS: Final = 16
-
-
 CAME_AS_AT: Final = len(CONFLICT) + HASH_DIGITS + 1
 """Where in the id of a conflict the id begins that it came with."""
-
 
 _MADE_UP: Final = re.compile(
     rf"{CONFLICT}[0-9a-f]{{{HASH_DIGITS}}}:.*|{UNREADABLE}.+/\d+/\d+", re.DOTALL

@@ -15,7 +15,7 @@ from semel.operate.stores import OperatorDatabase, OperatorUnit, Revision
 
 
 class NoSuchMessage(Misuse):
-    """The message is not where an act looks for it: it was never there, or left meanwhile."""
+    """The message is not where an act looks for it: it was never there, or it has left."""
 
     def __init__(self, consumer: str, message_id: str, where: str) -> None:
         super().__init__(consumer, message_id, where)
@@ -31,7 +31,7 @@ class NoSuchMessage(Misuse):
 
 
 class NotPossible(Permanent):
-    """The message is there, and the act cannot be done with it as it stands."""
+    """The message is there, but the act is not allowed in its present state."""
 
     def __init__(self, consumer: str, message_id: str, why: str) -> None:
         super().__init__(consumer, message_id, why)
@@ -44,24 +44,16 @@ class NotPossible(Permanent):
 
 
 def need_reason(reason: str, act: str) -> str:
-    """Return the reason, which the audit trail keeps.
-
-    Raises:
-        Misuse: there is none.
-    """
+    """Return the reason without surrounding spaces, or raise Misuse if it is empty."""
     if not reason.strip():
         raise Misuse(f"{act} needs a reason, which the audit trail keeps")
     return reason.strip()
 
 
 def need_actor(actor: str) -> str:
-    """Return who does it.
-
-    Raises:
-        Misuse: nobody is named.
-    """
+    """Return the actor's name without surrounding spaces, or raise Misuse if it is empty."""
     if not actor.strip():
-        raise Misuse("every act has an actor, whom the audit trail names")
+        raise Misuse("an act needs an actor, whose name the audit trail keeps")
     return actor.strip()
 
 
@@ -115,24 +107,24 @@ async def on_each(
 async def complete_without_effect(
     unit: OperatorUnit, consumer: str, message_id: str, code: str
 ) -> None:
-    """Complete a claim by a person's word; one that is completed already stays as it is."""
+    """Complete a claim because a person decided so; a completed one does not change."""
     row = await unit.claims.look_up(consumer, message_id)
     attempts = row.attempts if row else 0
-    # A completed claim has no code of its own: it keeps that of its last failure.
+    # A completed claim keeps the code of its last failure, so the code is written as one.
     await overrule(unit, consumer, message_id, Failure(ClaimState.PARKED, attempts, code))
     await unit.claims.mark_completed(consumer, message_id)
 
 
 async def overrule(unit: OperatorUnit, consumer: str, message_id: str, failure: Failure) -> bool:
-    """Write a person's word over whatever a claim says; False where it is completed."""
+    """Replace a claim's state by a person's decision; False where it is completed."""
     await unit.claims.reopen(consumer, message_id)
     return await unit.claims.mark_failed(consumer, message_id, failure)
 
 
 async def keep_payload(unit: OperatorUnit, message: WaitingMessage | DeadLetter) -> None:
-    """Keep what is taken away on one person's word; only deleting and erasing remove it.
+    """Keep the payload of a message that one person removes, as a revision.
 
-    It is a revision, as the payloads of a message that was fixed are.
+    Only deleting, which needs two people, and erasing remove a payload.
     """
     known = await unit.revisions.of(message.consumer, message.message_id)
     hashes = {revision.payload_hash for revision in known}
@@ -150,37 +142,31 @@ async def keep_payload(unit: OperatorUnit, message: WaitingMessage | DeadLetter)
 
 
 async def need_not_handled(unit: OperatorUnit, consumer: str, message_id: str) -> None:
-    """See that a message's id is not used up.
-
-    Raises:
-        NotPossible: its claim is completed, and a completed claim never opens again.
-    """
+    """Raise NotPossible if the message's claim is completed: it never opens again."""
     row = await unit.claims.look_up(consumer, message_id)
     if row is not None and row.state is ClaimState.COMPLETED:
         raise NotPossible(
             consumer,
             message_id,
             "a message with this id was handled already, and its claim never opens again; skip "
-            "it, or give it a new id if it is to have its effect a second time",
+            "it, or give it a new id if it should have its effect a second time",
         )
 
 
 async def need_nobody_at_it(unit: OperatorUnit, consumer: str, message_id: str) -> None:
-    """See that no owner handles a message now, whose place in the waiting room is locked.
+    """Raise NotPossible if a worker holds a live lease on the message.
 
-    Its effect may have happened already, whatever a person decides about it.
-
-    Raises:
-        NotPossible: an owner holds it under a lease that lasts.
+    Call with its waiting row locked.  A worker that handles the message may have had its effect
+    already, so nobody may decide about it before the lease ends.
     """
     row = await unit.claims.look_up(consumer, message_id)
     if row is not None and is_leased(row, await unit.now()):
-        why = f"{row.owner} handles it now; look again when its lease has ended"
+        why = f"{row.owner} handles it now; try again when its lease has ended"
         raise NotPossible(consumer, message_id, why)
 
 
 LOOKED_AT: Final = "dlq.inspect"
-"""The act by which the audit trail says that a person looked at a dead letter."""
+"""The act in the audit trail when a person looks at a dead letter."""
 
 
 SENT_BACK: Final = frozenset({"dlq.retry", "inbox.retry", "park.release"})
@@ -188,7 +174,7 @@ SENT_BACK: Final = frozenset({"dlq.retry", "inbox.retry", "park.release"})
 
 
 LEFT_LETTERS: Final = SENT_BACK | {"dlq.park"}
-"""The acts after which a dead letter is another failure than the one that somebody saw."""
+"""The acts after which a dead letter is a new failure, which nobody has looked at."""
 
 
 async def times_sent_back(unit: OperatorUnit, consumer: str, message_id: str) -> int:
@@ -200,11 +186,7 @@ async def times_sent_back(unit: OperatorUnit, consumer: str, message_id: str) ->
 async def need_not_too_often(
     unit: OperatorUnit, consumer: str, message_id: str, at_most: int
 ) -> int:
-    """Return how often a message was sent back; the loop guard.
-
-    Raises:
-        NotPossible: that was *at_most* times, or more.
-    """
+    """Return how often a message was sent back; the loop guard raises NotPossible at *at_most*."""
     times = await times_sent_back(unit, consumer, message_id)
     if times < at_most:
         return times
@@ -217,15 +199,14 @@ async def need_not_too_often(
 
 
 async def need_review(unit: OperatorUnit, letter: DeadLetter) -> None:
-    """See that a person looked at a dead letter since it failed last, if its policy wants that.
+    """Raise NotPossible if the policy wants a person to look first, and nobody has.
 
-    Raises:
-        NotPossible: it does, and nobody has.
+    Only a look after the last failure counts.
     """
     if not letter.needs_review:
         return
     acts = [e.act.act for e in await unit.audit.about(letter.consumer, letter.message_id)]
-    # Whoever looked before it was sent back saw another failure.
+    # A person who looked before it was sent back saw another failure.
     for act in reversed(acts):
         if act == LOOKED_AT:
             return
@@ -235,5 +216,5 @@ async def need_review(unit: OperatorUnit, letter: DeadLetter) -> None:
         letter.consumer,
         letter.message_id,
         "its policy wants a person to look at it first (dlq.manualReviewRequired), and nobody has "
-        "since it failed last: semel dlq show",
+        "looked since its last failure: semel dlq show",
     )

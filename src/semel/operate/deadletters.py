@@ -1,14 +1,10 @@
-"""What a person can do with a dead letter, or with a message that an inbox gave up.
+"""What a person can do with a dead letter: list, look, send back, park, skip.
 
-What a person can do with a message that the workers of an inbox gave up.
+Deleting one needs a second person: `semel.operate.deletion`.  Each act is one transaction
+with its entry in the audit trail; no message is handled here.
 
-Its row in the inbox is what workers look at: nothing is handled from the waiting
-room whose message an inbox has.
-
-What a person can do with a dead letter: look at it, send it back, park it, or skip it.
-
-Deleting one needs a second person: `semel.operate.deletion`.  Each act is one
-transaction with its entry in the audit trail; nothing is handled here.
+Of a message that an inbox stores, the inbox's row decides: its workers read nothing else, so
+such a message never goes to the waiting table.
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ from semel.messaging.outcome import Mark, Told
 from semel.messaging.receive.offsets import mark
 from semel.messaging.records import (
     DeadLetter,
+    DeadLetterFilter,
     InboxMessage,
     WaitingMessage,
     Waits,
@@ -45,84 +42,27 @@ from semel.operate.acts import (
 )
 from semel.operate.stores import Act, Approval, AuditEntry, OperatorDatabase, OperatorUnit
 
-
-async def send_back(unit: OperatorUnit, stored: InboxMessage) -> None:
-    """Let the workers try a message again; its dead letter goes.
-
-    Raises:
-        NotPossible: they do so already, it was handled, skipped, deleted or erased, or a
-            person must look at it first.
-    """
-    consumer, message_id = stored.consumer, stored.message_id
-    if stored.processed_at is not None:
-        why = f"a person ended it ({stored.error})" if stored.error else "it was handled"
-        raise NotPossible(consumer, message_id, f"{why}, and is never tried again")
-    if stored.erased_at is not None:
-        why = "its payload was erased, so it can only be skipped or deleted"
-        raise NotPossible(consumer, message_id, why)
-    await need_not_handled(unit, consumer, message_id)
-    if await unit.waiting.get(consumer, message_id) is not None:
-        why = "a message with this id waits for the retry worker; skip that one first"
-        raise NotPossible(consumer, message_id, why)
-    letter = await unit.dead_letters.get(consumer, message_id)
-    if letter is not None:
-        await need_review(unit, letter)
-    if not await unit.inbox.try_again(consumer, message_id):
-        raise NotPossible(consumer, message_id, "the inbox's workers try it already")
-    await unit.dead_letters.remove(consumer, message_id)
-    if letter is not None:
-        # It is the inbox's from now on, whatever its delivery left here.
-        await mark(unit, consumer, Mark.REFUSED, letter.source)
-
-
-async def need_no_inbox(unit: OperatorUnit, consumer: str, message_id: str) -> None:
-    """See that a message may go to the waiting room.
-
-    Raises:
-        NotPossible: an inbox has it, whose workers never look there.
-    """
-    if await unit.inbox.get(consumer, message_id) is not None:
-        why = (
-            "it is stored in an inbox, whose workers never look at the parking lot; send it "
-            "back with `dlq retry`, or skip it"
-        )
-        raise NotPossible(consumer, message_id, why)
-
-
-async def retry_inbox_message(
-    database: OperatorDatabase, consumer: str, message_id: str, *, actor: str, reason: str = ""
-) -> bool:
-    """Let an inbox's workers try a message again that they had given up; its dead letter goes.
-
-    False, and nothing changed, where there is none, or they have not given it up.  Who did it,
-    and why, is in the audit trail.
-
-    Raises:
-        NotPossible: it was handled, skipped, deleted or erased, or a person must look at it
-            first.
-    """
-    actor = need_actor(actor)
-    async with acting(database) as unit:
-        stored = await unit.inbox.get(consumer, message_id)
-        if stored is None or (stored.processed_at is None and stored.due_at is not None):
-            return False
-        await send_back(unit, stored)
-        await unit.audit.append(Act(actor, "inbox.retry", consumer, message_id, reason))
-        return True
-
-
 AMONG_LETTERS: Final = "among its dead letters"
 
-
-# Whoever sends the same letter back more often hopes instead of looking.
+# A letter that failed more often needs a fix, not one more attempt.
 MOST_RETRIES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterList:
+    """The answer of `dead_letters`."""
+
+    total: int
+    """How many match; the list may hold fewer."""
+
+    letters: Sequence[DeadLetter]
 
 
 @dataclass(frozen=True, slots=True)
 class LetterInspection:
     """All that is known of a dead letter."""
 
-    letter: DeadLetter
+    message: DeadLetter
     claim: ClaimRow | None
     approvals: Sequence[Approval]
     acts: Sequence[AuditEntry]
@@ -130,10 +70,19 @@ class LetterInspection:
     """How often it was sent back to its consumer."""
 
 
+async def dead_letters(
+    database: OperatorDatabase, which: DeadLetterFilter, limit: int
+) -> DeadLetterList:
+    """List dead letters, the oldest first."""
+    async with database.begin() as unit:
+        found = await unit.dead_letters.find(which, limit)
+        return DeadLetterList(await unit.dead_letters.count(which), found)
+
+
 async def inspect_dead_letter(
     database: OperatorDatabase, consumer: str, message_id: str, *, actor: str
 ) -> LetterInspection:
-    """Show a dead letter with its payload; who looked is written down.
+    """Return a dead letter with its payload; the audit trail says who looked.
 
     Raises:
         NoSuchMessage: there is no such letter.
@@ -161,9 +110,9 @@ async def retry_dead_letter(
 ) -> int:
     """Send a dead letter back to its consumer, under its own id; return how often that was done.
 
-    It leaves the dead letters and waits for the retry worker, due at once; where an inbox has
-    the message, its workers try it again.  The loop guard counts the acts in the audit trail,
-    so a letter that comes back is not new to it.
+    It waits for the retry worker, due at once; where an inbox stores the message, the inbox's
+    workers try it again.  The loop guard counts the acts in the audit trail, so it also knows
+    a letter that failed again and came back.
 
     Raises:
         NoSuchMessage: there is no such letter.
@@ -179,7 +128,7 @@ async def retry_dead_letter(
             await send_back(unit, stored)
         else:
             await need_not_handled(unit, consumer, message_id)
-            await _let_in(unit, letter, Waits.RETRY)
+            await _move_to_waiting(unit, letter, Waits.RETRY)
             await unit.claims.reopen(consumer, message_id)
         details = {"retry": retries + 1, "error_code": letter.error_code}
         await unit.audit.append(
@@ -189,21 +138,17 @@ async def retry_dead_letter(
 
 
 def _need_own_id(letter: DeadLetter) -> None:
-    """Refuse letters that are filed under an id of ours, which no message has.
-
-    Raises:
-        NotPossible: it is a conflict, or a record that was no message.
-    """
+    """Raise NotPossible if the letter's id was generated: a conflict, or an unreadable record."""
     if letter.outcome == Told.CONFLICT:
         why = (
-            "its id belongs to another payload; decide which of the two is right, and skip it, "
-            "or park it and give it an id of its own"
+            "its id belongs to another payload; decide which of the two is right, then skip it, "
+            "or park it and give it its own id"
         )
         raise NotPossible(letter.consumer, letter.message_id, why)
     if is_made_up(letter.message_id):
         why = (
-            "it was no message when it came; replay it once its consumer can read it, or park it "
-            "to mend it and give it an id"
+            "its record could not be read, so its id was generated; replay it when its consumer "
+            "can read it, or park it to fix it and give it an id"
         )
         raise NotPossible(letter.consumer, letter.message_id, why)
 
@@ -213,8 +158,9 @@ async def park_dead_letter(
 ) -> None:
     """Move a dead letter to the parking lot, where it can be fixed.
 
-    It holds its key from nothing: later messages of the key were handled long ago.  What has
-    a made-up id, as conflicts and unreadable records have, is released once it was given one.
+    It does not hold its key, because later messages of the key were handled already.
+    Conflicts and unreadable records have a generated id, and are released only after
+    `semel.operate.parking.fix` gave them another.
 
     Raises:
         NoSuchMessage: there is no such letter.
@@ -223,8 +169,8 @@ async def park_dead_letter(
     """
     async with acting(database) as unit:
         letter = await _need_letter(unit, consumer, message_id)
-        await need_no_inbox(unit, consumer, message_id)
-        await _let_in(unit, letter, Waits.PARKED)
+        await _need_no_inbox(unit, consumer, message_id)
+        await _move_to_waiting(unit, letter, Waits.PARKED)
         parked = Failure(
             ClaimState.PARKED, letter.attempts, letter.error_code, 0.0, letter.payload_hash
         )
@@ -237,8 +183,8 @@ async def skip_dead_letter(
 ) -> None:
     """Decide that a dead letter has no effect.
 
-    Its claim is completed, with the code SKIPPED: a repetition is a duplicate; so is its row
-    where an inbox has it.  The payload is kept.
+    Its claim, and its row in an inbox, are completed with the code SKIPPED, so a repetition is
+    a duplicate.  The payload is kept as a revision.
 
     Raises:
         NoSuchMessage: there is no such letter.
@@ -259,6 +205,66 @@ async def skip_dead_letter(
         )
 
 
+async def retry_inbox_message(
+    database: OperatorDatabase, consumer: str, message_id: str, *, actor: str, reason: str = ""
+) -> bool:
+    """Let an inbox's workers try a message again that they gave up; its dead letter is removed.
+
+    False, and nothing changed, where the inbox has no such message or has not given it up.
+
+    Raises:
+        NotPossible: it was handled, skipped, deleted or erased, or a person must look at it
+            first.
+    """
+    actor = need_actor(actor)
+    async with acting(database) as unit:
+        stored = await unit.inbox.get(consumer, message_id)
+        if stored is None or (stored.processed_at is None and stored.due_at is not None):
+            return False
+        await send_back(unit, stored)
+        await unit.audit.append(Act(actor, "inbox.retry", consumer, message_id, reason))
+        return True
+
+
+async def send_back(unit: OperatorUnit, stored: InboxMessage) -> None:
+    """Let an inbox's workers try a message again, and remove its dead letter.
+
+    Raises:
+        NotPossible: they try it already, it was handled, skipped, deleted or erased, or a
+            person must look at it first.
+    """
+    consumer, message_id = stored.consumer, stored.message_id
+    if stored.processed_at is not None:
+        why = f"a person ended it ({stored.error})" if stored.error else "it was handled"
+        raise NotPossible(consumer, message_id, f"{why}; it is never tried again")
+    if stored.erased_at is not None:
+        why = "its payload was erased, so it can only be skipped or deleted"
+        raise NotPossible(consumer, message_id, why)
+    await need_not_handled(unit, consumer, message_id)
+    if await unit.waiting.get(consumer, message_id) is not None:
+        why = "a message with this id waits for the retry worker; skip that one first"
+        raise NotPossible(consumer, message_id, why)
+    letter = await unit.dead_letters.get(consumer, message_id)
+    if letter is not None:
+        await need_review(unit, letter)
+    if not await unit.inbox.try_again(consumer, message_id):
+        raise NotPossible(consumer, message_id, "the inbox's workers try it already")
+    await unit.dead_letters.remove(consumer, message_id)
+    if letter is not None:
+        # The inbox answers for the message from now on; the mark of its delivery must say so.
+        await mark(unit, consumer, Mark.REFUSED, letter.source)
+
+
+async def _need_no_inbox(unit: OperatorUnit, consumer: str, message_id: str) -> None:
+    """Raise NotPossible if an inbox stores the message: its workers never read other tables."""
+    if await unit.inbox.get(consumer, message_id) is not None:
+        why = (
+            "it is stored in an inbox, and the inbox's workers do not read the parking lot; "
+            "send it back with `dlq retry`, or skip it"
+        )
+        raise NotPossible(consumer, message_id, why)
+
+
 async def _need_letter(unit: OperatorUnit, consumer: str, message_id: str) -> DeadLetter:
     letter = await unit.dead_letters.get(consumer, message_id)
     if letter is None:
@@ -266,8 +272,8 @@ async def _need_letter(unit: OperatorUnit, consumer: str, message_id: str) -> De
     return letter
 
 
-async def _let_in(unit: OperatorUnit, letter: DeadLetter, waits: Waits) -> None:
-    """Move a letter to the waiting room."""
+async def _move_to_waiting(unit: OperatorUnit, letter: DeadLetter, waits: Waits) -> None:
+    """Move a letter to the waiting table."""
     consumer, message_id = letter.consumer, letter.message_id
     if letter.erased_at is not None:
         why = "its payload was erased, so it can only be skipped or deleted"

@@ -1,13 +1,15 @@
-"""Deleting a message: one person asks, another one approves or refuses (B-17).
+"""Deleting a message: one person asks, a second person approves or refuses.
 
-Who is who is the caller's to know: semel compares names, and the accounts of the
-operating system where they are known, and the audit trail keeps both.  What is
-approved is what was asked for: a message that was changed meanwhile stays.  A
-deleted message's claim stays, so that it is never handled again.
+The caller says who a person is: semel compares the names, and the accounts of the operating
+system where they are known, and the audit trail keeps both.  An approval is valid for the payload
+that was asked about: a message that was changed since then stays.  A deleted message's claim
+stays, so the message is never handled again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from semel.errors import Misuse
@@ -15,7 +17,7 @@ from semel.messaging.failed.deadletters import erase_letter_records
 from semel.messaging.handle.claims import DELETED, ClaimState, Failure
 from semel.messaging.outcome import Mark
 from semel.messaging.receive.offsets import mark
-from semel.messaging.records import AttemptFilter, DeadLetter, WaitingMessage
+from semel.messaging.records import DeadLetter, MessageFilter, WaitingMessage
 from semel.operate.acts import (
     NoSuchMessage,
     NotPossible,
@@ -35,7 +37,6 @@ from semel.operate.stores import (
     OperatorDatabase,
     OperatorUnit,
     Revision,
-    RevisionFilter,
     account_now,
     same_name,
 )
@@ -44,7 +45,7 @@ ASKED: Final = "delete.ask"
 
 
 class SamePerson(Misuse):
-    """Whoever asked for a deletion wants to decide it, too."""
+    """The person who asked for a deletion also tries to decide it."""
 
     def __init__(self, number: int, person: str) -> None:
         super().__init__(number, person)
@@ -56,7 +57,7 @@ class SamePerson(Misuse):
 
 
 class SameAccount(Misuse):
-    """A deletion is to be approved from the account from which it was asked for."""
+    """A deletion would be approved from the same account that asked for it."""
 
     def __init__(self, number: int, account: str) -> None:
         super().__init__(number, account)
@@ -65,16 +66,31 @@ class SameAccount(Misuse):
 
     def __str__(self) -> str:
         return (
-            f"request {self.number} was made from the account {self.account}, too; a second "
-            f"person approves it from their own, or says that several people share this one "
-            f"(--shared-account), which the audit trail keeps"
+            f"request {self.number} was also made from the account {self.account}; a second "
+            f"person must approve it from another account, or say that several people share this "
+            f"one (--shared-account), which the audit trail keeps"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequests:
+    """The answer of `open_requests`."""
+
+    requests: Sequence[Approval]
+
+
+async def open_requests(
+    database: OperatorDatabase, consumer: str | None, limit: int
+) -> OpenRequests:
+    """List the deletions that wait for a second person, the oldest first."""
+    async with database.begin() as unit:
+        return OpenRequests(await unit.approvals.open_ones(consumer, limit))
 
 
 async def ask_to_delete(
     database: OperatorDatabase, consumer: str, message_id: str, *, actor: str, reason: str
 ) -> Approval:
-    """Ask for the deletion of a message in the waiting room; nothing is deleted yet.
+    """Ask for the deletion of a waiting message; nothing is deleted yet.
 
     Raises:
         NoSuchMessage: it does not wait.
@@ -106,13 +122,13 @@ async def approve_delete(
 ) -> Approval:
     """Delete what another person asked to delete, its revisions' payloads included.
 
-    So is what waits in the outbox for a topic of dead letters; what that topic has got is the
-    broker's.
+    Its record in the outbox for a dead-letter topic is deleted, too; a record that was already
+    sent to that topic stays there.
 
     Raises:
         SamePerson: *actor* asked for it.
-        SameAccount: it was asked for from the account that this is done from.
-        NoSuchMessage: it left meanwhile: it was handled, skipped, or sent back.
+        SameAccount: it was asked for from the account that approves it now.
+        NoSuchMessage: it is gone: it was handled, skipped, or sent back since.
         NotPossible: its payload was changed since it was asked for, or it is being handled.
         Misuse: there is no such request, or it was decided already.
     """
@@ -127,7 +143,7 @@ async def approve_delete(
             if not await unit.dead_letters.remove(consumer, message_id):
                 raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
             await unit.inbox.close(consumer, message_id, DELETED)
-            await unit.inbox.erase(message_id=message_id, consumer=consumer)
+            await unit.inbox.erase(MessageFilter(message_id=message_id, consumer=consumer))
         else:
             waiting = await unit.waiting.get(consumer, message_id)
             _need_the_same(request, waiting)
@@ -135,14 +151,14 @@ async def approve_delete(
             if not await unit.waiting.remove(consumer, message_id):
                 raise NoSuchMessage(consumer, message_id, WAITING)
             await need_nobody_at_it(unit, consumer, message_id)
-            # Somebody may have fixed it between the two statements.
+            # Another operator may have fixed it between the two statements.
             revisions = await unit.revisions.of(consumer, message_id)
             _need_the_same(request, revisions[-1] if revisions else None)
         await _never_again(unit, consumer, message_id)
         await mark(unit, consumer, Mark.DELETED, came_from)
         await erase_letter_records(unit, consumer, message_id)
-        await unit.revisions.erase(RevisionFilter(consumer, message_id))
-        await unit.attempts.erase(AttemptFilter(consumer, message_id))
+        await unit.revisions.erase(MessageFilter(consumer, message_id))
+        await unit.attempts.erase(MessageFilter(consumer, message_id))
         await _audit(unit, "delete.approve", request, actor, reason)
         return await _decided(unit, number)
 
@@ -170,7 +186,7 @@ async def _ask(
     for known in await unit.approvals.about(consumer, message_id):
         if known.act is act and known.decision is Decision.OPEN:
             raise Misuse(
-                f"{known.asked_by} has asked to delete {message_id!r} already: request "
+                f"{known.asked_by} already asked to delete {message_id!r}: request "
                 f"{known.number} waits for a second person"
             )
     request = await unit.approvals.ask(act, consumer, message_id, actor, reason, seen.payload_hash)
@@ -201,10 +217,10 @@ async def _need_another_account(unit: OperatorUnit, request: Approval) -> None:
 
 
 def _need_the_same(request: Approval, found: WaitingMessage | DeadLetter | Revision | None) -> None:
-    """See that a message, where it is there, is what the first person asked about."""
+    """Raise NotPossible if the message's payload is not the one that was asked about."""
     if found is not None and found.payload_hash != request.payload_hash:
         why = (
-            f"its payload was changed after {request.asked_by} had asked to delete it; refuse "
+            f"its payload was changed after {request.asked_by} asked to delete it; refuse "
             f"request {request.number}, and ask again"
         )
         raise NotPossible(request.consumer, request.message_id, why)

@@ -1,13 +1,8 @@
-"""One message's story, and the gaps between versions.
+"""What is known of messages: one message's story, claims in progress, and gaps between versions.
 
-One message's story: everything that is known of it, in the order in which it happened (B-21).
-
-What a person can do about versions that did not come (B-14).
-
-    close       take a gap off the list: it was looked at
-    pass over   decide that the versions never come: the lowest one that did is next
-
-Each is one transaction with its entry in the audit trail.
+A gap is closed after a person looked at it, or passed over: the person decides that the missing
+versions never come, and the lowest version that did come is handled next.  Each act is one
+transaction with its entry in the audit trail.
 """
 
 from __future__ import annotations
@@ -70,7 +65,7 @@ class Moment:
     """Seconds since 1970, on the database's clock."""
 
     what: str
-    """One word for it: ``seen``, ``failed``, ``parked``, ``act``, …"""
+    """One word: ``seen``, ``claim``, ``failed``, ``dead letter``, ``waits``, ``act``, …"""
 
     words: str
 
@@ -89,7 +84,7 @@ class Story:
     attempts: int
     key: str | None
     source: str
-    """Topic, partition and offset; empty where they are not kept (any more)."""
+    """Topic, partition and offset; empty where they are not kept."""
 
     payload_hash: str
     moments: tuple[Moment, ...]
@@ -97,7 +92,7 @@ class Story:
     """What is known of the messages that handling it sent, in a sentence."""
 
     failures: tuple[FailedAttempt, ...] = ()
-    """Each attempt that failed, in order; of very many the first and the latest."""
+    """Each attempt that failed, in order; of more than 50 the first 5 and the latest 45."""
 
     deliveries: str = ""
     """What is known of its deliveries, in a sentence."""
@@ -119,6 +114,11 @@ class Explanation:
 
     acts: tuple[Moment, ...] = ()
     """What people did with the message for all consumers."""
+
+    @property
+    def needs_attention(self) -> bool:
+        """Say whether no consumer knows the message."""
+        return not self.stories and not self.acts
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ async def _known(unit: OperatorUnit, consumer: str, message_id: str) -> _Known:
 def _coordinates(source: str) -> Coordinates | None:
     try:
         return coordinates_of(source)
-    except Misuse:  # whoever claims without this engine says where it came from as he likes
+    except Misuse:  # a program that claims without this engine may write any text here
         return None
 
 
@@ -233,7 +233,7 @@ def _story(consumer: str, known: _Known) -> Story:
 
 
 def _deliveries(known: _Known) -> str:
-    """Say how often its offset was delivered; ranges of offsets have no ids of messages."""
+    """Say how often its offset was delivered; outcomes are kept by offset, without ids."""
     elsewhere = "from another offset it is noted without its id"
     came = Counter(
         one.outcome for one in known.came if is_delivery(one.outcome) and one.outcome != HOLE
@@ -265,7 +265,7 @@ async def _with_sent(
 
 
 def _children(left: Sequence[OutboxEntry]) -> str:
-    """Say what the outbox has; it deletes what was delivered, or it would grow for ever."""
+    """Say what the outbox has; it deletes what was delivered."""
     waiting = (
         f"{len(left)} of its outgoing messages in the outbox" if left else "none in the outbox"
     )
@@ -306,13 +306,13 @@ def _claimed(claim: ClaimRow) -> str:
         case ClaimState.COMPLETED:
             return "it was handled"
         case ClaimState.IN_PROGRESS:
-            return f"{claim.owner or 'somebody'} is at it, under a lease"
+            return f"{claim.owner or 'a worker'} handles it now, under a lease"
         case ClaimState.FAILED_RETRYABLE:
             return "it failed, and the broker delivers it again"
         case ClaimState.FAILED_TERMINAL:
             return f"it was given up, and its dead letter is gone ({claim.error_code})"
         case ClaimState.PARKED:
-            return "its claim says parked, and the waiting room does not have it"
+            return "its claim says parked, but the waiting table does not have it"
 
 
 def _moments(known: _Known) -> Iterator[Moment]:
@@ -354,7 +354,7 @@ def _of_attempts(known: _Known) -> Iterator[Moment]:
     first_failures = [one.first_failed_at for one in (known.letter, known.waiting) if one]
     if not known.attempts and any(first_failures):
         yield Moment(min(filter(None, first_failures)), "failed", "it failed for the first time")
-    # Who marks a claim without this engine, or parks what nobody can read, keeps no attempt.
+    # A claim marked without this engine, and a parked record that is unreadable, has no attempt.
     claim, latest = known.claim, max((one.at for one in known.attempts), default=0.0)
     if claim is None or claim.failed_at is None or claim.error_code in BY_A_PERSON:
         return
@@ -375,7 +375,7 @@ def _of_claim(claim: ClaimRow) -> Moment:
 
 def _of_inbox(stored: InboxMessage) -> Iterator[Moment]:
     if stored.processed_at is not None:
-        # What is handled has no error: this one is a person's word.
+        # A handled row has no error; this one is a person's decision.
         what, words = ("ended", stored.error) if stored.error else ("handled", "through the inbox")
         yield Moment(stored.processed_at, what, words)
     elif stored.error and stored.due_at is not None:
@@ -418,6 +418,50 @@ def _acts(entries: Sequence[AuditEntry]) -> Iterator[Moment]:
 
 def _times(number: int) -> str:
     return "1 attempt" if number == 1 else f"{number} attempts"
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedClaim:
+    """One claim under a lease."""
+
+    row: ClaimRow
+    seconds_left: float
+    """Until the lease ends, on the database's clock; negative after it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedClaims:
+    """The answer of `claims_in_progress` and `stale_claims`."""
+
+    consumer: str
+    claims: Sequence[LeasedClaim]
+    has_more: bool
+    """There are more than were asked for."""
+
+    @property
+    def needs_attention(self) -> bool:
+        """Say whether a lease has ended."""
+        return any(claim.seconds_left <= 0 for claim in self.claims)
+
+
+async def claims_in_progress(database: OperatorDatabase, consumer: str, limit: int) -> LeasedClaims:
+    """List the claims under a lease, the oldest lease first."""
+    return await _leased(database, consumer, limit, expired=False)
+
+
+async def stale_claims(database: OperatorDatabase, consumer: str, limit: int) -> LeasedClaims:
+    """List the claims whose lease has ended, the oldest lease first."""
+    return await _leased(database, consumer, limit, expired=True)
+
+
+async def _leased(
+    database: OperatorDatabase, consumer: str, limit: int, *, expired: bool
+) -> LeasedClaims:
+    async with database.begin() as unit:
+        rows = await unit.claims.in_progress(consumer, limit + 1, expired=expired)
+        now = await unit.now()
+    claims = [LeasedClaim(row, row.lease_until - now) for row in rows[:limit]]
+    return LeasedClaims(consumer, claims, len(rows) > limit)
 
 
 MOST_GAPS: Final = 10_000

@@ -1,14 +1,14 @@
-"""The parking lot: what a person can do with a message that waits (S3-30).
+"""The parking lot: what a person can do with a message that waits.
 
     inspect    look at it, its revisions, its claim, and who did what with it
-    classify   write what it is
-    fix        replace its payload; the original stays
-    release    replay it, or its whole key, in order
+    classify   write what kind of problem it is
+    fix        replace its payload; the original is kept
+    release    send it, or its whole key, back to the consumer, in order
     skip       decide that it has no effect
-    delete     take it away, with a second person's approval (`semel.operate.deletion`)
+    delete     remove it, with a second person's approval (`semel.operate.deletion`)
 
-Each is one transaction with its entry in the audit trail.  Nothing is handled
-here: what was released is the retry worker's.
+Each act is one transaction with its entry in the audit trail.  No message is handled here: the
+retry worker handles what was released.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from semel.messaging.handle.claims import (
 )
 from semel.messaging.outcome import Mark
 from semel.messaging.receive.offsets import mark
-from semel.messaging.records import WaitingFilter, WaitingMessage, Waits, is_made_up
+from semel.messaging.records import HeldKey, WaitingFilter, WaitingMessage, Waits, is_made_up
 from semel.operate.acts import (
     NoSuchMessage,
     NotPossible,
@@ -54,12 +54,32 @@ from semel.operate.stores import (
 )
 
 LABELS: Final = ("business", "schema", "poison", "data", "dependency", "compliance")
-"""What parking lots are for (S3-29): good labels, but any word will do."""
+"""Suggested labels; any word is accepted."""
 
-WAITING: Final = "in the waiting room"
+WAITING: Final = "in the waiting table"
 
 # A key with more parked messages is released in several calls.
 MOST_PARKED: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingList:
+    """The answer of `waiting_messages`."""
+
+    total: int
+    """How many match; the list may hold fewer."""
+
+    messages: Sequence[WaitingMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldKeys:
+    """The answer of `held_keys`."""
+
+    consumer: str
+    keys: Sequence[HeldKey]
+    has_more: bool
+    """There are more than were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +100,16 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True)
 class KeepId:
-    """The revision is handled under the message's own id; its claim expects the new payload."""
+    """Handle the revision under the message's own id; its claim expects the new payload."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewId:
-    """The revision is handled under another id; the old id counts as handled, without effect."""
+    """Handle the revision under another id; the old id counts as handled, without effect."""
 
     message_id: str
     second_effect: bool = False
-    """Also of a message that was handled: the revision has its effect besides, then."""
+    """Allow it for a message that was handled: the revision has an effect of its own."""
 
 
 Ids: TypeAlias = KeepId | NewId
@@ -100,16 +120,32 @@ class Fixed:
     """A message whose payload was replaced; it still waits."""
 
     message_id: str
-    """Under which it will be handled."""
+    """The id under which it will be handled."""
 
     revision: Revision
     diff: str
 
 
+async def waiting_messages(
+    database: OperatorDatabase, which: WaitingFilter, limit: int
+) -> WaitingList:
+    """List waiting messages in the order in which they came."""
+    async with database.begin() as unit:
+        found = await unit.waiting.find(which, limit)
+        return WaitingList(await unit.waiting.count(which), found)
+
+
+async def held_keys(database: OperatorDatabase, consumer: str, limit: int) -> HeldKeys:
+    """List the keys whose later messages wait for an earlier one, the longest held first."""
+    async with database.begin() as unit:
+        keys = await unit.waiting.held_keys(consumer, limit + 1)
+    return HeldKeys(consumer, keys[:limit], len(keys) > limit)
+
+
 async def inspect(
     database: OperatorDatabase, consumer: str, message_id: str, *, actor: str
 ) -> Inspection:
-    """Show a waiting message with its payload; who looked is written down.
+    """Return a waiting message with its payload; the audit trail says who looked.
 
     Raises:
         NoSuchMessage: it does not wait.
@@ -141,7 +177,7 @@ async def classify(
     actor: str,
     reason: str = "",
 ) -> None:
-    """Write what a waiting message is; an empty label takes the last one away.
+    """Write what kind of problem a waiting message is; an empty label removes the last one.
 
     Raises:
         NoSuchMessage: it does not wait.
@@ -166,22 +202,22 @@ async def fix(
     actor: str,
     reason: str,
 ) -> Fixed:
-    """Replace the payload of a waiting message, which keeps its place and waits on.
+    """Replace the payload of a waiting message, which keeps its place and still waits.
 
-    The original is kept as revision 0.  Neither payload gets into the audit trail, only
-    their hashes.
+    The original is kept as revision 0.  The audit trail keeps the hashes of both payloads,
+    never the payloads.
 
     Raises:
         NoSuchMessage: it does not wait.
-        NotPossible: it was erased, is being handled, or was handled and no second effect is
-            asked for.
-        Misuse: nothing would change, or the new id is taken.
+        NotPossible: it was erased, is being handled, or was handled and *ids* does not allow a
+            second effect.
+        Misuse: nothing would change, or the new id is in use.
     """
     reason = need_reason(reason, "fixing a message")
     new_hash = digest_of(payload)
     async with acting(database) as unit:
         before = await need_waiting(unit, consumer, message_id)
-        need_payload(before)
+        _need_payload(before)
         new_id = await _new_id(unit, before, ids, payload)
         if not await unit.waiting.revise(consumer, message_id, payload, new_hash, new_id):
             raise NoSuchMessage(consumer, message_id, WAITING)
@@ -210,13 +246,13 @@ async def fix(
 async def release(
     database: OperatorDatabase, consumer: str, message_id: str, *, actor: str, reason: str = ""
 ) -> None:
-    """Send a parked message back to its consumer, as soon as it is its turn.
+    """Send a parked message back to its consumer, which handles it when it is its turn.
 
-    Its attempts count from the start.  Messages of its key that came later stay behind it.
+    Its attempts count from 1 again.  Later messages of its key stay behind it.
 
     Raises:
         NoSuchMessage: it does not wait.
-        NotPossible: it is not parked, was erased, its id was handled already, or is made up.
+        NotPossible: it is not parked, was erased, or its id was handled already or generated.
     """
     async with acting(database) as unit:
         await _release(unit, await need_waiting(unit, consumer, message_id))
@@ -230,11 +266,12 @@ async def release_key(
 ) -> list[str]:
     """Send all parked messages of a key back to their consumer, in the order they came.
 
-    Returns their ids.
+    Returns their ids.  All are released or none.
 
     Raises:
-        NotPossible: one of them was erased, or its id was handled already: it must be
-            skipped or fixed first.
+        NotPossible: one of them was erased, or its id was handled already: skip or fix it
+            first.
+        Misuse: nothing is parked under the key.
     """
     async with acting(database) as unit:
         which = WaitingFilter(consumer, key=key, waits=Waits.PARKED)
@@ -259,10 +296,10 @@ async def release_key(
 async def skip(
     database: OperatorDatabase, consumer: str, message_id: str, *, actor: str, reason: str
 ) -> None:
-    """Decide that a waiting message has no effect; the next one of its key has its turn.
+    """Decide that a waiting message has no effect; the next one of its key is handled.
 
-    Its claim is completed, with the code SKIPPED: a repetition is a duplicate.  The payload
-    is kept.
+    Its claim is completed with the code SKIPPED, so a repetition is a duplicate.  The payload
+    is kept as a revision.
 
     Raises:
         NoSuchMessage: it does not wait.
@@ -285,23 +322,15 @@ async def skip(
 
 
 async def need_waiting(unit: OperatorUnit, consumer: str, message_id: str) -> WaitingMessage:
-    """Return a message that waits.
-
-    Raises:
-        NoSuchMessage: it does not.
-    """
+    """Return a waiting message, or raise NoSuchMessage."""
     message = await unit.waiting.get(consumer, message_id)
     if message is None:
         raise NoSuchMessage(consumer, message_id, WAITING)
     return message
 
 
-def need_payload(message: WaitingMessage) -> None:
-    """See that there is something to handle.
-
-    Raises:
-        NotPossible: it was erased.
-    """
+def _need_payload(message: WaitingMessage) -> None:
+    """Raise NotPossible if the payload was erased."""
     if message.erased_at is not None:
         raise NotPossible(
             message.consumer,
@@ -312,26 +341,26 @@ def need_payload(message: WaitingMessage) -> None:
 
 async def _release(unit: OperatorUnit, message: WaitingMessage) -> None:
     consumer, message_id = message.consumer, message.message_id
-    need_payload(message)
+    _need_payload(message)
     if is_made_up(message_id):
         why = (
-            "no message has this id, which was made up when it was buried; give it one of its "
-            "own with `parking fix --new-id`, or skip it"
+            "it has a generated id, because its record had none or its id has another payload; "
+            "assign one with `semel parking fix --new-id`, or skip it"
         )
         raise NotPossible(consumer, message_id, why)
     if not await unit.waiting.release(consumer, message_id):
-        why = f"it is not parked (it waits: {message.waits}), or somebody was quicker"
+        why = f"it is not parked (it waits: {message.waits}), or was released a moment ago"
         raise NotPossible(consumer, message_id, why)
     await need_not_handled(unit, consumer, message_id)
     await unit.claims.reopen(consumer, message_id)
 
 
 async def _new_id(unit: OperatorUnit, message: WaitingMessage, ids: Ids, payload: bytes) -> str:
-    """Return the id to handle it under, after seeing that it can be used."""
+    """Return the id to handle the revision under; raise if it cannot be used."""
     consumer = message.consumer
     if isinstance(ids, KeepId):
         if payload == message.payload:
-            raise Misuse(f"message {message.message_id!r} has exactly this payload already")
+            raise Misuse(f"message {message.message_id!r} already has exactly this payload")
         await need_not_handled(unit, consumer, message.message_id)
         return message.message_id
     taken = (
@@ -341,9 +370,11 @@ async def _new_id(unit: OperatorUnit, message: WaitingMessage, ids: Ids, payload
         or await unit.inbox.get(consumer, ids.message_id)
     )
     if is_made_up(ids.message_id):
-        raise Misuse(f"{ids.message_id!r} looks like an id that semel makes up; choose another id")
+        raise Misuse(f"{ids.message_id!r} looks like an id that semel generates; choose another id")
     if not ids.message_id or taken:
-        raise Misuse(f"consumer {consumer} knows a message {ids.message_id!r}; choose another id")
+        raise Misuse(
+            f"the id {ids.message_id!r} is empty or in use at consumer {consumer}; choose another"
+        )
     return ids.message_id
 
 
@@ -370,18 +401,18 @@ async def _add_revision(
 async def _rename(
     unit: OperatorUnit, before: WaitingMessage, revision: Revision, ids: NewId
 ) -> None:
-    """Close the old id's claim, and say at the new id where it comes from."""
+    """Complete the old id's claim, and write at the new id where it comes from."""
     consumer, new_id = before.consumer, ids.message_id
     await complete_without_effect(unit, consumer, before.message_id, REPLACED)
-    # Nobody changes a completed claim: whoever was quicker has handled the message.
+    # A completed claim never changes: if a worker completed it first, the message was handled.
     old = await unit.claims.look_up(consumer, before.message_id)
     if old is not None and old.error_code not in WITHOUT_EFFECT and not ids.second_effect:
         why = (
             "it was handled already, and under another id it would have its effect a second "
-            "time; skip it, or ask for a second effect (`parking fix --second-effect`)"
+            "time; skip it, or allow that (`semel parking fix --second-effect`)"
         )
         raise NotPossible(consumer, before.message_id, why)
-    # Somebody may have released it, or parked it, since it was read.
+    # Another operator may have released or parked it since it was read.
     now = await need_waiting(unit, consumer, new_id)
     state = ClaimState.FAILED_RETRYABLE if now.waits is Waits.RETRY else ClaimState.PARKED
     waits = Failure(state, 0, before.error_code, payload_hash=revision.payload_hash)

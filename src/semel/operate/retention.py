@@ -35,8 +35,8 @@ from semel.messaging.outcome import Mark
 from semel.messaging.receive.broker import Reader
 from semel.messaging.receive.offsets import mark
 from semel.messaging.records import (
-    AttemptFilter,
     DeadLetterFilter,
+    MessageFilter,
     WaitingFilter,
     WaitingMessage,
     hash_of_key,
@@ -48,7 +48,7 @@ from semel.messaging.settings import (
     _seconds,
 )
 from semel.operate.acts import acting, need_actor, need_reason, overrule
-from semel.operate.stores import Act, OperatorDatabase, OperatorUnit, RevisionFilter
+from semel.operate.stores import Act, OperatorDatabase, OperatorUnit
 from semel.policy import vocabulary as words
 
 if TYPE_CHECKING:
@@ -403,12 +403,12 @@ async def erase(
 
 async def _erase_key(unit: OperatorUnit, key: str, progress: Callable[[int], None]) -> Erased:
     waiting, in_progress = await _erase_waiting(unit, WaitingFilter(key=key), progress)
-    inbox = await unit.inbox.erase(key=key)
-    await unit.attempts.erase(AttemptFilter(key=key))
+    inbox = await unit.inbox.erase(MessageFilter(key=key))
+    await unit.attempts.erase(MessageFilter(key=key))
     return Erased(
         dead_letters=await unit.dead_letters.erase(DeadLetterFilter(key=key)),
         waiting=waiting,
-        revisions=await unit.revisions.erase(RevisionFilter(key=key)),
+        revisions=await unit.revisions.erase(MessageFilter(key=key)),
         inbox=inbox,
         outbox=await unit.outbox.erase(key=key),
         results=await unit.claims.erase_key(key),
@@ -427,9 +427,9 @@ async def _erase_message(
         now = await unit.now()
         in_progress = sum(row is not None and is_leased(row, now) for row in rows)
         results = sum([await unit.claims.erase(consumer, name) for consumer in consumers])
-        inbox = await unit.inbox.erase(message_id=name)
+        inbox = await unit.inbox.erase(MessageFilter(message_id=name))
         outbox = await unit.outbox.erase(message_id=name)
-        await unit.attempts.erase(AttemptFilter(message_id=name))
+        await unit.attempts.erase(MessageFilter(message_id=name))
         letters = await unit.dead_letters.find(DeadLetterFilter(message_id=name), MOST_NAMES)
         buried_by = {letter.consumer for letter in letters}
         for consumer in {*consumers, *await unit.inbox.consumers_of(name), *buried_by}:
@@ -437,7 +437,7 @@ async def _erase_message(
         erased += Erased(
             dead_letters=await unit.dead_letters.erase(DeadLetterFilter(message_id=name)),
             waiting=waiting,
-            revisions=await unit.revisions.erase(RevisionFilter(message_id=name)),
+            revisions=await unit.revisions.erase(MessageFilter(message_id=name)),
             inbox=inbox,
             outbox=outbox,
             results=results,

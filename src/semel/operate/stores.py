@@ -47,7 +47,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from semel.messaging.database import Database, Sweep, Unit
-from semel.messaging.records import stored_id
+from semel.messaging.records import MessageFilter, stored_id
 from semel.secrets import HIDDEN
 
 if TYPE_CHECKING:
@@ -287,11 +287,7 @@ class Approvals(Protocol):
 
 
 KEEP_ID: Final = "keep-id"
-
-
 NEW_ID: Final = "new-id"
-
-
 HEX_BYTES_PER_LINE: Final = 16
 
 
@@ -323,15 +319,6 @@ class Revision:
     erased_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RevisionFilter:
-    """Which revisions are meant; what is None does not matter."""
-
-    consumer: str | None = None
-    message_id: str | None = None
-    key: str | None = None
-
-
 class Revisions(Protocol):
     """The revisions, in one open transaction.
 
@@ -353,7 +340,7 @@ class Revisions(Protocol):
         """
         ...
 
-    async def erase(self, which: RevisionFilter) -> int:
+    async def erase(self, which: MessageFilter) -> int:
         """Remove the payloads of matching revisions; hashes, names and reasons stay."""
         ...
 
@@ -480,7 +467,6 @@ class Replays(Protocol):
 
 
 LONGEST_SHOWN: Final = 200
-
 
 SECRET: Final = re.compile(
     r"passw|secret|token|api_?key|credential|private_?key|cvv|cvc|card_?number|iban|ssn",

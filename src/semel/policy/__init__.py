@@ -5,8 +5,9 @@
                                                     └─── lint ───┘
 
 `reader` reads the YAML, `sections` has the keys of the file, `vocabulary` the words that
-they take.  Only using a name imports pydantic: the engine takes its enums from
-`semel.policy.vocabulary`, and needs neither pydantic nor YAML for them.
+they take, and `effective` says where each value comes from.  Only using a name imports
+pydantic: the engine takes its enums from `semel.policy.vocabulary`, and needs neither
+pydantic nor YAML for them.
 """
 
 from typing import TYPE_CHECKING

@@ -89,7 +89,6 @@ class Inventory:
         return self._books.txn(scope, *rows[0]) if rows else None
 
     def scopes_of(self, connection: Connection, app: str, query: str) -> list[Scope]:
-        """List every scope of this app and query that committed here, of whichever ledger."""
         named = f"f.app = {literal(app)} AND f.query = {literal(query)}"
         statement = (
             f"SELECT f.ledger FROM {self._books.table('sink_fence')} f "

@@ -163,7 +163,6 @@ class PostgresDriver:
 
     @property
     def url(self) -> str:
-        """Where the database is, without secrets."""
         return masked(self._url)
 
     def connect(self, known: str | None) -> Session:
@@ -218,7 +217,6 @@ class PostgresSession:
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether the connection is gone."""
         return self.connection.closed
 
     def begin(self, name: str, mode: Mode) -> None:
@@ -240,7 +238,6 @@ class PostgresSession:
         self.connection.execute(begun)
 
     def run(self, statement: str, values: Mapping[str, Any] | None = None) -> list[Row]:
-        """Execute a statement and return its rows."""
         self._cursor.execute(_worded(statement).encode(), values)
         return self._cursor.fetchall() if self._cursor.description else []
 
@@ -261,18 +258,15 @@ class PostgresSession:
             self.connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self.schema)))
 
     def commit(self) -> None:
-        """Make the transaction durable."""
         answer = self.connection.execute("COMMIT").statusmessage
         if answer != "COMMIT":
             raise _RolledBack(f"the server answered {answer} to COMMIT")
 
     def rollback(self) -> None:
-        """Give the transaction up, if there is one."""
         if self.connection.info.transaction_status is not TransactionStatus.IDLE:
             self.connection.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Give the connection back."""
         self.connection.close()
 
 

@@ -147,7 +147,6 @@ class PostgresSink:
     # One transaction
 
     def stager(self, txn: SinkTxnId) -> Stager:
-        """Return the executor's side for *txn*."""
         with self._database.session(txn.scope) as connection:
             checked = self._checked or check(connection, self._wanted, None)
             if checked is None:
@@ -185,7 +184,6 @@ class PostgresSink:
         return self._checked
 
     def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
-        """Hold exactly the rows of *receipts* and promise that they can be committed."""
         try:
             promise = self._promise(txn, receipts)
             way = self._prepared if promise.mode == "prepared" else self._staging
@@ -284,7 +282,6 @@ class PostgresSink:
     # What is there
 
     def look_up(self, txn: SinkTxnId, token: Token | None) -> Finding:
-        """Say what is known of this attempt."""
         try:
             with self._database.asking(txn.scope) as connection:
                 if not self._database.has_books(connection):
@@ -294,26 +291,22 @@ class PostgresSink:
             return Finding(Found.UNREACHABLE, reason_of(error))
 
     def recover(self, scope: Scope) -> list[SinkTxnId]:
-        """List this scope's prepared, unfinished transactions."""
         with self._database.asking(scope) as connection:
             if not self._database.has_books(connection):
                 return []
             return self._inventory.held(connection, scope)
 
     def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
-        """Drop what losers and the late tasks of finished attempts have left."""
         with self._database.session(scope) as connection:
             return self._inventory.sweep(connection, scope, is_loser)
 
     def mark(self, scope: Scope) -> SinkTxnId | None:
-        """Return the highest committed cycle of *scope* with its attempt."""
         with self._database.asking(scope) as connection:
             if not self._database.has_books(connection):
                 return None
             return self._inventory.mark(connection, scope)
 
     def scopes_of(self, app: str, query: str) -> list[Scope]:
-        """List every scope of this app and query that committed here, of whichever ledger."""
         with self._database.asking() as connection:
             if not self._database.has_books(connection):
                 return []

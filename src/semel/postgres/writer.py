@@ -164,7 +164,6 @@ class TaskWriter:
         return Receipt(place.task, self._rows.tally, detail)
 
     def discard(self) -> None:
-        """Remove what was written, finished or not."""
         connection, self._connection = self._connection, None
         if connection is None:
             return

@@ -50,63 +50,34 @@ from semel.messaging.handle.claims import (
 from semel.messaging.records import original_id, stored_id
 from semel.operate.stores import plain
 from semel.sql.faults import DatabaseConflict
-from semel.sql.retention import is_over
+from semel.sql.store import is_over
 from semel.sql.tables import processed_message
 from semel.sql.types import now_us, seconds_or_none, to_seconds, to_us
 
 _C: Final = processed_message.c
-
-
 _BY: Final = bindparam("by", type_=Text)
-
-
 _ID: Final = bindparam("id", type_=Text)
-
-
 _DIGEST: Final = bindparam("digest", type_=Text)
-
-
 _OWNED_BY: Final = bindparam("owned_by", type_=Text)
-
-
 _SEEN: Final = bindparam("seen", type_=BigInteger)
-
-
 _LEASE_US: Final = bindparam("lease_us", type_=BigInteger)
-
-
 _DELAY_US: Final = bindparam("delay_us", type_=BigInteger)
-
-
 _AGE_US: Final = bindparam("age_us", type_=BigInteger)
-
-
 _OF_KEY: Final = bindparam("of_key", type_=Text)
-
-
 _ME: Final = and_(_C.consumer_name == _BY, _C.message_id == _ID)
-
 
 _DUE: Final = or_(
     and_(_C.state == ClaimState.FAILED_RETRYABLE.value, _C.due_at <= now_us()),
     and_(_C.state == ClaimState.IN_PROGRESS.value, _C.lease_until <= now_us()),
 )
 
-
 # An empty hash is one that is not known, and conflicts with nothing.
 _SAME_PAYLOAD: Final = or_(_C.payload_hash == "", _DIGEST == "", _C.payload_hash == _DIGEST)
 
-
 # The first hash that is known stays; `expect_payload` alone replaces it.
 _KEPT_HASH: Final = case((_C.payload_hash == "", _DIGEST), else_=_C.payload_hash)
-
-
 _LEASED: Final = and_(_C.state == ClaimState.IN_PROGRESS.value, _C.fence == _SEEN)
-
-
 _NOT_COMPLETED: Final = _C.state != ClaimState.COMPLETED.value
-
-
 _NOT_CLOSED: Final = _C.state.not_in([state.value for state in sorted(CLOSED)])
 
 
@@ -135,10 +106,7 @@ def _change(*where: ColumnElement[bool], **values: Any) -> Update:
 
 
 TAKE: Final = _new(state=ClaimState.COMPLETED.value).returning(_C.message_id)
-
-
 WHY: Final = select(processed_message, now_us().label("now")).where(_ME)
-
 
 RETAKE: Final = _change(
     _DUE,
@@ -150,11 +118,9 @@ RETAKE: Final = _change(
     due_at=0,
 ).returning(_C.attempts)
 
-
 # The time makes a fence that was never given before, even if retention has removed the
 # claim that had the last one; a clock that went back does not make it fall.
 _NEXT_FENCE: Final = case((_C.fence >= now_us(), _C.fence + 1), else_=now_us())
-
 
 LEASE: Final = _new(
     state=ClaimState.IN_PROGRESS.value,
@@ -162,7 +128,6 @@ LEASE: Final = _new(
     fence=now_us(),
     lease_until=now_us() + _LEASE_US,
 ).returning(_C.fence)
-
 
 LEASE_AGAIN: Final = _change(
     _DUE,
@@ -177,11 +142,9 @@ LEASE_AGAIN: Final = _change(
     due_at=0,
 ).returning(_C.attempts, _C.fence)
 
-
 RENEW: Final = (
     update(processed_message).where(_ME, _LEASED).values(lease_until=now_us() + _LEASE_US)
 )
-
 
 # An update that changes nothing: what it finds is true until the transaction ends.
 LOCK_EXPIRED: Final = (
@@ -190,26 +153,21 @@ LOCK_EXPIRED: Final = (
     .values(lease_until=_C.lease_until)
 )
 
-
 _RESULT: Final = case(
     (_C.erased_at.is_(None), func.coalesce(bindparam("returned", type_=Text), _C.result))
 )
-
 
 COMPLETE_LEASED: Final = _change(
     _LEASED, state=ClaimState.COMPLETED.value, result=_RESULT, due_at=0
 )
 
-
 COMPLETE: Final = _change(
     _NOT_COMPLETED, state=ClaimState.COMPLETED.value, result=_RESULT, due_at=0
 )
 
-
 COMPLETE_NEW: Final = _new(
     state=ClaimState.COMPLETED.value, result=bindparam("returned", type_=Text)
 ).returning(_C.message_id)
-
 
 _FAILED: Final[dict[str, Any]] = {
     "state": bindparam("into", type_=Text),
@@ -219,22 +177,13 @@ _FAILED: Final[dict[str, Any]] = {
     "failed_at": now_us(),
 }
 
-
 FAIL_NEW: Final = _new(**_FAILED).returning(_C.message_id)
-
-
 FAIL: Final = _change(_NOT_CLOSED, payload_hash=_KEPT_HASH, **_FAILED)
-
-
 FAIL_LEASED: Final = _change(_LEASED, payload_hash=_KEPT_HASH, **_FAILED)
-
-
 UNDO: Final = _change(payload_hash=_KEPT_HASH, **_FAILED).returning(processed_message)
-
 
 # A claim that never failed and was never leased is new with this transaction.
 GIVE_BACK_NEW: Final = delete(processed_message).where(_ME, _C.error_code == "", _C.fence == 0)
-
 
 GIVE_BACK: Final = _change(
     state=case(
@@ -244,21 +193,17 @@ GIVE_BACK: Final = _change(
     attempts=_C.attempts - 1,
 )
 
-
 KEEP_RESULT: Final = (
     update(processed_message)
     .where(_ME, _C.erased_at.is_(None))
     .values(result=bindparam("returned", type_=Text), result_key=_OF_KEY)
 )
 
-
 PASS_OVER: Final = (
     update(processed_message).where(_ME).values(error_code=bindparam("code", type_=Text))
 )
 
-
 EXPECT_PAYLOAD: Final = update(processed_message).where(_ME).values(payload_hash=_DIGEST)
-
 
 REOPEN: Final = _change(
     _C.state.in_([ClaimState.FAILED_TERMINAL.value, ClaimState.PARKED.value]),
@@ -267,27 +212,20 @@ REOPEN: Final = _change(
     due_at=now_us(),
 )
 
-
 # No changes of state: retention counts on from the last one.
 ERASED: Final = (
     update(processed_message).where(_ME).values(erased_at=func.coalesce(_C.erased_at, now_us()))
 )
 
-
 _FORGET: Final = update(processed_message).values(
     result=None, result_key=None, erased_at=func.coalesce(_C.erased_at, now_us())
 )
 
-
 FORGET_RESULT: Final = _FORGET.where(_ME, _C.result.is_not(None))
-
-
 FORGET_RESULTS: Final = _FORGET.where(_C.result_key == _OF_KEY)
-
 
 # A clock that is read for every row cannot bound an index scan; read once, it can.
 _LONG_AGO: Final = select(now_us() - _AGE_US).scalar_subquery()
-
 
 _OLD: Final = (
     select(_C.message_id)
@@ -305,7 +243,6 @@ _OLD: Final = (
     .with_for_update(skip_locked=True, of=processed_message)
     .cte("old")
 )
-
 
 DELETE_OLD: Final = (
     delete(processed_message)
@@ -350,16 +287,13 @@ def _take_many_at_once() -> Insert:
 TAKE_MANY: Final = _take_many_at_once()
 """PostgreSQL's; sorted by bytes, as Python sorts text, or two workers wait for each other."""
 
-
 WHY_MANY: Final[Select[Any]] = select(processed_message, now_us().label("now")).where(
     _C.consumer_name == _BY, _C.message_id == any_(bindparam("ids", type_=ARRAY(Text)))
 )
 
-
 WHY_MANY_SQLITE: Final[Select[Any]] = select(processed_message, now_us().label("now")).where(
     _C.consumer_name == _BY, _C.message_id.in_(bindparam("ids", expanding=True))
 )
-
 
 IN_PROGRESS: Final = (
     select(processed_message)
@@ -368,9 +302,7 @@ IN_PROGRESS: Final = (
     .limit(bindparam("at_most", type_=Integer))
 )
 
-
 EXPIRED: Final = IN_PROGRESS.where(_C.lease_until <= now_us())
-
 
 HANDLED_FROM: Final = select(_C.source).where(
     _C.consumer_name == _BY,
@@ -379,10 +311,8 @@ HANDLED_FROM: Final = select(_C.source).where(
     _C.source.in_(bindparam("sources", expanding=True)),
 )
 
-
 CONSUMERS: Final = select(_C.consumer_name).order_by(_C.consumer_name)
 """Who has a claim, of any message: for explanations."""
-
 
 # Each turn means that another transaction changed or removed the claim between two of our
 # statements; whoever loses five times in a row comes back later.

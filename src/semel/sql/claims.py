@@ -34,8 +34,9 @@ from semel.sql import claim_statements as sql
 from semel.sql.claim_statements import MOST_TURNS, Asked, row_of, written
 from semel.sql.faults import translated
 from semel.sql.session import Beginning
+from semel.sql.store import stored_name
 from semel.sql.tables import processed_message
-from semel.sql.types import stored_name, to_seconds, to_us
+from semel.sql.types import to_seconds, to_us
 
 
 class SqlAlchemyProcessedMessageStore:
@@ -57,12 +58,6 @@ class SqlAlchemyProcessedMessageStore:
         return self._session
 
     async def claim(self, *, consumer_name: str, event_id: str) -> bool:
-        """Claim a message; False where it was handled before.
-
-        Raises:
-            NotClaimable: it is neither: held elsewhere, not due, parked, dead, or a conflict.
-            Retryable: the database could not be asked.
-        """
         answer = await self.try_claim(consumer_name, ClaimRequest(event_id))
         if isinstance(answer, Claimed):
             return True
@@ -71,12 +66,6 @@ class SqlAlchemyProcessedMessageStore:
         raise NotClaimable(consumer_name, event_id, answer)
 
     async def try_claim(self, consumer: str, request: ClaimRequest) -> ClaimAnswer:
-        """Claim in its final state: COMPLETED, if and when the caller's transaction commits.
-
-        Raises:
-            Locked: another transaction holds it, and did not end within the lock timeout.
-            Retryable: the database could not be asked.
-        """
         me = Asked.of(consumer, request)
         for _ in range(MOST_TURNS):
             if await self._row(sql.TAKE, me, me.new()):
@@ -89,14 +78,6 @@ class SqlAlchemyProcessedMessageStore:
     async def try_claim_many(
         self, consumer: str, requests: Sequence[ClaimRequest]
     ) -> list[ClaimAnswer]:
-        """Claim a batch in one statement, sorted; answers in the given order.
-
-        They are those that claims one by one would give: an id that comes a second time in
-        the batch is a duplicate of itself, or a conflict.
-
-        Raises:
-            Locked: one of them is held by another transaction; claim them one by one.
-        """
         asked = [Asked.of(consumer, request) for request in requests]
         first = {me.id: me for me in reversed(asked)}
         taken = await self._take_many(consumer, first)
@@ -124,12 +105,6 @@ class SqlAlchemyProcessedMessageStore:
         seconds: float,
         stale: StalePolicy = StalePolicy.RECLAIM,
     ) -> ClaimAnswer:
-        """Claim as IN_PROGRESS with a lease; the caller commits before it handles.
-
-        Raises:
-            Locked: another transaction holds it, and did not end within the lock timeout.
-            Retryable: the database could not be asked.
-        """
         me = Asked.of(consumer, request)
         terms = {"owned_by": owner, "lease_us": to_us(seconds)}
         for _ in range(MOST_TURNS):
@@ -142,31 +117,18 @@ class SqlAlchemyProcessedMessageStore:
         raise me.changes_all_the_time()
 
     async def renew(self, consumer: str, message_id: str, fence: int, seconds: float) -> bool:
-        """Make the lease last *seconds* from now; False where another owner has it, or nobody.
-
-        A lease that ran out and that nobody took is still its owner's.
-        """
         me = Asked.of(consumer, ClaimRequest(message_id))
         return await self._change(
             sql.RENEW, me, {**me.key(), "seen": fence, "lease_us": to_us(seconds)}
         )
 
     async def lock_expired(self, consumer: str, message_id: str, fence: int) -> bool:
-        """Keep a lease that ran out from being renewed or taken until this transaction ends.
-
-        False, and nothing locked, where *fence* is not its fence any more, or it lasts again.
-        """
         me = Asked.of(consumer, ClaimRequest(message_id))
         return await self._change(sql.LOCK_EXPIRED, me, {**me.key(), "seen": fence})
 
     async def mark_completed(
         self, consumer: str, message_id: str, fence: int | None = None, result: str | None = None
     ) -> bool:
-        """Complete a leased claim; False, and nothing changed, where *fence* is not its fence.
-
-        Without a fence: complete whatever is not completed, a message without a claim
-        included; False where it is completed.
-        """
         me = Asked.of(consumer, ClaimRequest(message_id))
         returned = {"returned": result}
         if fence is not None:
@@ -184,10 +146,6 @@ class SqlAlchemyProcessedMessageStore:
     async def mark_failed(
         self, consumer: str, message_id: str, failure: Failure, fence: int | None = None
     ) -> bool:
-        """Write a failed attempt; False, and nothing changed, where its state is `CLOSED`.
-
-        With a fence: only if the claim is still leased under it.
-        """
         me = Asked.of(consumer, ClaimRequest(message_id, failure.payload_hash, failure.source))
         if fence is not None:
             leased = {**me.key_and_hash(), **written(failure), "seen": fence}
@@ -203,11 +161,6 @@ class SqlAlchemyProcessedMessageStore:
         raise me.changes_all_the_time()
 
     async def undo(self, consumer: str, message_id: str, failure: Failure) -> ClaimRow:
-        """Turn a claim that *this* transaction took into a failed attempt, and return it.
-
-        Raises:
-            Misuse: there is no such claim.
-        """
         me = Asked.of(consumer, ClaimRequest(message_id, failure.payload_hash, failure.source))
         undone = await self._row(sql.UNDO, me, {**me.key_and_hash(), **written(failure)})
         if undone is None:
@@ -215,7 +168,6 @@ class SqlAlchemyProcessedMessageStore:
         return me.row(undone)
 
     async def give_back(self, consumer: str, message_id: str, claimed: Claimed) -> None:
-        """Let go of a claim that *this* transaction took, as if it had never been asked for."""
         me = Asked.of(consumer, ClaimRequest(message_id))
         if not await self._change(sql.GIVE_BACK_NEW, me, me.key()):
             before = {**me.key(), "owned_by": claimed.from_owner}
@@ -224,65 +176,52 @@ class SqlAlchemyProcessedMessageStore:
     async def keep_result(
         self, consumer: str, message_id: str, result: str, key: str | None = None
     ) -> None:
-        """Write what the handler returned beside a claim that this transaction took."""
         me = Asked.of(consumer, ClaimRequest(message_id))
         kept = {"returned": result, "of_key": stored_name(key)}
         await self._change(sql.KEEP_RESULT, me, {**me.key(), **kept})
 
     async def pass_over(self, consumer: str, message_id: str, code: str) -> None:
-        """Write beside a claim that this transaction took why its message has no effect."""
         me = Asked.of(consumer, ClaimRequest(message_id))
         await self._change(sql.PASS_OVER, me, {**me.key(), "code": code})
 
     async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
-        """Replace the hash that repetitions are compared with, after an audited revision."""
         me = Asked.of(consumer, ClaimRequest(message_id, payload_hash))
         await self._change(sql.EXPECT_PAYLOAD, me, me.key_and_hash())
 
     async def reopen(self, consumer: str, message_id: str) -> bool:
-        """Make a dead or parked message claimable again, its attempts counted from the start.
-
-        False, and nothing changed, in every other state.
-        """
         me = Asked.of(consumer, ClaimRequest(message_id))
         return await self._change(sql.REOPEN, me, me.key())
 
     async def look_up(self, consumer: str, message_id: str) -> ClaimRow | None:
-        """Read a claim without locking it."""
         me = Asked.of(consumer, ClaimRequest(message_id))
         row = await self._row(sql.WHY, me, me.key())
         return None if row is None else me.row(row)
 
     async def erase(self, consumer: str, message_id: str) -> bool:
-        """Remove the kept result of a message, and note that its payload was erased."""
         me = Asked.of(consumer, ClaimRequest(message_id))
         had = await self._change(sql.FORGET_RESULT, me, me.key())
         await self._change(sql.ERASED, me, me.key())
         return had
 
     async def erase_key(self, key: str) -> int:
-        """Remove the results that were kept with this key, and note that; say how many."""
         of_key = {"of_key": stored_id(key)}
         return (await self._execute(sql.FORGET_RESULTS, "results of a key", of_key)).rowcount
 
     async def in_progress(
         self, consumer: str, limit: int, *, expired: bool = False
     ) -> Sequence[ClaimRow]:
-        """List the claims under a lease, the one that ends first before the others."""
         statement = sql.EXPIRED if expired else sql.IN_PROGRESS
         what = f"the claims of consumer {consumer}"
         found = await self._execute(statement, what, {"by": consumer, "at_most": limit})
         return [row_of(consumer, row.original_id or row.message_id, row) for row in found]
 
     async def consumers_of(self, message_id: str) -> Sequence[str]:
-        """Name the consumers that have a claim on a message, in order."""
         named = sql.CONSUMERS.where(processed_message.c.message_id == stored_id(message_id))
         return list((await self._execute(named, f"message {message_id!r}", {})).scalars())
 
     async def handled_from(
         self, consumer: str, places: Sequence[Coordinates]
     ) -> Sequence[Coordinates]:
-        """Return those places whose messages have a claim that is COMPLETED, with its effect."""
         named = {plain(str(at)): at for at in places}
         asked = {"by": consumer, "sources": list(named)}
         found = await self._execute(sql.HANDLED_FROM, f"the claims of consumer {consumer}", asked)

@@ -1,7 +1,4 @@
-"""PostgreSQL and SQLite as the messaging half's database: one transaction, all stores.
-
-Databases that are there already: asking never makes one.
-"""
+"""PostgreSQL and SQLite as the messaging half's database: one transaction, all stores."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ from semel.messaging.failure import Classification
 from semel.messaging.handle.claims import Locked
 from semel.operate.stores import RowChange
 from semel.secrets import masked
-from semel.sql.attempts import SqlFailedAttempts
+from semel.sql.bookkeeping import SqlMembers, SqlOutcomeStore, SqlVersions
 from semel.sql.claims import SqlAlchemyProcessedMessageStore
-from semel.sql.deadletters import SqlDeadLetters
+from semel.sql.deadletters import SqlDeadLetters, SqlFailedAttempts
 from semel.sql.dryrun import watching
 from semel.sql.engine import LOCK_SECONDS, READY, is_in_memory, made_ready, open_engine, read_url
 from semel.sql.faults import (
@@ -35,10 +32,8 @@ from semel.sql.faults import (
     translated_error,
 )
 from semel.sql.inbox import SqlInboxStore
-from semel.sql.members import SqlMembers
 from semel.sql.operators import SqlApprovals, SqlAuditTrail, SqlReplays, SqlRevisions
 from semel.sql.outbox import SqlOutboxStore
-from semel.sql.outcomes import SqlOutcomeStore
 from semel.sql.schema import create, require_version
 from semel.sql.session import (
     FAILED,
@@ -51,7 +46,6 @@ from semel.sql.session import (
 )
 from semel.sql.tables import metadata
 from semel.sql.types import now_us, to_seconds
-from semel.sql.versions import SqlVersions
 from semel.sql.waiting import SqlWaitingRoom
 
 

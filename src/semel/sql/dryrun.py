@@ -30,11 +30,7 @@ from semel.operate.stores import Change, RowChange, all_shown
 from semel.sql.tables import metadata
 
 IMMEDIATE: Final = text("SET CONSTRAINTS ALL IMMEDIATE")
-
-
 IS_ON: Final = text("PRAGMA foreign_keys")
-
-
 ORPHANS: Final = text("PRAGMA foreign_key_check")
 
 
@@ -78,10 +74,7 @@ class Deferred:
 
 
 LONGEST_STATEMENT: Final = 300
-
-
 _BEGINS: Final = re.compile(r"\s*(insert|update|delete|replace|merge|with)\b", re.IGNORECASE)
-
 
 _CHANGES: Final = re.compile(
     r"(?<!for )\b(?P<verb>insert\s+into|update|delete\s+from|replace\s+into|merge\s+into)\s+"
@@ -89,9 +82,7 @@ _CHANGES: Final = re.compile(
     re.IGNORECASE,
 )
 
-
 _LITERAL: Final = re.compile(r"'(?:[^']|'')*'")
-
 
 _VERBS: Final = {
     "insert": Change.INSERT,

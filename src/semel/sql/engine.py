@@ -41,9 +41,7 @@ DRIVERS: Final = {
     "sqlite": "sqlite+aiosqlite",
 }
 
-
 ASYNCPG: Final = "postgresql+asyncpg"
-
 
 IN_DSN: Final = frozenset(
     [
@@ -64,13 +62,9 @@ IN_DSN: Final = frozenset(
 )
 """What asyncpg reads in a DSN as PostgreSQL's own clients do."""
 
-
 SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
-
-
 FOR_SERVER: Final = frozenset({"application_name", "options"})
 """What a client only passes on."""
-
 
 OF_DRIVER: Final = frozenset(
     [
@@ -151,14 +145,8 @@ def _shown(url: URL) -> str:
 
 
 LOCK_SECONDS: Final = 2.0
-
-
 SUPPORTED: Final = frozenset({"postgresql", "sqlite"})
-
-
 READY: Final = "semel_ready"
-
-
 _KEEPERS: Final[WeakKeyDictionary[Engine, sqlite3.Connection]] = WeakKeyDictionary()
 
 
@@ -286,7 +274,6 @@ def _begin_immediate(connection: Connection) -> None:
 
 
 Listener = tuple[str, Callable[..., Any]]
-
 
 # `sqlalchemy.event.contains` knows engines by their address, and takes a new engine at the
 # address of a freed one for one that is listened to already.

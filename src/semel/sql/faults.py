@@ -21,7 +21,6 @@ TIMEOUT_STATES: Final = frozenset({"57014"})
 OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25006", "25P03"})
 # No connection; nothing left of disk, memory or connections; trouble below the database.
 OUTAGE_CLASSES: Final = frozenset({"08", "53", "58"})
-
 NO_SUCH_DATABASE: Final = "3D000"
 REFUSED_CLASS: Final = "28"
 NO_RIGHT: Final = "42501"

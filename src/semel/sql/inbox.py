@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from sqlalchemy import (
-    Executable,
     Row,
     Text,
     and_,
@@ -19,25 +18,15 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import CursorResult
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.errors import Misuse
 from semel.messaging.database import Sweep
 from semel.messaging.handle.claims import ERASED
-from semel.messaging.records import InboxMessage, stored_id
+from semel.messaging.records import InboxMessage, MessageFilter, stored_id
 from semel.operate.stores import plain
-from semel.sql.faults import translated
-from semel.sql.retention import is_over
+from semel.sql.store import ConnectionStore, is_over, matching, record_of, values_of
 from semel.sql.tables import dead_letter, inbox_message
-from semel.sql.types import (
-    now_us,
-    seconds_or_none,
-    stored_fields,
-    stored_values,
-    to_seconds,
-    to_us,
-)
+from semel.sql.types import now_us, to_us
 
 _M: Final = inbox_message.c
 _EARLIER: Final = inbox_message.alias("earlier")
@@ -51,8 +40,9 @@ STORE: Final = (
     .returning(_M.place)
 )
 
+# A message is stored as new, whatever a row that it was read from said.
+_GIVEN_HERE: Final = ("place", "received_at", "due_at", "processed_at", "error", "result")
 WITHDRAW: Final = delete(inbox_message).where(*_ME)
-
 GET: Final = select(inbox_message).where(*_ME)
 
 _KEY_WAITS: Final = (
@@ -146,33 +136,28 @@ ERASE: Final = (
 )
 
 
-class SqlInboxStore:
+class SqlInboxStore(ConnectionStore):
     """The inbox of one open transaction."""
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
+    what = "the inbox"
 
     async def store(self, message: InboxMessage) -> bool:
-        """Write a message that is due at once; False where its id is there already."""
-        return (await self._run(STORE, stored_values(message))).first() is not None
+        values = values_of(inbox_message, message, *_GIVEN_HERE)
+        return (await self._run(STORE, values)).first() is not None
 
     async def withdraw(self, consumer: str, message_id: str) -> None:
-        """Remove a message that *this* transaction stored, as if it had never come."""
         await self._run(WITHDRAW, _me(consumer, message_id))
 
     async def take_due(self, consumer: str, limit: int) -> Sequence[InboxMessage]:
-        """Lock and return unprocessed messages that are due, in order of arrival."""
         found = await self._run(TAKE_DUE, {"of_consumer": consumer, "most": limit})
         return [_message(row) for row in found]
 
     async def done(self, consumer: str, message_id: str, result: str | None = None) -> None:
-        """Mark a message as processed in this transaction, and count the attempt."""
         await self._run(DONE, {**_me(consumer, message_id), "kept": result})
 
     async def failed(
         self, consumer: str, message_id: str, error: str, delay_seconds: float | None
     ) -> int:
-        """Write a failed attempt and when it is due again (None: never); return the attempts."""
         me = _me(consumer, message_id)
         us = None if delay_seconds is None else to_us(delay_seconds)
         said = {**me, "why": plain(error), "us": us}
@@ -183,62 +168,34 @@ class SqlInboxStore:
         return int(attempts)
 
     async def try_again(self, consumer: str, message_id: str) -> bool:
-        """Make a message that is not tried any more due now, its attempts forgotten."""
-        return (await self._run(TRY_AGAIN, _me(consumer, message_id))).rowcount == 1
+        return await self._count(TRY_AGAIN, _me(consumer, message_id)) > 0
 
     async def close(self, consumer: str, message_id: str, word: str) -> bool:
-        """Mark a message as processed without an effect, by a person's *word*."""
-        me = _me(consumer, message_id)
-        return (await self._run(CLOSE, {**me, "why": word})).rowcount == 1
+        return await self._count(CLOSE, {**_me(consumer, message_id), "why": word}) > 0
 
     async def get(self, consumer: str, message_id: str) -> InboxMessage | None:
-        """Return one message."""
         row = (await self._run(GET, _me(consumer, message_id))).one_or_none()
         return None if row is None else _message(row)
 
     async def consumers_of(self, message_id: str) -> Sequence[str]:
-        """Name the consumers for which a message is stored, in order."""
         asked = {"of_id": stored_id(message_id)}
         return list((await self._run(CONSUMERS, asked)).scalars())
 
     async def pending(self, consumer: str) -> int:
-        """Count what is not processed yet and will be tried."""
         return int((await self._run(PENDING, {"of_consumer": consumer})).scalar_one())
 
     async def delete_processed(
         self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
     ) -> int:
-        """Delete at most *limit* messages that were processed so long ago."""
         sweep = sweep or Sweep()
         asked = {"of_consumer": consumer, "us": to_us(older_than_seconds), "most": limit}
         deleted = await self._run(DELETE_PROCESSED, {**asked, "since": sweep.since()})
         return sweep.note(list(deleted.scalars()))
 
-    async def erase(
-        self,
-        *,
-        message_id: str | None = None,
-        key: str | None = None,
-        consumer: str | None = None,
-    ) -> int:
-        """Remove payload, headers and result of matching messages; what waited is not tried."""
-        if message_id is None and key is None:
+    async def erase(self, which: MessageFilter) -> int:
+        if which.message_id is None and which.key is None:
             raise Misuse("say whose messages of the inbox are erased: an id or a key")
-        meant = ERASE
-        if message_id is not None:
-            meant = meant.where(_M.message_id == stored_id(message_id))
-        if key is not None:
-            meant = meant.where(_M.key == stored_id(key))
-        if consumer is not None:
-            meant = meant.where(_M.consumer == consumer)
-        return (await self._run(meant)).rowcount
-
-    async def _run(
-        self, statement: Executable, parameters: Mapping[str, Any] | None = None
-    ) -> CursorResult[Any]:
-        async with translated("the inbox"):
-            connection = await self._session.connection(bind_arguments={"clause": inbox_message})
-            return await connection.execute(statement, parameters)
+        return await self._count(ERASE.where(matching(inbox_message, which)))
 
 
 def _me(consumer: str, message_id: str) -> dict[str, Any]:
@@ -246,12 +203,4 @@ def _me(consumer: str, message_id: str) -> dict[str, Any]:
 
 
 def _message(row: Row[Any]) -> InboxMessage:
-    return InboxMessage(
-        **stored_fields(row),
-        place=row.place,
-        received_at=to_seconds(row.received_at),
-        processed_at=seconds_or_none(row.processed_at),
-        due_at=seconds_or_none(row.due_at),
-        error=row.error,
-        result=row.result,
-    )
+    return record_of(inbox_message, row, InboxMessage)

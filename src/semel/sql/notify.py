@@ -22,7 +22,6 @@ from semel.messaging.send.relay import Relay
 from semel.sql.database import SqlDatabase
 
 log = logging.getLogger("semel.messaging")
-
 CHANNEL: Final = "semel_outbox"
 RECONNECT_SECONDS: Final = 1.0
 

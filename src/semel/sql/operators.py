@@ -1,13 +1,4 @@
-"""Audit trail, approvals, revisions and replays in PostgreSQL and SQLite.
-
-The approvals in PostgreSQL and SQLite.
-
-The audit trail in PostgreSQL and SQLite.
-
-The revisions in PostgreSQL and SQLite.
-
-The replays in PostgreSQL and SQLite.
-"""
+"""The operators' stores in PostgreSQL and SQLite: audit, approvals, revisions, replays."""
 
 from __future__ import annotations
 
@@ -17,7 +8,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import (
-    ColumnElement,
     Row,
     Select,
     and_,
@@ -30,11 +20,9 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as insert_once
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.sql import Executable
 
 from semel.messaging.database import Sweep
-from semel.messaging.records import stored_id
+from semel.messaging.records import MessageFilter, stored_id
 from semel.operate.stores import (
     FIRST_HASH,
     OVER,
@@ -46,33 +34,30 @@ from semel.operate.stores import (
     ReplayRun,
     ReplayState,
     Revision,
-    RevisionFilter,
     hash_of,
     plain,
     recorded,
 )
-from semel.sql.faults import translated
-from semel.sql.retention import delete_of_gone
-from semel.sql.tables import approval, audit_entry, audit_head, message_revision, replay_run
-from semel.sql.types import (
+from semel.sql.store import (
+    Store,
     conflicts_with,
-    now_us,
+    delete_of_gone,
+    matching,
     original_names,
-    seconds_or_none,
-    stored_name,
+    record_of,
     stored_names,
-    to_seconds,
-    to_us,
+    values_of,
 )
+from semel.sql.tables import approval, audit_entry, audit_head, message_revision, replay_run
+from semel.sql.types import now_us, to_seconds, to_us
 
 _APPROVAL: Final = approval.c
 
 
-class SqlApprovals:
+class SqlApprovals(Store):
     """The requests of one open transaction."""
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
+    what = "the approvals"
 
     async def ask(
         self,
@@ -83,7 +68,6 @@ class SqlApprovals:
         reason: str,
         payload_hash: str = "",
     ) -> Approval:
-        """Write a request, with a number and the database's time."""
         written = (
             insert(approval)
             .values(
@@ -100,35 +84,30 @@ class SqlApprovals:
         return _approval((await self._run(written)).one())
 
     async def get(self, number: int) -> Approval | None:
-        """Return one request."""
         found = await self._requests(select(approval).where(_APPROVAL.number == number))
         return found[0] if found else None
 
     async def open_ones(self, consumer: str | None, limit: int) -> Sequence[Approval]:
-        """Return requests that nobody has decided, the oldest first."""
         found = select(approval).where(_APPROVAL.decision == Decision.OPEN.value).limit(limit)
         if consumer is not None:
             found = found.where(_APPROVAL.consumer == consumer)
         return await self._requests(found)
 
     async def about(self, consumer: str, message_id: str) -> Sequence[Approval]:
-        """Return the requests about one message, in order."""
         mine = (_APPROVAL.consumer == consumer, _APPROVAL.message_id == stored_id(message_id))
         return await self._requests(select(approval).where(*mine))
 
     async def decide(self, number: int, decided_by: str, decision: Decision) -> bool:
-        """Write the decision; False, and nothing changed, where there is one already."""
         decided = (
             update(approval)
             .where(_APPROVAL.number == number, _APPROVAL.decision == Decision.OPEN.value)
             .values(decided_by=plain(decided_by), decided_at=now_us(), decision=decision.value)
         )
-        return bool((await self._run(decided)).rowcount)
+        return await self._count(decided) > 0
 
     async def delete_decided(
         self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
     ) -> int:
-        """Delete requests decided so long ago whose message is gone; return how many."""
         sweep = sweep or Sweep()
         old = delete_of_gone(
             _APPROVAL.decided_at, _APPROVAL.number, consumer, ttl_seconds, sweep.since(), limit
@@ -138,38 +117,16 @@ class SqlApprovals:
     async def _requests(self, found: Select[Any]) -> list[Approval]:
         return [_approval(row) for row in await self._run(found.order_by(_APPROVAL.number))]
 
-    async def _run(self, statement: Executable) -> Any:
-        async with translated("the approvals"):
-            return await self._session.execute(statement)
-
 
 def _approval(row: Row[Any]) -> Approval:
-    return Approval(
-        **original_names(row, "message_id"),
-        number=row.number,
-        act=Asked(row.act),
-        consumer=row.consumer,
-        asked_by=row.asked_by,
-        reason=row.reason,
-        asked_at=to_seconds(row.asked_at),
-        decided_by=row.decided_by,
-        decided_at=seconds_or_none(row.decided_at),
-        decision=Decision(row.decision),
-        payload_hash=row.payload_hash,
-    )
+    enums = {"act": Asked(row.act), "decision": Decision(row.decision)}
+    return record_of(approval, row, Approval, **enums)
 
 
 ONLY_ROW: Final = 1
-
-
 _ENTRY: Final = audit_entry.c
-
-
 HEAD: Final = select(audit_head.c.number, audit_head.c.hash, now_us().label("now"))
-
-
 LOCK_HEAD: Final = HEAD.with_for_update()
-
 
 # Two first appends at once: the second waits for the first's row, and finds it.
 MAKE_HEAD: Final = (
@@ -179,14 +136,12 @@ MAKE_HEAD: Final = (
 )
 
 
-class SqlAuditTrail:
+class SqlAuditTrail(Store):
     """The trail of one open transaction."""
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
+    what = "the audit trail"
 
     async def append(self, act: Act) -> AuditEntry:
-        """Write an act at the end of the chain; writers wait for one another."""
         act = recorded(act)
         head = (await self._run(LOCK_HEAD)).first()
         if head is None:
@@ -199,25 +154,18 @@ class SqlAuditTrail:
         return entry
 
     async def read(self, after: int, limit: int) -> Sequence[AuditEntry]:
-        """Return the entries behind number *after*, in order."""
         return await self._entries(select(audit_entry).where(_ENTRY.number > after).limit(limit))
 
     async def about(self, consumer: str, message_id: str) -> Sequence[AuditEntry]:
-        """Return the entries about one message, in order."""
         mine = (_ENTRY.consumer == consumer, _ENTRY.message_id == stored_id(message_id))
         return await self._entries(select(audit_entry).where(*mine))
 
     async def head(self) -> tuple[int, str]:
-        """Return number and hash of the last entry, as the head's own record has them."""
         row = (await self._run(HEAD)).first()
         return (0, FIRST_HASH) if row is None else (row.number, row.hash)
 
     async def _entries(self, found: Select[Any]) -> list[AuditEntry]:
         return [_entry(row) for row in await self._run(found.order_by(_ENTRY.number))]
-
-    async def _run(self, statement: Executable) -> Any:
-        async with translated("the audit trail"):
-            return await self._session.execute(statement)
 
 
 def _values(entry: AuditEntry, at_us: int) -> dict[str, Any]:
@@ -243,45 +191,30 @@ def _entry(row: Row[Any]) -> AuditEntry:
 _REVISION: Final = message_revision.c
 
 
-class SqlRevisions:
+class SqlRevisions(Store):
     """The revisions of one open transaction."""
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
+    what = "the revisions"
 
     async def add(self, revision: Revision) -> Revision:
-        """Write a message's next revision; return it with its number and time."""
-        mine = _matching(RevisionFilter(revision.consumer, revision.message_id))
+        mine = matching(message_revision, MessageFilter(revision.consumer, revision.message_id))
         last = select(func.coalesce(func.max(_REVISION.number), -1)).where(mine)
         number = (await self._run(last)).scalar_one() + 1
         written = (
             insert(message_revision)
-            .values(
-                **stored_names(
-                    message_id=revision.message_id, key=revision.key, new_id=revision.new_id
-                ),
-                consumer=revision.consumer,
-                number=number,
-                payload=revision.payload,
-                payload_hash=revision.payload_hash,
-                actor=plain(revision.actor),
-                reason=plain(revision.reason),
-                id_policy=revision.id_policy,
-                at=now_us(),
-            )
+            .values(values_of(message_revision, revision, "number", "at"))
+            .values(number=number, at=now_us())
             .returning(_REVISION.at)
         )
         at = (await self._run(written)).scalar_one()
         return replace(revision, number=number, at=to_seconds(at))
 
     async def of(self, consumer: str, message_id: str) -> Sequence[Revision]:
-        """Return the revisions of one message, the original first."""
-        mine = _matching(RevisionFilter(consumer, message_id))
+        mine = matching(message_revision, MessageFilter(consumer, message_id))
         found = select(message_revision).where(mine).order_by(_REVISION.number)
-        return [_revision(row) for row in await self._run(found)]
+        return [record_of(message_revision, row, Revision) for row in await self._run(found)]
 
     async def other_names(self, message_id: str) -> frozenset[str]:
-        """Return the ids that people gave to a message of this id, or took from it."""
         name = stored_id(message_id)
         renamed = and_(
             _REVISION.new_id.is_not(None),
@@ -289,89 +222,43 @@ class SqlRevisions:
         )
         meant = or_(renamed, conflicts_with(_REVISION.message_id, message_id))
         rows = await self._run(select(message_revision).where(meant))
-        found = map(_revision, rows)
-        names = {name for one in found for name in (one.message_id, one.new_id) if name}
+        found = [original_names(row, "message_id", "new_id") for row in rows]
+        names = {name for one in found for name in one.values() if name}
         return frozenset(names - {message_id})
 
-    async def erase(self, which: RevisionFilter) -> int:
-        """Remove the payloads of matching revisions; hashes, names and reasons stay."""
+    async def erase(self, which: MessageFilter) -> int:
         erased = (
             update(message_revision)
-            .where(_matching(which), _REVISION.erased_at.is_(None))
+            .where(matching(message_revision, which), _REVISION.erased_at.is_(None))
             .values(payload=None, erased_at=now_us())
         )
-        return int((await self._run(erased)).rowcount)
-
-    async def _run(self, statement: Executable) -> Any:
-        async with translated("the revisions"):
-            return await self._session.execute(statement)
-
-
-def _matching(which: RevisionFilter) -> ColumnElement[bool]:
-    equal = {
-        _REVISION.consumer: which.consumer,
-        _REVISION.message_id: stored_name(which.message_id),
-        _REVISION.key: stored_name(which.key),
-    }
-    wanted = [column == value for column, value in equal.items() if value is not None]
-    return and_(True, *wanted)
-
-
-def _revision(row: Row[Any]) -> Revision:
-    return Revision(
-        **original_names(row, "message_id", "key", "new_id"),
-        consumer=row.consumer,
-        payload=row.payload,
-        payload_hash=row.payload_hash,
-        number=row.number,
-        actor=row.actor,
-        reason=row.reason,
-        id_policy=row.id_policy,
-        at=to_seconds(row.at),
-        erased_at=seconds_or_none(row.erased_at),
-    )
+        return await self._count(erased)
 
 
 _RUN: Final = replay_run.c
-
-
 _OVER: Final = sorted(OVER)
 
 
-class SqlReplays:
+class SqlReplays(Store):
     """The replays of one open transaction."""
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
+    what = "the replays"
 
     async def begin(self, run: ReplayRun) -> bool:
-        """Write a new replay, at the database's time; False where the name is taken."""
         written = (
             insert_once(replay_run)
-            .values(
-                name=run.name,
-                consumer=run.consumer,
-                selection=run.selection,
-                state=run.state.value,
-                cursor=run.cursor,
-                done=run.done,
-                failed=run.failed,
-                actor=plain(run.actor),
-                began_at=now_us(),
-                updated_at=now_us(),
-            )
+            .values(values_of(replay_run, run, "began_at", "updated_at"))
+            .values(began_at=now_us(), updated_at=now_us())
             .on_conflict_do_nothing(index_elements=[_RUN.name])
             .returning(_RUN.name)
         )
         return (await self._run(written)).first() is not None
 
     async def get(self, name: str) -> ReplayRun | None:
-        """Return one replay."""
         row = (await self._run(select(replay_run).where(_RUN.name == name))).first()
         return None if row is None else _read(row)
 
     async def advance(self, run: ReplayRun, cursor_before: str) -> bool:
-        """Write state, cursor and counts of a replay that runs, if nobody else went on with it."""
         ours = (
             _RUN.name == run.name,
             _RUN.state == ReplayState.RUNNING.value,
@@ -388,26 +275,23 @@ class SqlReplays:
                 updated_at=now_us(),
             )
         )
-        return bool((await self._run(written)).rowcount)
+        return await self._count(written) > 0
 
     async def set_state(self, name: str, before: ReplayState, after: ReplayState) -> bool:
-        """Change the state, and nothing else; False where it is not *before*."""
         written = (
             update(replay_run)
             .where(_RUN.name == name, _RUN.state == before.value)
             .values(state=after.value, updated_at=now_us())
         )
-        return bool((await self._run(written)).rowcount)
+        return await self._count(written) > 0
 
     async def find(self, consumer: str | None, limit: int) -> Sequence[ReplayRun]:
-        """Return replays, the newest first."""
         found = select(replay_run).order_by(_RUN.began_at.desc(), _RUN.name).limit(limit)
         if consumer is not None:
             found = found.where(_RUN.consumer == consumer)
         return [_read(row) for row in await self._run(found)]
 
     async def unfinished(self, consumer: str) -> Sequence[str]:
-        """Return the names of a consumer's replays that can go on, whether they run or not."""
         connection = await self._session.connection()
         if connection.dialect.name == "postgresql":
             # Nothing to lock is there yet of a replay that begins.  SQLite has one writer.  In
@@ -417,7 +301,6 @@ class SqlReplays:
         return list((await self._run(names.order_by(_RUN.name))).scalars())
 
     async def delete_over(self, consumer: str, ttl_seconds: float, limit: int) -> int:
-        """Delete replays that are over since so long; return how many."""
         old = (
             select(_RUN.name)
             .where(
@@ -428,23 +311,8 @@ class SqlReplays:
             .order_by(_RUN.updated_at)
             .limit(limit)
         )
-        return int((await self._run(delete(replay_run).where(_RUN.name.in_(old)))).rowcount)
-
-    async def _run(self, statement: Executable) -> Any:
-        async with translated("the replays"):
-            return await self._session.execute(statement)
+        return await self._count(delete(replay_run).where(_RUN.name.in_(old)))
 
 
 def _read(row: Row[Any]) -> ReplayRun:
-    return ReplayRun(
-        row.name,
-        row.consumer,
-        row.selection,
-        row.actor,
-        ReplayState(row.state),
-        row.cursor,
-        row.done,
-        row.failed,
-        to_seconds(row.began_at),
-        to_seconds(row.updated_at),
-    )
+    return record_of(replay_run, row, ReplayRun, state=ReplayState(row.state))

@@ -1,17 +1,14 @@
-"""The outbox in PostgreSQL and SQLite.
+"""The outbox in PostgreSQL and SQLite: its statements, and the store that sends them.
 
-The statements of the outbox, written once for PostgreSQL and SQLite.
-
-LEAD     take or keep the leadership; whoever is new raises the epoch
+LEAD     take or keep the leadership; a new leader raises the epoch
 READ     what the relay sends next
 DELETE   what was sent, if the leadership still stands
 
-The outbox in PostgreSQL and SQLite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -47,9 +44,9 @@ from semel.messaging.send.outbox import (
     OutboxNumbers,
     refuse_another,
 )
-from semel.sql import outbox as sql
 from semel.sql.faults import translated
 from semel.sql.session import HandlerSession
+from semel.sql.store import Store
 from semel.sql.tables import outbox_leader, outbox_message
 from semel.sql.types import (
     MICROSECONDS,
@@ -62,19 +59,10 @@ from semel.sql.types import (
 )
 
 _M: Final = outbox_message.c
-
-
 _L: Final = outbox_leader.c
-
-
 _OF: Final = _M.outbox == bindparam("of_outbox")
-
-
 _IS_PARKED: Final = _M.parked_reason.is_not(None)
-
-
 _MEANT: Final = (_OF, _M.message_id == bindparam("of_id"), _IS_PARKED)
-
 
 ADD: Final = (
     insert(outbox_message)
@@ -83,9 +71,7 @@ ADD: Final = (
     .returning(_M.outbox, _M.message_id)
 )
 
-
 _IS_MINE: Final = _L.owner == bindparam("me")
-
 
 LEAD: Final = (
     update(outbox_leader)
@@ -101,14 +87,11 @@ LEAD: Final = (
     .returning(_L.epoch)
 )
 
-
 NEW_LEASE: Final = insert(outbox_leader).on_conflict_do_nothing(index_elements=[_L.outbox])
-
 
 LEADER: Final = select(_L.owner, _L.epoch, _L.lease_until - now_us()).where(
     _L.outbox == bindparam("of_outbox")
 )
-
 
 _STANDS: Final = (
     _L.outbox == bindparam("of_outbox"),
@@ -116,35 +99,22 @@ _STANDS: Final = (
     _L.epoch == bindparam("of_epoch"),
 )
 
-
 RESIGN: Final = update(outbox_leader).where(*_STANDS).values(owner="", lease_until=0)
-
-
 STANDS: Final = select(literal(1)).where(*_STANDS)
-
 
 # The lock makes a new leader wait for this statement's transaction, or this statement find
 # the new epoch: nothing of an old leader comes after the first act of a new one.
 _FENCE: Final = exists(select(literal(1)).where(*_STANDS).with_for_update(read=True))
-
-
 _FENCED: Final = (_OF, among(_M.place, "places"), _FENCE)
-
-
 DELETE: Final = delete(outbox_message).where(*_FENCED)
-
-
 FAILED: Final = update(outbox_message).where(*_FENCED).values(attempts=_M.attempts + 1)
-
 
 # What the broker says of an entry that was erased since it was read may quote its value.
 _SAID: Final = bindparam("reason", type_=Text)
 
-
 PARK: Final = FAILED.values(
     parked_reason=case((_M.erased_at.is_(None), _SAID), else_=_M.parked_reason)
 )
-
 
 UNPARK: Final = (
     update(outbox_message)
@@ -152,9 +122,7 @@ UNPARK: Final = (
     .values(parked_reason=None, attempts=0)
 )
 
-
 DROP: Final = delete(outbox_message).where(*_MEANT)
-
 
 # What the relay reads; a message that is read is neither parked nor erased.
 _PENDING_ENTRY: Final = (
@@ -168,7 +136,6 @@ _PENDING_ENTRY: Final = (
     _M.attempts,
     _M.parent,
 )
-
 
 _ENTRY: Final = (*_PENDING_ENTRY, _M.outbox, _M.parked_reason, _M.erased_at)
 
@@ -184,15 +151,9 @@ READ: Final = (
     .limit(bindparam("most"))
 )
 
-
 PARKED: Final = _entries(_OF, _IS_PARKED).limit(bindparam("most"))
-
-
 KNOWN: Final = _entries(_OF, _M.message_id.in_(bindparam("ids", expanding=True)))
-
-
 CHILDREN: Final = _entries(_M.parent == bindparam("of_parent"))
-
 
 PARKED_KEYS: Final = (
     select(_M.topic, _M.key)
@@ -200,16 +161,13 @@ PARKED_KEYS: Final = (
     .distinct()
 )
 
-
 _PENDING: Final = _M.parked_reason.is_(None)
-
 
 NUMBERS: Final = select(
     func.count().filter(_PENDING),
     func.count(_M.parked_reason),
     now_us() - func.min(_M.created_at).filter(_PENDING),
 ).where(_OF)
-
 
 _ERASE: Final = (
     update(outbox_message)
@@ -223,8 +181,7 @@ _ERASE: Final = (
 )
 
 
-def erasing(*, message_id: str | None, key: str | None, parent: str | None) -> Update:
-    """Erase the entries that all of these name; with none of them, that is every one."""
+def _erasing(*, message_id: str | None, key: str | None, parent: str | None) -> Update:
     meant = _ERASE
     if message_id is not None:
         meant = meant.where(_M.message_id == stored_id(message_id))
@@ -240,20 +197,18 @@ def erasing(*, message_id: str | None, key: str | None, parent: str | None) -> U
 ASKED_AT_ONCE: Final = 500
 
 
-class SqlOutboxStore:
+class SqlOutboxStore(Store):
     """The outbox of one open transaction."""
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
+    what = "the outbox"
 
     async def add(self, entries: Sequence[OutboxEntry]) -> None:
-        """Write entries; one that is there already is left as it is."""
         new: dict[tuple[str, str], OutboxEntry] = {}
         for entry in entries:
             refuse_another(new.setdefault(_place_of(entry), entry), entry)
         while new:
             rows = [_row(entry) for entry in new.values()]
-            written = await self._run(sql.ADD, rows if len(rows) > 1 else rows[0])
+            written = await self._run(ADD, rows if len(rows) > 1 else rows[0])
             for place in written:
                 del new[tuple(place)]
             # What a relay has sent in between is neither written nor there.
@@ -263,79 +218,65 @@ class SqlOutboxStore:
     async def lead(
         self, outbox: str, owner: str, seconds: float, *, instead_of: str = ""
     ) -> Leadership | None:
-        """Take or keep the leadership; None while another owner's lease lives."""
         # Whoever resigned is called "", and has no lease.
         asked = {"of_outbox": outbox, "me": owner, "us": to_us(seconds), "instead_of": instead_of}
-        epoch = (await self._run(sql.LEAD, asked)).scalar_one_or_none()
+        epoch = (await self._run(LEAD, asked)).scalar_one_or_none()
         if epoch is None and await self.leader(outbox) is None:
-            await self._run(sql.NEW_LEASE, {"outbox": outbox})
-            epoch = (await self._run(sql.LEAD, asked)).scalar_one_or_none()
+            await self._run(NEW_LEASE, {"outbox": outbox})
+            epoch = (await self._run(LEAD, asked)).scalar_one_or_none()
         return None if epoch is None else Leadership(outbox, owner, epoch)
 
     async def leader(self, outbox: str) -> Leader | None:
-        """Say who relays; None where nobody ever did."""
-        found: Any = (await self._run(sql.LEADER, {"of_outbox": outbox})).one_or_none()
+        found: Any = (await self._run(LEADER, {"of_outbox": outbox})).one_or_none()
         if found is None:
             return None
         owner, epoch, us_left = found
         return Leader(owner, epoch, max(0.0, to_seconds(us_left)))
 
     async def resign(self, leadership: Leadership) -> None:
-        """Give the leadership up; nothing happens where it was lost."""
-        await self._run(sql.RESIGN, _shown(leadership))
+        await self._run(RESIGN, _shown(leadership))
 
     async def read(self, outbox: str, after_place: int, limit: int) -> Sequence[OutboxEntry]:
-        """Return entries behind *after_place* that are not parked, in order."""
         asked = {"of_outbox": outbox, "after_place": after_place, "most": limit}
-        return _read_pending(await self._run(sql.READ, asked), outbox)
+        return _read_pending(await self._run(READ, asked), outbox)
 
     async def delete(self, leadership: Leadership, places: Sequence[int]) -> int:
-        """Delete exactly these entries, if the leadership still stands."""
-        return await self._fenced(sql.DELETE, leadership, places)
+        return await self._fenced(DELETE, leadership, places)
 
     async def failed(self, leadership: Leadership, places: Sequence[int]) -> None:
-        """Count a failed publication of each of these entries."""
-        await self._fenced(sql.FAILED, leadership, places)
+        await self._fenced(FAILED, leadership, places)
 
     async def park(self, leadership: Leadership, place: int, reason: str) -> None:
-        """Set an entry aside that the broker will never take, and count the failure."""
-        await self._fenced(sql.PARK, leadership, [place], reason=reason.replace("\0", "\\0"))
+        await self._fenced(PARK, leadership, [place], reason=reason.replace("\0", "\\0"))
 
     async def unpark(self, outbox: str, message_id: str) -> bool:
-        """Send a parked entry again, as if for the first time; an operator's act."""
-        return await self._change_one(sql.UNPARK, outbox, message_id)
+        return await self._change_one(UNPARK, outbox, message_id)
 
     async def drop(self, outbox: str, message_id: str) -> bool:
-        """Take a parked entry out for good; an operator's act."""
-        return await self._change_one(sql.DROP, outbox, message_id)
+        return await self._change_one(DROP, outbox, message_id)
 
     async def parked(self, outbox: str, limit: int) -> Sequence[OutboxEntry]:
-        """Return the entries that were set aside, in order."""
-        return _read(await self._run(sql.PARKED, {"of_outbox": outbox, "most": limit}))
+        return _read(await self._run(PARKED, {"of_outbox": outbox, "most": limit}))
 
     async def parked_keys(self, outbox: str) -> frozenset[tuple[str, str]]:
-        """Return (topic, key) of parked entries that later ones wait for; of erased ones, none."""
-        found = await self._run(sql.PARKED_KEYS, {"of_outbox": outbox})
+        found = await self._run(PARKED_KEYS, {"of_outbox": outbox})
         return frozenset(tuple(row) for row in found)
 
     async def children(self, parent: str) -> Sequence[OutboxEntry]:
-        """Return entries that handling one message wrote and that are still here."""
-        return _read(await self._run(sql.CHILDREN, {"of_parent": parent}))
+        return _read(await self._run(CHILDREN, {"of_parent": parent}))
 
     async def numbers(self, outbox: str) -> OutboxNumbers:
-        """Count what is pending and say how old the oldest is."""
-        found: Any = (await self._run(sql.NUMBERS, {"of_outbox": outbox})).one()
+        found: Any = (await self._run(NUMBERS, {"of_outbox": outbox})).one()
         pending, parked, us = found
         return OutboxNumbers(pending, parked, to_seconds(us))
 
     async def erase(
         self, *, message_id: str | None = None, key: str | None = None, parent: str | None = None
     ) -> int:
-        """Remove value, headers and the broker's words of matching entries, and park them all."""
         if message_id is None and key is None and parent is None:
             raise Misuse("say whose entries of the outbox are erased: an id, a key or a parent")
-        meant = sql.erasing(message_id=message_id, key=key, parent=parent)
-        return (await self._run(meant)).rowcount
+        meant = _erasing(message_id=message_id, key=key, parent=parent)
+        return await self._count(meant)
 
     async def _known(self, places: Sequence[tuple[str, str]]) -> list[OutboxEntry]:
         """Return the entries at these outboxes and ids."""
@@ -344,35 +285,31 @@ class SqlOutboxStore:
             ids = [message_id for of_outbox, message_id in places if of_outbox == outbox]
             for start in range(0, len(ids), ASKED_AT_ONCE):
                 asked = {"of_outbox": outbox, "ids": ids[start : start + ASKED_AT_ONCE]}
-                found += _read(await self._run(sql.KNOWN, asked))
+                found += _read(await self._run(KNOWN, asked))
         return found
 
     async def _fenced(
         self, statement: Executable, leadership: Leadership, places: Sequence[int], **more: str
     ) -> int:
         asked = {**_shown(leadership), "places": places, **more}
-        count = (await self._run(statement, asked)).rowcount
+        count = await self._count(statement, asked)
         # Nothing changed where the entries are gone already, too: by this leader's own delete,
         # whose answer was lost.
-        if count == 0 and (await self._run(sql.STANDS, _shown(leadership))).first() is None:
+        if count == 0 and (await self._run(STANDS, _shown(leadership))).first() is None:
             raise LeadershipLost(leadership.outbox, leadership.epoch)
         return count
 
     async def _change_one(self, statement: Executable, outbox: str, message_id: str) -> bool:
         meant = {"of_outbox": outbox, "of_id": stored_id(message_id)}
-        return (await self._run(statement, meant)).rowcount == 1
+        return await self._count(statement, meant) > 0
 
-    async def _run(
-        self,
-        statement: Executable,
-        parameters: Mapping[str, Any] | list[dict[str, Any]] | None = None,
-    ) -> CursorResult[Any]:
-        async with translated("the outbox"):
+    async def _run(self, statement: Executable, values: Any = None) -> Any:
+        async with translated(self.what):
             # Where a session has several binds, ours is that of these tables.
             binds = {"clause": outbox_message}
             # Past a handler's session, which sends the rows of other messages before.
             connection = await AsyncSession.connection(self._session, bind_arguments=binds)
-            return await connection.execute(statement, parameters)
+            return await connection.execute(statement, values)
 
 
 def store_of(session: object) -> SqlOutboxStore:

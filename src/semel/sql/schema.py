@@ -37,7 +37,6 @@ VERSION: Final = 1
 """The version of the tables that this code reads and writes."""
 
 VERSION_TABLE: Final = "semel_messaging"
-
 MAKE: Final = "semel db create"
 CHECK: Final = "semel db check"
 

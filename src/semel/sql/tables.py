@@ -52,8 +52,6 @@ from semel.sql.types import (
 )
 from semel.sql.types import metadata as metadata
 
-# What Alembic is given: the metadata, with all tables in it.
-
 processed_message: Final = Table(
     "processed_message",
     metadata,
@@ -95,7 +93,6 @@ processed_message: Final = Table(
     comment="which consumer took which message, and what became of it",
 )
 
-
 failed_attempt: Final = Table(
     "failed_attempt",
     metadata,
@@ -116,7 +113,6 @@ failed_attempt: Final = Table(
     Index("ix_failed_attempt_age", "consumer", "at"),
     comment="tries that failed: the first and the latest of each message",
 )
-
 
 dead_letter: Final = Table(
     "dead_letter",
@@ -144,7 +140,6 @@ dead_letter: Final = Table(
     Index("ix_dead_letter_source", "consumer", "partition", "offset"),
     comment="messages that could not be handled: owned, and replayable",
 )
-
 
 waiting_message: Final = Table(
     "waiting_message",
@@ -179,7 +174,6 @@ waiting_message: Final = Table(
     comment="messages that are durable here and not handled yet",
 )
 
-
 waiting_key: Final = Table(
     "waiting_key",
     metadata,
@@ -188,7 +182,6 @@ waiting_key: Final = Table(
     time_us("used_at", "when it was written; rows that nobody has locked may be deleted"),
     comment="locks: a key is held while waiting_message has a message of it",
 )
-
 
 inbox_message: Final = Table(
     "inbox_message",
@@ -229,7 +222,6 @@ inbox_message: Final = Table(
     comment="incoming messages, stored before they are handled",
 )
 
-
 outbox_message: Final = Table(
     "outbox_message",
     metadata,
@@ -266,7 +258,6 @@ outbox_message: Final = Table(
     comment="outgoing messages that became durable with their cause",
 )
 
-
 outbox_leader: Final = Table(
     "outbox_leader",
     metadata,
@@ -276,7 +267,6 @@ outbox_leader: Final = Table(
     time_us("lease_until", "end of the lease"),
     comment="who relays an outbox",
 )
-
 
 consumer_member: Final = Table(
     "consumer_member",
@@ -290,7 +280,6 @@ consumer_member: Final = Table(
     comment="running processes; a row without its process may mean a message that kills",
 )
 
-
 crash_suspect: Final = Table(
     "crash_suspect",
     metadata,
@@ -301,7 +290,6 @@ crash_suspect: Final = Table(
     time_us("noted_at", "of the last try"),
     comment="messages that are being tried, and were when a process died",
 )
-
 
 consumer_outcome: Final = Table(
     "consumer_outcome",
@@ -318,7 +306,6 @@ consumer_outcome: Final = Table(
     comment="what became of every offset, as ranges of neighbours",
 )
 
-
 aggregate_version: Final = Table(
     "aggregate_version",
     metadata,
@@ -327,7 +314,6 @@ aggregate_version: Final = Table(
     Column("version", BigInteger, nullable=True, comment="applied last; NULL: none yet"),
     comment="the applied versions of aggregates",
 )
-
 
 sequence_gap: Final = Table(
     "sequence_gap",
@@ -343,7 +329,6 @@ sequence_gap: Final = Table(
     comment="versions that did not come",
 )
 
-
 semel_messaging: Final = Table(
     "semel_messaging",
     metadata,
@@ -352,7 +337,6 @@ semel_messaging: Final = Table(
     CheckConstraint("only_row = 1", name="only_row"),
     comment="the version of semel's messaging tables",
 )
-
 
 message_revision: Final = Table(
     "message_revision",
@@ -373,7 +357,6 @@ message_revision: Final = Table(
     comment="what people changed in a message, with what it was before",
 )
 
-
 approval: Final = Table(
     "approval",
     metadata,
@@ -392,7 +375,6 @@ approval: Final = Table(
     comment="acts that need a second person",
 )
 
-
 replay_run: Final = Table(
     "replay_run",
     metadata,
@@ -408,7 +390,6 @@ replay_run: Final = Table(
     time_us("updated_at", "when it went on last"),
     comment="replays; claims are kept while one is neither finished nor abandoned",
 )
-
 
 audit_entry: Final = Table(
     "audit_entry",
@@ -432,7 +413,6 @@ audit_entry: Final = Table(
     Index("ix_audit_entry_message", "consumer", "message_id"),
     comment="what operators did; each entry carries the hash of the one before",
 )
-
 
 audit_head: Final = Table(
     "audit_head",

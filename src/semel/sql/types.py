@@ -1,21 +1,8 @@
-"""Columns, clocks and values as the tables of the messaging half keep them.
+"""The columns of the messaging half's tables, and values and times as they hold them.
 
-The database's own clock, in microseconds since 1970.
-
-Leases and due times are compared where they are written: a worker's clock may
-jump, and nothing changes.
-
-Many numbers as one parameter.
-
-What the tables keep as text: headers as a JSON object of base64, nothing as nothing.
-
-The metadata that the tables of the messaging half are in, and the columns that several have.
-
-Messages as the tables hold them, and back: ids, keys, words, and what a record carried.
-
-An id or a key may be any text.  What is too long for an index, or is not plain
-text, is kept as a hash, with the original in JSON beside it: a message that
-leaves the tables again is the one that came.
+Times are microseconds since 1970, on the database's own clock: leases and due times are compared
+where they are written, so a worker's clock may jump and nothing changes.  Headers are a JSON
+object of base64.
 """
 
 from __future__ import annotations
@@ -36,35 +23,20 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
-    Row,
     Text,
-    and_,
     bindparam,
-    func,
     text,
 )
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
-from semel.message import Partition
-from semel.messaging.records import (
-    CAME_AS_AT,
-    CONFLICT,
-    StoredMessage,
-    came_as,
-    stored_id,
-)
-from semel.operate.stores import plain
-
 MICROSECONDS: Final = 1_000_000
-
+IS_TIME: Final = "semel_time"
+"""What a column's ``info`` has if it is a time."""
 
 # Of the years 1 to 9999: what can be shown as a date, too.
 FIRST_SECOND: Final = -62_135_596_800.0
-
-
 LAST_SECOND: Final = 253_402_300_799.0
 
 
@@ -90,23 +62,28 @@ def _now_sqlite(element: now_us, compiler: Any, **options: Any) -> str:
 
 
 def to_us(seconds: float) -> int:
-    """Turn seconds into what the tables keep."""
+    """Turn seconds into microseconds."""
     return round(seconds * MICROSECONDS)
 
 
-def told_us(seconds: float) -> int:
-    """Turn a time that somebody else gave into what the tables keep; no number is too large.
+def time_to_us(seconds: float | None) -> int | None:
+    """Turn a time into microseconds, moved into the years that can be shown.
 
     A producer that counts nanoseconds for milliseconds is far beyond every BIGINT.
     """
-    if math.isnan(seconds):
-        return 0
+    if seconds is None or math.isnan(seconds):
+        return None if seconds is None else 0
     return to_us(min(max(seconds, FIRST_SECOND), LAST_SECOND))
 
 
 def to_seconds(us: int | None) -> float:
-    """Turn what the tables keep into seconds; 0 where there is nothing."""
+    """Turn microseconds into seconds; 0 where there are none."""
     return 0.0 if us is None else us / MICROSECONDS
+
+
+def seconds_or_none(us: int | None) -> float | None:
+    """Turn a time that may be missing into seconds."""
+    return None if us is None else us / MICROSECONDS
 
 
 class Numbers(TypeDecorator[Sequence[int]]):
@@ -175,7 +152,6 @@ metadata: Final = MetaData(
 )
 """What `semel db create` makes; give it to Alembic's ``target_metadata`` beside your own."""
 
-
 # SQLite numbers rows only in a column of exactly this type.
 NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -193,7 +169,12 @@ def short_text(name: str, comment: str) -> Column[str]:
 def time_us(name: str, comment: str, *, null: bool = False) -> Column[int]:
     """Return a column of a time in microseconds."""
     return Column(
-        name, BigInteger, nullable=null, server_default=None if null else text("0"), comment=comment
+        name,
+        BigInteger,
+        nullable=null,
+        server_default=None if null else text("0"),
+        comment=comment,
+        info={IS_TIME: True},
     )
 
 
@@ -233,92 +214,3 @@ def origin() -> list[Column[int] | Column[str]]:
         short_text("schema_version", "as the producer said"),
         short_text("correlation_id", "as the producer said"),
     ]
-
-
-def stored_values(stored: StoredMessage) -> dict[str, Any]:
-    """Return the columns that every table of messages has."""
-    erased_at = stored.erased_at
-    return {
-        **stored_names(message_id=stored.message_id, key=stored.key),
-        "consumer": stored.consumer,
-        "payload": stored.payload,
-        "headers": headers_to_text(stored.headers),
-        "topic": plain(stored.topic),
-        "partition": stored.partition,
-        "offset": stored.offset,
-        "timestamp": told_us(stored.timestamp),
-        "payload_hash": stored.payload_hash,
-        "message_type": plain(stored.message_type),
-        "schema_version": plain(stored.schema_version),
-        "correlation_id": plain(stored.correlation_id),
-        "attempts": stored.attempts,
-        "erased_at": None if erased_at is None else to_us(erased_at),
-    }
-
-
-def stored_fields(row: Row[Any]) -> dict[str, Any]:
-    """Read what `stored_values` wrote, as the arguments of a `StoredMessage`."""
-    columns = row._mapping
-    as_they_are = {name: columns[name] for name in _AS_THEY_ARE}
-    return {
-        **as_they_are,
-        **original_names(row, "message_id", "key"),
-        "headers": headers_from_text(columns["headers"]),
-        "timestamp": to_seconds(columns["timestamp"]),
-        "erased_at": seconds_or_none(columns["erased_at"]),
-    }
-
-
-_AS_THEY_ARE: Final = (
-    "consumer",
-    "payload",
-    "topic",
-    "partition",
-    "offset",
-    "payload_hash",
-    "message_type",
-    "schema_version",
-    "correlation_id",
-    "attempts",
-)
-
-
-def stored_names(**names: str | None) -> dict[str, str | None]:
-    """Return the columns of ids and keys, and ``originals`` where one of them is a hash."""
-    kept = {name: stored_name(value) for name, value in names.items()}
-    hashed = {name: value for name, value in names.items() if value != kept[name]}
-    return {**kept, "originals": json.dumps(hashed) if hashed else None}
-
-
-def stored_name(name: str | None) -> str | None:
-    """Return an id or a key as a column has it."""
-    return None if name is None else stored_id(name)
-
-
-def original_names(row: Row[Any], *names: str) -> dict[str, Any]:
-    """Return ids and keys as they came."""
-    kept = row._mapping
-    originals = json.loads(kept["originals"]) if kept["originals"] else {}
-    return {name: originals.get(name, kept[name]) for name in names}
-
-
-def conflicts_with(column: ColumnElement[str], message_id: str) -> ColumnElement[bool]:
-    """Say that a column has the id of a conflict that came with *message_id*."""
-    begins = func.substr(column, 1, len(CONFLICT)) == CONFLICT
-    return and_(begins, func.substr(column, CAME_AS_AT + 1) == came_as(message_id))
-
-
-def came_from(
-    columns: ReadOnlyColumnCollection[str, Column[Any]], partition: Partition, first: int, last: int
-) -> ColumnElement[bool]:
-    """Say that a row's record stood between two offsets of a partition, both included."""
-    return and_(
-        columns.partition == partition.number,
-        columns.offset.between(first, last),
-        columns.topic == plain(partition.topic),
-    )
-
-
-def seconds_or_none(us: int | None) -> float | None:
-    """Turn a time that may be missing into seconds."""
-    return None if us is None else to_seconds(us)

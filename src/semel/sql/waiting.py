@@ -1,10 +1,6 @@
-"""The waiting table in PostgreSQL and SQLite.
-
-The statements of the waiting room, written once for PostgreSQL and SQLite.
+"""The waiting table in PostgreSQL and SQLite: its statements, and the store that sends them.
 
 SQLite has no locks on rows, and needs none: there is one writer at a time.
-
-The waiting room in PostgreSQL and SQLite.
 """
 
 from __future__ import annotations
@@ -39,49 +35,26 @@ from semel.message import Partition
 from semel.messaging.records import HeldKey, WaitingFilter, WaitingMessage, Waits, stored_id
 from semel.messaging.redact import ERASED_REASON
 from semel.operate.stores import plain
-from semel.sql import waiting as sql
-from semel.sql.faults import translated
-from semel.sql.tables import waiting_key, waiting_message
-from semel.sql.types import (
-    MICROSECONDS,
+from semel.sql.store import (
+    Store,
     came_from,
-    conflicts_with,
-    now_us,
-    stored_fields,
-    stored_name,
+    matching,
+    record_of,
     stored_names,
-    stored_values,
-    to_seconds,
-    to_us,
+    values_of,
 )
+from semel.sql.tables import waiting_key, waiting_message
+from semel.sql.types import MICROSECONDS, now_us, to_seconds, to_us
 
 _C: Final = waiting_message.c
-
-
 _K: Final = waiting_key.c
-
-
 _BY: Final = bindparam("by", type_=Text)
-
-
 _ID: Final = bindparam("id", type_=Text)
-
-
 _KEYS: Final = bindparam("keys", type_=ARRAY(Text))
-
-
 _AT_MOST: Final = bindparam("at_most", type_=Integer)
-
-
 _RETRY: Final = Waits.RETRY.value
-
-
 _PARKED: Final = Waits.PARKED.value
-
-
 _BEHIND: Final = Waits.BEHIND.value
-
-
 GET: Final = select(waiting_message).where(_C.consumer == _BY, _C.message_id == _ID)
 
 
@@ -101,7 +74,6 @@ def _make_keys() -> Insert:
 MAKE_KEYS: Final = _make_keys()
 """PostgreSQL's; a row that this made is locked by it."""
 
-
 LOCK_KEYS: Final = (
     select(_K.key)
     .where(_K.consumer == _BY, _K.key == any_(_KEYS))
@@ -109,19 +81,12 @@ LOCK_KEYS: Final = (
     .with_for_update()
 )
 
-
 _HELD: Final = select(_C.key).where(_C.consumer == _BY, _C.held == 1).distinct()
-
-
 HELD: Final = _HELD.where(_C.key == any_(_KEYS))
-
-
 HELD_SQLITE: Final = _HELD.where(_C.key.in_(bindparam("keys", expanding=True)))
-
 
 # Read once: a clock that is read for every row is read a million times.
 _LONG_AGO: Final = select(now_us() - bindparam("age_us", type_=BigInteger)).scalar_subquery()
-
 
 _OLD_KEYS: Final = (
     select(_K.key)
@@ -130,14 +95,12 @@ _OLD_KEYS: Final = (
     .with_for_update(skip_locked=True)
 )
 
-
 # What is returned is counted: SQLite does not count what a statement with a CTE deletes.
 FORGET_KEYS: Final = (
     delete(waiting_key)
     .where(_K.consumer == _BY, _K.key.in_(select(_OLD_KEYS.cte("old").c.key)))
     .returning(_K.key)
 )
-
 
 # A time that is not given is the database's now.
 _NEW: Final = insert(waiting_message).values(
@@ -146,9 +109,7 @@ _NEW: Final = insert(waiting_message).values(
     first_failed_at=func.coalesce(bindparam("failed_at", type_=BigInteger), now_us()),
 )
 
-
 _SAID: Final = _NEW.excluded
-
 
 PUT: Final = _NEW.on_conflict_do_update(
     index_elements=[_C.consumer, _C.message_id],
@@ -167,12 +128,8 @@ PUT: Final = _NEW.on_conflict_do_update(
     },
 )
 
-
 HERE: Final = select(_C.place).where(_C.consumer == _BY, _C.message_id == _ID).with_for_update()
-
-
 _EARLIER: Final = waiting_message.alias("earlier")
-
 
 _IS_FIRST: Final = or_(
     _C.held == 0,
@@ -188,44 +145,28 @@ _IS_FIRST: Final = or_(
     ),
 )
 
-
 WHOSE_TURN: Final = select(waiting_message).where(
     _C.consumer == _BY,
     or_(_C.waits == _BEHIND, and_(_C.waits == _RETRY, _C.due_at <= now_us())),
     _IS_FIRST,
 )
 
-
 TAKE_DUE: Final = WHOSE_TURN.order_by(_C.place).limit(_AT_MOST).with_for_update(skip_locked=True)
-
 
 # A statement of its own: from a bound that is not known, the other one would be planned worse.
 TAKE_DUE_BEHIND: Final = TAKE_DUE.where(_C.place > bindparam("after", type_=BigInteger))
-
-
 TAKE: Final = WHOSE_TURN.where(_C.message_id == _ID).with_for_update(skip_locked=True)
-
-
 _THESE: Final = _C.message_id.in_(bindparam("ids", type_=Text, expanding=True))
-
-
 TAKE_MANY: Final = WHOSE_TURN.where(_THESE).with_for_update(skip_locked=True)
-
-
 _MINE_BY_TURN: Final = select(_C.due_at).where(_C.consumer == _BY, _IS_FIRST).limit(1)
-
 
 # Each walks an index and ends at the first row whose turn it is: a minimum would look at all.
 _IS_BEHIND_NOBODY: Final = (
     _MINE_BY_TURN.with_only_columns(literal_column("0")).where(_C.waits == _BEHIND)
 ).scalar_subquery()
 
-
 _NEXT_RETRY: Final = (_MINE_BY_TURN.where(_C.waits == _RETRY).order_by(_C.due_at)).scalar_subquery()
-
-
 US_TO_NEXT: Final = select(func.coalesce(_IS_BEHIND_NOBODY, _NEXT_RETRY - now_us()))
-
 
 _OF_KEY: Final = (
     select(
@@ -239,7 +180,6 @@ _OF_KEY: Final = (
     .subquery("of_key")
 )
 
-
 HELD_KEYS: Final = (
     select(waiting_message, _OF_KEY.c.messages, _OF_KEY.c.held_since)
     .join(_OF_KEY, _OF_KEY.c.first == _C.place)
@@ -248,237 +188,157 @@ HELD_KEYS: Final = (
 )
 
 
-def me(consumer: str, message_id: str) -> ColumnElement[bool]:
-    """Say that one message is meant."""
+def _me(consumer: str, message_id: str) -> ColumnElement[bool]:
     return and_(_C.consumer == consumer, _C.message_id == stored_id(message_id))
 
 
-def matching(which: WaitingFilter) -> ColumnElement[bool]:
-    """Say *which* in SQL."""
-    equal = {
-        _C.consumer: which.consumer,
-        _C.message_id: stored_name(which.message_id),
-        _C.key: stored_name(which.key),
-        _C.waits: which.waits,
-        _C.label: which.label,
-        _C.error_code: which.error_code,
-        _C.held: None if which.held is None else int(which.held),
-    }
-    wanted = [column == value for column, value in equal.items() if value is not None]
-    if which.conflicts_with is not None:
-        wanted.append(conflicts_with(_C.message_id, which.conflicts_with))
-    if which.since is not None:
-        wanted.append(_C.since >= to_us(which.since))
-    if which.until is not None:
-        wanted.append(_C.since < to_us(which.until))
-    if which.after_place is not None:
-        wanted.append(_C.place > which.after_place)
-    return and_(True, *wanted)
-
-
-_COLUMNS = waiting_message.c
-
-
-class SqlWaitingRoom:
+class SqlWaitingRoom(Store):
     """The waiting messages of one open transaction."""
 
+    what = "the waiting messages"
+
     def __init__(self, session: AsyncSession) -> None:
-        self._session = session
+        super().__init__(session)
         self._is_postgres = session.get_bind().dialect.name == "postgresql"
 
     async def hold(self, consumer: str, keys: Sequence[str]) -> frozenset[str]:
-        """Lock the keys, in sorted order, until the transaction ends; say which are held."""
         if not keys:
             return frozenset()
         by_name = {stored_id(key): key for key in keys}
         await self._lock(consumer, by_name)
-        statement = sql.HELD if self._is_postgres else sql.HELD_SQLITE
+        statement = HELD if self._is_postgres else HELD_SQLITE
         held = await self._run(statement, {"by": consumer, "keys": sorted(by_name)})
         return frozenset(by_name[name] for name in held.scalars())
 
     async def _lock(self, consumer: str, names: Collection[str]) -> None:
         missing = set(names) if self._is_postgres else set()
-        # A row may be deleted between the two statements by whoever tidies up: once more.
+        # Retention may delete a row between the two statements: once more.
         while missing:
-            for statement in (sql.MAKE_KEYS, sql.LOCK_KEYS):
+            for statement in (MAKE_KEYS, LOCK_KEYS):
                 got = await self._run(statement, {"by": consumer, "keys": sorted(missing)})
                 missing -= set(got.scalars())
                 if not missing:
                     break
 
     async def put(self, waiting: WaitingMessage, delay_seconds: float = 0.0) -> None:
-        """Let a message in, at the end of the queue; one that is there already is updated."""
         if waiting.held and waiting.key is not None:
             me = {"by": waiting.consumer, "id": stored_id(waiting.message_id)}
             # What is there already holds its key already; only a beginning needs the lock.
-            if (await self._run(sql.HERE, me)).first() is None:
+            if (await self._run(HERE, me)).first() is None:
                 await self._lock(waiting.consumer, [stored_id(waiting.key)])
-        await self._run(sql.PUT, {**_values(waiting), "delay_us": to_us(delay_seconds)})
+        # A first failure that is not known is this one; what waits behind others has not failed.
+        not_failed = 0 if waiting.waits is Waits.BEHIND else None
+        values = {
+            **values_of(waiting_message, waiting, "place", "due_at", "since", "first_failed_at"),
+            "held": int(waiting.held and waiting.key is not None),
+            "delay_us": to_us(delay_seconds),
+            "came_at": to_us(waiting.since) or None,
+            "failed_at": to_us(waiting.first_failed_at) or not_failed,
+        }
+        await self._run(PUT, values)
 
     async def take_due(
         self, consumer: str, limit: int, after_place: int = 0
     ) -> Sequence[WaitingMessage]:
-        """Lock and return messages whose turn it is, in order of place, behind *after_place*."""
         which = {"by": consumer, "at_most": limit}
         if after_place:
-            due = await self._run(sql.TAKE_DUE_BEHIND, {**which, "after": after_place})
-        else:
-            due = await self._run(sql.TAKE_DUE, which)
-        return sorted(map(_message, due), key=lambda waiting: waiting.place)
+            return await self._taken(TAKE_DUE_BEHIND, {**which, "after": after_place})
+        return await self._taken(TAKE_DUE, which)
 
     async def take(self, consumer: str, message_id: str) -> WaitingMessage | None:
-        """Lock and return one message, if it is its turn."""
-        me = {"by": consumer, "id": stored_id(message_id)}
-        row = (await self._run(sql.TAKE, me)).first()
-        return None if row is None else _message(row)
+        found = await self._taken(TAKE, {"by": consumer, "id": stored_id(message_id)})
+        return found[0] if found else None
 
     async def take_many(
         self, consumer: str, message_ids: Collection[str]
     ) -> Sequence[WaitingMessage]:
-        """Lock and return those of several messages whose turn it is, in order of place."""
         if not message_ids:
             return []
-        these = {"by": consumer, "ids": sorted(map(stored_id, message_ids))}
-        due = await self._run(sql.TAKE_MANY, these)
-        return sorted(map(_message, due), key=lambda waiting: waiting.place)
+        these = sorted(map(stored_id, message_ids))
+        return await self._taken(TAKE_MANY, {"by": consumer, "ids": these})
+
+    async def _taken(self, statement: Executable, which: dict[str, Any]) -> list[WaitingMessage]:
+        found = map(_message, await self._run(statement, which))
+        return sorted(found, key=lambda waiting: waiting.place)
 
     async def seconds_to_next(self, consumer: str) -> float | None:
-        """Return the seconds until `take_due` has something; None where nothing waits for time."""
-        us = (await self._run(sql.US_TO_NEXT, {"by": consumer})).scalar()
+        us = (await self._run(US_TO_NEXT, {"by": consumer})).scalar()
         return None if us is None else max(us / MICROSECONDS, 0.0)
 
     async def get(self, consumer: str, message_id: str) -> WaitingMessage | None:
-        """Return one waiting message."""
-        me = {"by": consumer, "id": stored_id(message_id)}
-        row = (await self._run(sql.GET, me)).first()
+        row = (await self._run(GET, {"by": consumer, "id": stored_id(message_id)})).first()
         return None if row is None else _message(row)
 
     async def find(self, which: WaitingFilter, limit: int) -> Sequence[WaitingMessage]:
-        """Return matching messages in order of place."""
-        found = (
-            select(waiting_message).where(sql.matching(which)).order_by(_COLUMNS.place).limit(limit)
-        )
+        meant = matching(waiting_message, which, _C.since)
+        found = select(waiting_message).where(meant).order_by(_C.place).limit(limit)
         return [_message(row) for row in await self._run(found)]
 
     async def count(self, which: WaitingFilter) -> int:
-        """Count matching messages."""
-        counted = select(func.count()).select_from(waiting_message).where(sql.matching(which))
+        meant = matching(waiting_message, which, _C.since)
+        counted = select(func.count()).select_from(waiting_message).where(meant)
         return int((await self._run(counted)).scalar_one())
 
     async def held_keys(self, consumer: str, limit: int) -> Sequence[HeldKey]:
-        """Return the keys that are held, the longest first."""
-        rows = await self._run(sql.HELD_KEYS, {"by": consumer, "at_most": limit})
+        rows = await self._run(HELD_KEYS, {"by": consumer, "at_most": limit})
         return [_held_key(row) for row in rows]
 
     async def remove(self, consumer: str, message_id: str) -> bool:
-        """Take a message out; the last one of its key lets the key go."""
-        gone = await self._run(delete(waiting_message).where(sql.me(consumer, message_id)))
-        return bool(gone.rowcount)
+        return await self._count(delete(waiting_message).where(_me(consumer, message_id))) > 0
 
     async def remove_many(self, consumer: str, message_ids: Sequence[str]) -> None:
-        """Take messages out, as `remove` does with one."""
         if message_ids:
-            here = _COLUMNS.message_id.in_(sorted(map(stored_id, message_ids)))
-            await self._run(delete(waiting_message).where(_COLUMNS.consumer == consumer, here))
+            here = _C.message_id.in_(sorted(map(stored_id, message_ids)))
+            await self._run(delete(waiting_message).where(_C.consumer == consumer, here))
 
     async def label(self, consumer: str, message_id: str, label: str) -> bool:
-        """Write what a person classified it as."""
-        here = sql.me(consumer, message_id)
-        done = await self._run(update(waiting_message).where(here).values(label=plain(label)))
-        return bool(done.rowcount)
+        return await self._change(_me(consumer, message_id), label=plain(label))
 
     async def release(self, consumer: str, message_id: str) -> bool:
-        """Make a parked message a retry that is due, in its place; an operator's act."""
-        released = (
-            update(waiting_message)
-            .where(sql.me(consumer, message_id), _COLUMNS.erased_at.is_(None))
-            .where(_COLUMNS.waits == Waits.PARKED.value)
-            .values(waits=Waits.RETRY.value, due_at=now_us())
-        )
-        return bool((await self._run(released)).rowcount)
+        here = and_(_me(consumer, message_id), _C.erased_at.is_(None), _C.waits == _PARKED)
+        return await self._change(here, waits=_RETRY, due_at=now_us())
 
     async def let_go(self, consumer: str, message_id: str) -> bool:
-        """Give a message its turn whatever of its key is before it."""
-        here = sql.me(consumer, message_id)
-        done = await self._run(update(waiting_message).where(here).values(held=0))
-        return bool(done.rowcount)
+        return await self._change(_me(consumer, message_id), held=0)
 
     async def revise(
         self, consumer: str, message_id: str, payload: bytes, payload_hash: str, new_id: str
     ) -> bool:
-        """Replace what will be handled, and under which id; the place in the queue stays."""
         before = await self.get(consumer, message_id)
         if before is None:
             return False
+        here = and_(_me(consumer, message_id), _C.erased_at.is_(None))
         names = stored_names(message_id=new_id, key=before.key)
-        revised = (
-            update(waiting_message)
-            .where(sql.me(consumer, message_id), _COLUMNS.erased_at.is_(None))
-            .values(payload=payload, payload_hash=payload_hash, **names)
-        )
-        return bool((await self._run(revised)).rowcount)
+        return await self._change(here, payload=payload, payload_hash=payload_hash, **names)
+
+    async def _change(self, here: ColumnElement[bool], **values: Any) -> bool:
+        return await self._count(update(waiting_message).where(here).values(values)) > 0
 
     async def erase(self, which: WaitingFilter) -> int:
-        """Remove payload, headers and reason of matching messages; hashes and error codes stay."""
+        meant = matching(waiting_message, which, _C.since)
         gone = {"payload": None, "headers": "", "reason": ERASED_REASON, "erased_at": now_us()}
-        gone["waits"] = Waits.PARKED.value
-        here = sql.matching(which)
-        erased = update(waiting_message).where(here, _COLUMNS.erased_at.is_(None)).values(gone)
-        return int((await self._run(erased)).rowcount)
+        erased = update(waiting_message).where(meant, _C.erased_at.is_(None))
+        return await self._count(erased.values({**gone, "waits": _PARKED}))
 
     async def places(
         self, consumer: str, partition: Partition, first: int, last: int, limit: int
     ) -> Sequence[tuple[int, Waits]]:
-        """Return the first offsets between two, both included, whose messages wait, in order."""
-        here = came_from(_COLUMNS, partition, first, last)
         found = (
-            select(_COLUMNS.offset, _COLUMNS.waits)
-            .where(_COLUMNS.consumer == consumer, here)
-            .order_by(_COLUMNS.offset, _COLUMNS.waits)
+            select(_C.offset, _C.waits)
+            .where(_C.consumer == consumer, came_from(waiting_message, partition, first, last))
+            .order_by(_C.offset, _C.waits)
             .limit(limit)
         )
         return [(row.offset, Waits(row.waits)) for row in await self._run(found)]
 
     async def forget_keys(self, consumer: str, older_than_seconds: float, limit: int) -> int:
-        """Delete at most *limit* locks of keys that are that old and that nobody has locked."""
         old = {"by": consumer, "age_us": to_us(older_than_seconds), "at_most": limit}
-        return len((await self._run(sql.FORGET_KEYS, old)).all())
-
-    async def _run(self, statement: Executable, values: Any = None) -> Any:
-        async with translated("the waiting room"):
-            return await self._session.execute(statement, values)
-
-
-def _values(waiting: WaitingMessage) -> dict[str, Any]:
-    """Return the columns of a new message; a first failure that is not known is this one."""
-    failed = 0 if waiting.waits is Waits.BEHIND else None
-    return {
-        **stored_values(waiting),
-        "waits": waiting.waits.value,
-        "held": int(waiting.held and waiting.key is not None),
-        "reason": plain(waiting.reason),
-        "error_code": plain(waiting.error_code),
-        "exception": plain(waiting.exception),
-        "came_at": to_us(waiting.since) or None,
-        "failed_at": to_us(waiting.first_failed_at) or failed,
-        "label": plain(waiting.label),
-    }
+        return len((await self._run(FORGET_KEYS, old)).all())
 
 
 def _message(row: Row[Any]) -> WaitingMessage:
-    return WaitingMessage(
-        **stored_fields(row),
-        waits=Waits(row.waits),
-        place=row.place,
-        held=bool(row.held),
-        due_at=to_seconds(row.due_at),
-        reason=row.reason,
-        error_code=row.error_code,
-        exception=row.exception,
-        since=to_seconds(row.since),
-        first_failed_at=to_seconds(row.first_failed_at),
-        label=row.label,
-    )
+    enums = {"waits": Waits(row.waits), "held": bool(row.held)}
+    return record_of(waiting_message, row, WaitingMessage, **enums)
 
 
 def _held_key(row: Row[Any]) -> HeldKey:

@@ -157,7 +157,7 @@ def test_a_deletion_waits_for_a_second_person_who_may_refuse(books):
     assert f"semel parking approve {number + 1}" in again
     bob = ("parking", "approve", number + 1, "--actor", "bob", "--yes")
     refusal = books.read(*bob, code=2)
-    assert "was made from the account" in refusal
+    assert "also made from the account" in refusal
     assert books.fill(queue)[0] == ("m1", "parked")
     done = books.read(*bob, "--shared-account")
     assert "was deleted" in done

@@ -13,7 +13,7 @@ from semel.messaging.handle.batch import drain
 from semel.messaging.handle.claims import ClaimRequest, ClaimState
 from semel.messaging.outcome import Handled, ParkedAway, RetryLater, Skipped
 from semel.policy.vocabulary import RetryMode
-from semel.sql.versions import SqlVersions
+from semel.sql.bookkeeping import SqlVersions
 from tests.messaging import leases
 from tests.messaging.handled import Place, message, retrying
 

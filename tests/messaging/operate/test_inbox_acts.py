@@ -220,7 +220,7 @@ class InboxActs:
                     paying.inbox.database, paying.inbox.consumer.name, name, **ANN
                 )
         with pytest.raises(Misuse, match="actor"):
-            await retry_inbox_message(world.database, "billing", "m1", actor=" ")
+            await retry_inbox_message(world.database, BILLING, "m1", actor=" ", reason="again")
 
         assert tried == [True, False, False]
         assert ("ann", "inbox.retry", "m1") in await acts(world)
@@ -256,7 +256,7 @@ class MadeUpIds:
         await park_dead_letter(world.database, BILLING, made_up, **ANN)
 
         await fix(world.database, BILLING, made_up, b"{}", ids=KeepId(), **ANN)
-        with pytest.raises(NotPossible, match="made up"):
+        with pytest.raises(NotPossible, match="generated id"):
             await release(world.database, BILLING, made_up, **ANN)
         for wrong in ("conflict:0123456789abcdef:m1", "unreadable:payments/0/8"):
             with pytest.raises(Misuse, match="choose another"):

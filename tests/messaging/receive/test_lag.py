@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from semel.events import MEASURES, Measurement, Metric
+from semel.events import EVENTS, Measurement, Metric
 from semel.memory.broker_failures import Call, Failure
 from semel.messaging.consumer import consumer
 from tests.messaging.served import QUICK, Service
@@ -28,7 +28,7 @@ def lags() -> Iterator[list[tuple[str, float]]]:
             assert measured.labels["consumer_group"] == "billing"
             found.append((measured.labels["partition"], measured.value))
 
-    stop = MEASURES.subscribe(hear)
+    stop = EVENTS.subscribe(hear, Measurement)
     try:
         yield found
     finally:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from semel.crashpoints import CrashPoint
-from semel.events import MEASURES, Measurement, Metric
+from semel.events import EVENTS, Measurement, Metric
 from semel.message import Message
 from semel.messaging.classic import MessageEnvelope, consume_envelope
 from semel.messaging.consumer import consumer
@@ -142,7 +142,7 @@ def test_the_retry_worker_of_a_runner_counts_under_the_group(memory):
                     ended.set()
 
         runner = await shop.runner()
-        stop = MEASURES.subscribe(hear)
+        stop = EVENTS.subscribe(hear, Measurement)
         running = asyncio.create_task(runner.run())
         await ended.wait()
         runner.stop()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from semel.codec import FromHeader
-from semel.events import LABELS, MEASURES, Measurement, Metric
+from semel.events import EVENTS, LABELS, Measurement, Metric
 from semel.message import Message, Partition
 from semel.messaging.consumer import consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
@@ -220,7 +220,7 @@ def test_the_measurements_have_the_names_and_labels_that_dashboards_know():
         service.broker.put("payments", b"?", headers={"message-id": b"x"})
         await service.work(replace(QUICK, lag_seconds=0))
 
-    unsubscribe = MEASURES.subscribe(found.append)
+    unsubscribe = EVENTS.subscribe(found.append, Measurement)
     try:
         asyncio.run(scenario())
     finally:

@@ -10,7 +10,7 @@ import pytest
 
 from semel.codec import FromHeader
 from semel.errors import Misuse
-from semel.events import MEASURES, Measurement
+from semel.events import EVENTS, Measurement
 from semel.memory.broker import MemoryBroker
 from semel.message import Message
 from semel.messaging.consumer import Consumer, consumer
@@ -176,7 +176,7 @@ def test_a_broken_exporter_does_not_stop_a_service(caplog):
         await runner.run_until_idle()
         await runner.subscription.close()
 
-    unsubscribe = MEASURES.subscribe(export)
+    unsubscribe = EVENTS.subscribe(export, Measurement)
     try:
         asyncio.run(scenario())
     finally:
@@ -184,7 +184,7 @@ def test_a_broken_exporter_does_not_stop_a_service(caplog):
 
     assert handled == ["m1", "m2"]
     assert broker.lag("exports", "exports") == 0
-    assert "measurement subscriber failed" in caplog.messages
+    assert "event subscriber failed" in caplog.messages
 
 
 def test_a_batch_that_stops_handles_nothing_behind_the_message_that_comes_back():

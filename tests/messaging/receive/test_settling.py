@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -13,7 +13,7 @@ from semel.errors import Fenced, Retryable
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_failures import Call, Failure
 from semel.message import Partition
-from semel.messaging.outcome import HOLE, Handled, Outcome, RetryLater, Skipped
+from semel.messaging.outcome import HOLE, MEANING, Handled, Outcome, RetryLater, Skipped
 from semel.messaging.receive.offsets import Settling
 from semel.testing.clock import SimulatedClock
 from tests.messaging.worlds import memory_database
@@ -224,3 +224,8 @@ def test_a_batch_marks_nothing_behind_a_message_that_comes_back():
         assert place.committed == 3
 
     run(place, test)
+
+
+def test_the_table_of_outcomes_has_a_row_for_every_kind():
+    assert set(MEANING) == set(get_args(Outcome))
+    assert [kind for kind, meaning in MEANING.items() if not meaning.ack] == [RetryLater]

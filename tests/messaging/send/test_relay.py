@@ -8,7 +8,7 @@ import random
 import pytest
 
 from semel.errors import Misuse, Permanent, Retryable
-from semel.events import Measures, Metric
+from semel.events import Events, Measurement, Metric
 from semel.messaging.settings import RetryPolicy
 from tests.messaging.outgoing import (
     Broker,
@@ -160,13 +160,13 @@ def test_a_relay_can_be_stopped_while_the_broker_is_away_and_run_again(memory):
 
 def test_numbers_are_measured(memory):
     async def test(world):
-        broker, measures, seen = Broker(), Measures(), []
-        measures.subscribe(seen.append)
+        broker, events, seen = Broker(), Events(), []
+        events.subscribe(seen.append, Measurement)
         broker.refusals = {"2": [Permanent("no")], "3": [Retryable("not now"), ValueError()]}
         await fill(world, entry("1"), entry("2"), entry("3"), entry("4", topic="refunds"))
         await world.age(10)
 
-        await relay(world, broker, measures=measures).run_until_empty()
+        await relay(world, broker, events=events).run_until_empty()
 
         found = {(m.metric, *m.labels.values()): m.value for m in seen}
         assert found[Metric.OUTBOX_PENDING, "outbox"] == 4

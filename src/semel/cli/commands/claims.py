@@ -1,21 +1,41 @@
-"""`semel claims list`: what is being handled under a lease, and what nobody finished."""
+"""`semel claims list`: what is handled under a lease now, and what was never finished."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from semel.cli.answer import Answer, table, tell_shortened
+from semel.cli.answer import Answer
 from semel.cli.database import Books, ConsumerOption, LimitOption, asking
-from semel.cli.plain import shortened
 from semel.cli.preamble import begins_with
-from semel.cli.reports.claims import ClaimList, claim_list
+from semel.cli.render import Field, Line, Rows, Shape, name_of
 from semel.cli.words import at, counted, lasting
+from semel.operate.explain import LeasedClaim, LeasedClaims, claims_in_progress, stale_claims
 
-app = typer.Typer(no_args_is_help=True, help="Look at what is being handled under a lease.")
+app = typer.Typer(no_args_is_help=True, help="Look at what is handled under a lease now.")
+
+
+def _lease(seconds: float) -> str:
+    return f"{lasting(seconds)} left" if seconds > 0 else f"ended {lasting(-seconds)} ago"
+
+
+def _red_if_ended(seconds: float) -> str:
+    return "" if seconds > 0 else "red"
+
+
+CLAIM = Shape(
+    LeasedClaim,
+    Field("message_id", "row.message_id", head="message", cell=name_of),
+    Field("seconds_left", head="lease", cell=_lease, style=_red_if_ended),
+    Field("owner", "row.owner", head="owner", means="Who holds the lease, or held it last."),
+    Field("attempts", "row.attempts", head="attempts"),
+    Field("source", "row.source", head="source"),
+    Field("first_seen_at", "row.first_seen_at", head="since", cell=at),
+    Field("error_code", "row.error_code", head="code", means="Of the last failure."),
+    Field("lease_until", "row.lease_until"),
+)
 
 
 @app.command("list")
@@ -26,40 +46,24 @@ def list_claims(
     *,
     consumer: ConsumerOption,
     stale: Annotated[
-        bool, typer.Option("--stale", help="Only those whose lease has run out.")
+        bool, typer.Option("--stale", help="Only those whose lease has ended.")
     ] = False,
     limit: LimitOption = 50,
 ) -> None:
     """List the claims of a leased consumer that are in progress, the oldest lease first.
 
-    Exit code 1: a lease has run out.  Its owner died, hangs, or cannot reach the database;
-    the consumer's stale policy says what becomes of the message.
+    Exit code 1: a lease has ended.  Its owner died, hangs, or cannot reach the database; the
+    consumer's stale policy decides what happens to the message.
 
     Example: semel claims list --consumer exports --stale --database postgresql://db/shop
     """
-    report = books.ask(lambda d: claim_list(d, books.name, consumer, limit, stale=stale))
-    answer.give(report, show_claims)
+    ask = stale_claims if stale else claims_in_progress
+    found = books.ask(lambda database: ask(database, consumer, limit))
+    answer.reply(found, claim_lines, database=books.name)
 
 
-def show_claims(console: Console, report: ClaimList) -> None:
-    """Print one line for each claim."""
-    rows = table("message", "lease", "owner", "attempts", "source", "since", "code")
-    for one in report.claims:
-        if one.is_stale:
-            lease = f"[red]ended {lasting(-one.seconds_left)} ago[/]"
-        else:
-            lease = f"{lasting(one.seconds_left)} left"
-        rows.add_row(
-            escape(shortened(one.message_id)),
-            lease,
-            escape(one.owner),
-            str(one.attempts),
-            escape(one.source or "-"),
-            at(one.first_seen_at),
-            one.error_code or "-",
-        )
-    console.print(rows)
-    tell_shortened(console, (one.message_id for one in report.claims))
-    found = counted(len(report.claims), "claim")
-    more = "; there are more, see --limit" if report.has_more else ""
-    console.print(f"{found} of {report.consumer} in progress{more}", markup=False)
+def claim_lines(found: LeasedClaims) -> Iterator[Line | Rows]:
+    """Put claims for people."""
+    yield CLAIM.table(found.claims)
+    more = "; there are more, see --limit" if found.has_more else ""
+    yield f"{counted(len(found.claims), 'claim')} of {found.consumer} in progress{more}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from semel.cli.answer import Answer, table, tell_shortened
+from semel.cli.answer import Answer
 from semel.cli.database import (
     Actor,
     Books,
@@ -23,15 +22,26 @@ from semel.cli.database import (
     asking,
     inspecting,
 )
-from semel.cli.messages import act_on_each, payload_lines
-from semel.cli.plain import shortened
+from semel.cli.messages import (
+    act_on_each,
+    acts_of,
+    headers_of,
+    headers_shown,
+    is_erased,
+    payload_lines,
+    payload_shown,
+    reason_shown,
+    reply_asked,
+)
 from semel.cli.preamble import begins_with
-from semel.cli.reports.deadletters import LetterList, LetterReport, letter_list, letter_report
-from semel.cli.reports.parking import RequestAnswer, request_report
-from semel.cli.words import at, counted, pairs, some_of
-from semel.messaging.records import DeadLetterFilter
+from semel.cli.render import Field, Line, Rows, Shape, column, facts, name_of
+from semel.cli.words import at, counted, some_of
+from semel.messaging.records import DeadLetter, DeadLetterFilter
 from semel.operate.deadletters import (
     MOST_RETRIES,
+    LetterInspection,
+    dead_letters,
+    inspect_dead_letter,
     park_dead_letter,
     retry_dead_letter,
     skip_dead_letter,
@@ -40,6 +50,37 @@ from semel.operate.deletion import ask_to_delete_dead_letter
 from semel.operate.stores import OperatorDatabase
 
 app = typer.Typer(no_args_is_help=True, help="Look at dead letters, and deal with them.")
+
+LETTER = Shape(
+    DeadLetter,
+    Field("consumer", head="consumer"),
+    Field("message_id", head="message", cell=name_of),
+    Field("key", head="key", cell=name_of),
+    Field("source", means="Topic, partition and offset of the record."),
+    Field("outcome", head="outcome"),
+    Field("error_code", head="code"),
+    Field("attempts", head="attempts"),
+    Field("first_failed_at"),
+    Field("last_failed_at", head="failed", cell=at),
+    column("reason", reason_shown),
+    Field("reason"),
+    Field("exception"),
+    Field("owner"),
+    Field("erased", is_erased),
+)
+Shape(
+    LetterInspection,
+    Field("letter", "message"),
+    Field("payload", payload_shown),
+    Field("headers", headers_shown),
+    Field("message_type", "message.message_type"),
+    Field("schema_version", "message.schema_version"),
+    Field("correlation_id", "message.correlation_id"),
+    Field("timestamp", "message.timestamp", means="The broker's time of the record."),
+    Field("expected_hash", "message.expected_hash"),
+    Field("sent_back"),
+    Field("acts", acts_of),
+)
 
 
 @app.command("list")
@@ -71,8 +112,9 @@ def list_letters(
     which = DeadLetterFilter(
         consumer=consumer, key=key, topic=topic, error_code=error_code, outcome=outcome
     )
-    report = books.ask(lambda database: letter_list(database, books.name, which, limit))
-    answer.give(report, show_letters)
+    found = books.ask(lambda database: dead_letters(database, which, limit))
+    total = some_of(len(found.letters), found.total, "dead letter", books.name)
+    answer.reply(found, lambda _: (LETTER.table(found.letters), total), database=books.name)
 
 
 @app.command("show")
@@ -85,14 +127,12 @@ def show(
     message: MessageArgument,
     consumer: ConsumerOption,
 ) -> None:
-    """Show one dead letter with its payload; that you looked is written to the audit trail.
+    """Show one dead letter with its payload; the audit trail says that you looked.
 
     Example: semel dlq show m-17 --consumer billing --database postgresql://db/shop
     """
-    answer.give(
-        books.ask(lambda d: letter_report(d, books.name, consumer, message, actor)),
-        show_letter,
-    )
+    found = books.ask(lambda d: inspect_dead_letter(d, consumer, message, actor=actor))
+    answer.reply(found, inspection_lines, database=books.name)
 
 
 @app.command("retry")
@@ -161,7 +201,7 @@ def skip(
     messages: MessagesArgument,
     consumer: ConsumerOption,
 ) -> None:
-    """Decide that dead letters have no effect, now and ever; needs a reason.
+    """Decide that dead letters never have an effect; needs a reason.
 
     Example: semel dlq skip m-17 --consumer billing --reason "a test order"
     """
@@ -187,78 +227,39 @@ def delete(
     message: MessageArgument,
     consumer: ConsumerOption,
 ) -> None:
-    """Ask for the deletion of a dead letter; another person approves it.
+    """Ask for the deletion of a dead letter; a second person must approve it.
 
     The approval is `semel parking approve`, with the number that this prints.
 
     Example: semel dlq delete m-17 --consumer billing --reason "sent to the wrong topic"
     """
     actor.confirm(answer, f"Ask to delete the dead letter {message} of {consumer}?")
-    request = books.ask(
-        lambda database: ask_to_delete_dead_letter(
-            database, consumer, message, actor=actor.name, reason=actor.reason
-        )
+    reply_asked(
+        answer,
+        books,
+        actor,
+        lambda database: ask_to_delete_dead_letter(database, consumer, message, **actor.given),
     )
-    answer.give(RequestAnswer(books.name, request_report(request), actor.name), show_asked)
 
 
-def show_letters(console: Console, report: LetterList) -> None:
-    """Print a list of dead letters."""
-    rows = table("consumer", "message", "key", "outcome", "code", "attempts", "failed", "reason")
-    for one in report.letters:
-        rows.add_row(
-            one.consumer,
-            escape(shortened(one.message_id)),
-            escape(shortened(one.key or "-")),
-            one.outcome,
-            one.error_code,
-            str(one.attempts),
-            at(one.last_failed_at),
-            escape("(erased) " if one.erased else "") + escape(one.reason),
-        )
-    console.print(rows)
-    tell_shortened(console, (name for one in report.letters for name in (one.message_id, one.key)))
-    shown = len(report.letters)
-    console.print(some_of(shown, report.total, "dead letter", report.database), markup=False)
-
-
-def show_letter(console: Console, report: LetterReport) -> None:
-    """Print one dead letter."""
-    one = report.letter
-    facts = {
-        "message": f"{one.message_id} of {one.consumer}, {one.outcome}",
-        "key": one.key or "-",
-        "source": one.source or "-",
-        "reason": one.reason,
-        "exception": f"{one.exception or '-'} ({one.error_code})",
-        "attempts": f"{one.attempts}, first failed {at(one.first_failed_at)}, "
-        f"last {at(one.last_failed_at)}",
-        "owner": one.owner or "nobody",
-        "type": f"{report.message_type or '-'}, schema {report.schema_version or '-'}",
-        "correlation": report.correlation_id or "-",
-        "headers": pairs(report.headers),
-        "sent back": f"{report.sent_back} times",
-        "acts": "; ".join(report.acts),
-    }
-    show_facts(console, facts)
-    for line in payload_lines(report.payload):
-        console.print(line, markup=False)
-
-
-def show_facts(console: Console, facts: dict[str, str]) -> None:
-    """Print names and values below each other."""
-    rows = table("", "")
-    rows.show_header = False
-    for name, value in facts.items():
-        rows.add_row(name, escape(value))
-    console.print(rows)
-
-
-def show_asked(console: Console, report: RequestAnswer) -> None:
-    """Print the number that the second person needs."""
-    request = report.request
-    console.print(
-        f"request {request.number} waits for a second person: "
-        f"semel parking approve {request.number}",
-        markup=False,
+def inspection_lines(found: LetterInspection) -> Iterator[Line | Rows]:
+    """Put one dead letter for people."""
+    one = found.message
+    yield facts(
+        {
+            "message": f"{one.message_id} of {one.consumer}, {one.outcome}",
+            "key": one.key,
+            "source": one.source,
+            "reason": one.reason,
+            "exception": f"{one.exception or '-'} ({one.error_code})",
+            "attempts": f"{one.attempts}, first failed {at(one.first_failed_at)}, "
+            f"last {at(one.last_failed_at)}",
+            "owner": one.owner or "nobody",
+            "type": f"{one.message_type or '-'}, schema {one.schema_version or '-'}",
+            "correlation": one.correlation_id,
+            "headers": headers_of(one.headers),
+            "sent back": f"{found.sent_back} times",
+            "acts": acts_of(found),
+        }
     )
+    yield from payload_lines(payload_shown(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
@@ -10,15 +11,6 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from semel.cli.answer import Answer
-from semel.cli.commands.dlq import show_asked
-from semel.cli.commands.parking_tables import (
-    show_decided,
-    show_fixed,
-    show_keys,
-    show_requests,
-    show_waiting,
-    show_waiting_list,
-)
 from semel.cli.database import (
     Actor,
     AnyMessagesArgument,
@@ -34,37 +26,49 @@ from semel.cli.database import (
     asking,
     inspecting,
 )
-from semel.cli.messages import act_on_each, reply_acts
+from semel.cli.messages import (
+    Payload,
+    Request,
+    act_on_each,
+    acts_of,
+    headers_of,
+    headers_shown,
+    is_erased,
+    payload_lines,
+    payload_of,
+    payload_shown,
+    reason_shown,
+    reply_acts,
+    reply_asked,
+)
 from semel.cli.options import MOST
 from semel.cli.plain import given
 from semel.cli.preamble import begins_with
-from semel.cli.reports.parking import (
-    FixReport,
-    RequestAnswer,
-    key_list,
-    request_list,
-    request_report,
-    waiting_list,
-    waiting_report,
-)
-from semel.cli.words import counted
+from semel.cli.render import Field, Line, Rows, Shape, column, facts, name_of
+from semel.cli.words import at, counted, some_of
 from semel.errors import Misuse
-from semel.messaging.records import WaitingFilter, Waits
+from semel.messaging.handle.claims import ClaimState
+from semel.messaging.records import HeldKey, WaitingFilter, WaitingMessage, Waits
 from semel.operate.acts import Acts, Done, need_reason
-from semel.operate.deletion import approve_delete, ask_to_delete, refuse_delete
+from semel.operate.deletion import approve_delete, ask_to_delete, open_requests, refuse_delete
 from semel.operate.parking import (
     LABELS,
+    Fixed,
+    HeldKeys,
     Ids,
+    Inspection,
     KeepId,
     NewId,
     classify,
     fix,
+    held_keys,
     inspect,
     release,
     release_key,
     skip,
+    waiting_messages,
 )
-from semel.operate.stores import readable_diff
+from semel.operate.stores import Approval, Decision, Revision, readable_diff
 
 app = typer.Typer(no_args_is_help=True, help="Look at waiting messages, and deal with them.")
 
@@ -73,6 +77,86 @@ SHARED_VARIABLE: Final = "SEMEL_SHARED_ACCOUNT"
 PayloadOption: TypeAlias = Annotated[
     str, typer.Option("--payload", metavar="FILE", help="The new payload; - reads it from stdin.")
 ]
+
+
+def due_at(message: WaitingMessage) -> float | None:
+    """When it is tried again, if it waits for that."""
+    return message.due_at if message.waits is Waits.RETRY else None
+
+
+def claim_state(found: Inspection) -> ClaimState | None:
+    """The state of its claim."""
+    return found.claim.state if found.claim else None
+
+
+def revised_payload(revision: Revision) -> Payload:
+    """What it was changed to."""
+    return payload_of(revision.payload, revision.payload_hash)
+
+
+WAITING = Shape(
+    WaitingMessage,
+    Field("consumer", head="consumer"),
+    Field("message_id", head="message", cell=name_of),
+    Field(
+        "waits",
+        head="waits",
+        means="For its time, for a person, or behind an earlier message of its key.",
+    ),
+    Field("key", head="key", cell=name_of),
+    Field("label", head="label"),
+    Field("error_code", head="code"),
+    Field("attempts", head="attempts"),
+    Field("since", head="since", cell=at),
+    column("reason", reason_shown),
+    Field("reason"),
+    Field("exception"),
+    Field("due_at", due_at),
+    Field("source", means="Topic, partition and offset of the record."),
+    Field("erased", is_erased),
+)
+HELD_KEY = Shape(
+    HeldKey,
+    Field("key", head="key", cell=name_of),
+    Field("head", means="The message that must leave first."),
+    column("head", "head.message_id", name_of),
+    column("waits", "head.waits"),
+    Field("behind", head="behind", right=True),
+    Field("since", head="held since", cell=at),
+    column("reason", "head.reason"),
+)
+Shape(
+    Revision,
+    Field("number"),
+    Field("actor"),
+    Field("reason"),
+    Field("ids", "id_policy"),
+    Field("new_id"),
+    Field("at"),
+    Field("payload", revised_payload),
+)
+Shape(
+    Inspection,
+    Field("message"),
+    Field("claim", claim_state),
+    Field("payload", payload_shown),
+    Field("headers", headers_shown),
+    Field("message_type", "message.message_type"),
+    Field("schema_version", "message.schema_version"),
+    Field("correlation_id", "message.correlation_id"),
+    Field("first_failed_at", "message.first_failed_at"),
+    Field("ahead"),
+    Field("behind"),
+    Field("revisions"),
+    Field("requests", "approvals"),
+    Field("acts", acts_of),
+)
+Shape(
+    Fixed,
+    Field("handled_as", "message_id"),
+    Field("revision", "revision.number", means="Its number."),
+    Field("diff", means="What changed, as a unified diff."),
+)
 
 
 @app.command("list")
@@ -99,8 +183,9 @@ def list_waiting(
     which = WaitingFilter(
         consumer=consumer, key=key, waits=waits, label=label, error_code=error_code
     )
-    report = books.ask(lambda database: waiting_list(database, books.name, which, limit))
-    answer.give(report, show_waiting_list)
+    found = books.ask(lambda database: waiting_messages(database, which, limit))
+    total = some_of(len(found.messages), found.total, "waiting message", books.name)
+    answer.reply(found, lambda _: (WAITING.table(found.messages), total), database=books.name)
 
 
 @app.command("show")
@@ -113,14 +198,12 @@ def show(
     message: MessageArgument,
     consumer: ConsumerOption,
 ) -> None:
-    """Show a waiting message with payload and revisions; that you looked is written down.
+    """Show a waiting message with payload and revisions; the audit trail says that you looked.
 
     Example: semel parking show m-17 --consumer billing --database postgresql://db/shop
     """
-    answer.give(
-        books.ask(lambda d: waiting_report(d, books.name, consumer, message, actor)),
-        show_waiting,
-    )
+    found = books.ask(lambda database: inspect(database, consumer, message, actor=actor))
+    answer.reply(found, inspection_lines, database=books.name)
 
 
 @app.command("keys")
@@ -128,12 +211,12 @@ def show(
 def keys(
     answer: Answer, books: Books, *, consumer: ConsumerOption, limit: LimitOption = 50
 ) -> None:
-    """List the keys that are held: their first message, and how many queue up behind it.
+    """List the keys that are held: their first message, and how many wait behind it.
 
     Example: semel parking keys --consumer billing --database postgresql://db/shop
     """
-    report = books.ask(lambda database: key_list(database, books.name, consumer, limit))
-    answer.give(report, show_keys)
+    found = books.ask(lambda database: held_keys(database, consumer, limit))
+    answer.reply(found, key_lines, database=books.name)
 
 
 @app.command("classify")
@@ -150,7 +233,7 @@ def classify_messages(
         typer.Option("--label", metavar="WORD", help=f"Such as {', '.join(LABELS)}."),
     ],
 ) -> None:
-    """Write what waiting messages are.
+    """Write what kind of problem waiting messages are.
 
     Example: semel parking classify m-17 --consumer billing --label data
     """
@@ -181,19 +264,19 @@ def fix_message(
     new_id: Annotated[
         str | None,
         typer.Option(
-            "--new-id", metavar="ID", help="Handle it under this id; the old one is over."
+            "--new-id", metavar="ID", help="Handle it under this id; the old id is finished."
         ),
     ] = None,
     second_effect: Annotated[
         bool,
-        typer.Option("--second-effect", help="With --new-id: also if it was handled already."),
+        typer.Option("--second-effect", help="With --new-id: even if it was handled already."),
     ] = False,
 ) -> None:
     """Replace a waiting message's payload, after showing the difference; needs a reason.
 
-    The original and every revision are kept.  The message waits on: release it afterwards.
-    One that was handled already has its effect a second time under a new id, and only if you
-    say so.
+    The original and every revision are kept.  The message still waits: release it afterwards.
+    A message that was handled already has its effect a second time under a new id, so that
+    needs --second-effect.
 
     Example: semel parking fix m-17 --consumer billing --payload fixed.json --keep-id
     --reason "the currency was missing"
@@ -201,19 +284,18 @@ def fix_message(
     ids = _ids(keep_id, new_id, second_effect)
     need_reason(actor.reason, "fixing a message")
     new = sys.stdin.buffer.read() if payload == "-" else _content(payload)
-    # Whoever sees the difference has seen the payload: that is written down first.
+    # The difference shows the payload, so the audit trail must say who looked before it is shown.
     seen = books.ask(lambda database: inspect(database, consumer, message, actor=actor.name))
     diff = readable_diff(seen.message.payload, new)
     answer.console.print(diff, markup=False, end="")
     actor.confirm(answer, f"Replace the payload of {message} of {consumer}?")
-    done = books.ask(
-        lambda database: fix(
-            database, consumer, message, new, ids=ids, actor=actor.name, reason=actor.reason
-        )
+    done = books.ask(lambda database: fix(database, consumer, message, new, ids=ids, **actor.given))
+    line = (
+        f"revision {done.revision.number} of {message} will be handled as {done.message_id}; "
+        f"release it with `semel parking release`"
     )
-    number = done.revision.number
-    given = (consumer, message, done.message_id, number, done.diff, actor.name, actor.reason)
-    answer.give(FixReport(books.name, *given), show_fixed)
+    asked = {"consumer": consumer, "message_id": message, **actor.given}
+    answer.reply(done, lambda _: (line,), database=books.name, **asked)
 
 
 @app.command("release")
@@ -232,8 +314,8 @@ def release_messages(
 ) -> None:
     """Send parked messages back to their consumer: by id, or a whole key in its order.
 
-    They wait for the consumer's retry worker, due at once; later messages of a key stay
-    behind until their turn.  Exit code 1: one of them could not be released.
+    They wait for the consumer's retry worker, due at once; later messages of a key wait until
+    it is their turn.  Exit code 1: one of them could not be released.
 
     Example: semel parking release --key customer-7 --consumer billing
     """
@@ -267,9 +349,9 @@ def skip_messages(
     messages: MessagesArgument,
     consumer: ConsumerOption,
 ) -> None:
-    """Decide that waiting messages have no effect, now and ever; needs a reason.
+    """Decide that waiting messages never have an effect; needs a reason.
 
-    The next message of the key has its turn.
+    The next message of the key is handled.
 
     Example: semel parking skip m-17 --consumer billing --reason "a test order"
     """
@@ -295,17 +377,17 @@ def delete(
     message: MessageArgument,
     consumer: ConsumerOption,
 ) -> None:
-    """Ask for the deletion of a waiting message; another person approves it.
+    """Ask for the deletion of a waiting message; a second person must approve it.
 
     Example: semel parking delete m-17 --consumer billing --reason "sent to the wrong topic"
     """
     actor.confirm(answer, f"Ask to delete message {message} of {consumer}?")
-    request = books.ask(
-        lambda database: ask_to_delete(
-            database, consumer, message, actor=actor.name, reason=actor.reason
-        )
+    reply_asked(
+        answer,
+        books,
+        actor,
+        lambda database: ask_to_delete(database, consumer, message, **actor.given),
     )
-    answer.give(RequestAnswer(books.name, request_report(request), actor.name), show_asked)
 
 
 @app.command("requests")
@@ -313,12 +395,14 @@ def delete(
 def requests(
     answer: Answer, books: Books, *, consumer: ConsumerFilter = None, limit: LimitOption = 50
 ) -> None:
-    """List the deletions that wait for a second person, dead letters' included.
+    """List the deletions that wait for a second person, of dead letters, too.
 
     Example: semel parking requests --database postgresql://db/shop
     """
-    report = books.ask(lambda database: request_list(database, books.name, consumer, limit))
-    answer.give(report, show_requests)
+    found = books.ask(lambda database: open_requests(database, consumer, limit))
+    total = f"{counted(len(found.requests), 'open request')} in {books.name}"
+    lines = (*map(request_line, found.requests), total)
+    answer.reply(found, lambda _: lines, database=books.name)
 
 
 @app.command("approve")
@@ -343,8 +427,8 @@ def approve(
 ) -> None:
     """Delete what another person asked to delete, or refuse to.
 
-    Whoever asked cannot approve, and neither can anybody from the same account of the
-    operating system, unless that is shared.
+    The person who asked cannot approve, and the approval must come from another account of
+    the operating system, unless the account is shared.
 
     Example: semel parking approve 3 --actor bob --database postgresql://db/shop
     """
@@ -352,10 +436,62 @@ def approve(
     decide = refuse_delete if refuse else approve_delete
     question = f"Refuse request {number}?" if refuse else f"Delete for good, by request {number}?"
     actor.confirm(answer, question)
-    request = books.ask(
-        lambda database: decide(database, number, actor=actor.name, reason=actor.reason)
+    decided = Request(books.ask(lambda d: decide(d, number, **actor.given)), actor.name)
+    answer.reply(decided, decided_lines, database=books.name)
+
+
+def inspection_lines(found: Inspection) -> Iterator[Line | Rows]:
+    """Put one waiting message for people."""
+    one, due = found.message, due_at(found.message)
+    yield facts(
+        {
+            "message": f"{one.message_id} of {one.consumer}, {one.waits}"
+            + (f", due {at(due)}" if due is not None else ""),
+            "claim": claim_state(found) or "none",
+            "key": f"{one.key or '-'}; {found.ahead} ahead, {found.behind} behind",
+            "label": one.label,
+            "source": one.source,
+            "reason": one.reason,
+            "exception": f"{one.exception or '-'} ({one.error_code or '-'})",
+            "attempts": f"{one.attempts}, first failed {at(one.first_failed_at or None)}",
+            "since": at(one.since),
+            "type": f"{one.message_type or '-'}, schema {one.schema_version or '-'}",
+            "correlation": one.correlation_id,
+            "headers": headers_of(one.headers),
+            "acts": acts_of(found),
+        }
     )
-    answer.give(RequestAnswer(books.name, request_report(request), actor.name), show_decided)
+    for revision in found.revisions:
+        new = f", as {revision.new_id}" if revision.new_id else ""
+        who = f"by {revision.actor}: {revision.reason}" if revision.actor else "the original"
+        state = f"revision {revision.number} {revision.id_policy}{new}"
+        yield f"{state}  {who}  {revision.payload_hash[:12]}"
+    yield from map(request_line, found.approvals)
+    yield from payload_lines(payload_shown(found))
+
+
+def key_lines(found: HeldKeys) -> Iterator[Line | Rows]:
+    """Put held keys for people."""
+    yield HELD_KEY.table(found.keys)
+    more = "; there are more, see --limit" if found.has_more else ""
+    yield f"{counted(len(found.keys), 'held key')} of {found.consumer}{more}"
+
+
+def request_line(request: Approval) -> str:
+    """Put a request for people."""
+    return (
+        f"request {request.number} ({request.decision or 'open'}): {request.act} "
+        f"{request.message_id} of {request.consumer}, asked by {request.asked_by} at "
+        f"{at(request.asked_at)}: {request.reason}"
+    )
+
+
+def decided_lines(decided: Request) -> Iterator[Line]:
+    """Put what became of a request for people."""
+    one = decided.request
+    done = "deleted" if one.decision is Decision.APPROVED else "kept"
+    message = f"message {one.message_id} of {one.consumer}"
+    yield f"request {one.number} {one.decision}: {message} was {done}"
 
 
 def _ids(keep_id: bool, new_id: str | None, second_effect: bool) -> Ids:

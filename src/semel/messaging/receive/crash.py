@@ -49,7 +49,7 @@ from typing import Final
 from semel.codec import Unread, Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse
-from semel.events import MEASURES, Metric
+from semel.events import EVENTS, Metric
 from semel.lease import Owner, owner_text, this_process
 from semel.message import Coordinates, Message, Partition, Record
 from semel.messaging.consumer import Consumer, invokes, unread
@@ -574,7 +574,7 @@ async def handle_record(
                 await outlived(unit, consumer.name, [unread.id])
         if buried is not None:
             # The letter only says that it cannot be read.
-            MEASURES.count(Metric.POISON, record.at.topic, "")
+            EVENTS.measure(Metric.POISON, record.at.topic, "")
             _log_poison(consumer, unread.id)
             put_aside(unread, buried)
             return buried

@@ -22,28 +22,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, assert_never
+from typing import TypeAlias
 
 from semel.clock import Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, SemelError
-from semel.events import MEASURES, Metric
+from semel.events import EVENTS, Metric
 from semel.message import Coordinates, Partition
 from semel.messaging.database import Database, Unit
 from semel.messaging.outcome import (
-    Conflicted,
-    DeadLettered,
-    Handled,
     Mark,
     Nack,
     Outcome,
     OutcomeRange,
-    ParkedAway,
-    Refused,
-    RetryLater,
     RetryStored,
-    Skipped,
     Told,
+    end_of,
     ranges_of,
     settlement,
     told,
@@ -101,21 +95,6 @@ async def mark_ends(unit: Unit, consumer: str, ended: Sequence[Ended]) -> None:
         if end_of(one.outcome) is Mark.REFUSED and one.came_from is not None:
             letter = await unit.dead_letters.get(consumer, one.message_id)
             await mark_kept(unit, consumer, one.came_from, letter)
-
-
-def end_of(outcome: Outcome) -> Mark | None:
-    """Say how a message out of our tables ended; None where it is still, or again, in there."""
-    match outcome:
-        case Handled():
-            return Mark.HANDLED
-        case Skipped():
-            return Mark.DUPLICATE
-        case Refused():
-            return Mark.REFUSED
-        case RetryLater() | RetryStored() | DeadLettered() | ParkedAway() | Conflicted():
-            return None
-        case _ as never:
-            assert_never(never)
 
 
 def noted(outcome: Outcome) -> str:
@@ -306,7 +285,7 @@ class Settling:
 
     def _count(self, offsets: Mapping[Partition, int], status: str) -> None:
         for topic in {partition.topic for partition in offsets}:
-            MEASURES.count(Metric.OFFSET_COMMITS, topic, self._subscription.group, status)
+            EVENTS.measure(Metric.OFFSET_COMMITS, topic, self._subscription.group, status)
 
     def _bring_back(self, partition: Partition, offset: int, seconds: float) -> None:
         place = self._places.get(partition)
@@ -337,4 +316,4 @@ class Settling:
             place = self._places.get(partition)
             done = place.committed if place else await self._subscription.committed(partition)
             labels = (partition.topic, group, str(partition.number))
-            MEASURES.count(Metric.LAG, *labels, value=float(max(end - done, 0)))
+            EVENTS.measure(Metric.LAG, *labels, value=float(max(end - done, 0)))

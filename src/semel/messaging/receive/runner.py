@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.codec import Unreadable
 from semel.errors import Fenced, InDoubt, Misuse, Retryable
-from semel.events import MEASURES
+from semel.events import EVENTS
 from semel.lease import Owner
 from semel.message import Coordinates, Message, Partition, Record
 from semel.messaging.consumer import Consumer
@@ -50,7 +50,7 @@ LEAST_SECONDS: Final = 0.05
 
 
 class LagWatch:
-    """Measures the lag from time to time, and at once where other partitions are assigned."""
+    """Events the lag from time to time, and at once where other partitions are assigned."""
 
     def __init__(
         self, consumer: str, measure: Callable[[], Awaitable[None]], seconds: float
@@ -81,7 +81,7 @@ class LagWatch:
             await rung(self._bell, self._seconds)
             self._bell.clear()
             # The broker is only asked where somebody listens.
-            if MEASURES.are_heard:
+            if EVENTS.is_measured:
                 await self._once()
 
     async def _once(self) -> None:

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from semel.clock import Clock
 from semel.errors import Fenced, InDoubt, Misuse, Retryable
-from semel.events import Measures, Metric
+from semel.events import Events, Metric
 from semel.messaging.database import Database
 from semel.messaging.failure import (
     RETRYABLE_CLASSES,
@@ -400,10 +400,10 @@ _TOPIC: Final = attrgetter("topic")
 class RelayTelling:
     """The metrics and log lines of one relay."""
 
-    def __init__(self, database: Database, outbox: str, measures: Measures, clock: Clock) -> None:
+    def __init__(self, database: Database, outbox: str, events: Events, clock: Clock) -> None:
         self._database = database
         self._outbox = outbox
-        self._measures = measures
+        self._events = events
         self._clock = clock
         self._measured = -MEASURE_SECONDS
 
@@ -418,7 +418,7 @@ class RelayTelling:
                 numbers = await unit.outbox.numbers(self._outbox)
         except (Retryable, InDoubt):
             return  # a metric is not worth a retry; the next call measures again
-        count = self._measures.count
+        count = self._events.measure
         count(Metric.OUTBOX_PENDING, self._outbox, value=numbers.pending)
         count(Metric.OUTBOX_OLDEST_SECONDS, self._outbox, value=numbers.oldest_seconds)
 
@@ -432,7 +432,7 @@ class RelayTelling:
         for status, entries in became.items():
             for topic, number in Counter(map(_TOPIC, entries)).items():
                 labels = (self._outbox, topic, status)
-                self._measures.count(Metric.OUTBOX_PUBLISHED, *labels, value=number)
+                self._events.measure(Metric.OUTBOX_PUBLISHED, *labels, value=number)
         for topic, failure in settled.refused.items():
             nouns = {"outbox": self._outbox, "topic": topic}
             log.error("topic refused, trying again", extra={**nouns, "reason": failure.reason})

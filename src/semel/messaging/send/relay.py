@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Misuse, Retryable
-from semel.events import MEASURES, Measures
+from semel.events import EVENTS, Events
 from semel.lease import Owner
 from semel.messaging.database import Database, OutboxStore, is_refusal
 from semel.messaging.failure import CLASSIFICATION, Classification
@@ -240,7 +240,7 @@ class Relay:
         stop_seconds: float = STOP_SECONDS,
         retry: RetryPolicy = RETRY,
         classification: Classification = CLASSIFICATION,
-        measures: Measures = MEASURES,
+        events: Events = EVENTS,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Set the outbox, the broker and the limits.
@@ -271,7 +271,7 @@ class Relay:
         self._sending = Sending(retry, classification)
         self._clock = clock
         self._leading = Leading(database, outbox, lease_seconds, clock)
-        self._telling = RelayTelling(database, outbox, measures, clock)
+        self._telling = RelayTelling(database, outbox, events, clock)
         self._outages = 0
         """How many times in a row the broker was unavailable."""
 

@@ -1,0 +1,355 @@
+"""The books of consumers in PostgreSQL and SQLite: running members, offsets, versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    FromClause,
+    Integer,
+    Row,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+
+from semel.message import Coordinates, Partition
+from semel.messaging.outcome import ENDS, OutcomeRange
+from semel.messaging.records import Gap, Member, Note, original_id, stored_id
+from semel.sql.store import ConnectionStore, record_of, values_of
+from semel.sql.tables import (
+    aggregate_version,
+    consumer_member,
+    consumer_outcome,
+    crash_suspect,
+    sequence_gap,
+)
+from semel.sql.types import now_us, to_seconds, to_us
+
+_M: Final = consumer_member.c
+_S: Final = crash_suspect.c
+_MEMBER: Final = insert(consumer_member)
+_WRITTEN: Final = ("owner", "partitions", "in_flight", "expires_at")
+ENTER: Final = _MEMBER.on_conflict_do_update(
+    index_elements=list(consumer_member.primary_key),
+    set_={name: _MEMBER.excluded[name] for name in _WRITTEN},
+)
+
+_TRY: Final = insert(crash_suspect)
+SUSPECT: Final = _TRY.on_conflict_do_update(
+    index_elements=list(crash_suspect.primary_key),
+    set_={
+        "tries": _S.tries + 1,
+        "writer": _TRY.excluded.writer,
+        "noted_at": _TRY.excluded.noted_at,
+    },
+).returning(_S.tries)
+NOTE: Final = (
+    insert(crash_suspect)
+    .on_conflict_do_nothing(index_elements=list(crash_suspect.primary_key))
+    .returning(_S.message_id)
+)
+_FOUND: Final = select(crash_suspect).order_by(_S.message_id)
+
+
+class SqlMembers(ConnectionStore):
+    """The members of one open transaction, and the crash notes."""
+
+    what = "the members"
+
+    async def enter(self, member: Member, seconds: float) -> None:
+        values = {
+            **values_of(consumer_member, member, "partitions", "expires_at"),
+            "partitions": _to_text(member.partitions),
+        }
+        await self._run(ENTER.values(**values, expires_at=now_us() + to_us(seconds)))
+
+    async def leave(self, consumer: str, name: str) -> None:
+        await self._run(delete(consumer_member).where(_M.consumer == consumer, _M.name == name))
+
+    async def others(
+        self, consumer: str, name: str, partitions: Collection[Partition]
+    ) -> Sequence[Member]:
+        found = await self._run(
+            select(consumer_member)
+            .where(_M.consumer == consumer, _M.name != name)
+            .order_by(_M.name)
+        )
+        members = [_member(row) for row in found]
+        return [member for member in members if member.partitions & frozenset(partitions)]
+
+    async def running(self, consumer: str) -> Sequence[Member]:
+        live = (_M.consumer == consumer, _M.expires_at > now_us())
+        return [_member(row) for row in await self._run(select(consumer_member).where(*live))]
+
+    async def suspect(self, consumer: str, message_id: str, writer: str) -> int:
+        one = _try(consumer, stored_id(message_id), writer)
+        return int((await self._run(SUSPECT.values(**one))).scalar_one())
+
+    async def note(
+        self, consumer: str, message_ids: Collection[str], writer: str
+    ) -> Mapping[str, Note]:
+        by_name = {stored_id(message_id): message_id for message_id in message_ids}
+        if not by_name:
+            return {}
+        # Sorted, so that two workers wait for each other in one direction only.
+        rows = [_try(consumer, name, writer) for name in sorted(by_name)]
+        new = set((await self._run(NOTE.values(rows))).scalars())
+        known = {name: message_id for name, message_id in by_name.items() if name not in new}
+        return await self._find(consumer, known, _FOUND.with_for_update())
+
+    async def notes(self, consumer: str, message_ids: Collection[str]) -> Mapping[str, Note]:
+        by_name = {stored_id(message_id): message_id for message_id in message_ids}
+        return await self._find(consumer, by_name, _FOUND)
+
+    async def _find(
+        self, consumer: str, by_name: Mapping[str, str], found: Select[Any]
+    ) -> dict[str, Note]:
+        if not by_name:
+            return {}
+        mine = (_S.consumer == consumer, _S.message_id.in_(sorted(by_name)))
+        rows = await self._run(found.where(*mine))
+        return {
+            by_name[row.message_id]: Note(row.tries, row.writer, to_seconds(row.noted_at))
+            for row in rows
+        }
+
+    async def acquit(self, consumer: str, message_id: str) -> None:
+        await self._run(
+            delete(crash_suspect).where(
+                _S.consumer == consumer, _S.message_id == stored_id(message_id)
+            )
+        )
+
+    async def acquit_many(self, consumer: str, message_ids: Collection[str], writer: str) -> None:
+        if message_ids:
+            here = _S.message_id.in_(sorted(map(stored_id, message_ids)))
+            mine = (_S.consumer == consumer, _S.writer == writer)
+            await self._run(delete(crash_suspect).where(*mine, here))
+
+    async def forget_notes(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+        is_old = (_S.consumer == consumer, _S.noted_at <= now_us() - to_us(older_than_seconds))
+        old = select(_S.message_id).where(*is_old).order_by(_S.message_id).limit(limit)
+        gone = delete(crash_suspect).where(*is_old, _S.message_id.in_(old))
+        return await self._count(gone)
+
+    async def release(self, consumer: str, name: str, partition: Partition) -> None:
+        me = (_M.consumer == consumer, _M.name == name)
+        found = (await self._run(select(consumer_member).where(*me).with_for_update())).first()
+        if found is None:
+            return
+        left = _member(found).partitions - {partition}
+        if not left:
+            gone = delete(consumer_member).where(*me, _M.expires_at <= now_us())
+            if await self._count(gone):
+                return
+        await self._run(update(consumer_member).where(*me).values(partitions=_to_text(left)))
+
+    async def forget_expired(self, consumer: str) -> int:
+        ended = (_M.partitions == _to_text(()), _M.expires_at <= now_us())
+        gone = delete(consumer_member).where(_M.consumer == consumer, *ended)
+        return await self._count(gone)
+
+
+def _try(consumer: str, name: str, writer: str) -> dict[str, Any]:
+    values = {"consumer": consumer, "message_id": name, "tries": 1, "writer": writer}
+    return {**values, "noted_at": now_us()}
+
+
+def _to_text(partitions: Collection[Partition]) -> str:
+    return json.dumps(sorted([p.topic, p.number] for p in partitions))
+
+
+def _member(row: Row[Any]) -> Member:
+    partitions = frozenset(Partition(*one) for one in json.loads(row.partitions))
+    return record_of(consumer_member, row, Member, partitions=partitions)
+
+
+_O: Final = consumer_outcome.c
+_FROM: Final = bindparam("from_offset", type_=BigInteger)
+_UNTIL: Final = bindparam("until", type_=BigInteger)
+_RANGE: Final[dict[str, Any]] = {
+    "consumer": bindparam("of", type_=Text),
+    "topic": bindparam("in_topic", type_=Text),
+    "partition": bindparam("at", type_=Integer),
+    "outcome": bindparam("what", type_=Text),
+}
+_ENDS_BEFORE: Final = and_(*(_O[name] == new for name, new in _RANGE.items()), _O.last == _FROM - 1)
+# Two ranges may end at the same offset, after redeliveries: one of them goes on.  The
+# condition is asked again of the row itself: if another process has extended it while
+# we waited for its lock, what that process wrote must not be cut off.
+_NEIGHBOUR: Final = select(_O.number).where(_ENDS_BEFORE).limit(1).scalar_subquery()
+EXTEND: Final = (
+    update(consumer_outcome).where(_O.number == _NEIGHBOUR, _ENDS_BEFORE).values(last=_UNTIL)
+)
+ADD_RANGE: Final = insert(consumer_outcome).values(first=_FROM, last=_UNTIL, **_RANGE)
+
+
+class SqlOutcomeStore(ConnectionStore):
+    """The ranges of one open transaction."""
+
+    what = "the outcomes"
+
+    async def record(self, consumer: str, ranges: Sequence[OutcomeRange]) -> None:
+        for new in ranges:
+            values = {
+                "of": consumer,
+                "in_topic": new.partition.topic,
+                "at": new.partition.number,
+                "from_offset": new.first,
+                "until": new.last,
+                "what": new.outcome,
+            }
+            if not await self._count(EXTEND, values):
+                await self._run(ADD_RANGE, values)
+
+    async def ranges(self, consumer: str, partition: Partition) -> Sequence[OutcomeRange]:
+        found = await self._run(
+            select(_O.first, _O.last, _O.outcome)
+            .where(_in(consumer, partition))
+            .order_by(_O.first, _O.last, _O.outcome)
+        )
+        return [OutcomeRange(partition, row.first, row.last, row.outcome) for row in found]
+
+    async def covering(self, consumer: str, at: Coordinates) -> Sequence[OutcomeRange]:
+        found = await self._run(
+            select(_O.first, _O.last, _O.outcome)
+            .where(_in(consumer, at.place), _O.first <= at.offset, _O.last >= at.offset)
+            .order_by(_O.number)
+        )
+        return [OutcomeRange(at.place, row.first, row.last, row.outcome) for row in found]
+
+    async def partitions(self, consumer: str) -> Sequence[Partition]:
+        found = await self._run(
+            select(_O.topic, _O.partition)
+            .where(_O.consumer == consumer)
+            .distinct()
+            .order_by(_O.topic, _O.partition)
+        )
+        return [Partition(row.topic, row.partition) for row in found]
+
+    async def prune(self, consumer: str, partition: Partition, below: int, limit: int) -> int:
+        says_kept = consumer_outcome.alias()
+        is_needed = exists().where(
+            _in(consumer, partition, says_kept),
+            says_kept.c.outcome.not_in(ENDS),
+            says_kept.c.first <= _O.last,
+            says_kept.c.last >= _O.first,
+            says_kept.c.last >= below,
+        )
+        old = (
+            select(_O.number)
+            .where(_in(consumer, partition), _O.last < below)
+            .where(or_(_O.outcome.not_in(ENDS), ~is_needed))
+            .order_by(_O.first, _O.number)
+            .limit(limit)
+        )
+        # Asked again of the row itself: it may have been extended while we waited for it.
+        low = delete(consumer_outcome).where(_O.number.in_(old), _O.last < below)
+        return await self._count(low)
+
+
+def _in(
+    consumer: str, partition: Partition, table: FromClause = consumer_outcome
+) -> ColumnElement[bool]:
+    return and_(
+        table.c.consumer == consumer,
+        table.c.topic == partition.topic,
+        table.c.partition == partition.number,
+    )
+
+
+_V: Final = aggregate_version.c
+_G: Final = sequence_gap.c
+
+BEGIN: Final = insert(aggregate_version).on_conflict_do_nothing(
+    index_elements=list(aggregate_version.primary_key)
+)
+_APPLIED: Final = insert(aggregate_version)
+ADVANCE: Final = _APPLIED.on_conflict_do_update(
+    index_elements=list(aggregate_version.primary_key),
+    set_={"version": _APPLIED.excluded.version},
+)
+_GAP: Final = insert(sequence_gap)
+OPEN: Final = _GAP.on_conflict_do_update(
+    index_elements=list(sequence_gap.primary_key),
+    set_={
+        "found": _GAP.excluded.found,
+        # One that is open keeps its time; one that was closed is a new one.
+        "since": case((_G.closed_at.is_(None), _G.since), else_=_GAP.excluded.since),
+        "closed_at": None,
+        "how": "",
+    },
+)
+
+
+class SqlVersions(ConnectionStore):
+    """The versions of one open transaction."""
+
+    what = "the versions"
+
+    async def current(self, consumer: str, key: str) -> int | None:
+        name = stored_id(key)
+        locked = select(_V.version).where(_V.consumer == consumer, _V.key == name).with_for_update()
+        found = (await self._run(locked)).first()
+        if found is None:
+            # Two transactions that both see no row would both apply the first version.
+            await self._run(BEGIN.values(consumer=consumer, key=name, version=None))
+            found = (await self._run(locked)).one()
+        return None if found.version is None else int(found.version)
+
+    async def advance(self, consumer: str, key: str, version: int) -> None:
+        applied = {"consumer": consumer, "key": stored_id(key), "version": version}
+        await self._run(ADVANCE.values(**applied))
+
+    async def open_gap(self, gap: Gap) -> None:
+        await self._run(
+            OPEN.values(
+                consumer=gap.consumer,
+                key=stored_id(gap.key),
+                original_key=original_id(gap.key),
+                expected=gap.expected,
+                found=gap.found,
+                since=now_us(),
+            )
+        )
+
+    async def close_gaps(
+        self, consumer: str, key: str, up_to: int, how: str, after: int | None = None
+    ) -> int:
+        closing = update(sequence_gap).where(
+            _G.consumer == consumer,
+            _G.key == stored_id(key),
+            _G.closed_at.is_(None),
+            _G.found - 1 <= up_to,
+        )
+        if after is not None:
+            closing = closing.where(_G.found - 1 > after)
+        return await self._count(closing.values(closed_at=now_us(), how=how))
+
+    async def gaps(self, consumer: str | None, limit: int) -> Sequence[Gap]:
+        found = select(sequence_gap).where(_G.closed_at.is_(None))
+        if consumer is not None:
+            found = found.where(_G.consumer == consumer)
+        rows = await self._run(found.order_by(_G.since, _G.consumer, _G.key).limit(limit))
+        return [record_of(sequence_gap, row, Gap, key=row.original_key or row.key) for row in rows]
+
+    async def delete_closed(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+        is_old = (_G.consumer == consumer, _G.closed_at <= now_us() - to_us(ttl_seconds))
+        old = select(_G.key, _G.expected).where(*is_old).order_by(_G.closed_at).limit(limit)
+        # Asked again of the row itself: the gap may have opened again while we waited for it.
+        gone = delete(sequence_gap).where(tuple_(_G.key, _G.expected).in_(old), *is_old)
+        return await self._count(gone)
