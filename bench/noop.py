@@ -8,10 +8,10 @@ from typing import Any
 
 from semel.pipeline.sink import (
     Batch,
-    Finding,
     Found,
     Receipt,
     Schema,
+    SinkFinding,
     SinkOK,
     SinkOutcome,
     Tally,
@@ -49,9 +49,9 @@ class NoopSink:
         """Drop nothing."""
         return SinkOK()
 
-    def look_up(self, txn: SinkTxnId, token: Token | None) -> Finding:
+    def look_up(self, txn: SinkTxnId, token: Token | None) -> SinkFinding:
         """Know nothing."""
-        return Finding(Found.GONE)
+        return SinkFinding(Found.GONE)
 
     def recover(self, scope: Scope) -> list[SinkTxnId]:
         """Hold nothing."""

@@ -11,8 +11,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from semel.postgres.names import TableName
-from semel.postgres.schema import Target, find_target
-from semel.postgres.writer import Rows
+from semel.postgres.schema import TargetTable, find_target
+from semel.postgres.writer import RowEncoder
 from semel.testing.services import PostgresServer
 
 COLUMNS = "id text, account text, amount numeric(18,2), at timestamptz, n integer"
@@ -79,8 +79,8 @@ class Database:
 
     def _encoded(self, table: str, rows: pa.Table) -> list[bytes]:
         target = find_target(self._connection, TableName.parse(table))
-        assert isinstance(target, Target)
-        writer = Rows(target, rows.schema)
+        assert isinstance(target, TargetTable)
+        writer = RowEncoder(target, rows.schema)
         whole = b"".join(
             bytes(chunk) for batch in rows.to_batches() for chunk in writer.chunks(batch)
         )

@@ -26,15 +26,12 @@ class SystemClock:
     """The machine's own clock."""
 
     def now(self) -> float:
-        """Return seconds since 1970 (UTC)."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Return seconds on a clock that never goes back."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
         time.sleep(seconds)
 
 

@@ -1,10 +1,10 @@
-"""The sinks that can take part in one decision, and what a sink of your own is made of.
+"""The sinks that can take part in one commit decision, and the parts for your own sink.
 
 FilesSink, PostgresSink, MemorySink     ready to use
 TwoPhaseSink                            the methods of a sink
-SinkTxnId, Receipt, Tally               what it is given
-SinkOK, SinkRetryable, SinkFatal        what it answers
-Finding, Found, Guarantee               what it says about itself
+SinkTxnId, Receipt, Tally               its arguments
+SinkOK, SinkRetryable, SinkFatal        its answers
+SinkFinding, Found, Guarantee           its answers to questions
 CountsVisibleRows, RemembersScopes      two more abilities that a sink can have
 """
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from semel.memory.sink import MemorySink
     from semel.pipeline.sink import (
         CountsVisibleRows,
-        Finding,
         Found,
         Guarantee,
         Receipt,
         RemembersScopes,
         SinkFatal,
+        SinkFinding,
         SinkOK,
         SinkRetryable,
         Tally,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CountsVisibleRows",
     "FilesSink",
-    "Finding",
     "Found",
     "Guarantee",
     "MemorySink",
@@ -44,6 +43,7 @@ __all__ = [
     "Receipt",
     "RemembersScopes",
     "SinkFatal",
+    "SinkFinding",
     "SinkOK",
     "SinkRetryable",
     "SinkTxnId",
@@ -58,7 +58,6 @@ __getattr__ = lazily(
     {
         "CountsVisibleRows": "semel.pipeline.sink",
         "FilesSink": "semel.files.sink",
-        "Finding": "semel.pipeline.sink",
         "Found": "semel.pipeline.sink",
         "Guarantee": "semel.pipeline.sink",
         "MemorySink": "semel.memory.sink",
@@ -66,6 +65,7 @@ __getattr__ = lazily(
         "Receipt": "semel.pipeline.sink",
         "RemembersScopes": "semel.pipeline.sink",
         "SinkFatal": "semel.pipeline.sink",
+        "SinkFinding": "semel.pipeline.sink",
         "SinkOK": "semel.pipeline.sink",
         "SinkRetryable": "semel.pipeline.sink",
         "SinkTxnId": "semel.pipeline.txn",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from semel.errors import Fenced
 from semel.memory.sink import MemorySink
-from semel.pipeline.sink import Finding, Found, SinkFatal
+from semel.pipeline.sink import Found, SinkFatal, SinkFinding
 from semel.pipeline.txn import CycleId
 
 
@@ -154,7 +154,9 @@ class LookUpGuesses(MemorySink):
 
     def look_up(self, txn, token):
         finding = super().look_up(txn, token)
-        return Finding(Found.VISIBLE, "no longer held") if finding.found is Found.GONE else finding
+        return (
+            SinkFinding(Found.VISIBLE, "no longer held") if finding.found is Found.GONE else finding
+        )
 
 
 class RefusesItsOwnEpoch(MemorySink):

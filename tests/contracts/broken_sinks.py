@@ -84,7 +84,7 @@ class PromisesWhatIsNotThere(MemorySink):
 
     def prepare(self, txn, receipts):
         outcome = super().prepare(txn, receipts)
-        if isinstance(outcome, SinkFatal) and "gone or changed" in outcome.reason:
+        if isinstance(outcome, SinkFatal) and "are missing or changed" in outcome.reason:
             return SinkOK({"attempt": txn.attempt, "digest": digest_of(receipts), "rows": 0})
         return outcome
 

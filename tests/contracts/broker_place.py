@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
-from semel.memory.broker_failures import Call, Failure
+from semel.memory.broker_failures import BrokerFailure, Call
 from semel.testing.contracts.broker import BrokerContract
 
 
@@ -40,6 +40,6 @@ class InThisProcess(BrokerContract):
 
     @asynccontextmanager
     async def outage(self):
-        self.broker.fail(*(Failure(call, times=None) for call in Call))
+        self.broker.fail(*(BrokerFailure(call, times=None) for call in Call))
         yield
         self.broker.heal()

@@ -9,7 +9,7 @@ import pytest
 
 from semel.lease import Takeover
 from semel.memory.ledger import MemoryLedger, _Held
-from semel.pipeline.ledger import Lease
+from semel.pipeline.ledger import ScopeLease
 from semel.pipeline.states import CycleState, Decision
 from semel.testing.clock import SimulatedClock
 from semel.testing.contracts.ledger import LedgerContract, violations
@@ -21,7 +21,7 @@ class ForgetsTheEpoch(MemoryLedger):
 
     def _fenced(self, lease, txn=None):
         held = self._of(lease.scope)
-        current = Lease(lease.scope, held.owner or lease.owner, held.epoch, lease.seconds)
+        current = ScopeLease(lease.scope, held.owner or lease.owner, held.epoch, lease.seconds)
         return super()._fenced(current, txn) if held.owner else held
 
 

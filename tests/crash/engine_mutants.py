@@ -10,7 +10,7 @@ from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink, Shown
 from semel.pipeline import recovery, rules
 from semel.pipeline.coordinator import LedgerCoordinator
-from semel.pipeline.cycle import FAILURES, AbortAnswer, Failure, Step, Verdict, _Run
+from semel.pipeline.cycle import FAILURES, AbortAnswer, Consequence, Step, StepFailure, _Run
 from semel.pipeline.driver import Driver
 from semel.pipeline.recovery import _Recovery
 from semel.pipeline.sink import SinkOK
@@ -88,7 +88,7 @@ def abort_is_read_and_not_won(patch):
 
 
 def unknown_is_taken_for_no(patch):
-    patch.setitem(FAILURES, (Step.COMMIT_TXN, Failure.UNKNOWN), Verdict.ABORT)
+    patch.setitem(FAILURES, (Step.COMMIT_TXN, StepFailure.UNKNOWN), Consequence.ABORT)
     patch.setattr(_Run, "_abort_path", _Run._drop_staged)
 
 

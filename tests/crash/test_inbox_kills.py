@@ -14,7 +14,7 @@ from semel.messaging.receive.inbox import PLACE, Inbox
 from semel.messaging.records import DeadLetterFilter
 from semel.sql.database import SqlDatabase
 from semel.sql.tables import metadata
-from semel.testing.kill import Ended, Zygote
+from semel.testing.kill import EndedProcess, Zygote
 from tests.crash.inbox_program import effect, effects, message, stock
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(120)]
@@ -74,10 +74,10 @@ class Scene:
 
         self._with_database(store)
 
-    def work(self, crash_at: str | None = None) -> Ended:
+    def work(self, crash_at: str | None = None) -> EndedProcess:
         return self._program.run("work", crash_at=crash_at)
 
-    def deliver(self, ids: list[str], crash_at: str | None = None) -> Ended:
+    def deliver(self, ids: list[str], crash_at: str | None = None) -> EndedProcess:
         return self._program.run("deliver", *ids, crash_at=crash_at)
 
     def assert_clean(self) -> None:

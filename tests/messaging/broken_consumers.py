@@ -25,7 +25,7 @@ from semel.messaging.receive.inbox import InboxWorker
 from semel.messaging.receive.lanes import Watermark
 from semel.messaging.receive.offsets import Settling
 from semel.messaging.receive.runner import Runner
-from semel.messaging.send.publish import Sending, Settled
+from semel.messaging.send.publish import Sending, SettledBatch
 from semel.messaging.send.relay import Relay
 from semel.messaging.settings import ConsumerSettings, ReplayRule, ReplayRules
 from semel.operate.replay_message import Replayer
@@ -222,7 +222,7 @@ def the_relay_deletes_before_it_publishes(patch):
     publish = Relay._publish
 
     async def delete_first(self, leadership, entries):
-        await self._write_down(leadership, Settled(list(entries)))
+        await self._write_down(leadership, SettledBatch(list(entries)))
         return await publish(self, leadership, entries)
 
     patch.setattr(Relay, "_publish", delete_first)
@@ -233,7 +233,7 @@ def the_relay_deletes_what_was_not_delivered(patch):
 
     def all_delivered(self, entries, answers, now):
         settle(self, entries, answers, now)
-        return Settled(list(entries))
+        return SettledBatch(list(entries))
 
     patch.setattr(Sending, "settle", all_delivered)
 

@@ -23,7 +23,7 @@ from semel.crashpoints import CrashPoint
 from semel.errors import Retryable
 from semel.lease import Owner
 from semel.memory.broker import MemoryBroker
-from semel.memory.broker_failures import Call, Failure
+from semel.memory.broker_failures import BrokerFailure, Call
 from semel.memory.broker_groups import Patience
 from semel.message import Message, Partition, digest_of
 from semel.messaging.consumer import consumer
@@ -210,7 +210,9 @@ class World:
 
     async def live(self, death: AbstractContextManager[None]) -> None:
         """Go through the history: consume, release what is parked, publish; again after a death."""
-        self.broker.fail(Failure(Call.MESSAGE, topic=RECEIPTS, key=b"b", error=Retryable("no")))
+        self.broker.fail(
+            BrokerFailure(Call.MESSAGE, topic=RECEIPTS, key=b"b", error=Retryable("no"))
+        )
         with death:
             for step in (
                 self.consume,

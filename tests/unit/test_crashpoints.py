@@ -11,7 +11,7 @@ import pytest
 
 from semel.crashpoints import CrashPoint, install, reach
 from semel.pipeline.cycle import Step
-from semel.testing.crash import Crash, Window, crash_at, trace
+from semel.testing.crash import Crash, CrashWindow, crash_at, trace
 
 PROGRAM = """
 from semel.crashpoints import CrashPoint, reach
@@ -84,9 +84,9 @@ def test_a_trace_lists_every_passage():
         reach(CrashPoint.STAGE_AFTER, "files")
 
     assert windows == [
-        Window(CrashPoint.FLUSH_BEFORE),
-        Window(CrashPoint.STAGE_AFTER, "files", 1),
-        Window(CrashPoint.STAGE_AFTER, "files", 2),
+        CrashWindow(CrashPoint.FLUSH_BEFORE),
+        CrashWindow(CrashPoint.STAGE_AFTER, "files", 1),
+        CrashWindow(CrashPoint.STAGE_AFTER, "files", 2),
     ]
     assert [str(window) for window in windows][-1] == "stage:files:after#2"
 

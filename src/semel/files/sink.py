@@ -34,12 +34,12 @@ from semel.files.layout import (
 )
 from semel.files.staging import FilesStager
 from semel.pipeline.sink import (
-    Finding,
     Found,
     Guarantee,
     Receipt,
     Schema,
     SinkFatal,
+    SinkFinding,
     SinkOK,
     SinkOutcome,
     SinkRetryable,
@@ -234,7 +234,7 @@ class FilesSink:
         remove_tree(folder)
         remove_tree(layout.staged(txn))
 
-    def look_up(self, txn: SinkTxnId, token: Token | None) -> Finding:
+    def look_up(self, txn: SinkTxnId, token: Token | None) -> SinkFinding:
         """Say where this attempt's folder is."""
         layout = Layout(self.path, txn.scope)
         target, folder = layout.shown(txn.cycle), layout.prepared(txn)
@@ -242,17 +242,17 @@ class FilesSink:
             shown, held = read_seal(target), read_seal(folder)
             if isinstance(shown, Seal) and shown.is_of(txn):
                 torn = what_is_wrong(target, shown.files)
-                return Finding(Found.VISIBLE, torn or f"{target} has its token", shown.at)
+                return SinkFinding(Found.VISIBLE, torn or f"{target} has its token", shown.at)
             occupied = f"; {_taken(txn, shown)}" if shown else ""
             if isinstance(held, Seal) and held.is_of(txn):
-                return Finding(Found.HELD, f"{folder} has its token{occupied}", held.at)
+                return SinkFinding(Found.HELD, f"{folder} has its token{occupied}", held.at)
             staged = len(names_in(layout.staged(txn)))
             evidence = f"{folder} is not sealed; {staged} tasks have staged for it{occupied}"
             if layout.mark() == txn:
                 evidence = self._lost(layout, txn, "")
-            return Finding(Found.GONE, evidence)
+            return SinkFinding(Found.GONE, evidence)
         except OSError as error:
-            return Finding(Found.UNREACHABLE, reason_of(fault(f"sink {self.name}", error)))
+            return SinkFinding(Found.UNREACHABLE, reason_of(fault(f"sink {self.name}", error)))
 
     def recover(self, scope: Scope) -> list[SinkTxnId]:
         """List this scope's sealed folders that are not yet visible."""

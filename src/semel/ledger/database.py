@@ -1,8 +1,8 @@
-"""One connection to a database, its transactions, and what their failures mean.
+"""One connection to the ledger's database, its transactions, and what their failures mean.
 
-A `Driver` knows one database; everything that is the same for all of them —
-one connection at a time, new after a fork or a loss, and the four ends of a
-transaction — is `Database`.
+A driver knows one kind of database.  `LedgerDatabase` is the same for all of them:
+one connection at a time, a new one after a fork or a loss, and the four ends of a
+transaction.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ MICROSECONDS: Final = 1_000_000
 """In a second: times are stored as whole microseconds."""
 
 
-class Mode(StrEnum):
+class TransactionMode(StrEnum):
     """What a transaction is for."""
 
     READ = "read"
-    """One snapshot; waits for nobody."""
+    """One snapshot; never waits for a lock."""
 
     WRITE = "write"
-    """Sees what is committed, and keeps other writers of its rows out."""
+    """Reads committed data, and locks its rows against other writers."""
 
 
 class Session(Protocol):
     """One connection."""
 
-    def begin(self, name: str, mode: Mode) -> None:
+    def begin(self, name: str, mode: TransactionMode) -> None:
         """Start a transaction that other sessions see under *name*."""
         ...
 
@@ -51,11 +51,11 @@ class Session(Protocol):
         ...
 
     def has_table(self, name: str) -> bool:
-        """Tell whether the table exists."""
+        """Return whether the table exists."""
         ...
 
     def lock_schema(self) -> None:
-        """Let nobody else change the schema until the transaction ends."""
+        """Keep other processes from changing the schema until the transaction ends."""
         ...
 
     def commit(self) -> None:
@@ -63,55 +63,55 @@ class Session(Protocol):
         ...
 
     def rollback(self) -> None:
-        """Give the transaction up."""
+        """Roll the transaction back."""
         ...
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether the connection is gone, and so the fate of a commit under way."""
+        """Whether the connection is lost, and with it the answer to a commit."""
         ...
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         ...
 
 
-class Driver(Protocol):
+class LedgerDriver(Protocol):
     """How one kind of database is reached."""
 
     errors: tuple[type[Exception], ...]
-    """What its library raises."""
+    """The exceptions of its library."""
 
     words: Mapping[str, str]
-    """What the statements' ``{placeholders}`` are in its dialect."""
+    """The values of the statements' ``{placeholders}`` in its dialect."""
 
     @property
     def url(self) -> str:
-        """Where the database is, without secrets."""
+        """The database's URL, without passwords."""
         ...
 
     def connect(self, known: str | None) -> Session:
-        """Open a connection; *known* is the id of the ledger that was there before."""
+        """Open a connection; *known* is the id of the ledger that was found before."""
         ...
 
     def fault(self, error: Exception) -> SemelError:
-        """Say what an error of the library means; nothing was written."""
+        """Translate an error of the library after which nothing was written."""
         ...
 
     def leaves_doubt(self, error: Exception, session: Session) -> bool:
-        """Tell whether a commit that failed with *error* may have happened."""
+        """Return whether a commit that failed with *error* may have happened."""
         ...
 
 
-# A connection that a fork copied must neither be used nor closed: closing it
-# would say goodbye in the parent's name.
+# A connection that a fork copied must neither be used nor closed: closing it would end the
+# parent's connection.  The reference keeps the garbage collector from closing it, too.
 _INHERITED: Final[list[Session]] = []
 
 
-class Database:
-    """A database with a ledger in it; threads take turns."""
+class LedgerDatabase:
+    """A database with a ledger in it; a lock lets one thread in at a time."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: LedgerDriver) -> None:
         self.driver = driver
         self._lock = threading.RLock()
         self._session: Session | None = None
@@ -120,7 +120,7 @@ class Database:
 
     @property
     def ledger_id(self) -> str:
-        """The id that the ledger got when it was made."""
+        """The id that the ledger got when it was created."""
         if self._ledger_id is None:
             with self._lock, self.translated():
                 self._connected()
@@ -131,7 +131,7 @@ class Database:
         with self._lock, self.translated():
             session = self.driver.connect(None)
             try:
-                session.begin("semel:read", Mode.READ)
+                session.begin("semel:read", TransactionMode.READ)
                 try:
                     return session.has_table("semel_ledger_meta")
                 finally:
@@ -140,8 +140,8 @@ class Database:
                 session.close()
 
     @contextmanager
-    def transaction(self, name: str, mode: Mode) -> Iterator[Session]:
-        """Run the block in one transaction: whole if it returns, not at all if it raises.
+    def transaction(self, name: str, mode: TransactionMode) -> Iterator[Session]:
+        """Run the block in one transaction: committed if it returns, rolled back if it raises.
 
         Raises:
             LedgerUnavailable: nothing was written; try again later.
@@ -160,7 +160,7 @@ class Database:
             self._commit(session)
 
     def close(self) -> None:
-        """Give the connection back; the next transaction opens another."""
+        """Close the connection; the next transaction opens another."""
         with self._lock:
             session, self._session = self._session, None
             if session is None:
@@ -175,7 +175,7 @@ class Database:
         if getattr(self, "_session", None) is not None:
             self.close()
 
-    def _begun(self, name: str, mode: Mode) -> Session:
+    def _begun(self, name: str, mode: TransactionMode) -> Session:
         session = self._connected()
         try:
             session.begin(name, mode)
@@ -183,7 +183,8 @@ class Database:
             if not session.is_lost:
                 self._roll_back(session)
                 raise
-            # The server was restarted while we were idle, and nothing was asked of it yet.
+            # The server restarted while the connection was idle.  A retry is safe, because
+            # the transaction has not begun.
             self.close()
             session = self._connected()
             session.begin(name, mode)
@@ -208,7 +209,7 @@ class Database:
             raise LedgerUnusable(
                 self.driver.url,
                 f"the ledger was replaced while in use: it was {self._ledger_id}, "
-                f"now it is {found}; start again",
+                f"now it is {found}; restart this process",
             )
 
     def _commit(self, session: Session) -> None:
@@ -216,6 +217,8 @@ class Database:
             session.commit()
         except self.driver.errors as error:
             if self.driver.leaves_doubt(error, session):
+                # The next transaction must use a new connection: on this one the COMMIT may
+                # still arrive.
                 self.close()
                 words = f"ledger {self.driver.url}: the answer to a commit was lost"
                 raise InDoubt(words) from error
@@ -233,7 +236,7 @@ class Database:
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """Raise the library's errors as semel's own."""
+        """Translate the library's errors into semel's."""
         try:
             yield
         except self.driver.errors as error:
@@ -241,25 +244,25 @@ class Database:
 
 
 def _prepare(session: Session, url: str) -> str:
-    """Make the tables unless they are there; return the ledger's id.
+    """Create the tables unless they exist; return the ledger's id.
 
-    Two processes may do it at once.  Version 1 is the first: the step from it to a second
-    one belongs here, in the transaction that holds the schema's lock.
+    Two processes may do it at once.  Version 1 is the first: the migration to a second one
+    belongs here, in the transaction that holds the schema's lock.
 
     Raises:
         LedgerUnusable: the tables are of another version than this code.
     """
-    session.begin("semel:schema", Mode.READ)
+    session.begin("semel:schema", TransactionMode.READ)
     try:
         ledger_id = _find(session, url)
     finally:
         session.rollback()
     if ledger_id is not None:
         return ledger_id
-    session.begin("semel:schema", Mode.WRITE)
+    session.begin("semel:schema", TransactionMode.WRITE)
     try:
         session.lock_schema()
-        # Another process may have made the tables since the first look.
+        # Another process may have created the tables since the first look.
         ledger_id = _find(session, url)
         if ledger_id is None:
             for statement in (*schema.TABLES.values(), *schema.INDEXES):
@@ -274,14 +277,14 @@ def _prepare(session: Session, url: str) -> str:
 
 
 def _find(session: Session, url: str) -> str | None:
-    """Return the id of the ledger that is there; None if there is none."""
+    """Return the id of the existing ledger; None if there is none."""
     if not session.has_table("semel_ledger_meta"):
         return None
     (meta,) = session.run("SELECT version, ledger_id FROM semel_ledger_meta")
     if meta["version"] != schema.VERSION:
         raise LedgerUnusable(
             url,
-            f"it has schema version {meta['version']}, and this semel knows version "
+            f"it has schema version {meta['version']}, and this semel supports version "
             f"{schema.VERSION}; upgrade semel, or restore a backup made before the upgrade",
         )
     ledger_id: str = meta["ledger_id"]

@@ -1,8 +1,8 @@
 """The ledger in a SQL database.
 
-Every writing method is one transaction that first takes the lock of its
-scope: writers of one scope take turns, and what the checks read stays true
-until the commit.
+Every writing method is one transaction that first takes the lock of its scope,
+so writers of one scope run one after the other, and the rows that the checks read
+do not change until the commit.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Final, cast
 from semel.errors import InDoubt, LedgerUnavailable
 from semel.lease import Owner, Takeover
 from semel.ledger import statements
-from semel.ledger.database import MICROSECONDS, Database, Mode, Row, Session
+from semel.ledger.database import MICROSECONDS, LedgerDatabase, Row, Session, TransactionMode
 from semel.pipeline import rules
-from semel.pipeline.ledger import Act, AttemptRecord, Generation, Lease, ScopeRecord
+from semel.pipeline.ledger import AttemptRecord, Generation, LedgerAct, ScopeLease, ScopeRecord
 from semel.pipeline.positions import Position, Positions
 from semel.pipeline.sink import Token
 from semel.pipeline.source import BatchRange, SourceKind
@@ -35,7 +35,7 @@ PATHS_AT_ONCE: Final = 500
 class SqlLedger:
     """A `semel.pipeline.ledger.Ledger`; may be shared by threads."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: LedgerDatabase) -> None:
         self._database = database
 
     @property
@@ -50,12 +50,12 @@ class SqlLedger:
         return f"{type(self).__name__}({self.url!r})"
 
     def exists(self) -> bool:
-        """Tell whether the ledger is there, without making it: every other method would."""
+        """Return whether the ledger exists, without creating it as other methods do."""
         return self._database.exists()
 
     def acquire(
         self, scope: Scope, owner: Owner, seconds: float, takeover: Takeover = Takeover.WAIT
-    ) -> Lease:
+    ) -> ScopeLease:
         with self._writing(scope) as (session, known):
             rules.check_takeover(scope, known.owner, known.left_seconds, owner, takeover)
             taken = {
@@ -64,14 +64,14 @@ class SqlLedger:
                 "until": known.now + round(seconds * MICROSECONDS),
             }
             session.run(statements.TAKE_LEASE, {**_keys(scope), **taken})
-        return Lease(scope, owner, known.epoch + 1, seconds)
+        return ScopeLease(scope, owner, known.epoch + 1, seconds)
 
-    def renew(self, lease: Lease) -> None:
+    def renew(self, lease: ScopeLease) -> None:
         with self._leased(lease) as (session, known):
             until = known.now + round(lease.seconds * MICROSECONDS)
             session.run(statements.RENEW_LEASE, {**_keys(lease.scope), "until": until})
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: ScopeLease) -> None:
         with self._writing(lease.scope, lease.epoch) as (session, known):
             if (known.epoch, known.owner) == (lease.epoch, lease.owner):
                 session.run(statements.RELEASE_LEASE, _keys(lease.scope))
@@ -82,7 +82,7 @@ class SqlLedger:
         return found.to_record() if found and found.epoch else None
 
     def scopes(self) -> list[Scope]:
-        with self._database.transaction("semel:read", Mode.READ) as session:
+        with self._database.transaction("semel:read", TransactionMode.READ) as session:
             found = session.run(statements.LIST_SCOPES)
         return [Scope(self.ledger_id, row["app"], row["query"]) for row in found]
 
@@ -90,7 +90,9 @@ class SqlLedger:
         with self._reading(scope) as session:
             return _read_generations(session, scope)
 
-    def open_generation(self, lease: Lease, checkpoint: str, first_batch: int = 0) -> Generation:
+    def open_generation(
+        self, lease: ScopeLease, checkpoint: str, first_batch: int = 0
+    ) -> Generation:
         with self._leased(lease) as (session, known):
             for opened in reversed(_read_generations(session, lease.scope)):
                 if opened.checkpoint == checkpoint:
@@ -100,7 +102,7 @@ class SqlLedger:
 
     def adopt_generation(
         self,
-        lease: Lease,
+        lease: ScopeLease,
         checkpoint: str,
         first_batch: int,
         positions: Mapping[tuple[str, str], Position],
@@ -115,7 +117,7 @@ class SqlLedger:
                 _add_paths(session, lease.scope, paths)
             return opened
 
-    def plan(self, lease: Lease, txn: SinkTxnId) -> None:
+    def plan(self, lease: ScopeLease, txn: SinkTxnId) -> None:
         with self._leased(lease, txn) as (session, known):
             attempt = _read_attempt(session, txn)
             winner = _read_winner(session, txn.cycle)
@@ -123,14 +125,14 @@ class SqlLedger:
             if attempt is None:
                 _add_attempt(session, txn, lease.epoch, CycleState.PLANNED, known.now)
 
-    def set_range(self, lease: Lease, txn: SinkTxnId, batch: BatchRange) -> None:
+    def set_range(self, lease: ScopeLease, txn: SinkTxnId, batch: BatchRange) -> None:
         with self._leased(lease, txn) as (session, _):
             rules.check_range(txn, _read_attempt(session, txn), batch)
             session.run(statements.SET_RANGE, {**_txn_keys(txn), "range": batch.to_json()})
 
     def set_prepared(
         self,
-        lease: Lease,
+        lease: ScopeLease,
         txn: SinkTxnId,
         tokens: Mapping[str, Token],
         rows: Mapping[str, int],
@@ -141,7 +143,7 @@ class SqlLedger:
             rules.check_prepared(txn, _read_attempt(session, txn), kept, counts)
             session.run(statements.SET_PREPARED, {**_txn_keys(txn), **values})
 
-    def decide_commit(self, lease: Lease, txn: SinkTxnId) -> None:
+    def decide_commit(self, lease: ScopeLease, txn: SinkTxnId) -> None:
         scope, generation = txn.scope, txn.cycle.generation
         with self._writing(lease.scope, lease.epoch, deciding=txn) as (session, known):
             attempt = _read_attempt(session, txn)
@@ -158,8 +160,8 @@ class SqlLedger:
             session.run(statements.DECIDE_COMMIT, {**_txn_keys(txn), "now": known.now})
 
     def decide_abort(self, txn: SinkTxnId, reason: str = "") -> Decision:
-        # After a commit without an answer `Database` has dropped its connection, and this one
-        # waits on the scope's lock until the server has settled what the old one sent.
+        # After a commit without an answer the database has dropped its connection, and this
+        # new one waits for the scope's lock until the server has settled the old transaction.
         with self._writing(txn.scope, deciding=txn) as (session, known):
             attempt = _read_attempt(session, txn)
             if attempt is None:
@@ -172,14 +174,14 @@ class SqlLedger:
                 session.run(statements.DECIDE_ABORT, {**_txn_keys(txn), **why})
             return Decision.ABORT
 
-    def abort_undecided(self, lease: Lease, reason: str = "") -> list[SinkTxnId]:
+    def abort_undecided(self, lease: ScopeLease, reason: str = "") -> list[SinkTxnId]:
         with self._leased(lease) as (session, known):
             why = {"now": known.now, "reason": _text(reason), "epoch": lease.epoch}
             found = session.run(statements.ABORT_UNDECIDED, {**_keys(lease.scope), **why})
         given_up = [_txn_of(lease.scope, row) for row in found]
         return sorted(given_up, key=lambda txn: (txn.cycle, txn.attempt))
 
-    def finish(self, lease: Lease, txn: SinkTxnId) -> None:
+    def finish(self, lease: ScopeLease, txn: SinkTxnId) -> None:
         with self._leased(lease, txn) as (session, known):
             attempt = _read_attempt(session, txn)
             rules.check_finish(txn, attempt)
@@ -240,7 +242,7 @@ class SqlLedger:
         with self._writing(scope) as (session, known):
             _add_act(session, known, who, act, why, kept)
 
-    def acts(self, scope: Scope) -> list[Act]:
+    def acts(self, scope: Scope) -> list[LedgerAct]:
         with self._reading(scope) as session:
             found = session.run(statements.LIST_ACTS, _keys(scope))
         return [_act_of(scope, row) for row in found]
@@ -249,8 +251,8 @@ class SqlLedger:
         """Fence every owner that the lost ledger had after the backup was made.
 
         Call it after the tables were restored, before a pipeline starts.  One transaction
-        ends every lease, leaps every epoch and records the act in every scope; doing it
-        again leaps again, which does no harm.
+        ends every lease, raises every epoch far enough and records the act in every scope;
+        a repetition raises the epochs again, which does no harm.
 
         Raises:
             LeaseHeld: an owner may still run, and *takeover* is WAIT; nothing was changed.
@@ -272,11 +274,11 @@ class SqlLedger:
     def _transaction(self, name: str, deciding: SinkTxnId | None = None) -> Iterator[Session]:
         """Run a writing transaction.
 
-        Whether a commit without an answer happened matters for decisions only: everything
-        else can be repeated, so there the ledger is simply unavailable.
+        A lost answer to a commit matters only for decisions: all other writes can be
+        repeated, so for them the ledger is merely unavailable.
         """
         try:
-            with self._database.transaction(name, Mode.WRITE) as session:
+            with self._database.transaction(name, TransactionMode.WRITE) as session:
                 yield session
         except InDoubt as error:
             if deciding is not None:
@@ -294,7 +296,7 @@ class SqlLedger:
 
     @contextmanager
     def _leased(
-        self, lease: Lease, txn: SinkTxnId | None = None
+        self, lease: ScopeLease, txn: SinkTxnId | None = None
     ) -> Iterator[tuple[Session, _ScopeRow]]:
         """Run a transaction in which *lease* is the one in force."""
         with self._writing(lease.scope, lease.epoch) as (session, known):
@@ -311,21 +313,21 @@ class SqlLedger:
 
     @contextmanager
     def _reading(self, scope: Scope) -> Iterator[Session]:
-        """Run a transaction in which another ledger's scope is simply not there."""
+        """Run a transaction in which a scope of another ledger has no rows."""
         if scope.ledger != self.ledger_id:
             yield _NO_ROWS
             return
-        with self._database.transaction("semel:read", Mode.READ) as session:
+        with self._database.transaction("semel:read", TransactionMode.READ) as session:
             yield session
 
 
 def session_name(scope: Scope, epoch: int | None) -> str:
-    """Say in whose name a transaction writes, so that a successor can tell it."""
+    """Return the name under which a transaction writes, by which a successor finds it."""
     return f"semel:{scope.slug}:{'any' if epoch is None else epoch}"
 
 
 class _NoRows:
-    """The session of a scope that is another ledger's: every question finds nothing."""
+    """The session for a scope of another ledger: every query returns no rows."""
 
     def run(self, statement: str, values: Mapping[str, Any] | None = None) -> list[Row]:
         return []
@@ -336,7 +338,7 @@ _NO_ROWS: Final = cast(Session, _NoRows())
 
 @dataclass(frozen=True, slots=True)
 class _ScopeRow:
-    """What a transaction knows of its scope, and the time."""
+    """The scope's row as read by a transaction, with the database's time."""
 
     scope: Scope
     epoch: int
@@ -368,7 +370,7 @@ class _ScopeRow:
         return max(0, self.lease_until - self.now) / MICROSECONDS
 
     def to_record(self) -> ScopeRecord:
-        """Return what a caller may know."""
+        """Return the public part."""
         return ScopeRecord(
             self.scope, self.epoch, self.owner, self.left_seconds, self.mark, self.generation
         )
@@ -386,7 +388,7 @@ def _read_attempt(session: Session, txn: SinkTxnId) -> AttemptRecord | None:
 
 
 def _read_winner(session: Session, cycle: CycleId) -> SinkTxnId | None:
-    """Name the cycle's committed attempt."""
+    """Return the cycle's committed attempt."""
     found = session.run(statements.READ_COMMITTED, _cycle_keys(cycle))
     return cycle.attempt(found[0]["attempt"]) if found else None
 
@@ -418,7 +420,7 @@ def _use_generation(session: Session, scope: Scope, number: int) -> None:
 
 
 def _read_ends(session: Session, scope: Scope) -> dict[tuple[str, str], tuple[Position, int]]:
-    """Read where every partition stands, and which generation wrote it."""
+    """Read the position of every partition, and the generation that wrote it."""
     return {
         (row["source"], row["source_partition"]): (
             Position(row["ends_at"], row["topic_id"]),
@@ -449,7 +451,7 @@ def _read_paths(session: Session, scope: Scope, batch: BatchRange | None) -> dic
 
 
 def _add_paths(session: Session, scope: Scope, paths: Mapping[str, Iterable[str]]) -> None:
-    """Keep files, by source, as committed."""
+    """Store files, by source, as committed."""
     for source, listed in paths.items():
         added = {**_keys(scope), "source": source}
         session.run_many(statements.ADD_PATH, ({**added, "path": path} for path in listed))
@@ -540,14 +542,14 @@ def _attempt_of(scope: Scope, row: Row) -> AttemptRecord:
     )
 
 
-def _act_of(scope: Scope, row: Row) -> Act:
+def _act_of(scope: Scope, row: Row) -> LedgerAct:
     """Read a row of an act."""
     at = row["acted_at"] / MICROSECONDS
-    return Act(scope, at, row["who"], row["act"], row["why"], json.loads(row["detail"]))
+    return LedgerAct(scope, at, row["who"], row["act"], row["why"], json.loads(row["detail"]))
 
 
 def _text(words: str) -> str:
-    """Return *words* without the one character that PostgreSQL keeps in no text."""
+    """Return *words* without NUL, which PostgreSQL does not accept in a text."""
     return words.replace("\x00", "")
 
 

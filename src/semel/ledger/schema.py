@@ -28,7 +28,7 @@ TABLES: Final[Mapping[str, str]] = {
         )
     """,
     # The epoch is the fence, and it only rises; an epoch of 0 never had an owner.
-    # An unknown attempt at or below the pruned cycle may have been forgotten: it is not judged.
+    # An unknown attempt at or below the pruned cycle may have been deleted: it is not decided.
     "semel_scope": """
         CREATE TABLE semel_scope (
             app text NOT NULL,
@@ -59,7 +59,7 @@ TABLES: Final[Mapping[str, str]] = {
             PRIMARY KEY (app, query, number)
         )
     """,
-    # Decided means dated; committed means that the range is known.
+    # A decided attempt has its date; a committed one has its source range.
     "semel_attempt": """
         CREATE TABLE semel_attempt (
             app text NOT NULL,
@@ -85,7 +85,7 @@ TABLES: Final[Mapping[str, str]] = {
             CHECK (range_read IS NOT NULL OR state NOT IN ('committed', 'finished'))
         )
     """,
-    # The generation tells ephemeral positions of an older checkpoint from those in use.
+    # The generation distinguishes ephemeral positions of an older checkpoint from current ones.
     "semel_position": """
         CREATE TABLE semel_position (
             app text NOT NULL,
@@ -98,7 +98,7 @@ TABLES: Final[Mapping[str, str]] = {
             PRIMARY KEY (app, query, source, source_partition)
         )
     """,
-    # Apart from the positions: there are millions of files and few partitions.
+    # Not in the table of positions: there are millions of files and few partitions.
     "semel_path": """
         CREATE TABLE semel_path (
             app text NOT NULL,
@@ -124,13 +124,13 @@ TABLES: Final[Mapping[str, str]] = {
 }
 
 INDEXES: Final = (
-    # A cycle has at most one COMMIT, ever, whatever the code above believes.
+    # A cycle has at most one COMMIT, ever, even if the code above has a bug.
     """
         CREATE UNIQUE INDEX semel_attempt_one_commit
             ON semel_attempt (app, query, generation, batch)
             WHERE state IN ('committed', 'finished')
     """,
-    # Recovery lists what is open without reading what is over.
+    # Recovery lists the open attempts without reading the finished ones.
     """
         CREATE INDEX semel_attempt_open
             ON semel_attempt (app, query, generation, batch, seq)

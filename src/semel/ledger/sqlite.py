@@ -1,4 +1,4 @@
-"""The ledger in one SQLite file: the default, for everything that runs on one host."""
+"""The ledger in one SQLite file: the default, for pipelines on one host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import LedgerUnavailable, LedgerUnusable, Misuse, NeedsOperator, SemelError
 from semel.lease import Owner, Takeover
 from semel.ledger import statements
-from semel.ledger.database import MICROSECONDS, Database, Mode, Row, Session
+from semel.ledger.database import MICROSECONDS, LedgerDatabase, Row, Session, TransactionMode
 from semel.ledger.ledger import SqlLedger
 
 FAULTS: Final[Mapping[str, tuple[type[LedgerUnavailable | LedgerUnusable], str]]] = {
@@ -51,7 +51,7 @@ NETWORK_FUSE: Final = frozenset(
         "mount-s3", "rclone", "s3fs", "seaweedfs", "smbnetfs", "sshfs",
     }
 )  # fmt: skip
-"""What stands behind ``fuse.``: FUSE itself is no network."""
+"""The network file systems after ``fuse.``; FUSE itself need not be one."""
 
 _IS_LEDGER: Final = "SELECT 1 FROM sqlite_master WHERE name = 'semel_ledger_meta'"
 
@@ -72,10 +72,10 @@ class SqliteLedger(SqlLedger):
         self._path = path_of(path_or_url)
         self._clock = clock
         self._busy_seconds = busy_seconds
-        super().__init__(Database(SqliteDriver(self._path, clock, busy_seconds)))
+        super().__init__(LedgerDatabase(SqliteDriver(self._path, clock, busy_seconds)))
 
     def exists(self) -> bool:
-        """Tell whether the file is there and is a ledger, without making or changing it."""
+        """Return whether the file exists and is a ledger, without creating or changing it."""
         if not self._path.exists():
             return False
         uri = f"{self._path.as_uri()}?mode=rw"
@@ -90,9 +90,9 @@ class SqliteLedger(SqlLedger):
         return made, (str(self._path),)
 
     def backup(self, destination: str | Path) -> None:
-        """Copy the ledger to a new file, as it is at one moment, while it is in use.
+        """Copy a snapshot of the ledger to a new file, while it is in use.
 
-        The file appears whole, checked and synced, or not at all.
+        The file appears complete, checked and synced, or it does not appear.
 
         Raises:
             Misuse: the file exists already, or its folder does not.
@@ -100,7 +100,7 @@ class SqliteLedger(SqlLedger):
         _ = self.ledger_id  # opens the ledger, and refuses one of another version
         target = Path(destination).absolute()
         if not target.parent.is_dir():
-            raise Misuse(f"the folder {target.parent} does not exist; make it")
+            raise Misuse(f"the folder {target.parent} does not exist; create it")
         partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
         try:
             with (
@@ -120,8 +120,8 @@ class SqliteLedger(SqlLedger):
         _sync(target.parent)
 
     def restore(self, who: str, why: str, takeover: Takeover = Takeover.WAIT) -> None:
-        """End every lease and leap every epoch, if the file is whole."""
-        uri = f"{self._path.as_uri()}?mode=rw"  # a file that is not there is not made
+        """End every lease and raise every epoch, if the file is not damaged."""
+        uri = f"{self._path.as_uri()}?mode=rw"  # rw does not create a missing file
         with self._database.translated(), closing(sqlite3.connect(uri, uri=True)) as connection:
             _check_whole(connection, self.url)
         super().restore(who, why, takeover)
@@ -131,7 +131,7 @@ def path_of(path_or_url: str | Path) -> Path:
     """Read ``sqlite:///relative``, ``sqlite:////absolute`` or a path; the answer is absolute.
 
     Raises:
-        Misuse: it names no file.
+        Misuse: it does not name a file.
     """
     text = os.fspath(path_or_url)
     if text.startswith("sqlite:"):
@@ -140,7 +140,7 @@ def path_of(path_or_url: str | Path) -> Path:
             raise Misuse(f"{text!r}: use sqlite:///relative or sqlite:////absolute")
         text = place
     if text in ("", ":memory:") or text.startswith("file:"):
-        raise Misuse(f"{os.fspath(path_or_url)!r} names no file; for a trial, use memory:")
+        raise Misuse(f"{os.fspath(path_or_url)!r} does not name a file; for a trial, use memory:")
     return Path(text).expanduser().absolute()
 
 
@@ -160,14 +160,14 @@ class SqliteDriver:
         return f"sqlite:///{self._path}"
 
     def connect(self, known: str | None) -> Session:
-        """Open the file, making it unless it was there before."""
+        """Open the file; create it unless a ledger was found there before."""
         self._check_place(known)
         is_new = not self._path.exists()
         connection = sqlite3.connect(
             self._path,
             timeout=self._busy_seconds,
             isolation_level=None,
-            check_same_thread=False,  # `Database` lets one thread in at a time
+            check_same_thread=False,  # the ledger's database lets one thread in at a time
         )
         try:
             connection.row_factory = sqlite3.Row
@@ -191,28 +191,29 @@ class SqliteDriver:
         return kind(self.url, f"{words} ({name or type(error).__name__}: {error})")
 
     def leaves_doubt(self, error: Exception, session: Session) -> bool:
-        """A commit whose sync failed may be found in the log after a crash; others are not."""
+        """Return whether the sync failed: such a commit may be in the log after a crash."""
         name = getattr(error, "sqlite_errorname", None) or ""
         return name.startswith("SQLITE_IOERR")
 
     def _check_place(self, known: str | None) -> None:
         folder = self._path.parent
         if not folder.is_dir():
-            raise LedgerUnusable(self.url, f"the folder {folder} does not exist; make it")
+            raise LedgerUnusable(self.url, f"the folder {folder} does not exist; create it")
         if known is not None and not self._path.exists():
             raise LedgerUnusable(
-                self.url, f"the file of ledger {known} was removed while in use; bring it back"
+                self.url, f"the file of ledger {known} was removed while in use; restore it"
             )
         kind = network_file_system(folder)
         if kind is not None:
             raise LedgerUnusable(
                 self.url,
                 f"{folder} is on a network file system ({kind}), where SQLite's locks do not "
-                f"keep two hosts apart; use a local disk, or postgresql://…",
+                f"work between two hosts; use a local disk, or postgresql://…",
             )
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
-        # Two processes that make a file at once do not wait for each other here.
+        # SQLite's busy timeout does not cover this statement, so two processes that create a
+        # file at once would fail instead of waiting.
         deadline = time.monotonic() + self._busy_seconds
         while True:
             try:
@@ -229,7 +230,7 @@ class SqliteDriver:
         connection.execute("PRAGMA fullfsync=1")  # macOS: an ordinary fsync is not enough there
 
     def _owners(self) -> str:
-        """Name the owners that may hold the lock: readers do not wait for it."""
+        """Return the owners that may hold the lock; a read does not wait for it."""
         try:
             with closing(sqlite3.connect(self._path, timeout=0)) as connection:
                 found = connection.execute(
@@ -256,12 +257,12 @@ class SqliteSession:
         self._url = url
         self._inode = _inode(path)
 
-    def begin(self, name: str, mode: Mode) -> None:
+    def begin(self, name: str, mode: TransactionMode) -> None:
         """Start a transaction; a writing one takes the file's write lock at once."""
         if _inode(self._path) != self._inode:
             self.is_lost = True
             raise LedgerUnusable(self._url, "the file was removed or replaced while in use")
-        self._connection.execute("BEGIN IMMEDIATE" if mode is Mode.WRITE else "BEGIN")
+        self._connection.execute("BEGIN IMMEDIATE" if mode is TransactionMode.WRITE else "BEGIN")
 
     def run(self, statement: str, values: Mapping[str, Any] | None = None) -> list[Row]:
         worded = _worded(statement)
@@ -284,7 +285,7 @@ class SqliteSession:
         self._connection.execute("COMMIT")
 
     def rollback(self) -> None:
-        """Give the transaction up, unless SQLite has done so."""
+        """Roll back, unless SQLite has done so after an error."""
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
@@ -307,7 +308,7 @@ def _inode(path: Path) -> tuple[int, int] | None:
 
 
 def _condition(owner: Owner) -> str:
-    """Say how an owner of this host is doing, if that explains a lock."""
+    """Return the state of an owner on this host, if it explains a lock."""
     if owner.is_gone():
         return ", which is gone"
     here = Owner.here()
@@ -328,7 +329,7 @@ def _check_whole(connection: sqlite3.Connection, where: str) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Bring a file or a folder to the disk."""
+    """Sync a file or a folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -337,9 +338,9 @@ def _sync(path: Path) -> None:
 
 
 def network_file_system(path: Path, mounts: str | None = None) -> str | None:
-    """Return the type of the network file system that *path* is on; None if it is on none we know.
+    """Return the type of the network file system that *path* is on; None if it is unknown.
 
-    *mounts* is what the kernel lists; where it lists nothing, nothing is known.
+    *mounts* is the kernel's list of mounts; without one, the answer is None.
     """
     if mounts is None:
         try:
@@ -352,7 +353,7 @@ def network_file_system(path: Path, mounts: str | None = None) -> str | None:
 
 
 def _type_of(path: Path, mounts: str) -> str:
-    """The type of the last and deepest mount above *path*; the last one hides those before it."""
+    """Return the type of the deepest mount above *path*; a later mount hides an earlier one."""
     best, kind = -1, ""
     for line in mounts.splitlines():
         fields = line.split(" ")

@@ -1,21 +1,21 @@
-"""Every statement of the ledger, each with a sentence.
+"""The statements of the ledger.
 
-Plain SQL that SQLite (3.35 or newer) and PostgreSQL both understand, with
-``:named`` parameters.  ``{now}`` is the database's clock in microseconds since
-1970, ``{for_update}`` the lock that makes writers of one scope take turns.
+Plain SQL for SQLite (3.35 or newer) and PostgreSQL, with ``:named`` parameters.
+``{now}`` is the database's clock in microseconds since 1970, ``{for_update}`` the
+lock that keeps other writers of the scope out.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# Make sure that the scope has a row to lock.
+# The scope needs a row to lock.
 ENTER_SCOPE: Final = """
     INSERT INTO semel_scope (app, query) VALUES (:app, :query)
     ON CONFLICT (app, query) DO NOTHING
 """
 
-# Take the scope's lock, and read all that decides what may be written, and the time.
+# Takes the scope's lock, and reads the time and everything that the checks need.
 LOCK_SCOPE: Final = """
     SELECT epoch, owner, lease_until, generation, mark_generation, mark_batch, mark_attempt,
            pruned_generation, pruned_batch, {now} AS now
@@ -24,13 +24,13 @@ LOCK_SCOPE: Final = """
     {for_update}
 """
 
-# Read the same without a lock.
+# The same without a lock.
 READ_SCOPE: Final = LOCK_SCOPE.replace("{for_update}", "")
 
-# A scope whose epoch is 0 was mentioned, but never owned.
+# A scope whose epoch is 0 was never owned.
 LIST_SCOPES: Final = "SELECT app, query FROM semel_scope WHERE epoch > 0 ORDER BY app, query"
 
-# A restore leaps them all: the lost ledger may have had owners of any of them.
+# A restore raises them all: the lost ledger may have had owners of any of them.
 LIST_EVERY_SCOPE: Final = "SELECT app, query FROM semel_scope ORDER BY app, query"
 
 # Sinks have seen epochs of the lost ledger: the next owner's epoch must be above them.
@@ -39,13 +39,13 @@ LEAP_EPOCH: Final = """
      WHERE app = :app AND query = :query
 """
 
-# Every acquisition bumps the epoch; the number is read from the locked row.
+# Every acquisition raises the epoch; the number is read from the locked row.
 TAKE_LEASE: Final = """
     UPDATE semel_scope SET epoch = :epoch, owner = :owner, lease_until = :until
      WHERE app = :app AND query = :query
 """
 
-# The epoch stays: it is what fences.
+# The epoch stays, because it fences the old owner.
 RELEASE_LEASE: Final = """
     UPDATE semel_scope SET owner = NULL, lease_until = 0 WHERE app = :app AND query = :query
 """
@@ -83,17 +83,17 @@ READ_ATTEMPT: Final = _ATTEMPT + _CYCLE + " AND attempt = :attempt"
 
 LIST_CYCLE: Final = _ATTEMPT + _CYCLE + " ORDER BY seq"
 
-# The condition is the one of the index that allows a cycle only one of these.
+# The condition is that of the unique index, so the planner can use it.
 READ_COMMITTED: Final = _ATTEMPT + _CYCLE + " AND state IN ('committed', 'finished')"
 
-# The condition is the one of the index that holds only open attempts.
+# The condition is that of the partial index, so the planner can use it.
 LIST_OPEN: Final = (
     _ATTEMPT + " AND state IN ('planned', 'prepared', 'committed') ORDER BY generation, batch, seq"
 )
 
 LIST_NEWEST: Final = _ATTEMPT + " ORDER BY seq DESC LIMIT :limit"
 
-# The scope's lock is held, so no two attempts get one number.
+# The scope's lock is held, so two attempts never get the same number.
 ADD_ATTEMPT: Final = """
     INSERT INTO semel_attempt (app, query, generation, batch, attempt, epoch, state, reason,
                                planned_at, decided_at, seq)
@@ -114,7 +114,7 @@ SET_PREPARED: Final = (
     "UPDATE semel_attempt SET state = 'prepared', tokens = :tokens, row_counts = :rows" + _THIS
 )
 
-# The decision; its states are named again, so that it is write-once in itself.
+# The decision; the condition makes it write-once even without the checks before it.
 DECIDE_COMMIT: Final = (
     "UPDATE semel_attempt SET state = 'committed', decided_at = :now"
     + _THIS
@@ -127,7 +127,7 @@ DECIDE_ABORT: Final = (
     + " AND state IN ('planned', 'prepared')"
 )
 
-# An owner's own attempts are not given up: only what older owners left.
+# Only attempts of older owners: this owner's own may be running.
 ABORT_UNDECIDED: Final = (
     "UPDATE semel_attempt SET state = 'aborted', decided_at = :now, reason = :reason"
     " WHERE app = :app AND query = :query"
@@ -187,7 +187,7 @@ MOVE_POSITION: Final = """
 # Only an operator's adopt does this.
 FORGET_POSITIONS: Final = "DELETE FROM semel_position WHERE app = :app AND query = :query"
 
-# Only an operator's adopt does this, and only if told to.
+# Only an operator's `adopt --repeat-files` does this.
 FORGET_PATHS: Final = "DELETE FROM semel_path WHERE app = :app AND query = :query"
 
 LIST_PATHS: Final = "SELECT source, path FROM semel_path WHERE app = :app AND query = :query"
@@ -198,12 +198,12 @@ FIND_PATHS: Final = """
      WHERE app = :app AND query = :query AND source = :source AND path IN ({paths})
 """
 
-# A path that is there already would be a file committed twice: the key refuses it.
+# A path that exists would be a file committed twice: the primary key refuses it.
 ADD_PATH: Final = """
     INSERT INTO semel_path (app, query, source, path) VALUES (:app, :query, :source, :path)
 """
 
-# The newest cycle that pruning may forget: the next one after those that are kept.
+# The newest cycle that pruning may delete: the one after the cycles that are kept.
 FIRST_TO_PRUNE: Final = """
     SELECT DISTINCT generation, batch FROM semel_attempt
      WHERE app = :app AND query = :query AND (generation, batch) <= (:generation, :batch)

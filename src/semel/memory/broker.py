@@ -1,28 +1,19 @@
 """A broker in memory that behaves like Kafka, for tests of services and for trying things out.
 
-A bell that wakes whoever waits, on whichever loop and thread.
-
-Sending to a memory broker, and reading its logs outside any group.
-
-One member of a consumer group of a memory broker.
-
-    joined ──▶ assigned ──a rebalance──▶ revoking ──▶ joined
-                  │                         ▲
-                  └──not heard of, put out──┘
-
-A task of its own keeps each member: it lets the group hear of it, calls the
-listeners when partitions have to go, and takes over new ones.  It runs beside
-whatever handles the records, as in aiokafka; a listener that wants to wait for
-the handlers has to.
-
-A broker in memory that behaves like Kafka, for tests of services and for trying things out.
-
     broker = MemoryBroker({"payments": 2})
     member = await broker.subscribe("billing", ["payments"])
 
-Partitions with offsets, groups with generations and eager rebalances, redelivery
-from the committed offset, holes, retention; and levers that a real broker does
-not have: kill a member, lose an answer, deliver again.
+It has partitions with offsets, groups with generations and eager rebalances,
+redelivery from the committed offset, holes and retention, and controls for tests:
+kill a member, lose an answer, deliver again.
+
+    joined ──▶ assigned ──a rebalance──▶ revoking ──▶ joined
+                  │                         ▲
+                  └──no heartbeat, removed──┘
+
+Each member has a task of its own that sends heartbeats, calls the listeners when
+partitions are revoked, and takes over new ones.  It runs beside the handlers, as
+in aiokafka; a listener that must wait for the handlers does so itself.
 """
 
 from __future__ import annotations
@@ -39,24 +30,25 @@ from typing import Any, ClassVar, Final, NoReturn
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import Fenced, Misuse, Permanent, Retryable
-from semel.memory.broker_failures import Call, Failing, Failure, Failures
-from semel.memory.broker_groups import Group, Membership, Patience
+from semel.memory.broker_failures import BrokerFailure, Call, Failing, Failures
+from semel.memory.broker_groups import Group, GroupMember, Patience
 from semel.memory.broker_store import BrokerStore, Entry, MemoryBrokerStore, check_readable
 from semel.message import Coordinates, Partition, Record
 from semel.messaging.receive.broker import Outgoing, Revoked
 
 
 class Bell:
-    """Rung after every change; counts, so that nobody who looked before it misses it.
+    """Wakes waiting tasks after every change, on any loop and thread.
 
-    Note `number`, look, and where there is nothing to do, `wait` with the number.
+    It counts its changes, so that none is missed: read `number`, look for work, and if there
+    is none, `wait` with that number.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: set[asyncio.Future[None]] = set()
         self.number = 0
-        """How often it rang."""
+        """How many changes there were."""
 
     def ring(self) -> None:
         """Wake everybody."""
@@ -68,12 +60,12 @@ class Bell:
             if loop is _running_loop():
                 _wake(future)
             else:
-                # A loop that was closed meanwhile has nobody left to wake.
+                # A loop that was closed meanwhile has no task left to wake.
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(_wake, future)
 
     async def wait(self, number: int, seconds: float) -> None:
-        """Wait until it rings for more than the *number*-th time, but no longer than *seconds*."""
+        """Wait for a change after number *number*, at most *seconds*."""
         future = asyncio.get_running_loop().create_future()
         with self._lock:
             if self.number != number:
@@ -98,19 +90,19 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-# A broker that loses more answers than this in a row is taken for one that is away.
+# After this many lost answers in a row the broker counts as unavailable.
 APPEND_ATTEMPTS: Final = 5
 
 
 def partition_of(topic: str, key: bytes, partitions: int) -> Partition:
-    """Say where messages with *key* go: the same in every process and on every day."""
+    """Return the partition of *key*, which is the same in every process and at every time."""
     return Partition(topic, zlib.crc32(key) % partitions)
 
 
 class MemoryPublisher:
     """A `semel.messaging.receive.broker.Publisher`; idempotent, as Kafka's producers are.
 
-    What it repeats by itself is in the log once; what its caller sends again is there again.
+    Its own retries appear in the log once; a message that the caller sends again, twice.
     """
 
     def __init__(self, broker: MemoryBroker) -> None:
@@ -122,7 +114,7 @@ class MemoryPublisher:
 
     async def publish(self, batch: Sequence[Outgoing]) -> Sequence[Exception | None]:
         if self._is_closed:
-            raise Misuse("the publisher is closed and sends nothing")
+            raise Misuse("the publisher is closed; nothing was sent")
         await asyncio.sleep(0)
         lot = self._broker.failures.take(Call.PUBLISH)
         lot.before()
@@ -131,7 +123,7 @@ class MemoryPublisher:
         return answers
 
     async def close(self) -> None:
-        """Send nothing more; what was handed over is in the log already."""
+        """Refuse further messages; those of earlier calls are in the log already."""
         self._is_closed = True
 
     def _send(self, batch: Sequence[Outgoing]) -> Sequence[Exception | None]:
@@ -178,7 +170,7 @@ class MemoryPublisher:
         return Entry(partition, message, self._broker.clock.now(), self._name, self._sequence)
 
     def _append(self, entries: Sequence[Entry]) -> None:
-        """Append, repeating what is not answered: the log knows what it has already."""
+        """Append, and repeat without an answer: the log recognises what it has already."""
         for attempt in range(1, APPEND_ATTEMPTS + 1):
             lot = self._broker.failures.take(Call.APPEND)
             try:
@@ -208,7 +200,7 @@ class MemoryReader:
         """Return the records with offsets from *first* to *last*, both included.
 
         Raises:
-            NeedsOperator: the log does not go back to *first* any more.
+            NeedsOperator: the log begins after *first*.
         """
         await asyncio.sleep(0)
         self._broker.failures.take(Call.READ).read()
@@ -223,7 +215,7 @@ class MemoryReader:
 
 
 class MemorySubscription:
-    """A `Subscription`; belongs to the event loop that it was made on."""
+    """A `Subscription`; belongs to the event loop on which it was created."""
 
     def __init__(self, broker: MemoryBroker, group: str, topics: Sequence[str]) -> None:
         """Use `MemoryBroker.subscribe`, which also joins the group."""
@@ -250,7 +242,7 @@ class MemorySubscription:
 
     @property
     def member(self) -> str:
-        """The member's name; it gets another one when it was put out of the group."""
+        """The member's name; it gets a new one after it was removed from the group."""
         return self._member
 
     @property
@@ -260,7 +252,7 @@ class MemorySubscription:
 
     @property
     def is_heard(self) -> bool:
-        """It lives, and the group hears of it."""
+        """Whether it runs and its heartbeats reach the group."""
         return self._keeper is not None and not self._keeper.done()
 
     @property
@@ -268,24 +260,24 @@ class MemorySubscription:
         return frozenset(self._positions)
 
     def on_revoked(self, listener: Revoked) -> None:
-        """Call *listener* before partitions are given up; what it commits still counts.
+        """Call *listener* before partitions are revoked; its commits are still accepted.
 
-        It is also called when they are lost: then its commits are `Fenced`.  Whatever else it
-        raises is raised by the next `fetch`; the partitions go all the same.
+        It is also called when they are lost: then its commits are `Fenced`.  The next `fetch`
+        raises any other error of a listener; the partitions are given up all the same.
         """
         self._listeners.append(listener)
 
     async def fetch(self, max_records: int, wait_seconds: float) -> Sequence[Record]:
         """Return the next records of partitions that are not paused, in order of offset each.
 
-        Returns without records when partitions begin to be given up.
+        Returns no records when a revocation begins.
 
         Raises:
-            NeedsOperator: the position is not in the log; nothing is passed over silently.
+            NeedsOperator: the position is not in the log; records are never skipped silently.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds
-        # Others get their turn, even where there always is a next record.
+        # Lets other tasks run, even if there is always a next record.
         await asyncio.sleep(0)
         self._raise_trouble()
         self._broker.failures.take(Call.FETCH).read()
@@ -316,13 +308,13 @@ class MemorySubscription:
         return self._broker.store.bounds(partition)[1]
 
     def seek(self, partition: Partition, offset: int) -> None:
-        """Fetch from *offset* on; nothing happens where the partition is no longer assigned."""
+        """Fetch from *offset* on; ignored if the partition is no longer assigned."""
         if partition in self._positions:
             self._positions[partition] = offset
             self._broker.bell.ring()
 
     def pause(self, partition: Partition) -> None:
-        """Leave the partition out of fetches, until it is resumed or assigned anew."""
+        """Leave the partition out of fetches, until it is resumed or assigned again."""
         if partition in self._positions:
             self._paused.add(partition)
 
@@ -348,18 +340,18 @@ class MemorySubscription:
     # What the broker calls.
 
     def enter(self) -> None:
-        """Join the group, and be kept in it."""
+        """Join the group and start the heartbeats."""
         self._join()
         self.revive()
 
     def revive(self) -> None:
-        """Let the group hear of the member (again); a no-op where it does."""
+        """Start the heartbeats again; ignored if they run."""
         if not self._is_closed and not self.is_heard:
             self._sync()
             self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
     def kill(self) -> None:
-        """Let nobody hear of the member any more, in the middle of whatever it does."""
+        """Stop the heartbeats at once, as a killed process would."""
         for task in (self._keeper, self._revoking):
             if task is not None:
                 task.cancel()
@@ -383,7 +375,7 @@ class MemorySubscription:
             await self._broker.bell.wait(number, self._broker.tick_seconds)
 
     def _sync(self) -> None:
-        """Be heard, look what became of the group, and follow."""
+        """Send a heartbeat, read the state of the group, and react to it."""
         group = self._broker.hear(self)
         me = group.members.get(self._member)
         if self._revoking is not None or self._is_closed:
@@ -404,7 +396,7 @@ class MemorySubscription:
         except Exception as error:  # noqa: BLE001  the next fetch raises it
             self._trouble = error
         finally:
-            # One that was killed may have been revived before this runs.
+            # A killed member may have been revived before this runs.
             if self._revoking is asyncio.current_task():
                 self._revoking = None
 
@@ -415,14 +407,14 @@ class MemorySubscription:
             try:
                 await listener(partitions)
             except Fenced as error:
-                # The partitions were lost before it could commit, which it cannot change.
+                # The partitions were lost before the listener could commit, as it may happen.
                 if self._member in self._broker.store.peek(self._group).members:
                     self._trouble = error
             except Exception as error:  # noqa: BLE001  the next fetch raises it
                 self._trouble = error
 
     def _give_up(self) -> None:
-        """Let the partitions go; one that was put out of the group joins it anew."""
+        """Give up the partitions; a member that was removed from the group joins it again."""
         self._positions.clear()
         self._paused.clear()
         if self._member in self._broker.store.peek(self._group).members:
@@ -437,7 +429,7 @@ class MemorySubscription:
             now = self._broker.clock.monotonic()
             group.join(self._member, self._topics, now, self._broker.patience)
 
-    def _take_over(self, group: Group, me: Membership) -> None:
+    def _take_over(self, group: Group, me: GroupMember) -> None:
         self._generation = group.generation
         self._positions = {p: self._position(group, p) for p in sorted(me.owned)}
         self._paused.clear()
@@ -448,9 +440,9 @@ class MemorySubscription:
         return group.committed.get(partition, start)
 
     def _take(self, max_records: int) -> list[Record]:
-        """Take what is there, from another partition first each time."""
+        """Return the next records; each call starts with another partition, for fairness."""
         if self._is_closed:
-            raise Misuse(f"group {self._group}: the subscription is closed and fetches nothing")
+            raise Misuse(f"group {self._group}: the subscription is closed")
         me = self._broker.store.peek(self._group).members.get(self._member)
         if me is None or self._revoking is not None:
             return []
@@ -462,7 +454,7 @@ class MemorySubscription:
             position = self._positions[partition]
             start, end = self._broker.store.bounds(partition)
             if not start <= position <= end and found:
-                break  # what was taken is returned; a later turn begins here and raises
+                break  # returns the records so far; the next call begins here and raises
             check_readable(partition, start, end, position)
             limit = max_records - len(found)
             records = self._broker.store.read(partition, position, end - 1, limit)
@@ -477,26 +469,26 @@ class MemorySubscription:
             raise trouble
 
 
-__all__ = ["MAX_MESSAGE_BYTES", "Call", "Failing", "Failure", "MemoryBroker", "Patience"]
+__all__ = ["MAX_MESSAGE_BYTES", "BrokerFailure", "Call", "Failing", "MemoryBroker", "Patience"]
 
 
-# What Kafka allows unless it is told otherwise (message.max.bytes).
+# Kafka's default for message.max.bytes.
 MAX_MESSAGE_BYTES: Final = 1_048_588
 
 
-# Of the time after which a member is taken for dead, so that one late heartbeat is no death.
+# As a part of the session timeout, so that one late heartbeat does not end the membership.
 HEARTBEATS_PER_SESSION: Final = 10
 
 
 class MemoryBroker:
-    """Topics, groups and levers.
+    """Topics, consumer groups, and controls for tests.
 
-    Members belong to the loop on which they subscribed, and may be on different loops and
-    threads; `kill` and `revive` are for the member's own loop, everything else for any.
+    A member belongs to the loop on which it subscribed; members may be on different loops and
+    threads.  Call `kill` and `revive` on the member's own loop, all other methods on any.
     """
 
     tick_seconds: ClassVar[float] = 0.05
-    """How often a waiting member looks whether time has passed for somebody else."""
+    """How often a waiting member checks whether another one's time has run out."""
 
     def __init__(
         self,
@@ -507,7 +499,7 @@ class MemoryBroker:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         store: BrokerStore | None = None,
     ) -> None:
-        """Make a broker with *topics*, each with its number of partitions."""
+        """Create a broker with *topics*, each with its number of partitions."""
         self.clock = clock
         self.patience = patience or Patience()
         self.max_message_bytes = max_message_bytes
@@ -524,35 +516,35 @@ class MemoryBroker:
     # What a service uses.
 
     async def subscribe(self, group: str, topics: Sequence[str]) -> MemorySubscription:
-        """Join *group*; the partitions come when the other members have given up theirs.
+        """Join *group*; its partitions are assigned when the other members have given up theirs.
 
         Raises:
             Misuse: one of the topics does not exist.
         """
         missing = [topic for topic in topics if topic not in self.store.topics()]
         if missing:
-            raise Misuse(f"group {group}: there is no topic {missing[0]!r}; make it first")
+            raise Misuse(f"group {group}: there is no topic {missing[0]!r}; create it first")
         member = MemorySubscription(self, group, topics)
         self._members.append(member)
         member.enter()
         return member
 
     def publisher(self) -> MemoryPublisher:
-        """Make a publisher."""
+        """Return a new publisher."""
         return MemoryPublisher(self)
 
     def reader(self) -> MemoryReader:
-        """Make a reader."""
+        """Return a new reader."""
         return MemoryReader(self)
 
     # What a test looks at.
 
     def partitions(self, topic: str) -> Sequence[Partition]:
-        """Name the partitions of *topic*."""
+        """Return the partitions of *topic*."""
         return [Partition(topic, number) for number in range(self.store.topics().get(topic, 0))]
 
     def records(self, topic: str) -> Sequence[Record]:
-        """Return whatever is in the logs of *topic*, partition by partition."""
+        """Return all records of *topic*, partition by partition."""
         found: list[Record] = []
         for partition in self.partitions(topic):
             start, end = self.store.bounds(partition)
@@ -560,7 +552,7 @@ class MemoryBroker:
         return found
 
     def committed(self, group: str) -> Mapping[Partition, int]:
-        """Return what a group has committed, by partition."""
+        """Return a group's committed offsets, by partition."""
         return dict(self.store.peek(group).committed)
 
     def lag(self, group: str, topic: str) -> int:
@@ -571,7 +563,7 @@ class MemoryBroker:
         )
 
     async def settled(self, group: str, seconds: float = 10.0) -> None:
-        """Wait until no rebalance is under way, and every member here has its partitions.
+        """Wait until no rebalance is running, and every member here has its partitions.
 
         Raises:
             Retryable: that took too long.
@@ -586,13 +578,13 @@ class MemoryBroker:
             ):
                 return
             if asyncio.get_running_loop().time() >= deadline:
-                raise Retryable(f"group {group}: a rebalance is not over after {seconds} s")
+                raise Retryable(f"group {group}: a rebalance has not ended after {seconds} s")
             await self.bell.wait(number, self.tick_seconds)
 
     # What a test does.
 
     def create_topic(self, topic: str, partitions: int = 1) -> None:
-        """Make a topic, or give it more partitions, which its groups then share."""
+        """Create a topic, or add partitions to it, which its groups then share."""
         if self.store.topics().get(topic) == partitions:
             return
         self.store.create(topic, partitions)
@@ -608,7 +600,7 @@ class MemoryBroker:
         headers: Mapping[str, bytes] | None = None,
         partition: int | None = None,
     ) -> Coordinates:
-        """Append one record, to *partition* where it is said, and return where it is."""
+        """Append one record, to *partition* if given, and return its coordinates."""
         partitions = self.store.topics().get(topic, 1)
         place = Partition(topic, partition or 0)
         if partition is None and key is not None:
@@ -618,29 +610,29 @@ class MemoryBroker:
         return at
 
     def kill(self, member: MemorySubscription) -> None:
-        """Let nothing be heard of *member* any more: it leaves when its session has run out.
+        """Stop the heartbeats of *member*: the group removes it after the session timeout.
 
-        Its object can still be used, as by a process that slept: a zombie.
+        Its object can still be used, like a process that was stopped: a zombie.
         """
         member.kill()
 
     def revive(self, member: MemorySubscription) -> None:
-        """Let *member* wake up: it finds out what it has lost, and joins again."""
+        """Continue a killed *member*: it finds out what it has lost, and joins again."""
         member.revive()
 
     def rebalance(self, group: str) -> None:
-        """Make every member of *group* give up its partitions, and share them anew."""
+        """Make every member of *group* give up its partitions, and assign them again."""
         with self.changing(group) as found:
             found.rebalance(self.clock.monotonic(), self.patience)
 
     def redeliver(self, group: str, partition: Partition, offset: int) -> None:
-        """Deliver from *offset* on again: a rebalance after which *offset* is committed."""
+        """Deliver from *offset* on again, by a rebalance that sets the committed offset."""
         with self.changing(group) as found:
             found.rewinds[partition] = offset
             found.rebalance(self.clock.monotonic(), self.patience)
 
     def skip(self, partition: Partition, offsets: int = 1) -> None:
-        """Leave a hole, as the markers of transactions do."""
+        """Leave a hole in the offsets, as transaction markers do."""
         self.store.skip(partition, offsets)
         self.bell.ring()
 
@@ -655,20 +647,20 @@ class MemoryBroker:
             self.store.drop(partition, [o for offsets in by_key.values() for o in offsets[:-1]])
 
     def trim(self, partition: Partition, up_to: int) -> None:
-        """Remove what is before *up_to*, as retention does; whoever still wants it is refused."""
+        """Remove the records before *up_to*, as retention does; reading them raises then."""
         self.store.trim(partition, up_to)
         self.bell.ring()
 
-    def fail(self, *failures: Failure) -> None:
-        """Let calls of this object's members and publishers fail."""
+    def fail(self, *failures: BrokerFailure) -> None:
+        """Make calls of this broker's members and publishers fail."""
         self.failures.plan(*failures)
 
     def heal(self) -> None:
-        """Let no call fail any more."""
+        """End all planned failures."""
         self.failures.clear()
 
     async def close(self) -> None:
-        """Let every member here leave its group."""
+        """Make every member here leave its group."""
         for member in list(self._members):
             await member.close()
         self.store.close()
@@ -676,14 +668,14 @@ class MemoryBroker:
     # What members and publishers use.
 
     def append(self, entries: Sequence[Entry]) -> Sequence[Coordinates]:
-        """Append to the logs, and wake whoever waits for records."""
+        """Append to the logs, and wake the members that wait for records."""
         appended = self.store.append(entries)
         self.bell.ring()
         return appended
 
     @contextmanager
     def changing(self, name: str) -> Iterator[Group]:
-        """Change a group, before and after which is done whatever is due in it."""
+        """Change a group; timeouts and rebalances that are due are handled before and after."""
         with self.store.group(name) as group:
             before = _shape(group)
             self._advance(group)
@@ -694,7 +686,7 @@ class MemoryBroker:
             self.bell.ring()
 
     def hear(self, member: MemorySubscription) -> Group:
-        """Let the group hear of its members here; return it, with everything done that is due."""
+        """Send the heartbeats of the members here; return the group after what is due."""
         group = self.store.peek(member.group)
         now = self.clock.monotonic()
         me = group.members.get(member.member)
@@ -710,7 +702,7 @@ class MemoryBroker:
         self._members.remove(member)
 
     def name_member(self, group: str) -> str:
-        """Make up a name for a new member."""
+        """Return a name for a new member."""
         return f"{group}-{uuid.uuid4().hex[:8]}"
 
     def _heard_of(self, group: str) -> Iterator[MemorySubscription]:
@@ -720,19 +712,19 @@ class MemoryBroker:
 
     def _advance(self, group: Group) -> None:
         now = self.clock.monotonic()
-        # Whoever lives in this process is alive, however long its loop was busy.
+        # A member of this process is alive, even if its loop was busy for a long time.
         group.hear([member.member for member in self._heard_of(group.name)], now)
         group.advance(now, self.store.topics(), self.patience)
 
 
 def _shape(group: Group) -> tuple[object, ...]:
-    """Return that of a group which others wait for."""
+    """Return the part of a group whose change must wake waiting members."""
     ready = [(name, member.is_ready) for name, member in group.members.items()]
     return (group.generation, group.is_rebalancing, ready)
 
 
 def _refuse_to_travel() -> NoReturn:
     raise Misuse(
-        "a MemoryBroker lives in one process and cannot be sent to another; "
+        "a MemoryBroker belongs to one process and cannot be sent to another; "
         "for several processes use semel.testing.filebroker.FileBroker"
     )

@@ -1,9 +1,9 @@
-"""Failures of a broker, on demand.
+"""Planned failures of the memory broker.
 
     broker.fail(Failure(Call.COMMIT, Failing.LOST_REPLY, after=2))
 
-A failure strikes so many calls of one kind, and then no more; until the broker
-is healed, where no number is said.
+A failure applies to a number of calls of one kind; without a number, to all of them
+until `heal`.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ class Call(StrEnum):
     """One message of a batch: the answer about it is the error."""
 
     APPEND = "append"
-    """The request behind a batch; the publisher, being idempotent, repeats it by itself."""
+    """The request behind a batch; the idempotent publisher repeats it itself."""
 
     READ = "read"
 
 
 class Failing(StrEnum):
-    """What becomes of the call, and of its answer."""
+    """What happens to the call, and to its answer."""
 
     REFUSED = "refused"
-    """Nothing happens, and the answer says so."""
+    """The call has no effect, and the answer says so."""
 
     LOST_REPLY = "lost_reply"
-    """It happens, and the answer is lost."""
+    """The call has its effect, and the answer is lost."""
 
 
 @dataclass(slots=True)
-class Failure:
+class BrokerFailure:
     """Some calls that fail."""
 
     call: Call
     failing: Failing = Failing.REFUSED
     error: Exception = field(default_factory=lambda: Retryable("the broker does not answer"))
-    """What is raised: `Retryable` for a broker that is away, `Permanent` for one that refuses."""
+    """The exception: `Retryable` for an unavailable broker, `Permanent` for a refusal."""
 
     times: int | None = 1
-    """How many calls are struck; None: all of them, until the broker is healed."""
+    """How many calls fail; None: all of them, until `heal`."""
 
     after: int = 0
-    """How many calls are spared first."""
+    """How many calls succeed first."""
 
     topic: str | None = None
     """Only messages of this topic; for `Call.MESSAGE`."""
@@ -67,7 +67,7 @@ class Failure:
     """Only messages with this key; for `Call.MESSAGE`."""
 
     def strikes(self, call: Call, topic: str | None, key: bytes | None) -> bool:
-        """Count a call, and tell whether it is struck."""
+        """Count a call, and return whether it fails."""
         if (
             call is not self.call
             or self.times == 0
@@ -84,24 +84,24 @@ class Failure:
 
 
 class Failures:
-    """The failures that are still to come; may be shared by threads."""
+    """The planned failures; may be shared by threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._planned: list[Failure] = []
+        self._planned: list[BrokerFailure] = []
 
-    def plan(self, *failures: Failure) -> None:
-        """Let calls fail from now on."""
+    def plan(self, *failures: BrokerFailure) -> None:
+        """Make calls fail from now on."""
         with self._lock:
             self._planned.extend(failures)
 
     def clear(self) -> None:
-        """Let no call fail any more."""
+        """End all planned failures."""
         with self._lock:
             self._planned.clear()
 
     def take(self, call: Call, topic: str | None = None, key: bytes | None = None) -> Lot:
-        """Count a call, and say what becomes of it."""
+        """Count a call, and return its fate."""
         with self._lock:
             for failure in self._planned:
                 if failure.strikes(call, topic, key):
@@ -111,21 +111,21 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Lot:
-    """What becomes of one call."""
+    """The fate of one call."""
 
-    failure: Failure | None
+    failure: BrokerFailure | None
 
     def read(self) -> None:
-        """Raise: a question that is not answered changes nothing either way."""
+        """Raise if the call fails in any way; a read without an answer changes nothing."""
         if self.failure:
             raise self.failure.error
 
     def before(self) -> None:
-        """Raise, where the call is refused."""
+        """Raise if the call is refused."""
         if self.failure and self.failure.failing is Failing.REFUSED:
             raise self.failure.error
 
     def after(self) -> None:
-        """Raise, where the answer is lost."""
+        """Raise if the answer is lost."""
         if self.failure and self.failure.failing is Failing.LOST_REPLY:
             raise self.failure.error

@@ -1,16 +1,16 @@
-"""A consumer group, as its coordinator sees it.
+"""The rules of a consumer group, as its coordinator applies them.
 
-               a member joins, leaves or is not heard of
+               a member joins, leaves or misses heartbeats
         STABLE ─────────────────────────────────────────▶ REBALANCING
            ▲                                                   │
            └───── every member has given up what it had ───────┘
 
 Rebalances are eager: each member gives up all of its partitions, and may commit
-until it has.  Whoever takes too long, to be heard of or to give up, is put out of
-the group; from then on its commits are refused.
+until it has.  A member that misses heartbeats, or takes too long to give up, is
+removed from the group; from then on its commits are refused.
 
-Rules only, without a clock and without a place: a broker keeps groups wherever
-it likes, and calls `Group.advance` in the transaction of every other call.
+These are rules only, without a clock and without storage: a broker stores groups
+itself, and calls `Group.advance` in the transaction of every other call.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class Patience:
     """How long a group waits for a member."""
 
     session_seconds: float = 3.0
-    """A member that is not heard of for so long is taken for dead."""
+    """A member without a heartbeat for this long counts as dead."""
 
     rebalance_seconds: float = 60.0
-    """A member that has not given up its partitions by then is put out."""
+    """A member that has not given up its partitions after this long is removed."""
 
 
 @dataclass(slots=True)
-class Membership:
+class GroupMember:
     """One member of a group."""
 
     topics: tuple[str, ...]
     heard_at: float
     owned: frozenset[Partition] = frozenset()
     is_ready: bool = False
-    """It has given up what it had, and waits for the next generation."""
+    """It has given up its partitions, and waits for the next generation."""
 
 
 @dataclass(slots=True)
@@ -52,39 +52,39 @@ class Group:
     generation: int = 0
     is_rebalancing: bool = False
     rebalance_until: float = 0.0
-    members: dict[str, Membership] = field(default_factory=dict)
+    members: dict[str, GroupMember] = field(default_factory=dict)
     """By name, in the order in which they joined."""
 
     committed: dict[Partition, int] = field(default_factory=dict)
     """The next offset to read of each partition."""
 
     rewinds: dict[Partition, int] = field(default_factory=dict)
-    """Committed offsets that the next generation starts with, whatever is committed until then."""
+    """Offsets that the next generation starts with, in place of the committed ones."""
 
     def join(self, name: str, topics: Iterable[str], now: float, patience: Patience) -> None:
-        """Let a member in; it gets partitions with the next generation."""
+        """Add a member; it gets partitions with the next generation."""
         self.rebalance(now, patience)
-        self.members[name] = Membership(tuple(topics), now, is_ready=True)
+        self.members[name] = GroupMember(tuple(topics), now, is_ready=True)
 
     def leave(self, name: str, now: float, patience: Patience) -> None:
-        """Put a member out; the others share what it had."""
+        """Remove a member; the others share its partitions."""
         if self.members.pop(name, None) is not None:
             self.rebalance(now, patience)
 
     def hear(self, names: Iterable[str], now: float) -> None:
-        """Note that members are alive."""
+        """Record heartbeats of members."""
         for name in names:
             if name in self.members:
                 self.members[name].heard_at = now
 
     def give_up(self, name: str) -> None:
-        """Take a member's partitions: it has ended what it did with them."""
+        """Take a member's partitions, after it has finished its work on them."""
         if self.is_rebalancing and name in self.members:
             self.members[name].owned = frozenset()
             self.members[name].is_ready = True
 
     def rebalance(self, now: float, patience: Patience) -> None:
-        """Ask every member for its partitions, unless that is under way."""
+        """Ask every member for its partitions, unless a rebalance is running."""
         if self.is_rebalancing:
             return
         self.is_rebalancing = True
@@ -97,7 +97,7 @@ class Group:
 
         Raises:
             Fenced: one of the partitions is not the member's.
-            Misuse: one of the offsets is none.
+            Misuse: one of the offsets is negative.
         """
         owned = self.members[name].owned if name in self.members else frozenset()
         foreign = sorted(partition for partition in offsets if partition not in owned)
@@ -108,11 +108,11 @@ class Group:
             )
         for partition, offset in offsets.items():
             if offset < 0:
-                raise Misuse(f"{partition}: {offset} is no offset")
+                raise Misuse(f"{partition}: an offset must be at least 0, got {offset}")
         self.committed.update(offsets)
 
     def overdue(self, now: float, patience: Patience) -> list[str]:
-        """List the members that are not waited for any longer."""
+        """List the members whose time has run out."""
         is_late = self.is_rebalancing and now >= self.rebalance_until
         return [
             name
@@ -122,7 +122,7 @@ class Group:
         ]
 
     def advance(self, now: float, topics: Mapping[str, int], patience: Patience) -> None:
-        """Do what is due: put the overdue out, and begin a generation where all are ready."""
+        """Remove overdue members, and begin a generation if all members are ready."""
         for name in self.overdue(now, patience):
             self.leave(name, now, patience)
         if self.is_rebalancing and all(member.is_ready for member in self.members.values()):
@@ -139,7 +139,7 @@ class Group:
 def assign(
     members: Mapping[str, Sequence[str]], topics: Mapping[str, int]
 ) -> Mapping[str, frozenset[Partition]]:
-    """Share the partitions of each topic among its subscribers, neighbours together.
+    """Share the partitions of each topic among its subscribers, in contiguous ranges.
 
     *members* maps names to topics, *topics* names to numbers of partitions.
     """

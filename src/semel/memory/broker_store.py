@@ -1,4 +1,4 @@
-"""What a broker keeps: logs with offsets, and consumer groups."""
+"""The storage of a broker: logs with offsets, and consumer groups."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Entry:
     timestamp: float
     producer: str
     sequence: int
-    """Counted by the producer; what the log has from it already is not appended again."""
+    """The producer's own count; an entry that the log has already is not appended again."""
 
 
 class BrokerStore(Protocol):
     """The logs and groups of a broker; every call is one transaction.
 
-    Asking for a partition that does not exist is `Misuse`.
+    A partition that does not exist is `Misuse`.
     """
 
     def topics(self) -> Mapping[str, int]:
@@ -38,11 +38,11 @@ class BrokerStore(Protocol):
         ...
 
     def create(self, topic: str, partitions: int) -> None:
-        """Make a topic, or give it more partitions."""
+        """Create a topic, or add partitions to it."""
         ...
 
     def append(self, entries: Sequence[Entry]) -> Sequence[Coordinates]:
-        """Append all entries or none; say where the new ones are."""
+        """Append all entries or none; return the coordinates of the new ones."""
         ...
 
     def read(self, partition: Partition, first: int, last: int, limit: int) -> Sequence[Record]:
@@ -66,19 +66,19 @@ class BrokerStore(Protocol):
         ...
 
     def group(self, name: str) -> AbstractContextManager[Group]:
-        """Change a group: what is done to it within the block is kept, unless it raises."""
+        """Change a group: the changes of the block are stored, unless it raises."""
         ...
 
     def peek(self, name: str) -> Group:
-        """Look at a group, without changing it."""
+        """Return a group, without changing it."""
         ...
 
     def groups(self) -> Sequence[str]:
-        """Name the groups that there are."""
+        """Return the names of all groups."""
         ...
 
     def close(self) -> None:
-        """Give back what is open; the store can be used again."""
+        """Close connections; the store can be used again."""
         ...
 
 
@@ -175,7 +175,7 @@ class MemoryBrokerStore:
             return list(self._groups)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there are no connections."""
 
     def _log(self, partition: Partition) -> _Log:
         try:
@@ -185,15 +185,15 @@ class MemoryBrokerStore:
 
 
 def record_of(entry: Entry, offset: int) -> Record:
-    """Make the record that *entry* becomes at *offset*."""
+    """Return *entry* as the record at *offset*."""
     message = entry.message
     at = Coordinates(entry.partition.topic, entry.partition.number, offset)
     return Record(at, message.value, message.key, dict(message.headers), entry.timestamp)
 
 
 def no_such(partition: Partition) -> Misuse:
-    """Say that a partition does not exist."""
-    return Misuse(f"there is no partition {partition}; make its topic first")
+    """Return the error for a partition that does not exist."""
+    return Misuse(f"there is no partition {partition}; create its topic first")
 
 
 def check_growth(topic: str, before: int, after: int) -> None:
@@ -207,7 +207,7 @@ def check_growth(topic: str, before: int, after: int) -> None:
 
 
 def check_trim(partition: Partition, start: int, end: int, up_to: int) -> None:
-    """Refuse to trim what is not there.
+    """Refuse to trim outside the log.
 
     Raises:
         Misuse: *up_to* is not in the log.
@@ -217,18 +217,18 @@ def check_trim(partition: Partition, start: int, end: int, up_to: int) -> None:
 
 
 def check_readable(partition: Partition, start: int, end: int, offset: int) -> None:
-    """Refuse to read where the log has nothing any more, or nothing yet to wait for.
+    """Refuse to read before the start of the log or beyond its end.
 
     Raises:
-        NeedsOperator: to go on would be to pass over records silently.
+        NeedsOperator: continuing would skip records silently.
     """
     if offset < start:
         raise NeedsOperator(
-            f"{partition}: offset {offset} is asked for and the log starts at {start}; the records "
-            f"between them are gone; commit {start} to go on without them"
+            f"{partition}: offset {offset} was requested and the log starts at {start}; the "
+            f"records between them are gone; commit {start} to continue without them"
         )
     if offset > end:
         raise NeedsOperator(
-            f"{partition}: offset {offset} is asked for and the log ends at {end}; it was "
-            f"shortened, or a wrong offset was committed"
+            f"{partition}: offset {offset} was requested and the log ends at {end}; it was "
+            f"truncated, or a wrong offset was committed"
         )

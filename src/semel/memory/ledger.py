@@ -1,4 +1,4 @@
-"""The ledger of one process: gone with it, and the reference for every other."""
+"""The ledger in memory: lost with its process, and the reference for the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import Misuse
 from semel.lease import Owner, Takeover
 from semel.pipeline import rules
-from semel.pipeline.ledger import Act, AttemptRecord, Generation, Lease, ScopeRecord
+from semel.pipeline.ledger import AttemptRecord, Generation, LedgerAct, ScopeLease, ScopeRecord
 from semel.pipeline.positions import Position, Positions
 from semel.pipeline.sink import Token
 from semel.pipeline.source import BatchRange, SourceKind
@@ -37,7 +37,7 @@ class _Held:
     """With the generation that wrote each."""
 
     paths: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    acts: list[Act] = field(default_factory=list)
+    acts: list[LedgerAct] = field(default_factory=list)
 
 
 class MemoryLedger:
@@ -51,7 +51,7 @@ class MemoryLedger:
 
     def __reduce__(self) -> NoReturn:
         raise Misuse(
-            "a MemoryLedger lives in one process and cannot be sent to another; "
+            "a MemoryLedger belongs to one process and cannot be sent to another; "
             "use sqlite:///… or postgresql://…"
         )
 
@@ -68,7 +68,7 @@ class MemoryLedger:
 
     def acquire(
         self, scope: Scope, owner: Owner, seconds: float, takeover: Takeover = Takeover.WAIT
-    ) -> Lease:
+    ) -> ScopeLease:
         with self._lock:
             held = self._of(scope)
             left = held.lease_until - self._clock.monotonic()
@@ -76,14 +76,14 @@ class MemoryLedger:
             held.epoch += 1
             held.owner = owner
             held.lease_until = self._clock.monotonic() + seconds
-            return Lease(scope, owner, held.epoch, seconds)
+            return ScopeLease(scope, owner, held.epoch, seconds)
 
-    def renew(self, lease: Lease) -> None:
+    def renew(self, lease: ScopeLease) -> None:
         with self._lock:
             held = self._fenced(lease)
             held.lease_until = self._clock.monotonic() + lease.seconds
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: ScopeLease) -> None:
         with self._lock:
             held = self._of(lease.scope)
             if (held.epoch, held.owner) == (lease.epoch, lease.owner):
@@ -109,7 +109,9 @@ class MemoryLedger:
         with self._lock:
             return list(self._read(scope).generations)
 
-    def open_generation(self, lease: Lease, checkpoint: str, first_batch: int = 0) -> Generation:
+    def open_generation(
+        self, lease: ScopeLease, checkpoint: str, first_batch: int = 0
+    ) -> Generation:
         with self._lock:
             held = self._fenced(lease)
             for known in reversed(held.generations):
@@ -120,7 +122,7 @@ class MemoryLedger:
 
     def adopt_generation(
         self,
-        lease: Lease,
+        lease: ScopeLease,
         checkpoint: str,
         first_batch: int,
         positions: Mapping[tuple[str, str], Position],
@@ -142,7 +144,7 @@ class MemoryLedger:
         held.generation = number
         return opened
 
-    def plan(self, lease: Lease, txn: SinkTxnId) -> None:
+    def plan(self, lease: ScopeLease, txn: SinkTxnId) -> None:
         with self._lock:
             held = self._fenced(lease, txn)
             known = held.attempts.get(txn)
@@ -150,7 +152,7 @@ class MemoryLedger:
             if known is None:
                 held.attempts[txn] = self._new(txn, lease.epoch, CycleState.PLANNED)
 
-    def set_range(self, lease: Lease, txn: SinkTxnId, batch: BatchRange) -> None:
+    def set_range(self, lease: ScopeLease, txn: SinkTxnId, batch: BatchRange) -> None:
         with self._lock:
             held = self._fenced(lease, txn)
             rules.check_range(txn, held.attempts.get(txn), batch)
@@ -159,7 +161,7 @@ class MemoryLedger:
 
     def set_prepared(
         self,
-        lease: Lease,
+        lease: ScopeLease,
         txn: SinkTxnId,
         tokens: Mapping[str, Token],
         rows: Mapping[str, int],
@@ -172,7 +174,7 @@ class MemoryLedger:
                 held.attempts[txn], state=CycleState.PREPARED, tokens=kept, rows=counts
             )
 
-    def decide_commit(self, lease: Lease, txn: SinkTxnId) -> None:
+    def decide_commit(self, lease: ScopeLease, txn: SinkTxnId) -> None:
         with self._lock:
             known = self._of(txn.scope).attempts.get(txn)
             if known is not None and known.state.is_committed:
@@ -206,7 +208,7 @@ class MemoryLedger:
                 )
             return Decision.ABORT
 
-    def abort_undecided(self, lease: Lease, reason: str = "") -> list[SinkTxnId]:
+    def abort_undecided(self, lease: ScopeLease, reason: str = "") -> list[SinkTxnId]:
         with self._lock:
             held = self._fenced(lease)
             left = [
@@ -218,7 +220,7 @@ class MemoryLedger:
                 self.decide_abort(txn, reason)
             return left
 
-    def finish(self, lease: Lease, txn: SinkTxnId) -> None:
+    def finish(self, lease: ScopeLease, txn: SinkTxnId) -> None:
         with self._lock:
             held = self._fenced(lease, txn)
             known = held.attempts.get(txn)
@@ -286,9 +288,9 @@ class MemoryLedger:
     def record_act(self, scope: Scope, who: str, act: str, why: str, detail: Any = None) -> None:
         kept = rules.as_json("the detail of an act", detail or {})
         with self._lock:
-            self._of(scope).acts.append(Act(scope, self._clock.now(), who, act, why, kept))
+            self._of(scope).acts.append(LedgerAct(scope, self._clock.now(), who, act, why, kept))
 
-    def acts(self, scope: Scope) -> list[Act]:
+    def acts(self, scope: Scope) -> list[LedgerAct]:
         with self._lock:
             return self._read(scope).acts[::-1]
 
@@ -302,8 +304,8 @@ class MemoryLedger:
         rules.check_scope(self._ledger_id, scope)
         return self._scopes[scope]
 
-    def _fenced(self, lease: Lease, txn: SinkTxnId | None = None) -> _Held:
-        """Return the scope's things if *lease* is the one in force."""
+    def _fenced(self, lease: ScopeLease, txn: SinkTxnId | None = None) -> _Held:
+        """Return the data of the scope if *lease* is in force."""
         held = self._of(lease.scope)
         rules.check_lease(lease, held.epoch, held.owner, txn)
         return held
@@ -320,7 +322,7 @@ def _winner(held: _Held, cycle: CycleId) -> SinkTxnId | None:
 
 
 def _raised(held: _Held) -> SinkTxnId | None:
-    """The highest finished cycle below which nothing is committed and unfinished."""
+    """Return the highest finished cycle with no unfinished commit below it."""
     stuck = [t.cycle for t, r in held.attempts.items() if r.state is CycleState.COMMITTED]
     done = [t for t, r in held.attempts.items() if r.state is CycleState.FINISHED]
     below = [txn for txn in done if not stuck or txn.cycle < min(stuck)]

@@ -1,14 +1,8 @@
-"""A sink in memory: the reference implementation of the contract.
+"""A sink in memory: the reference implementation of the sink's contract.
 
-Rows as plain JSON and back, so that they can travel in a receipt and be hashed.
-
-What a memory sink keeps: the outside world, as far as the sink objects are concerned.
-
-A sink in memory: the reference implementation of the contract.
-
-It stages, holds and shows rows in a `MemoryStore` that several sink objects
-may share, as several processes would share a database.  A stager that finds
-itself in another process than the store lets the rows travel in its receipt.
+It stages, holds and shows rows in a `MemoryStore` that several sink objects may
+share, as several processes would share a database.  A stager in another process
+than the store sends its rows in the receipt.
 """
 
 from __future__ import annotations
@@ -31,12 +25,12 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import Fenced
 from semel.pipeline.sink import (
     Batch,
-    Finding,
     Found,
     Guarantee,
     Receipt,
     Schema,
     SinkFatal,
+    SinkFinding,
     SinkOK,
     SinkOutcome,
     Tally,
@@ -56,7 +50,7 @@ def rows_of(batch: Batch) -> list[Any]:
 
 
 def to_plain(value: Any) -> Any:
-    """Write a value as JSON can hold it; what JSON lacks is tagged with its type.
+    """Return a value as JSON can hold it; types that JSON lacks are tagged.
 
     Raises:
         TypeError: the value's type is not one that a row can have.
@@ -101,7 +95,7 @@ def from_plain(value: Any) -> Any:
 
 
 def tally_rows(rows: Iterable[Any]) -> Tally:
-    """Count and hash rows one by one: exact for every type, and as slow as that sounds."""
+    """Count and hash rows one by one: exact for every type, but slow."""
     return sum((Tally(1, _row_hash(row)) for row in rows), Tally())
 
 
@@ -124,8 +118,8 @@ _REVIVE: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What one attempt prepared."""
+class HeldRows:
+    """The rows that one attempt prepared."""
 
     digest: str
     rows: tuple[Any, ...]
@@ -135,10 +129,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What one cycle made visible: the proof of its commit, and its rows."""
+    """The visible rows of one cycle, and the proof of its commit."""
 
     txn: SinkTxnId
-    held: Held
+    held: HeldRows
     since: float
 
 
@@ -146,14 +140,14 @@ class Shown:
 class MemoryStore:
     """Rows staged, prepared and visible; any number of sink objects may share one.
 
-    Everything is reached under `lock`.
+    Take `lock` for every access.
     """
 
     uid: str = field(default_factory=lambda: uuid.uuid4().hex)
     clock: Clock = SYSTEM_CLOCK
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     staged: dict[SinkTxnId, dict[str, list[Any]]] = field(default_factory=dict, repr=False)
-    prepared: dict[SinkTxnId, Held] = field(default_factory=dict, repr=False)
+    prepared: dict[SinkTxnId, HeldRows] = field(default_factory=dict, repr=False)
     visible: dict[CycleId, Shown] = field(default_factory=dict, repr=False)
     marks: dict[Scope, SinkTxnId] = field(default_factory=dict, repr=False)
     epochs: dict[Scope, int] = field(default_factory=dict, repr=False)
@@ -168,11 +162,11 @@ class MemoryStore:
         return _store_here(uid) or cls(uid)
 
     def __reduce__(self) -> tuple[Callable[[str], MemoryStore], tuple[str]]:
-        """A store stays in its process: what travels is its uid."""
+        """Pickle only the uid: a store stays in its process."""
         return (MemoryStore.of, (self.uid,))
 
     def snapshot(self) -> Mapping[str, Any]:
-        """Copy everything that is kept, for comparisons in tests."""
+        """Return a copy of the content, for comparisons in tests."""
         with self.lock:
             return {
                 "staged": {
@@ -230,7 +224,7 @@ class MemorySink:
             return {cycle: list(shown.held.rows) for cycle, shown in self.store.visible.items()}
 
     def check(self, schema: Schema | None) -> None:
-        """Take rows of every schema."""
+        """Accept rows of every schema."""
 
     def fence(self, scope: Scope, epoch: int) -> None:
         with self.store.lock:
@@ -260,7 +254,9 @@ class MemorySink:
                 return SinkFatal(f"{txn.cycle} was committed by another attempt, {shown.txn}")
             mark = self.store.marks.get(txn.scope)
             if mark is not None and txn.cycle <= mark.cycle:
-                return SinkFatal(f"{txn} is at or below the mark, {mark}: it belongs to a loser")
+                return SinkFatal(
+                    f"{txn} is at or below the mark {mark}: another attempt was committed"
+                )
             return self._hold(txn, receipts, digest)
 
     def _hold(self, txn: SinkTxnId, receipts: Sequence[Receipt], digest: str) -> SinkOutcome:
@@ -273,9 +269,11 @@ class MemorySink:
                 else staged.get(receipt.task)
             )
             if part is None or tally_rows(part) != receipt.tally:
-                return SinkFatal(f"{txn}: what task {receipt.task} staged is gone or changed")
+                return SinkFatal(
+                    f"{txn}: the staged rows of task {receipt.task} are missing or changed"
+                )
             rows += part
-        held = Held(digest, tuple(rows), tally_of(receipts), self.store.clock.now())
+        held = HeldRows(digest, tuple(rows), tally_of(receipts), self.store.clock.now())
         self.store.prepared[txn] = held
         return SinkOK(_token(txn, held))
 
@@ -289,7 +287,7 @@ class MemorySink:
             if held is None:
                 return SinkFatal(f"{txn} is not held here: never prepared, aborted, or lost")
             if dict(token) != _token(txn, held):
-                return SinkFatal(f"{txn} is held with other rows than its token says")
+                return SinkFatal(f"{txn} is held with other rows than those of its token")
             if shown is None:
                 self.store.visible[txn.cycle] = Shown(txn, held, self.store.clock.now())
             self.store.prepared.pop(txn, None)
@@ -308,19 +306,19 @@ class MemorySink:
             self.store.staged.pop(txn, None)
             return SinkOK()
 
-    def look_up(self, txn: SinkTxnId, token: Token | None) -> Finding:
+    def look_up(self, txn: SinkTxnId, token: Token | None) -> SinkFinding:
         with self.store.lock:
             shown = self.store.visible.get(txn.cycle)
             if shown is not None and shown.txn == txn:
                 rows = shown.held.tally.rows
-                return Finding(Found.VISIBLE, f"{rows} rows are visible", shown.since)
+                return SinkFinding(Found.VISIBLE, f"{rows} rows are visible", shown.since)
             held = self.store.prepared.get(txn)
             if held is not None:
-                return Finding(Found.HELD, f"{held.tally.rows} rows are held", held.since)
+                return SinkFinding(Found.HELD, f"{held.tally.rows} rows are held", held.since)
             if shown is not None:
-                return Finding(Found.GONE, f"{shown.txn} committed the cycle", shown.since)
+                return SinkFinding(Found.GONE, f"{shown.txn} committed the cycle", shown.since)
             staged = len(self.store.staged.get(txn, {}))
-            return Finding(Found.GONE, f"not held; {staged} tasks have staged for it")
+            return SinkFinding(Found.GONE, f"not held; {staged} tasks have staged for it")
 
     def recover(self, scope: Scope) -> list[SinkTxnId]:
         with self.store.lock:
@@ -387,11 +385,11 @@ class MemoryWriter:
         self._rows += rows
         if self._store is not None:
             with self._store.lock:
-                # A task does not know whether its transaction is still alive.
+                # A task cannot know whether its transaction was aborted meanwhile.
                 self._store.staged.setdefault(self._txn, {})[self._task] = self._rows
 
     def finish(self) -> Receipt:
-        """Describe what was written; without a store at hand, bring it along."""
+        """Return the receipt; in another process than the store, with the rows in it."""
         self._keep([])
         detail = {} if self._store is not None else {"rows": to_plain(self._rows)}
         return Receipt(self._task, tally_rows(self._rows), detail)
@@ -405,7 +403,7 @@ class MemoryWriter:
                     self._store.staged.pop(self._txn, None)
 
 
-def _token(txn: SinkTxnId, held: Held) -> dict[str, Any]:
+def _token(txn: SinkTxnId, held: HeldRows) -> dict[str, Any]:
     return {"attempt": txn.attempt, "digest": held.digest, "rows": held.tally.rows}
 
 

@@ -31,7 +31,7 @@ from semel.pipeline.recovery import (
     check_marks,
     what_ledger_says,
 )
-from semel.pipeline.sink import Finding, Found, TwoPhaseSink
+from semel.pipeline.sink import Found, SinkFinding, TwoPhaseSink
 from semel.pipeline.states import CycleState
 from semel.pipeline.txn import Scope, SinkTxnId
 
@@ -95,7 +95,7 @@ class Stranded:
     sink: str
     txn: SinkTxnId
     ledger_says: LedgerSays
-    finding: Finding
+    finding: SinkFinding
     rows: int | None
     age_seconds: float | None
     in_flight: bool
@@ -280,11 +280,11 @@ def examine(
     return Examination(attempts, kept, silent)
 
 
-def _look_up(sink: TwoPhaseSink, txn: SinkTxnId, record: AttemptRecord | None) -> Finding:
+def _look_up(sink: TwoPhaseSink, txn: SinkTxnId, record: AttemptRecord | None) -> SinkFinding:
     try:
         return sink.look_up(txn, record.tokens.get(sink.name) if record else None)
     except Exception as error:  # noqa: BLE001  look_up never raises, but a broken sink may
-        return Finding(Found.UNREACHABLE, reason_of(error))
+        return SinkFinding(Found.UNREACHABLE, reason_of(error))
 
 
 def _diagnose(ledger: Ledger, patient: Patient, now: float) -> ScopeDiagnosis:

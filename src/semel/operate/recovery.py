@@ -15,7 +15,7 @@ from semel.operate.pipelines import Pipeline
 from semel.operate.status import ScopeOwner, owner_of
 from semel.pipeline import recovery
 from semel.pipeline.driver import Heartbeat
-from semel.pipeline.recovery import RecoveryReport, Settled, check_ledger, check_marks
+from semel.pipeline.recovery import RecoveryReport, SettledTxn, check_ledger, check_marks
 from semel.pipeline.txn import Scope
 
 
@@ -180,7 +180,7 @@ def _done(done: Recovered) -> dict[str, Any]:
     }
 
 
-def _settled(one: Settled) -> dict[str, str]:
+def _settled(one: SettledTxn) -> dict[str, str]:
     return {
         "sink": one.sink,
         "cycle": one.txn.cycle.label,

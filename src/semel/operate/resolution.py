@@ -13,7 +13,7 @@ from semel.errors import Misuse, SemelError, reason_of
 from semel.events import Events
 from semel.lease import Owner, Takeover
 from semel.operate.pipelines import Pipeline, cycle_of
-from semel.pipeline.ledger import AttemptRecord, Lease
+from semel.pipeline.ledger import AttemptRecord, ScopeLease
 from semel.pipeline.sink import Found, SinkOK, SinkOutcome, Token, TwoPhaseSink
 from semel.pipeline.states import CycleState
 from semel.pipeline.twophase import commit_with_retries, guarded
@@ -248,7 +248,7 @@ def _retry(pipeline: Pipeline, sink: TwoPhaseSink, txn: SinkTxnId, token: Token)
 
 
 def _finish(
-    pipeline: Pipeline, lease: Lease, record: AttemptRecord, given_up: Collection[str]
+    pipeline: Pipeline, lease: ScopeLease, record: AttemptRecord, given_up: Collection[str]
 ) -> bool:
     """Close the cycle in the ledger if every sink shows it, or was given up."""
     if record.state is CycleState.FINISHED:

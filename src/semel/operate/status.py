@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.operate.pipelines import cycle_of
-from semel.pipeline.ledger import Act, AttemptRecord, Generation, Ledger, ScopeRecord
+from semel.pipeline.ledger import AttemptRecord, Generation, Ledger, LedgerAct, ScopeRecord
 from semel.pipeline.source import BatchRange, SourceKind
 from semel.pipeline.txn import Scope
 
@@ -119,7 +119,7 @@ class ScopeHistory:
 
     scope: Scope
     attempts: list[AttemptRecord]
-    acts: list[Act]
+    acts: list[LedgerAct]
     """What operators did."""
 
 

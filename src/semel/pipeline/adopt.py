@@ -1,4 +1,4 @@
-"""An operator's word that a checkpoint may go on, whatever the ledger would say by itself."""
+"""Adoption: an operator accepts a checkpoint that the ledger would refuse."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ADOPT_LEASE_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Adoptable:
-    """What a checkpoint says about where it would go on."""
+    """Where a checkpoint would continue."""
 
     checkpoint: str
     first_batch: int
-    """The first batch that will be semel's."""
+    """The first batch that semel will run."""
 
     positions: Mapping[tuple[str, str], Position]
     """Where that batch starts, by (source, partition)."""
@@ -45,7 +45,7 @@ def adopt(
     """Make *found* the scope's next generation and its start the scope's positions.
 
     Files that the checkpoint has read count as committed from now on.  *repeat_files*
-    forgets all others, so that a file source may read them again.  Records who and why.
+    forgets all others, so that a file source may read them again.  Records who did it and why.
 
     Raises:
         LeaseHeld: the pipeline is running.
@@ -55,8 +55,8 @@ def adopt(
     new = bool(earlier) and earlier[-1].checkpoint != found.checkpoint
     if new and found.is_stateful and not state_lost:
         raise NeedsOperator(
-            f"{scope}: the query keeps state, and checkpoint {found.checkpoint} does not have "
-            f"what generation {earlier[-1].number} kept; accept that with --state-lost"
+            f"{scope}: the query keeps state, and checkpoint {found.checkpoint} does not have the "
+            f"state of generation {earlier[-1].number}; accept the loss with --state-lost"
         )
     lease = ledger.acquire(scope, Owner.here(), ADOPT_LEASE_SECONDS, takeover)
     try:
@@ -90,7 +90,7 @@ def adopt(
 
 
 def _refuse_repetition(ledger: Ledger, scope: Scope, found: Adoptable) -> None:
-    """Refuse where the ledger has the checkpoint's next batch: a start notes it as done."""
+    """Refuse if the ledger has committed the checkpoint's next batch: a start marks it done."""
     for generation in ledger.generations(scope)[-1:]:
         if generation.checkpoint != found.checkpoint:
             continue
@@ -99,6 +99,6 @@ def _refuse_repetition(ledger: Ledger, scope: Scope, found: Adoptable) -> None:
         mark = record.mark if record else None
         if ledger.committed(cycle) or (mark is not None and cycle <= mark.cycle):
             raise NeedsOperator(
-                f"{scope}: cycle {cycle} is committed, and Spark has not noted it as done yet: "
-                f"start the query, which passes over it; adopting would repeat it"
+                f"{scope}: cycle {cycle} is committed, and Spark has not marked it as done yet: "
+                f"start the query, which skips it; adopting would repeat it"
             )

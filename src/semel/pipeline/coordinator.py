@@ -1,4 +1,4 @@
-"""The seven steps over a ledger: what Spark pipelines, and drivers without Spark, run."""
+"""The coordinator over a ledger, for Spark pipelines and for drivers without Spark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from semel.pipeline.cycle import AbortAnswer, CommitAnswer, SinkAnswer
-from semel.pipeline.ledger import Lease, Ledger
+from semel.pipeline.ledger import Ledger, ScopeLease
 from semel.pipeline.sink import Receipt, Token, tally_of
 from semel.pipeline.source import BatchRange
 from semel.pipeline.states import Decision
@@ -22,7 +22,7 @@ class LedgerCoordinator:
     def __init__(
         self,
         ledger: Ledger,
-        lease: Lease,
+        lease: ScopeLease,
         txn: SinkTxnId,
         stage: Stage,
         read_range: Callable[[], BatchRange],
@@ -36,16 +36,14 @@ class LedgerCoordinator:
 
     @property
     def label(self) -> str:
-        """The cycle's name in reasons, logs and events."""
         return str(self.txn.cycle)
 
     @property
     def scope_label(self) -> str:
-        """The scope's name in events."""
         return str(self.txn.scope)
 
     def receipts_for(self, txn: SinkTxnId, sink: str) -> Sequence[Receipt]:
-        """Return what the winning tasks staged for *sink*."""
+        """Return the receipts of the winning tasks for *sink*."""
         return self.receipts.get(sink, ()) if txn == self.txn else ()
 
     @property
@@ -66,7 +64,7 @@ class LedgerCoordinator:
         self._ledger.set_range(self._lease, self.txn, self._read_range())
 
     def pre_commit_2pc(self) -> Sequence[SinkAnswer]:
-        """Nothing of the ledger's own; the sinks are wired around this."""
+        """Return no answers: `with_two_phase_sinks` adds the sinks."""
         return ()
 
     def keep_tokens(self, txn: SinkTxnId, tokens: Mapping[str, Token]) -> None:
@@ -79,7 +77,7 @@ class LedgerCoordinator:
         return CommitAnswer.COMMITTED
 
     def commit_2pc(self) -> Sequence[SinkAnswer]:
-        """Nothing of the ledger's own."""
+        """Return no answers: `with_two_phase_sinks` adds the sinks."""
         return ()
 
     def store_commit(self) -> None:
@@ -87,7 +85,7 @@ class LedgerCoordinator:
         self._ledger.finish(self._lease, self.txn)
 
     def abort_txn(self) -> AbortAnswer:
-        """Win ABORT, or learn that COMMIT stands."""
+        """Win ABORT, or find that COMMIT was decided."""
         decision = self._ledger.decide_abort(self.txn, "the cycle failed before its decision")
         return AbortAnswer.WON if decision is Decision.ABORT else AbortAnswer.LOST
 
@@ -96,5 +94,5 @@ class LedgerCoordinator:
         self.receipts = {}
 
     def abort_2pc(self) -> Sequence[SinkAnswer]:
-        """Nothing of the ledger's own."""
+        """Return no answers: `with_two_phase_sinks` adds the sinks."""
         return ()

@@ -1,10 +1,8 @@
-"""The seven steps of a cycle, and what follows if one of them fails.
-
-One pass of the seven steps, with one answer for every way it can fail.
+"""One pass of the seven steps, with one answer for every way in which a step can fail.
 
     begin_txn ▶ flush ▶ commit_offsets ▶ pre_commit_2pc ▶ commit_txn ▶ commit_2pc ▶ store_commit
         │         └───────────┴────────────────┴──────────────┘            │             │
-      Fatal                Aborted (abort path)                  no way back: Fatal    Fatal
+      Fatal              Aborted (abort path)                    no way back: Fatal    Fatal
 
 The decision is `commit_txn`.  Before it a cycle is aborted; after it a cycle
 is carried through, if not now then by recovery.
@@ -37,7 +35,7 @@ class Step(StrEnum):
     STORE_COMMIT = "store_commit"
 
 
-class Failure(StrEnum):
+class StepFailure(StrEnum):
     """How a step can fail."""
 
     ERROR = "error"
@@ -47,7 +45,7 @@ class Failure(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Verdict(StrEnum):
+class Consequence(StrEnum):
     """What the failure of a step means for the cycle."""
 
     FATAL = "CommitFatal; nothing else is called"
@@ -60,39 +58,39 @@ class Verdict(StrEnum):
     STRANDED = "CommitFatal naming every stranded (sink, transaction); never an abort"
 
 
-FAILURES: Final[Mapping[tuple[Step, Failure], Verdict]] = {
-    (Step.BEGIN_TXN, Failure.ERROR): Verdict.FATAL,
-    (Step.FLUSH, Failure.ERROR): Verdict.ABORT,
-    (Step.COMMIT_OFFSETS, Failure.ERROR): Verdict.ABORT,
-    (Step.PRE_COMMIT_2PC, Failure.ERROR): Verdict.ABORT,
-    (Step.PRE_COMMIT_2PC, Failure.SINK_RETRYABLE): Verdict.ABORT,
-    (Step.PRE_COMMIT_2PC, Failure.SINK_FATAL): Verdict.ABORT_THEN_FATAL,
-    (Step.COMMIT_TXN, Failure.NOT_COMMITTED): Verdict.ABORT,
-    (Step.COMMIT_TXN, Failure.UNKNOWN): Verdict.WIN_ABORT,
-    (Step.COMMIT_2PC, Failure.ERROR): Verdict.STRANDED,
-    (Step.COMMIT_2PC, Failure.SINK_RETRYABLE): Verdict.STRANDED,
-    (Step.COMMIT_2PC, Failure.SINK_FATAL): Verdict.STRANDED,
-    (Step.STORE_COMMIT, Failure.ERROR): Verdict.FATAL,
+FAILURES: Final[Mapping[tuple[Step, StepFailure], Consequence]] = {
+    (Step.BEGIN_TXN, StepFailure.ERROR): Consequence.FATAL,
+    (Step.FLUSH, StepFailure.ERROR): Consequence.ABORT,
+    (Step.COMMIT_OFFSETS, StepFailure.ERROR): Consequence.ABORT,
+    (Step.PRE_COMMIT_2PC, StepFailure.ERROR): Consequence.ABORT,
+    (Step.PRE_COMMIT_2PC, StepFailure.SINK_RETRYABLE): Consequence.ABORT,
+    (Step.PRE_COMMIT_2PC, StepFailure.SINK_FATAL): Consequence.ABORT_THEN_FATAL,
+    (Step.COMMIT_TXN, StepFailure.NOT_COMMITTED): Consequence.ABORT,
+    (Step.COMMIT_TXN, StepFailure.UNKNOWN): Consequence.WIN_ABORT,
+    (Step.COMMIT_2PC, StepFailure.ERROR): Consequence.STRANDED,
+    (Step.COMMIT_2PC, StepFailure.SINK_RETRYABLE): Consequence.STRANDED,
+    (Step.COMMIT_2PC, StepFailure.SINK_FATAL): Consequence.STRANDED,
+    (Step.STORE_COMMIT, StepFailure.ERROR): Consequence.FATAL,
 }
 """The failure table.  The docs print it from here."""
 
 
 class CommitAnswer(StrEnum):
-    """What `commit_txn` knows about the decision."""
+    """What `commit_txn` learnt about the decision."""
 
     COMMITTED = "committed"
     NOT_COMMITTED = "not_committed"
-    """Surely not, and it never will be."""
+    """Certainly not committed, and it never will be."""
 
     UNKNOWN = "unknown"
-    """No answer; the COMMIT may still be on its way."""
+    """No answer; the COMMIT may still arrive at the ledger."""
 
 
 class AbortAnswer(StrEnum):
     """What `abort_txn` achieved by compare-and-set."""
 
     WON = "won"
-    """ABORT stands; the attempt can never commit."""
+    """ABORT is decided; the attempt can never commit."""
 
     LOST = "lost"
     """COMMIT stands."""
@@ -102,7 +100,7 @@ class AbortAnswer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SinkAnswer:
-    """What one sink said to one call of a step."""
+    """One sink's answer to one call of a step."""
 
     sink: str
     txn: SinkTxnId
@@ -144,13 +142,13 @@ class Coordinator(Protocol):
     def commit_txn(self) -> CommitAnswer:
         """Take the decision.
 
-        An error of semel's other than `InDoubt` means surely not; any other exception
-        means UNKNOWN.
+        A `SemelError` other than `InDoubt` means certainly not committed; any other
+        exception means UNKNOWN.
         """
         ...
 
     def commit_2pc(self) -> Sequence[SinkAnswer]:
-        """Finish every sink, with bounded retries in place, whatever the others answer."""
+        """Commit every sink, with bounded retries in place, even if others fail."""
         ...
 
     def store_commit(self) -> None:
@@ -158,7 +156,10 @@ class Coordinator(Protocol):
         ...
 
     def abort_txn(self) -> AbortAnswer:
-        """Try to win ABORT by compare-and-set, on a new connection."""
+        """Try to win ABORT by compare-and-set, on a new connection.
+
+        The connection that sent the COMMIT may be broken, or may still deliver it.
+        """
         ...
 
     def store_abort(self) -> None:
@@ -200,7 +201,7 @@ class CommitFatal:
 
     reason: str
     stranded: tuple[tuple[str, SinkTxnId], ...] = ()
-    """Every (sink, transaction) that is committed by decision but not yet visible."""
+    """Every (sink, transaction) whose decision is COMMIT but whose rows are not visible yet."""
 
     cause: BaseException | None = field(default=None, compare=False, repr=False)
 
@@ -208,7 +209,7 @@ class CommitFatal:
 CommitOutcome: TypeAlias = CommitSucceeded | CommitAborted | CommitFatal
 
 
-# Above this part of the interval, committing starves the batches (S1-32).
+# Above this part of the interval, committing leaves too little time for the batches (S1-32).
 SLOW_COMMIT_FRACTION: Final = 0.25
 
 
@@ -219,11 +220,11 @@ def run_commit_cycle(
     events: Events = EVENTS,
     clock: Clock = SYSTEM_CLOCK,
 ) -> CommitOutcome:
-    """Walk the seven steps once and say how it ended.
+    """Run the seven steps once and return the outcome.
 
     Every callback is guarded: an `Exception` is the failure of its step, and the
     failure table says what follows.  Only a crash (a `BaseException` that is not
-    an `Exception`) passes through, because a crash runs no code either.
+    an `Exception`) passes through: a real crash would run no further code either.
     """
     run = _Run(coordinator, events, clock)
     outcome = run.walk()
@@ -235,7 +236,7 @@ class _StepFailed(Exception):
     def __init__(
         self,
         step: Step,
-        failure: Failure,
+        failure: StepFailure,
         reason: str,
         stranded: tuple[tuple[str, SinkTxnId], ...] = (),
     ) -> None:
@@ -274,15 +275,15 @@ class _Run:
         where = (self._do.scope_label, self._do.label)
         self._events.emit(StepFailed(*where, failed.step, failed.reason))
         match FAILURES[failed.step, failed.failure]:
-            case Verdict.FATAL | Verdict.STRANDED:
+            case Consequence.FATAL | Consequence.STRANDED:
                 return CommitFatal(failed.reason, failed.stranded, failed.__cause__)
-            case Verdict.ABORT:
+            case Consequence.ABORT:
                 self._abort_path()
                 return CommitAborted(failed.reason)
-            case Verdict.ABORT_THEN_FATAL:
+            case Consequence.ABORT_THEN_FATAL:
                 self._abort_path()
                 return CommitFatal(failed.reason, cause=failed.__cause__)
-            case Verdict.WIN_ABORT:
+            case Consequence.WIN_ABORT:
                 return self._settle_unknown(failed)
 
     def _settle_unknown(self, failed: _StepFailed) -> CommitOutcome:
@@ -304,21 +305,22 @@ class _Run:
 
     def _decide(self) -> None:
         reach(CrashPoint.COMMIT_TXN_BEFORE)
+        # Set before the call: an exception from it does not prove that nothing was sent.
         self._sent_commit = True
         began = self._clock.monotonic()
         try:
             answer = self._do.commit_txn()
         except SemelError as error:
             doubt = isinstance(error, InDoubt)
-            failure = Failure.UNKNOWN if doubt else Failure.NOT_COMMITTED
+            failure = StepFailure.UNKNOWN if doubt else StepFailure.NOT_COMMITTED
             raise _StepFailed(Step.COMMIT_TXN, failure, reason_of(error)) from error
         except Exception as error:
-            raise _StepFailed(Step.COMMIT_TXN, Failure.UNKNOWN, reason_of(error)) from error
+            raise _StepFailed(Step.COMMIT_TXN, StepFailure.UNKNOWN, reason_of(error)) from error
         reach(CrashPoint.COMMIT_TXN_AFTER)
         if answer is CommitAnswer.NOT_COMMITTED:
-            raise _StepFailed(Step.COMMIT_TXN, Failure.NOT_COMMITTED, "surely not committed")
+            raise _StepFailed(Step.COMMIT_TXN, StepFailure.NOT_COMMITTED, "not committed")
         if answer is not CommitAnswer.COMMITTED:
-            raise _StepFailed(Step.COMMIT_TXN, Failure.UNKNOWN, "no answer")
+            raise _StepFailed(Step.COMMIT_TXN, StepFailure.UNKNOWN, "no answer")
         self._done(Step.COMMIT_TXN, began)
 
     def _step(self, step: Step, callback: Callable[[], None]) -> None:
@@ -327,7 +329,7 @@ class _Run:
         try:
             callback()
         except Exception as error:
-            raise _StepFailed(step, Failure.ERROR, reason_of(error)) from error
+            raise _StepFailed(step, StepFailure.ERROR, reason_of(error)) from error
         reach(CrashPoint(f"{step}:after"))
         self._done(step, began)
 
@@ -336,13 +338,13 @@ class _Run:
         try:
             answers = callback()
         except Exception as error:
-            raise _StepFailed(step, Failure.ERROR, reason_of(error)) from error
+            raise _StepFailed(step, StepFailure.ERROR, reason_of(error)) from error
         refused = [a for a in answers if not isinstance(a.outcome, SinkOK)]
         if refused:
             fatal = any(isinstance(a.outcome, SinkFatal) for a in refused)
             raise _StepFailed(
                 step,
-                Failure.SINK_FATAL if fatal else Failure.SINK_RETRYABLE,
+                StepFailure.SINK_FATAL if fatal else StepFailure.SINK_RETRYABLE,
                 "; ".join(f"{a.sink}: {_words(a.outcome)}" for a in refused),
                 tuple((a.sink, a.txn) for a in refused) if step is Step.COMMIT_2PC else (),
             )
@@ -355,8 +357,8 @@ class _Run:
 
     def _abort_path(self) -> None:
         answer = self._win_abort()
-        # Without the COMMIT ever sent, nobody but us could have decided this
-        # attempt; with it sent, only a won ABORT makes it safe to drop anything.
+        # If the COMMIT was never sent, no other process can have committed this
+        # attempt; if it was sent, only a won ABORT makes it safe to drop anything.
         if answer is AbortAnswer.WON or (answer is AbortAnswer.NO_ANSWER and not self._sent_commit):
             self._drop_staged()
 
@@ -364,7 +366,7 @@ class _Run:
         reach(CrashPoint.ABORT_TXN_BEFORE)
         try:
             answer = self._do.abort_txn()
-        except Exception as error:  # noqa: BLE001  guarded: no answer is an answer here
+        except Exception as error:  # noqa: BLE001  an error here leaves the decision unknown
             self._failed("abort_txn", error)
             return AbortAnswer.NO_ANSWER
         reach(CrashPoint.ABORT_TXN_AFTER)
@@ -379,7 +381,7 @@ class _Run:
             for answer in self._do.abort_2pc():
                 if not isinstance(answer.outcome, SinkOK):
                     self._failed("abort_2pc", f"{answer.sink}: {_words(answer.outcome)}")
-        except Exception as error:  # noqa: BLE001  recovery sweeps what this leaves
+        except Exception as error:  # noqa: BLE001  recovery sweeps what stays behind
             self._failed("abort_2pc", error)
 
     def _failed(self, step: str, why: Exception | str) -> None:

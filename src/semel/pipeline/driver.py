@@ -1,10 +1,8 @@
-"""Keeps a lease alive while its owner works.
+"""The driver: one process that owns a scope, recovers it and runs its cycles.
 
-One process's side of a scope: own it, recover it, run its cycles.
+    start: acquire ──▶ fence ──▶ recover      run_cycle: attempt, and again while aborted
 
-    start: acquire ──▶ fence ──▶ recover        run_cycle: attempt, and again while aborted
-
-Spark's `ExactlyOnce` drives this; a program without Spark can do so directly.
+Spark's `ExactlyOnce` uses a driver; a program without Spark can do so directly.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from semel.events import EVENTS, CycleEnded, Events, LeaseEnded, LeaseTaken, log
 from semel.lease import Owner, Takeover
 from semel.pipeline.coordinator import LedgerCoordinator, Stage
 from semel.pipeline.cycle import CommitAborted, CommitFatal, CommitSucceeded, run_commit_cycle
-from semel.pipeline.ledger import AttemptRecord, Lease, Ledger
+from semel.pipeline.ledger import AttemptRecord, Ledger, ScopeLease
 from semel.pipeline.positions import discontinuities
 from semel.pipeline.recovery import RecoveryReport, recover, sweep
 from semel.pipeline.sink import OwnsItsPlace, SinkOK, TwoPhaseSink
@@ -41,14 +39,14 @@ from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
 class Heartbeat:
     """Renews a driver's lease in the background until it is stopped or the lease is lost.
 
-    When *is_active* says that the work has ended, the lease is released instead: nobody
-    waits for a process that lives on without its query.
+    When *is_active* returns False, the query has ended and the lease is released, so that
+    no successor waits for a process that runs on without its query.
     """
 
     def __init__(
         self,
         ledger: Ledger,
-        lease: Lease,
+        lease: ScopeLease,
         events: Events = EVENTS,
         is_active: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -74,6 +72,7 @@ class Heartbeat:
             self._thread.join(timeout=self._lease.seconds)
 
     def _run(self) -> None:
+        # A third of the lease, so that two renewals may fail before it is lost.
         while not self._stop.wait(self._lease.seconds / 3):
             try:
                 if not self._is_active():
@@ -91,7 +90,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class CycleReplayed:
-    """The cycle was committed before; its sinks are finished and nothing was staged."""
+    """The cycle was committed before; its sinks are finished and no row was staged."""
 
     txn: SinkTxnId
 
@@ -100,33 +99,33 @@ CycleOutcome: TypeAlias = CommitSucceeded | CycleReplayed | CommitAborted | Comm
 
 
 CYCLE_BACKOFF: Final = Backoff(tries=3, first_seconds=0.5)
-"""Three attempts at a cycle: what lasts longer is for whoever starts the query again."""
+"""Three attempts at a cycle; after a longer outage the query must be started again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How patient and how tidy a driver is."""
+    """How long a driver waits, how often it retries, and how much it keeps."""
 
     lease_seconds: float = 30.0
     takeover: Takeover = Takeover.WAIT
     cycle_backoff: Backoff = CYCLE_BACKOFF
-    """How often an aborted cycle is attempted before the batch fails, and how far apart."""
+    """How many attempts an aborted cycle gets before the batch fails, and the pauses."""
 
     commit_backoff: Backoff = COMMIT_BACKOFF
     """How often a refused commit is tried in place."""
 
     interval_seconds: float | None = None
-    """The time between cycles, if there is one, to judge slow commits by."""
+    """The time between cycles, if fixed; a commit that takes a large part of it is reported."""
 
     keep_cycles: int = 1000
     """How many finished cycles the ledger remembers."""
 
     tidy_every: int = 50
-    """After how many cycles leavings are swept and the ledger is pruned."""
+    """After how many cycles staged data of lost attempts is swept and the ledger pruned."""
 
 
 class Driver:
-    """The owner of one scope, as long as nobody takes it over."""
+    """The owner of one scope, until another process takes it over."""
 
     def __init__(
         self,
@@ -159,12 +158,12 @@ class Driver:
         self._new_attempt = new_attempt
         self._events = events
         self._clock = clock
-        self._lease: Lease | None = None
+        self._lease: ScopeLease | None = None
         self._is_recovered = False
         self._cycles = 0
 
     @property
-    def lease(self) -> Lease:
+    def lease(self) -> ScopeLease:
         """This process's lease.
 
         Raises:
@@ -176,14 +175,14 @@ class Driver:
 
     @property
     def is_started(self) -> bool:
-        """Tell whether cycles may be run."""
+        """Whether cycles may be run."""
         return self._is_recovered
 
     def start(self) -> RecoveryReport:
         """Become the owner and settle what earlier owners left.
 
-        Waits for another owner's lease to end, once; an owner that keeps renewing it is alive.
-        May be repeated, after a crash or a fatal outcome, too.
+        Waits once for another owner's lease to end; an owner that renews it is alive.  May be
+        repeated, also after a crash or a fatal outcome.
 
         Raises:
             LeaseHeld: another process owns the scope and is alive.
@@ -201,7 +200,7 @@ class Driver:
             clock=self._clock,
         )
         self._is_recovered = True
-        self._prune()  # a process that runs few cycles at a time would never come to it
+        self._prune()  # a process that runs only a few cycles never reaches `tidy_every`
         return report
 
     def stop(self) -> None:
@@ -219,9 +218,9 @@ class Driver:
     def run_cycle(
         self, cycle: CycleId, read_range: Callable[[], BatchRange], stage: Stage
     ) -> CycleOutcome:
-        """Carry one batch through, or find that it was carried through before.
+        """Carry one batch through, or find that it was committed before.
 
-        An aborted attempt is repeated with a new one, a bounded number of times.  After a
+        After an aborted attempt a new one is made, a bounded number of times.  After a
         fatal outcome `start` must be called again: recovery settles what is stranded.
         """
         try:
@@ -233,7 +232,7 @@ class Driver:
             )
         except Fenced as error:
             outcome = CommitFatal(f"fenced: {error}", cause=error)
-        except Exception as error:  # noqa: BLE001  asking failed: no cycle was begun
+        except Exception as error:  # noqa: BLE001  the ledger did not answer before any cycle began
             outcome = CommitFatal(f"begin_txn: {reason_of(error)}", cause=error)
         if isinstance(outcome, CommitFatal):
             outcome = self._or_fenced(outcome)
@@ -245,18 +244,18 @@ class Driver:
         return outcome
 
     def _or_fenced(self, outcome: CommitFatal) -> CommitFatal:
-        """Say it where a newer owner is what is behind a sink's refusal."""
+        """Return *outcome* as fenced if a newer owner is the cause of a sink's refusal."""
         if self._lease is None or isinstance(outcome.cause, Fenced):
             return outcome
         try:
             self.ledger.renew(self._lease)
         except Fenced as error:
             return replace(outcome, reason=f"fenced: {error} ({outcome.reason})", cause=error)
-        except Exception as error:  # noqa: BLE001  only a question; the outcome stands without it
+        except Exception as error:  # noqa: BLE001  only a check; the outcome is fatal without it, too
             log.warning("renewal failed", extra={"scope": str(self.scope), "reason": str(error)})
         return outcome
 
-    def _acquire(self) -> Lease:
+    def _acquire(self) -> ScopeLease:
         deadline: float | None = None
         while True:
             before = self.ledger.scope_record(self.scope)
@@ -277,18 +276,18 @@ class Driver:
             return lease
 
     def _replay(
-        self, lease: Lease, cycle: CycleId, read_range: Callable[[], BatchRange]
+        self, lease: ScopeLease, cycle: CycleId, read_range: Callable[[], BatchRange]
     ) -> CycleReplayed | CommitFatal | None:
         record = self.ledger.committed(cycle)
         if record is None:
             return None
-        self.ledger.renew(lease)  # what a fenced owner replays is its successor's
+        self.ledger.renew(lease)  # raises if fenced: the sinks belong to the successor then
         digest = read_range().digest
         if record.range is not None and record.range.digest != digest:
             return CommitFatal(
                 f"begin_txn: cycle {cycle} was committed with another source range (digest "
-                f"{record.range.digest[:12]}, now {digest[:12]}): the checkpoint is not the one "
-                f"that wrote it; nothing was written"
+                f"{record.range.digest[:12]}, now {digest[:12]}): another checkpoint wrote it; "
+                f"nothing was written"
             )
         if record.state is not CycleState.FINISHED:
             stranded = self._carry_through(record)
@@ -298,7 +297,7 @@ class Driver:
         return CycleReplayed(record.txn)
 
     def _refusal(self, read_range: Callable[[], BatchRange]) -> CommitFatal | None:
-        """Refuse before staging what the decision would refuse after it."""
+        """Refuse before staging a range that the ledger would refuse at the decision."""
         try:
             batch = read_range()
         except Exception:  # noqa: BLE001  commit_offsets reads it again and says what failed
@@ -371,17 +370,17 @@ class Driver:
             self._prune()
 
     def _prune(self) -> None:
-        """Forget old cycles, as with a sweep: whatever fails, it can wait."""
+        """Delete old cycles from the ledger; an error is logged, the next prune tries again."""
         try:
             self.ledger.prune(self.scope, self.settings.keep_cycles)
-        except Exception as error:  # noqa: BLE001  as with a sweep, tidying can wait
+        except Exception as error:  # noqa: BLE001  no cycle may fail because of pruning
             reason = reason_of(error)
             log.warning("prune failed", extra={"scope": str(self.scope), "reason": reason})
 
     def _sweep(self) -> None:
-        """Sweep, but let no cycle fail for it: what stays is swept the next time."""
+        """Sweep; an error is logged, the next sweep tries again."""
         try:
             sweep(self.ledger, self.scope, self.sinks, self._events)
-        except Exception as error:  # noqa: BLE001  whatever a sink raises, tidying can wait
+        except Exception as error:  # noqa: BLE001  no cycle may fail because of sweeping
             reason = reason_of(error)
             log.warning("sweep failed", extra={"scope": str(self.scope), "reason": reason})

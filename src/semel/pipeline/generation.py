@@ -1,4 +1,4 @@
-"""Which generation a checkpoint is, and whether it may go on where the ledger ends.
+"""The generation of a checkpoint, and whether it may continue where the ledger ends.
 
 A new checkpoint starts at batch 0 again, so a batch number means nothing
 without its checkpoint.  The positions decide whether a new one may follow.
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from semel.errors import NeedsOperator
-from semel.pipeline.ledger import Generation, Lease, Ledger
+from semel.pipeline.ledger import Generation, Ledger, ScopeLease
 from semel.pipeline.positions import Positions, discontinuities
 from semel.pipeline.source import BatchRange, SourceKind, SourceRange
 from semel.pipeline.txn import CycleId, Scope
@@ -18,7 +18,7 @@ from semel.pipeline.txn import CycleId, Scope
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """What a checkpoint says about itself when a batch starts."""
+    """The state of a checkpoint when a batch starts."""
 
     id: str
     batch: int
@@ -28,7 +28,7 @@ class CheckpointView:
     """What that batch reads."""
 
     last_finished: int | None
-    """The highest batch that Spark has noted as done; None if there is none."""
+    """The highest batch that Spark has marked as done; None if there is none."""
 
     is_stateful: bool
 
@@ -46,11 +46,11 @@ class CheckpointRefused(NeedsOperator):
         return f"{self.scope}: {self.problem}; {self.way_out}"
 
 
-def settle_generation(ledger: Ledger, lease: Lease, view: CheckpointView) -> Generation:
-    """Return the generation of *view*'s checkpoint, opening a new one where that is safe.
+def settle_generation(ledger: Ledger, lease: ScopeLease, view: CheckpointView) -> Generation:
+    """Return the generation of *view*'s checkpoint; open a new one if that is safe.
 
     Raises:
-        CheckpointRefused: going on would repeat or leave out records.
+        CheckpointRefused: continuing would repeat or skip records.
     """
     scope = lease.scope
     known = ledger.generations(scope)
@@ -68,14 +68,14 @@ def settle_generation(ledger: Ledger, lease: Lease, view: CheckpointView) -> Gen
     if view.last_finished is not None:
         raise CheckpointRefused(
             str(scope),
-            f"checkpoint {view.id} has run batches up to {view.last_finished} that this ledger "
-            f"knows nothing of",
+            f"checkpoint {view.id} has run batches up to {view.last_finished} that are not in "
+            f"this ledger",
             "take it over with `semel adopt`, or start with a new checkpoint",
         )
     positions = ledger.positions(scope)
     record = ledger.scope_record(scope)
     has_mark = record is not None and record.mark is not None
-    # Adopted, and no cycle has finished since: what came before is just as committed.
+    # Adopted, and no cycle has finished since: the operator accepted the batches before.
     has_adopted = not positions.is_empty or any(generation.first_batch for generation in known)
     if known and (has_mark or has_adopted):
         _check_successor(scope, positions, view)
@@ -96,7 +96,7 @@ def _check_finished(
     if ledger.committed(cycle) is None:
         raise CheckpointRefused(
             str(scope),
-            f"Spark has noted batch {last} as done, but the ledger has no COMMIT for {cycle}",
+            f"Spark has marked batch {last} as done, but the ledger has no COMMIT for {cycle}",
             "the batch ran without semel, or the ledger was restored: compare with `semel history` "
             "and `semel doctor`, then accept it with `semel adopt`",
         )
@@ -112,9 +112,9 @@ def _check_successor(scope: Scope, positions: Positions, view: CheckpointView) -
     if any(source.kind is SourceKind.EPHEMERAL for source in view.range.sources):
         raise CheckpointRefused(
             str(scope),
-            "the checkpoint is new, and a source without durable positions cannot go on where "
+            "the checkpoint is new, and a source without durable positions cannot continue where "
             "the old one ended",
-            "restore the old checkpoint, or accept what follows with `semel adopt`",
+            "restore the old checkpoint, or accept lost or repeated records with `semel adopt`",
         )
     found = discontinuities(positions, view.range) or [*_elsewhere(positions, view.range)]
     if found:
@@ -126,10 +126,10 @@ def _check_successor(scope: Scope, positions: Positions, view: CheckpointView) -
 
 
 def _elsewhere(positions: Positions, batch: BatchRange) -> Iterator[str]:
-    """Say in words what the ledger knows under another source, or not from its beginning.
+    """Describe partitions that the ledger has under another source, or not from the start.
 
-    A source is known by its place in the query, and a new checkpoint may come with a query
-    whose sources stand in another order: their records would look new.
+    A source is identified by its place in the query.  A new checkpoint may come with a query
+    whose sources have another order, and then their records would look new.
     """
     topics = {
         (source, partition.rpartition("/")[0]) for source, partition in positions.ends if partition
@@ -144,7 +144,7 @@ def _elsewhere(positions: Positions, batch: BatchRange) -> Iterator[str]:
             where = f"source {source.source} {partition}"
             others = sorted(s for s, known in positions.ends if known == partition)
             if others:
-                yield f"{where}: the ledger knows it as source {others[0]}, the order has changed"
+                yield f"{where}: the ledger has it as source {others[0]}, the order has changed"
             elif span.start and (source.source, partition.rpartition("/")[0]) in topics:
                 yield f"{where}: gap, 0 to {span.start} of a new partition was never committed"
         if source.kind is SourceKind.FILES:

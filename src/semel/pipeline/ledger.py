@@ -18,8 +18,8 @@ from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
-    """This process's ownership of a scope; the epoch is what fences."""
+class ScopeLease:
+    """This process's ownership of a scope; its epoch fences older owners."""
 
     scope: Scope
     owner: Owner
@@ -29,7 +29,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class ScopeRecord:
-    """What the ledger knows of a scope."""
+    """The ledger's record of a scope."""
 
     scope: Scope
     epoch: int
@@ -53,14 +53,14 @@ class Generation:
     """Spark's own id of the checkpoint."""
 
     first_batch: int
-    """Batches below it were not semel's."""
+    """Batches below it did not run under semel."""
 
     opened_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """What the ledger knows of one attempt at a cycle."""
+    """The ledger's record of one attempt at a cycle."""
 
     txn: SinkTxnId
     epoch: int
@@ -77,8 +77,8 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
-    """Something an operator did, with who and why."""
+class LedgerAct:
+    """An operator's action, with who did it and why."""
 
     scope: Scope
     at: float
@@ -89,7 +89,7 @@ class Act:
 
 
 class Ledger(Protocol):
-    """Every method is one transaction: it happened whole, or it raises.
+    """The protocol of a ledger: every method is one transaction, or raises.
 
     Raises, everywhere:
         LedgerUnavailable: nothing was written; try again later.
@@ -99,40 +99,40 @@ class Ledger(Protocol):
 
     @property
     def ledger_id(self) -> str:
-        """A random id given when the ledger was made; part of every scope."""
+        """A random id from the ledger's creation; part of every scope."""
         ...
 
     @property
     def url(self) -> str:
-        """Where the ledger is, without secrets, as an operator would name it."""
+        """The ledger's URL without passwords, for messages to operators."""
         ...
 
     def acquire(
         self, scope: Scope, owner: Owner, seconds: float, takeover: Takeover = Takeover.WAIT
-    ) -> Lease:
-        """Become the owner of *scope* and bump its epoch.
+    ) -> ScopeLease:
+        """Become the owner of *scope* and raise its epoch.
 
-        Repeating it with the same owner bumps the epoch again.
+        Repeating it with the same owner raises the epoch again.
 
         Raises:
             LeaseHeld: another owner's lease is live and the owner is not known to be gone.
         """
         ...
 
-    def renew(self, lease: Lease) -> None:
-        """Prolong the lease by its length from now, on the ledger's clock.
+    def renew(self, lease: ScopeLease) -> None:
+        """Extend the lease by its length from now, on the ledger's clock.
 
         Raises:
             LeaseLost: a newer epoch exists, or it was released.
         """
         ...
 
-    def release(self, lease: Lease) -> None:
-        """Let the next owner start at once; nothing happens if the lease is no longer ours."""
+    def release(self, lease: ScopeLease) -> None:
+        """Give up the lease, so that the next owner starts at once; ignored if it is lost."""
         ...
 
     def scope_record(self, scope: Scope) -> ScopeRecord | None:
-        """Return what is known of *scope*; None if it never had an owner."""
+        """Return the record of *scope*; None if it never had an owner."""
         ...
 
     def scopes(self) -> list[Scope]:
@@ -143,8 +143,10 @@ class Ledger(Protocol):
         """List the checkpoints of *scope*, oldest first."""
         ...
 
-    def open_generation(self, lease: Lease, checkpoint: str, first_batch: int = 0) -> Generation:
-        """Return the newest generation of *checkpoint*, making it the next one if it is new.
+    def open_generation(
+        self, lease: ScopeLease, checkpoint: str, first_batch: int = 0
+    ) -> Generation:
+        """Return the newest generation of *checkpoint*; a new checkpoint becomes the next one.
 
         Raises:
             LeaseLost: a newer epoch exists.
@@ -153,13 +155,13 @@ class Ledger(Protocol):
 
     def adopt_generation(
         self,
-        lease: Lease,
+        lease: ScopeLease,
         checkpoint: str,
         first_batch: int,
         positions: Mapping[tuple[str, str], Position],
         paths: Mapping[str, Collection[str]] | None = None,
     ) -> Generation:
-        """Make *checkpoint* the next generation, whatever came before: an operator's word.
+        """Make *checkpoint* the next generation without checks, for an operator.
 
         In the same transaction *positions* replace all of the scope's and, unless None,
         *paths*, by source, replace its committed paths.
@@ -169,7 +171,7 @@ class Ledger(Protocol):
         """
         ...
 
-    def plan(self, lease: Lease, txn: SinkTxnId) -> None:
+    def plan(self, lease: ScopeLease, txn: SinkTxnId) -> None:
         """Record a new attempt as PLANNED; repeating it changes nothing.
 
         Raises:
@@ -179,8 +181,8 @@ class Ledger(Protocol):
         """
         ...
 
-    def set_range(self, lease: Lease, txn: SinkTxnId, batch: BatchRange) -> None:
-        """Keep what the batch read with the undecided attempt; repeatable with the same range.
+    def set_range(self, lease: ScopeLease, txn: SinkTxnId, batch: BatchRange) -> None:
+        """Store the source range of an undecided attempt; repeatable with the same range.
 
         Raises:
             LeaseLost: a newer epoch exists.
@@ -190,12 +192,12 @@ class Ledger(Protocol):
 
     def set_prepared(
         self,
-        lease: Lease,
+        lease: ScopeLease,
         txn: SinkTxnId,
         tokens: Mapping[str, Token],
         rows: Mapping[str, int],
     ) -> None:
-        """Keep every sink's token and move PLANNED to PREPARED; repeatable with the same tokens.
+        """Store every sink's token and move PLANNED to PREPARED; repeatable with the same tokens.
 
         Raises:
             LeaseLost: a newer epoch exists.
@@ -203,35 +205,35 @@ class Ledger(Protocol):
         """
         ...
 
-    def decide_commit(self, lease: Lease, txn: SinkTxnId) -> None:
+    def decide_commit(self, lease: ScopeLease, txn: SinkTxnId) -> None:
         """Decide COMMIT and advance the positions to the range's end, by compare-and-set.
 
         Checks in the same transaction: the epoch is ours, the attempt is PREPARED and
         undecided, the cycle has no COMMIT and lies above the mark, and the range starts where
         the positions end.
-        Returns only when the decision is durable; again for the same attempt is fine.
+        Returns only when the decision is durable; repeatable for the same attempt.
 
         Raises:
-            LeaseLost: a newer epoch exists; surely not committed.
-            NeedsOperator: another check failed; surely not committed.
-            LedgerUnavailable: surely not committed.
-            InDoubt: it may be committed, or may yet be.
+            LeaseLost: a newer epoch exists; certainly not committed.
+            NeedsOperator: another check failed; certainly not committed.
+            LedgerUnavailable: certainly not committed.
+            InDoubt: it may be committed, now or later.
         """
         ...
 
     def decide_abort(self, txn: SinkTxnId, reason: str = "") -> Decision:
-        """Decide ABORT unless the attempt is decided; return the decision that stands.
+        """Decide ABORT unless the attempt is decided; return the decision in force.
 
-        Uses a new connection: the one that sent a COMMIT without an answer proves nothing.
-        Needs no lease: it can only settle this attempt.  An attempt that the ledger does
-        not know is recorded as ABORTED, so that a late `plan` cannot revive it.
+        Uses a new connection: on the one that sent a COMMIT without an answer, the COMMIT may
+        still arrive.  Needs no lease: it can only settle this attempt.  An unknown attempt is
+        recorded as ABORTED, so that a late `plan` cannot revive it.
 
         Raises:
-            NeedsOperator: the cycle's attempts are pruned, so the decision is not known.
+            NeedsOperator: the cycle's attempts are pruned, so the decision is unknown.
         """
         ...
 
-    def abort_undecided(self, lease: Lease, reason: str = "") -> list[SinkTxnId]:
+    def abort_undecided(self, lease: ScopeLease, reason: str = "") -> list[SinkTxnId]:
         """Decide ABORT for every undecided attempt of an older epoch, all at once; return them.
 
         Raises:
@@ -239,7 +241,7 @@ class Ledger(Protocol):
         """
         ...
 
-    def finish(self, lease: Lease, txn: SinkTxnId) -> None:
+    def finish(self, lease: ScopeLease, txn: SinkTxnId) -> None:
         """Move COMMITTED to FINISHED and raise the mark; repeatable.
 
         The mark never passes a cycle that is committed and unfinished.
@@ -278,30 +280,31 @@ class Ledger(Protocol):
         ...
 
     def prune(self, scope: Scope, keep: int) -> int:
-        """Forget finished and aborted attempts below the mark but the newest *keep* cycles'.
+        """Delete finished and aborted attempts below the mark, except of the newest *keep* cycles.
 
-        Positions, committed paths, generations, acts and the mark stay.  Returns how many went.
+        Positions, committed paths, generations, acts and the mark stay.  Returns the number
+        of deleted attempts.
         """
         ...
 
     def record_act(self, scope: Scope, who: str, act: str, why: str, detail: Any = None) -> None:
-        """Keep what an operator did."""
+        """Record an operator's action."""
         ...
 
-    def acts(self, scope: Scope) -> list[Act]:
-        """List what operators did, newest first."""
+    def acts(self, scope: Scope) -> list[LedgerAct]:
+        """List the operators' actions, newest first."""
         ...
 
     def close(self) -> None:
-        """Give back connections; the ledger can be used again afterwards."""
+        """Close connections; the ledger can be used again afterwards."""
         ...
 
 
 def is_loser(ledger: Ledger, scope: Scope) -> Callable[[SinkTxnId], bool]:
-    """Tell losing attempts: ABORT was won, or a cycle at or below the mark took another.
+    """Return a test for losing attempts: aborted, or beaten by another attempt of a cycle.
 
-    An attempt of this scope above the mark that the ledger does not know is not a loser:
-    it is left as it is.
+    The cycle of a beaten attempt is at or below the mark.  An unknown attempt above the mark
+    is not a loser: the ledger cannot prove that it lost.
     """
     record = ledger.scope_record(scope)
     mark = record.mark if record else None

@@ -1,7 +1,7 @@
-"""The end of what was committed, per source partition, and what may follow it.
+"""The positions: where the committed records of each source partition end.
 
-The positions are the truth, not the batch number: they survive a deleted
-checkpoint and show what a new one would repeat or leave out.
+The positions decide, not the batch number: they survive a deleted checkpoint
+and show which records a new one would repeat or skip.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Where every partition of every source stands; of file sources, the committed paths."""
+    """The position of every partition of every source; for file sources, the committed paths."""
 
     ends: Mapping[tuple[str, str], Position] = field(default_factory=dict)
     """By (source, partition)."""
 
     paths: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """By source: those of the asked-for paths that are committed already."""
+    """By source: those of the requested paths that are committed already."""
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nothing was ever committed."""
+        """Whether no record was ever committed."""
         return not self.ends and not any(self.paths.values())
 
 
 def discontinuities(positions: Positions, batch: BatchRange) -> list[str]:
-    """Say in words where *batch* does not start where *positions* end.
+    """Describe every place where *batch* does not start where *positions* end.
 
-    A partition that the ledger has never seen may start anywhere.
+    A partition that is new to the ledger may start anywhere.
     """
     return [words for source in batch.sources for words in _of_source(positions, source)]
 
@@ -58,11 +58,11 @@ def _of_source(positions: Positions, source: SourceRange) -> list[str]:
         topic_id = source.topic_ids.get(partition.rpartition("/")[0], "")
         if known.topic_id and not topic_id:
             found.append(
-                f"{where}: the topic's id cannot be asked for here, so nobody can tell whether it "
-                f"is still the topic that was read"
+                f"{where}: the topic's id cannot be read here, so it is unknown whether it is "
+                f"still the topic that was read before"
             )
         if known.topic_id and topic_id and known.topic_id != topic_id:
-            found.append(f"{where}: the topic was deleted and made again (its id changed)")
+            found.append(f"{where}: the topic was deleted and created again (its id changed)")
         elif span.start < known.end:
             found.append(f"{where}: overlap, {span.start} to {known.end} is committed already")
         elif span.start > known.end:

@@ -1,19 +1,13 @@
-"""Recovery: settle what earlier owners left open, before the first batch.
+"""Recovery: a new owner settles everything that earlier owners left, before its first batch.
 
-Whether a ledger is the one that its sinks were filled under.
+    fence ──▶ check the ledger ──▶ open attempts ──▶ what sinks still hold ──▶ sweep
+
+Recovery may crash at any point and be repeated.  A sink that does not answer
+blocks the start, because its silence proves nothing.
 
 An operator's `adopt` accepts what other ledgers have committed in the sinks so
-far.  The first start after it notes how far that is, and whatever another ledger
-commits later is refused again.
-
-How recovery has a sink carry out decisions, and what it raises if the sink does not.
-
-What a new owner does before its first batch: settle everything its predecessor left.
-
-    fence ──▶ open attempts ──▶ what sinks still hold ──▶ sweep
-
-Recovery may crash at any point and be repeated.  A sink that cannot answer
-blocks the start: nothing may be concluded from silence.
+far.  The first start after it records how far that is; later commits of another
+ledger are refused again.
 """
 
 from __future__ import annotations
@@ -27,7 +21,7 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import LeaseLost, NeedsOperator, Retryable, SemelError, reason_of
 from semel.events import EVENTS, CycleRecovered, Events, LeavingsSwept, log
-from semel.pipeline.ledger import AttemptRecord, Lease, Ledger, is_loser
+from semel.pipeline.ledger import AttemptRecord, Ledger, ScopeLease, is_loser
 from semel.pipeline.sink import (
     AbortsTogether,
     RemembersScopes,
@@ -46,16 +40,16 @@ ADOPT: Final = "adopt"
 
 
 ACCEPT: Final = "accept ledgers"
-"""The act of the first start after an adoption."""
+"""The recorded act of the first start after an adoption."""
 
 
 def check_ledger(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> bool:
     """Refuse a scope whose sinks another ledger has filled, beyond what was adopted.
 
-    Returns whether there is an adoption for which nobody has called `accept_ledgers` yet.
+    Returns whether there is an adoption without a call of `accept_ledgers`.
 
     Raises:
-        NeedsOperator: everything that was committed under the other ledger would be repeated.
+        NeedsOperator: every cycle committed under the other ledger would be repeated.
     """
     accepted = _accepted(ledger, scope)
     if accepted is None:
@@ -65,22 +59,22 @@ def check_ledger(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) ->
             if accepted.get(sink.name, {}).get(other) != mark:
                 raise NeedsOperator(
                     f"sink {sink.name!r} holds cycles of {scope} that were decided in another "
-                    f"ledger ({other}), which {ledger.url} knows nothing of: use the other "
-                    f"ledger, restore a backup of it, or accept this one with "
-                    f"`semel adopt`"
+                    f"ledger ({other}) and are not in {ledger.url}: use the other ledger, "
+                    f"restore a backup of it, or accept this one with `semel adopt`"
                 )
     return False
 
 
 def accept_ledgers(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> None:
-    """Note how far other ledgers have come: what they commit from now on is not adopted."""
+    """Record the marks of other ledgers: their later commits are not adopted."""
     found = {sink.name: dict(_others(sink, scope)) for sink in sinks}
     why = "the first start after an adoption"
     ledger.record_act(scope, "semel", ACCEPT, why, {"marks": found})
 
 
 def _accepted(ledger: Ledger, scope: Scope) -> Mapping[str, Mapping[str, str]] | None:
-    """The marks of other ledgers that are accepted, by sink; None if all are, after `adopt`."""
+    """Return the accepted marks of other ledgers, by sink; None if all are, after `adopt`."""
+    # The newest act comes first, so an adoption overrides what was accepted before it.
     for act in ledger.acts(scope):
         if act.act == ADOPT:
             return None
@@ -91,7 +85,7 @@ def _accepted(ledger: Ledger, scope: Scope) -> Mapping[str, Mapping[str, str]] |
 
 
 def _others(sink: TwoPhaseSink, scope: Scope) -> Iterator[tuple[str, str]]:
-    """The other ledgers that have committed here for this app and query, each with its mark."""
+    """Yield the other ledgers that committed to *sink* for this app and query, with marks."""
     if not isinstance(sink, RemembersScopes):
         return
     for other in sink.scopes_of(scope.app, scope.query):
@@ -103,7 +97,7 @@ def _others(sink: TwoPhaseSink, scope: Scope) -> Iterator[tuple[str, str]]:
 def check_marks(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> None:
     """Refuse a ledger that is older than its sinks.
 
-    A generation that an operator adopted says that this ledger is right about all before it.
+    With an adopted generation the operator confirmed this ledger for all earlier ones.
 
     Raises:
         NeedsOperator: a sink has committed a cycle of this scope that the ledger does not know.
@@ -123,29 +117,29 @@ def check_marks(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> 
             continue
         raise NeedsOperator(
             f"sink {sink.name!r} has committed cycle {mark.cycle} (attempt {mark.attempt[:8]}), "
-            f"which ledger {ledger.url} does not know as committed: the ledger is older than its "
+            f"which is not committed in ledger {ledger.url}: the ledger is older than its "
             f"sinks, probably restored from a backup; restore a newer one, or accept this one with "
             f"`semel adopt`, as generation {mark.cycle.generation + 1} or later"
         )
 
 
 def _adopted_generation(ledger: Ledger, scope: Scope) -> int:
-    """The newest generation that an operator adopted; 0 if none was."""
+    """Return the newest generation that an operator adopted; 0 if none was."""
     adopted = [act.detail for act in ledger.acts(scope) if act.act == ADOPT]
     return max((int(detail["generation"]) for detail in adopted), default=0)
 
 
-# One attempt may be in somebody's use; after so many in a row it is the sink that is silent,
-# and a thousand timeouts would say no more.
+# One attempt may be locked by another process; after this many retryable answers in a row the
+# sink itself does not answer, and a thousand timeouts would prove no more.
 SILENT_IN_A_ROW: Final = 3
 
 
 def abort_all(
     sink: TwoPhaseSink, tokens: Mapping[SinkTxnId, Token | None]
 ) -> Iterator[tuple[SinkTxnId, SinkOutcome]]:
-    """Abort every one of *tokens*, whose ABORT is won; one that fails does not stop the others.
+    """Abort every attempt of *tokens*, whose ABORT is won; a failed one does not stop the rest.
 
-    Attempts of a sink that has fallen silent are left out, for the next start.
+    If the sink stops answering, the remaining attempts are left to the next start.
     """
     together = _aborted_together(sink, tokens)
     yield from ((txn, SinkOK()) for txn in together)
@@ -168,7 +162,7 @@ def _aborted_together(
     reach(CrashPoint.RECOVER_ABORT_BEFORE, sink.name)
     try:
         together = sink.abort_together(list(tokens))
-    except Exception as error:  # noqa: BLE001  each is asked for again, and answers for itself
+    except Exception as error:  # noqa: BLE001  each is aborted alone below, with its own answer
         log.warning(
             "attempts are aborted one by one",
             extra={"sink": sink.name, "reason": reason_of(error)},
@@ -186,7 +180,7 @@ def _abort(sink: TwoPhaseSink, txn: SinkTxnId, token: Token | None) -> SinkOutco
 
 
 class Unsettled(SemelError):
-    """What recovery asked of a sink, and what came back."""
+    """A sink did not do what recovery asked."""
 
     def __init__(self, sink: str, txn: str, act: str, reason: str) -> None:
         super().__init__(sink, txn, act, reason)
@@ -197,7 +191,7 @@ class Unsettled(SemelError):
 
 
 class SinkBlocksStart(Unsettled, Retryable):
-    """A sink did not carry out what recovery asked, and may do so later."""
+    """A sink did not do what recovery asked, and may do so later."""
 
     def __str__(self) -> str:
         return (
@@ -207,7 +201,7 @@ class SinkBlocksStart(Unsettled, Retryable):
 
 
 class CycleStuck(Unsettled, NeedsOperator):
-    """A sink can never carry out what the decision demands."""
+    """A sink can never do what the decision demands."""
 
     def __str__(self) -> str:
         return (
@@ -238,7 +232,7 @@ class RecoveryDecision(StrEnum):
 
 
 class LedgerSays(StrEnum):
-    """What the ledger knows of a transaction that a sink holds."""
+    """The ledger's answer about a transaction that a sink holds."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
@@ -258,7 +252,7 @@ DECIDE: Final[Mapping[LedgerSays, RecoveryDecision]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledTxn:
     """One transaction of one sink, and what was (or would be) done with it."""
 
     sink: str
@@ -271,7 +265,7 @@ class Settled:
 class RecoveryReport:
     """What recovery did."""
 
-    settled: list[Settled] = field(default_factory=list)
+    settled: list[SettledTxn] = field(default_factory=list)
     finished: list[SinkTxnId] = field(default_factory=list)
     """Attempts that were carried through."""
 
@@ -279,11 +273,11 @@ class RecoveryReport:
     """Attempts that were given up."""
 
     swept: dict[str, int] = field(default_factory=dict)
-    """By sink: losing attempts whose leavings were removed."""
+    """By sink: the number of losing attempts whose staged data was removed."""
 
     @property
-    def left_as_is(self) -> list[Settled]:
-        """What only a person can settle."""
+    def left_as_is(self) -> list[SettledTxn]:
+        """The transactions that only a person can settle."""
         unknown = RecoveryDecision.UNKNOWN_LEAVE_AS_IS
         return [settled for settled in self.settled if settled.decision is unknown]
 
@@ -311,7 +305,7 @@ def what_ledger_says(
 
 def recover(
     ledger: Ledger,
-    lease: Lease,
+    lease: ScopeLease,
     sinks: Sequence[TwoPhaseSink],
     *,
     backoff: Backoff = COMMIT_BACKOFF,
@@ -332,7 +326,7 @@ class _Recovery:
     def __init__(
         self,
         ledger: Ledger,
-        lease: Lease,
+        lease: ScopeLease,
         sinks: Sequence[TwoPhaseSink],
         backoff: Backoff,
         events: Events,
@@ -349,6 +343,7 @@ class _Recovery:
         self._unsettled: list[Unsettled] = []
 
     def run(self) -> RecoveryReport:
+        # Fence first: after this an older owner can no longer change what recovery reads.
         for sink in self._sinks.values():
             reach(CrashPoint.FENCE_BEFORE, sink.name)
             sink.fence(self._scope, self._lease.epoch)
@@ -366,7 +361,7 @@ class _Recovery:
             self._report.aborted.append(attempt.txn)
         for attempt in winners:
             if not self._carry_through(attempt):
-                break  # what a later cycle writes must come after it
+                break  # a later cycle must not become visible before this one
         self._stop_if_unsettled()
         for sink in self._sinks.values():
             self._settle_held(sink)
@@ -379,7 +374,7 @@ class _Recovery:
     def _decided(
         self, left: Sequence[AttemptRecord]
     ) -> tuple[list[AttemptRecord], list[AttemptRecord]]:
-        """Win ABORT for all that is undecided; return the losers, and what must go through."""
+        """Win ABORT for every undecided attempt; return the losers and the committed attempts."""
         reason = "recovery: its owner is fenced"
         won = set(self._ledger.abort_undecided(self._lease, reason))
         losers: list[AttemptRecord] = []
@@ -389,28 +384,29 @@ class _Recovery:
             if not has_lost and attempt.state is not CycleState.COMMITTED:
                 self._refuse_newer(attempt)
                 has_lost = self._ledger.decide_abort(attempt.txn, reason) is Decision.ABORT
+                # If COMMIT won, the record now holds the tokens that the list lacked.
                 attempt = self._ledger.attempt(attempt.txn) or attempt
             (losers if has_lost else winners).append(attempt)
         return losers, winners
 
     def _stop_if_unsettled(self) -> None:
-        """Raise what a sink did not do, first of all what needs a person."""
+        """Raise the first error of a sink, one that needs a person before a retryable one."""
         if self._unsettled:
             raise max(self._unsettled, key=lambda error: isinstance(error, CycleStuck))
 
     def _name_out_of_reach(self, attempt: AttemptRecord) -> None:
-        """Say which sinks still hold a part of an aborted attempt but are configured no more."""
+        """Report sinks that may hold a part of an aborted attempt but are no longer configured."""
         for name in sorted(set(attempt.tokens) - set(self._sinks)):
             reason = (
-                f"sink {name!r} is not configured any more and may hold {attempt.txn}, which is "
-                f"aborted: configure it once more and start, or remove what it holds by hand"
+                f"sink {name!r} is no longer configured and may hold {attempt.txn}, which is "
+                f"aborted: configure it again and start, or remove its staged data by hand"
             )
             log.warning(reason, extra={"scope": str(self._scope), "sink": name})
             unknown = RecoveryDecision.UNKNOWN_LEAVE_AS_IS
             self._note(name, attempt.txn, LedgerSays.UNDECIDED, unknown, reason)
 
     def _carry_through(self, attempt: AttemptRecord) -> bool:
-        """Commit in every sink, whatever the others answer; tell whether the cycle is finished."""
+        """Commit in every sink, even if others fail; return whether the cycle is finished."""
         before = len(self._unsettled)
         for name in attempt.tokens:
             if name in self._sinks:
@@ -418,7 +414,7 @@ class _Recovery:
         missing = sorted(set(attempt.tokens) - set(self._sinks))
         if missing:
             raise NeedsOperator(
-                f"cycle {attempt.txn.cycle} is committed, and sink {missing[0]!r} has promised it "
+                f"cycle {attempt.txn.cycle} is committed, and sink {missing[0]!r} has prepared it "
                 f"but is not configured: configure it again, or see `semel cycle resolve`"
             )
         if len(self._unsettled) > before:
@@ -450,7 +446,7 @@ class _Recovery:
         self._abort_all(sink, given_up, known)
 
     def _refuse_newer(self, attempt: AttemptRecord | None) -> None:
-        """Stop before giving up a living successor's attempt: we were fenced and woke late."""
+        """Raise if the attempt belongs to a newer owner: this process was fenced while stopped."""
         if attempt is not None and attempt.epoch > self._lease.epoch:
             raise LeaseLost(str(self._scope), self._lease.epoch, attempt.epoch)
 
@@ -492,14 +488,14 @@ class _Recovery:
         decision: RecoveryDecision,
         reason: str,
     ) -> None:
-        self._report.settled.append(Settled(sink, txn, says, decision))
+        self._report.settled.append(SettledTxn(sink, txn, says, decision))
         self._events.emit(CycleRecovered(str(self._scope), str(txn.cycle), sink, decision, reason))
 
 
 def sweep(
     ledger: Ledger, scope: Scope, sinks: Sequence[TwoPhaseSink], events: Events = EVENTS
 ) -> dict[str, int]:
-    """Remove what losing attempts left in the sinks; return how many attempts, by sink."""
+    """Remove the staged data of losing attempts; return the number of attempts by sink."""
     verdict = is_loser(ledger, scope)
     swept = {}
     for sink in sinks:

@@ -1,6 +1,6 @@
-"""What the ledger refuses, as pure functions: every ledger asks these inside its transaction.
+"""The checks of the ledger, as pure functions that every ledger calls in its transaction.
 
-Each returns when the step may be written, and raises otherwise.
+Each returns if the step may be written, and raises otherwise.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from semel.errors import LeaseHeld, LeaseLost, Misuse, NeedsOperator
 from semel.lease import Owner, Takeover
-from semel.pipeline.ledger import AttemptRecord, Lease
+from semel.pipeline.ledger import AttemptRecord, ScopeLease
 from semel.pipeline.positions import Position, Positions, discontinuities
 from semel.pipeline.sink import Token
 from semel.pipeline.source import BatchRange, SourceKind
@@ -20,7 +20,7 @@ from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
 
 def check_scope(ledger_id: str, scope: Scope) -> None:
-    """Refuse a scope of another ledger: its work must never be taken for ours.
+    """Refuse a scope of another ledger: its attempts must never be mistaken for ours.
 
     Raises:
         Misuse: the scope names another ledger.
@@ -46,12 +46,12 @@ def check_takeover(
 
 
 def check_lease(
-    lease: Lease, epoch: int, owner: Owner | None, txn: SinkTxnId | None = None
+    lease: ScopeLease, epoch: int, owner: Owner | None, txn: SinkTxnId | None = None
 ) -> None:
     """Refuse a lease that is not the one in force, or not for *txn*'s scope.
 
-    The owner counts beside the epoch: a ledger restored from a backup hands out
-    the same numbers again.
+    The owner is compared, too: a ledger restored from a backup issues the same epochs
+    again.
 
     Raises:
         LeaseLost: another owner, another epoch, or released.
@@ -70,7 +70,7 @@ def check_plan(
     mark: SinkTxnId | None,
     generation: int,
 ) -> None:
-    """Refuse a new staging of a cycle that is over, and of an attempt that was given up.
+    """Refuse to plan a cycle that has ended, or an attempt that was aborted.
 
     Raises:
         NeedsOperator: the reason.
@@ -119,7 +119,7 @@ def check_commit(
     mark: SinkTxnId | None,
     positions: Positions,
 ) -> BatchRange:
-    """Return the range whose ends the positions take, unless COMMIT must not be decided.
+    """Return the range whose ends become the positions, if COMMIT may be decided.
 
     Raises:
         NeedsOperator: the reason.
@@ -132,14 +132,14 @@ def check_commit(
     if mark is not None and txn.cycle <= mark.cycle:
         raise NeedsOperator(f"{txn}: the scope has finished {mark.cycle.label} already")
     if record.range is None:
-        raise NeedsOperator(f"{txn}: the ledger does not know what the batch read")
+        raise NeedsOperator(f"{txn}: the ledger has no source range of the batch")
     if found := discontinuities(positions, record.range):
         raise NeedsOperator(f"{txn}: {'; '.join(found)}")
     return record.range
 
 
 def check_finish(txn: SinkTxnId, known: AttemptRecord | None) -> None:
-    """Refuse to finish what is not committed.
+    """Refuse to finish an attempt that is not committed.
 
     Raises:
         NeedsOperator: the reason.
@@ -151,9 +151,9 @@ def check_finish(txn: SinkTxnId, known: AttemptRecord | None) -> None:
 
 
 def check_unpruned(txn: SinkTxnId, pruned: CycleId | None) -> None:
-    """Refuse to judge an unknown attempt of a cycle whose attempts may have been forgotten.
+    """Refuse to decide an unknown attempt of a cycle whose attempts may be pruned.
 
-    It may have been the committed one, and ABORT would be a lie.
+    It may have been the committed one, and ABORT would be wrong.
 
     Raises:
         NeedsOperator: the reason.
@@ -169,15 +169,15 @@ def check_keep(keep: int) -> None:
         Misuse: it is negative.
     """
     if keep < 0:
-        raise Misuse(f"keep must be 0 or more cycles, not {keep}")
+        raise Misuse(f"keep must be at least 0 cycles, got {keep}")
 
 
 def comparable(
     ends: Mapping[tuple[str, str], tuple[Position, int]], batch: BatchRange, generation: int
 ) -> dict[tuple[str, str], Position]:
-    """Leave out ends, each with its generation, that *batch* need not start at.
+    """Return *ends* without those, each with its generation, that *batch* need not start at.
 
-    An ephemeral source counts from its own beginning in every generation.
+    An ephemeral source starts again from its beginning in every generation.
     """
     ephemeral = {s.source for s in batch.sources if s.kind is SourceKind.EPHEMERAL}
     return {
@@ -190,7 +190,7 @@ def comparable(
 def next_positions(
     ends: Mapping[tuple[str, str], Position], batch: BatchRange
 ) -> dict[tuple[str, str], Position]:
-    """Return where the partitions of *batch* stand once it is committed."""
+    """Return the positions of the partitions of *batch* after its commit."""
     moved = {}
     for source in batch.sources:
         for partition, span in source.spans.items():
@@ -201,7 +201,7 @@ def next_positions(
 
 
 def as_json(what: str, value: Any) -> Any:
-    """Return *value* as another process would read it.
+    """Return *value* as another process would read it back from JSON.
 
     Raises:
         Misuse: it is not JSON.

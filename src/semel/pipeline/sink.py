@@ -5,8 +5,8 @@
 
 Everything staged and prepared is keyed by cycle *and* attempt; the proof of
 a commit is keyed by the cycle and names the attempt, so that two attempts of
-one cycle can never both become visible.  Prepared means promised: whatever
-can make a commit fail is found in `prepare`, before the decision.
+one cycle can never both become visible.  A prepared sink has promised to
+commit: it finds every reason to refuse in `prepare`, before the decision.
 
 The contract is executable: `semel.testing.contracts.SinkContract`.
 """
@@ -34,7 +34,7 @@ Schema: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class SinkOK:
-    """Done, or done before; after `prepare` with the token to keep."""
+    """Done, or done before; after `prepare` with the token to store."""
 
     token: Token | None = None
 
@@ -48,7 +48,7 @@ class SinkRetryable:
 
 @dataclass(frozen=True, slots=True)
 class SinkFatal:
-    """An invariant is broken, or it can never be done; an operator must look."""
+    """An invariant is broken, or it can never be done; an operator must decide."""
 
     reason: str
 
@@ -57,10 +57,10 @@ SinkOutcome: TypeAlias = SinkOK | SinkRetryable | SinkFatal
 
 
 class Found(StrEnum):
-    """What a sink knows about one attempt."""
+    """What a sink holds of one attempt."""
 
     HELD = "held"
-    """Prepared and out of sight; it can still be committed or aborted."""
+    """Prepared and invisible; it can still be committed or aborted."""
 
     VISIBLE = "visible"
     """Committed, and proved to be this attempt's."""
@@ -69,17 +69,17 @@ class Found(StrEnum):
     """Neither prepared nor committed by this attempt."""
 
     UNREACHABLE = "unreachable"
-    """The sink did not answer; nothing may be concluded."""
+    """The sink did not answer, which proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """A sink's answer to `look_up`, with what it was concluded from."""
+class SinkFinding:
+    """A sink's answer to `look_up`, with its evidence."""
 
     found: Found
     evidence: str = ""
     since: float | None = None
-    """When the thing found was made, in seconds since 1970, where the sink knows."""
+    """When it was written, in seconds since 1970, if the sink can say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,11 @@ class Receipt:
     """What one staging task wrote; only those of winning task attempts reach `prepare`."""
 
     task: str
-    """Unique for every attempt of every task: a retried task has another."""
+    """Unique for every attempt of every task; a retried task has a new one."""
 
     tally: Tally = Tally()
     detail: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever the sink needs to find the staged rows again, as JSON."""
+    """The data by which the sink finds the staged rows again, as JSON."""
 
     def to_json(self) -> str:
         """Write the receipt as one line."""
@@ -121,7 +121,7 @@ def tally_of(receipts: Sequence[Receipt]) -> Tally:
 
 
 def digest_of(receipts: Sequence[Receipt]) -> str:
-    """Identify a set of receipts, whatever their order."""
+    """Return a hash of a set of receipts, independent of their order."""
     lines = sorted(receipt.to_json() for receipt in receipts)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -130,18 +130,18 @@ class StagingWriter(Protocol):
     """Where one task attempt writes its rows for one sink; used by one thread."""
 
     def write(self, batch: Batch) -> None:
-        """Store the rows out of sight."""
+        """Store the rows, invisible to readers."""
         ...
 
     def finish(self) -> Receipt:
-        """Make what was written durable, and describe it.
+        """Make the written rows durable, and return their receipt.
 
         A task without rows gets a receipt, too.
         """
         ...
 
     def discard(self) -> None:
-        """Drop what was written, as far as possible; called after a failure, never raises."""
+        """Drop the written rows, as far as possible; called after a failure, never raises."""
         ...
 
 
@@ -157,10 +157,10 @@ class Stager(Protocol):
 
 
 class TwoPhaseSink(Protocol):
-    """Every method may be repeated after a crash, by another process.
+    """The protocol of a sink; every method may be repeated after a crash, by another process.
 
-    A method reports what the outside world did as a `SinkOutcome`; an
-    exception means the answer is unknown, which is never OK.
+    A method reports what the other system did as a `SinkOutcome`; an exception means
+    that the answer is unknown, which is never OK.
     """
 
     @property
@@ -174,18 +174,18 @@ class TwoPhaseSink(Protocol):
         ...
 
     def check(self, schema: Schema | None) -> None:
-        """Find out before the first batch whether rows of *schema* can be written.
+        """Check before the first batch that rows of *schema* can be written.
 
-        None asks only for what does not depend on the rows (reachable, permitted).
+        With None, check only what does not depend on the rows (reachable, permitted).
 
         Raises:
-            Permanent: they can't; the message names the way out.
+            Permanent: they cannot; the message names the solution.
             Retryable: the sink does not answer.
         """
         ...
 
     def fence(self, scope: Scope, epoch: int) -> None:
-        """Refuse owners of *scope* older than *epoch* from now on, and be *epoch*'s sink.
+        """Refuse owners of *scope* older than *epoch* from now on, and work for *epoch*.
 
         Called before recovery reads anything.
 
@@ -200,7 +200,7 @@ class TwoPhaseSink(Protocol):
         ...
 
     def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
-        """Hold exactly the rows of *receipts*, invisible, and promise that `commit` can succeed.
+        """Keep exactly the rows of *receipts*, invisible, and promise that `commit` can succeed.
 
         The same receipts again change nothing; others are fatal.
         """
@@ -214,11 +214,11 @@ class TwoPhaseSink(Protocol):
         ...
 
     def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
-        """Drop this attempt's things and no other's.  Fatal, deleting nothing, if committed."""
+        """Drop this attempt's data and no other's.  If committed: fatal, and nothing is deleted."""
         ...
 
-    def look_up(self, txn: SinkTxnId, token: Token | None) -> Finding:
-        """Say what is known of this attempt; changes nothing and never raises."""
+    def look_up(self, txn: SinkTxnId, token: Token | None) -> SinkFinding:
+        """Return what the sink holds of this attempt; changes nothing and never raises."""
         ...
 
     def recover(self, scope: Scope) -> list[SinkTxnId]:
@@ -230,9 +230,9 @@ class TwoPhaseSink(Protocol):
         ...
 
     def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
-        """Remove whatever attempts for which *is_loser* have left behind; return them.
+        """Remove all data of the attempts for which *is_loser* is true; return them.
 
-        Includes what their late tasks staged after the abort.  Never touches other attempts.
+        Includes what their late tasks staged after the abort.  Never changes other attempts.
         """
         ...
 
@@ -241,7 +241,7 @@ class TwoPhaseSink(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back connections; the sink can be used again afterwards."""
+        """Close connections; the sink can be used again afterwards."""
         ...
 
 
@@ -250,34 +250,34 @@ class CountsVisibleRows(Protocol):
     """A sink whose visible rows can be attributed to cycles, so that they can be verified."""
 
     def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
-        """Count and hash the rows of *cycle* that readers see now; None if it cannot tell."""
+        """Count and hash the rows of *cycle* that readers see now; None if that is impossible."""
         ...
 
 
 @runtime_checkable
 class MindsSpeculation(Protocol):
-    """A sink that works otherwise when a task may run twice at the same time."""
+    """A sink that must know whether a task may run twice at the same time."""
 
     def expect_speculation(self) -> None:
-        """Be ready for speculative copies of tasks; called before `check`."""
+        """Prepare for speculative copies of tasks; called before `check`."""
         ...
 
 
 @runtime_checkable
 class DescribesGuarantee(Protocol):
-    """A sink that can say what it promises, for the lint."""
+    """A sink that describes its guarantee, for the lint."""
 
     def guarantee(self) -> Guarantee:
-        """State the guarantee of this sink as it is configured."""
+        """Return the guarantee of this sink with its settings."""
         ...
 
 
 @runtime_checkable
 class RemembersScopes(Protocol):
-    """A sink that can tell when another ledger's cycles are in it already."""
+    """A sink that can find the cycles of another ledger in it."""
 
     def scopes_of(self, app: str, query: str) -> list[Scope]:
-        """List every scope of this app and query, of whichever ledger, that committed here.
+        """List every scope of this app and query, of any ledger, that committed here.
 
         Raises:
             Retryable: the sink does not answer.
@@ -287,29 +287,29 @@ class RemembersScopes(Protocol):
 
 @runtime_checkable
 class AbortsTogether(Protocol):
-    """A sink that gives up a thousand attempts sooner together than one by one."""
+    """A sink that aborts a thousand attempts faster together than one by one."""
 
     def abort_together(self, txns: Sequence[SinkTxnId]) -> set[SinkTxnId]:
-        """Do what `abort` does for those of *txns* with which nothing is special; return them.
+        """Abort those of *txns* that need no special treatment, and return them.
 
-        Whatever is left out, and everything if this raises, is aborted one by one.
+        The others, or all if this raises, are aborted one by one.
         """
         ...
 
 
 @runtime_checkable
 class OwnsItsPlace(Protocol):
-    """A sink that shares its place with no other sink of the same pipeline."""
+    """A sink whose place no other sink of the same pipeline may use."""
 
     @property
     def place(self) -> str:
-        """Where it writes; equal for two sinks that would be in each other's way."""
+        """Where it writes; equal for two sinks that would overwrite each other."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """What is done exactly once, where, and under which failures."""
+    """What is exactly once, where, and under which failures."""
 
     effect: str
     """What happens once: ``rows in table entries``."""
@@ -321,4 +321,4 @@ class Guarantee:
     """Failures and uses outside the scope."""
 
     weakened_by: tuple[str, ...] = ()
-    """Settings in force that make it weaker than it could be, each with the way out."""
+    """Settings that weaken the guarantee, each with the solution."""

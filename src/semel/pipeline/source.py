@@ -1,7 +1,7 @@
 """What a batch read: per source, the range between two durable positions.
 
-A source is known by its place in the query, as Spark knows it.  Offsets are
-the next record to read, as Kafka counts them: a span holds ``start <= offset < end``.
+A source is identified by its place in the query, as in Spark.  An offset is the
+next record to read, as in Kafka: a span holds ``start <= offset < end``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SourceKind(StrEnum):
     """A list of paths."""
 
     EPHEMERAL = "ephemeral"
-    """Positions that mean nothing without their checkpoint (rate, sockets)."""
+    """Positions that are useless without their checkpoint (rate, sockets)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class SourceRange:
     """The files of this batch, for a file source."""
 
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    """Kafka's id of each topic: a topic made again under its name has another."""
+    """Kafka's id of each topic; a topic that is created again has another id."""
 
     raw: str = ""
-    """The positions as the source wrote them, where they are not understood further."""
+    """The positions as the source wrote them, if semel does not interpret them."""
 
     def to_json(self) -> dict[str, Any]:
         """Write the range as plain values, in one canonical order."""
@@ -85,9 +85,9 @@ class BatchRange:
 
     @property
     def digest(self) -> str:
-        """Identify the range: two batches with one id and two digests are a collision.
+        """A hash of the range: one batch id with two digests means two different batches.
 
-        Topic ids are left out: they are asked of the broker, which may not answer.
+        Topic ids are not part of it: they come from the broker, which may not answer.
         """
         bare = [replace(source, topic_ids={}).to_json() for source in self.sources]
         return hashlib.sha256(json.dumps(bare, separators=(",", ":")).encode()).hexdigest()
@@ -108,6 +108,6 @@ class BatchRange:
 
     @classmethod
     def of_offsets(cls, spans: Mapping[str, tuple[int, int]], source: str = "0") -> BatchRange:
-        """Make the range of a single source with offsets, from (start, end) by partition."""
+        """Return the range of a single source with offsets, from (start, end) by partition."""
         named = {name: Span(start, end) for name, (start, end) in spans.items()}
         return cls((SourceRange(source, SourceKind.OFFSETS, named),))

@@ -16,13 +16,13 @@ from typing import Final
 
 
 class CycleState(StrEnum):
-    """Where an attempt stands, as the ledger keeps it."""
+    """The state of an attempt, as the ledger stores it."""
 
     PLANNED = "planned"
     """The attempt is in the ledger.  Tasks may be staging for it."""
 
     PREPARED = "prepared"
-    """Every sink holds the batch out of sight and has promised it can commit."""
+    """Every sink holds the batch, invisible, and has promised that it can commit."""
 
     COMMITTED = "committed"
     """The decision is COMMIT, together with the new source positions."""
@@ -31,16 +31,16 @@ class CycleState(StrEnum):
     """Every sink has made the batch visible."""
 
     ABORTED = "aborted"
-    """The decision is ABORT; whatever the attempt left behind may be removed."""
+    """The decision is ABORT; the attempt's staged data may be removed."""
 
     @property
     def is_decided(self) -> bool:
-        """Tell whether the write-once decision has been taken."""
+        """Whether the write-once decision has been taken."""
         return self in (CycleState.COMMITTED, CycleState.FINISHED, CycleState.ABORTED)
 
     @property
     def is_committed(self) -> bool:
-        """Tell whether the decision is COMMIT."""
+        """Whether the decision is COMMIT."""
         return self in (CycleState.COMMITTED, CycleState.FINISHED)
 
 

@@ -1,4 +1,4 @@
-"""Any coordinator, wired to any sinks."""
+"""The two-phase steps of a coordinator, carried out on its sinks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class KeepsTokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How often a refused commit is tried in place, and how long to wait between."""
+    """How many times a refused commit is tried in place, and the pauses between."""
 
     tries: int = 4
     first_seconds: float = 0.1
@@ -51,16 +51,16 @@ class Backoff:
     most_seconds: float = 5.0
 
     def wait_seconds(self, after_try: int) -> float:
-        """Say how long to wait after the *after_try*-th try, counted from 1."""
+        """Return the pause after try number *after_try*, counted from 1."""
         return min(self.most_seconds, self.first_seconds * self.factor ** (after_try - 1))
 
 
 COMMIT_BACKOFF: Final = Backoff()
-"""Four tries within about two seconds: longer outages are recovery's."""
+"""Four tries within about two seconds; recovery handles longer outages."""
 
 
 def concurrently(calls: Sequence[Callable[[], SinkAnswer]]) -> list[SinkAnswer]:
-    """Make all calls at once, one thread each; none is cut short by another's failure."""
+    """Make all calls at once, one thread each; a failure does not stop the others."""
     if len(calls) < 2:
         return [call() for call in calls]
     with ThreadPoolExecutor(len(calls), thread_name_prefix="semel-sink") as pool:
@@ -68,7 +68,7 @@ def concurrently(calls: Sequence[Callable[[], SinkAnswer]]) -> list[SinkAnswer]:
 
 
 def one_by_one(calls: Sequence[Callable[[], SinkAnswer]]) -> list[SinkAnswer]:
-    """Make the calls in order: what simulations need."""
+    """Make the calls in order, so that a simulation is deterministic."""
     return [call() for call in calls]
 
 
@@ -85,8 +85,8 @@ def with_two_phase_sinks(
 ) -> Coordinator:
     """Return *coordinator* with its two-phase steps carried out on *sinks*.
 
-    *next_txn_label* is called once per cycle, after `begin_txn`; *rows_for* gives the
-    receipts that a sink's tasks returned under that transaction.
+    *next_txn_label* is called once per cycle, after `begin_txn`; *rows_for* returns the
+    receipts of a sink's tasks for that transaction.
     """
     return _WithSinks(coordinator, sinks, rows_for, next_txn_label, backoff, each, events, clock)
 
@@ -222,7 +222,7 @@ def commit_with_retries(
     events: Events,
     clock: Clock,
 ) -> SinkOutcome:
-    """Commit one sink, trying again in place while the answer is retryable or unknown."""
+    """Commit one sink, and try again in place while the answer is retryable or unknown."""
     outcome: SinkOutcome = SinkRetryable("not tried")
     for number in range(1, backoff.tries + 1):
         reach(CrashPoint.COMMIT_2PC_BEFORE, sink.name)
@@ -237,7 +237,7 @@ def commit_with_retries(
 
 
 def guarded(call: Callable[[], SinkOutcome]) -> SinkOutcome:
-    """Turn an exception into an outcome: unknown is never OK, and may be asked again."""
+    """Turn an exception into a retryable outcome: an unknown answer is never OK."""
     try:
         return call()
     except (Permanent, Fenced, NeedsOperator, Misuse) as error:

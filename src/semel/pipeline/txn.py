@@ -1,4 +1,4 @@
-"""The names of things: scope, cycle, transaction.
+"""The ids of a scope, a cycle and a transaction.
 
     Scope (ledger, app, query)  ──▶  CycleId (generation, batch)  ──▶  SinkTxnId (attempt)
 
@@ -21,7 +21,7 @@ NAME: Final = re.compile(r"[a-z0-9_-]{1,40}")
 
 
 def checked_name(what: str, name: str) -> str:
-    """Return *name* if it may stand for an app, a query or a sink.
+    """Return *name* if it is valid for an app, a query or a sink.
 
     Raises:
         Misuse: it has other characters, or is too long.
@@ -35,7 +35,7 @@ def checked_name(what: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a lease, an epoch, open cycles, marks and recovery belong to."""
+    """The unit of ownership: it has a lease, an epoch, open cycles, marks and recovery."""
 
     ledger: str
     app: str
@@ -47,7 +47,7 @@ class Scope:
 
     @property
     def slug(self) -> str:
-        """Twenty hex digits that stand for the scope in other systems."""
+        """Twenty hex digits that identify the scope in other systems."""
         return _slug(self.ledger, self.app, self.query)
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class CycleId:
 
     @property
     def slug(self) -> str:
-        """Twenty hex digits that stand for the cycle in other systems."""
+        """Twenty hex digits that identify the cycle in other systems."""
         return _slug(self.scope.slug, str(self.generation), str(self.batch))
 
     @property
@@ -86,7 +86,7 @@ class CycleId:
         return cls(scope, int(match[1]), int(match[2]))
 
     def attempt(self, attempt: str | None = None) -> SinkTxnId:
-        """Name a staging of this cycle: a new one, unless *attempt* is given."""
+        """Return an attempt at this cycle: a new one, unless *attempt* is given."""
         return SinkTxnId(self, attempt or uuid.uuid4().hex)
 
     def __lt__(self, other: CycleId) -> bool:
@@ -110,7 +110,7 @@ class SinkTxnId:
 
     @property
     def slug(self) -> str:
-        """Thirty-two hex digits that stand for the transaction in other systems."""
+        """Thirty-two hex digits that identify the transaction in other systems."""
         return f"{self.cycle.slug}{_slug(self.attempt)[:12]}"
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from semel.pipeline.sink import SinkFatal, SinkOK, SinkOutcome
 from semel.pipeline.txn import SinkTxnId
 from semel.postgres.books import Known
-from semel.postgres.statements import Promise
+from semel.postgres.statements import PreparedToken
 
 
 def settled(txn: SinkTxnId, known: Known) -> SinkOutcome | None:
@@ -17,7 +17,7 @@ def settled(txn: SinkTxnId, known: Known) -> SinkOutcome | None:
     return SinkOK() if known.proof.finished else None
 
 
-def not_prepared(txn: SinkTxnId, known: Known, promise: Promise) -> SinkOutcome | None:
+def not_prepared(txn: SinkTxnId, known: Known, promise: PreparedToken) -> SinkOutcome | None:
     """Refuse to commit what is not held: lost is never OK."""
     if known.state == "aborted":
         return SinkFatal(f"{txn} was aborted")
@@ -28,7 +28,7 @@ def not_prepared(txn: SinkTxnId, known: Known, promise: Promise) -> SinkOutcome 
     return None
 
 
-def refusal(txn: SinkTxnId, known: Known, promise: Promise) -> SinkOutcome | None:
+def refusal(txn: SinkTxnId, known: Known, promise: PreparedToken) -> SinkOutcome | None:
     """Answer a prepare from what the books know; None if the rows may be taken."""
     proof = known.proof
     if proof is not None and proof.attempt != txn.attempt:

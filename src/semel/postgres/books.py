@@ -21,7 +21,7 @@ from semel.errors import Permanent
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 from semel.postgres.connect import Connection
 from semel.postgres.names import literal, quoted
-from semel.postgres.statements import Promise
+from semel.postgres.statements import PreparedToken
 
 _KEY: Final = "scope text, sink text, generation bigint, batch bigint"
 
@@ -54,7 +54,7 @@ PRUNE_EVERY: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class CommitProof:
     """The proof that a cycle is committed, and by which attempt."""
 
     attempt: str
@@ -78,7 +78,7 @@ class Piece:
 class Known:
     """All that the books say about one attempt and its cycle."""
 
-    proof: Proof | None
+    proof: CommitProof | None
     mark: CycleId | None
     state: str | None
     mode: str
@@ -88,7 +88,7 @@ class Known:
     staged: tuple[Piece, ...]
 
 
-class Books:
+class SinkBooks:
     """The records of one sink, in one schema of its database."""
 
     def __init__(self, schema: str, sink: str) -> None:
@@ -189,7 +189,7 @@ class Books:
         proofs, marks, attempts, staged = answers
         state, mode, digest, pieces, since = attempts[0] if attempts else (None, "", "", (), None)
         return Known(
-            Proof(*proofs[0]) if proofs else None,
+            CommitProof(*proofs[0]) if proofs else None,
             CycleId(txn.scope, *marks[0]) if marks else None,
             state,
             mode,
@@ -215,7 +215,7 @@ class Books:
             f"pieces = EXCLUDED.pieces, since = EXCLUDED.since"
         )
 
-    def proof(self, txn: SinkTxnId, promise: Promise, *, finished: bool) -> str:
+    def proof(self, txn: SinkTxnId, promise: PreparedToken, *, finished: bool) -> str:
         """Write the statement that proves the cycle's commit."""
         return (
             f"INSERT INTO {self.table('sink_proof')} (scope, sink, generation, batch, attempt, "

@@ -11,7 +11,7 @@ from semel.events import log
 from semel.pipeline.sink import Guarantee
 from semel.postgres.connect import Connection
 from semel.postgres.names import TableName, literal, quoted
-from semel.postgres.schema import Fitted, Target, create_statement, find_target
+from semel.postgres.schema import Fitted, TargetTable, create_statement, find_target
 from semel.postgres.statements import Write
 from semel.postgres.writer import fitted_columns
 
@@ -52,7 +52,7 @@ class Wanted:
 class Checked:
     """What was found: the table, the mode that will be used, and what is weak about it."""
 
-    target: Target
+    target: TargetTable
     mode: str
     weaknesses: tuple[str, ...]
 
@@ -134,7 +134,7 @@ def guarantee(wanted: Wanted, checked: Checked | None) -> Guarantee:
 def _missing(connection: Connection, wanted: Wanted, schema: Any, why: str) -> str:
     text = f"table {wanted.table} {why} in database {connection.info.dbname}"
     lower = TableName(wanted.table.schema, wanted.table.table.lower())
-    if lower != wanted.table and isinstance(find_target(connection, lower), Target):
+    if lower != wanted.table and isinstance(find_target(connection, lower), TargetTable):
         text += f" (there is {lower}: upper and lower case are kept as written)"
     if schema is None:
         return text
@@ -142,7 +142,7 @@ def _missing(connection: Connection, wanted: Wanted, schema: Any, why: str) -> s
     return f'{text}: {statement} Or let semel do so: create_table="if-missing"'
 
 
-def _rights(connection: Connection, wanted: Wanted, target: Target) -> list[str]:
+def _rights(connection: Connection, wanted: Wanted, target: TargetTable) -> list[str]:
     needed = ["INSERT"]
     if wanted.write is Write.UPSERT:
         needed += ["UPDATE", "SELECT"]
@@ -160,7 +160,7 @@ def _rights(connection: Connection, wanted: Wanted, target: Target) -> list[str]
     return [f"role {user} may not {rights}: GRANT {rights} ON {target.name} TO {quoted(user)};"]
 
 
-def _columns(wanted: Wanted, target: Target) -> list[str]:
+def _columns(wanted: Wanted, target: TargetTable) -> list[str]:
     """Check the columns that the settings name."""
     problems = []
     named = [*wanted.key, *filter(None, [wanted.version_column])]
@@ -200,7 +200,7 @@ def _warn_about_nulls(wanted: Wanted, schema: Any, fitted: Sequence[Fitted]) -> 
 
 
 def _mode(
-    connection: Connection, wanted: Wanted, target: Target, fitted: Sequence[Fitted] | None
+    connection: Connection, wanted: Wanted, target: TargetTable, fitted: Sequence[Fitted] | None
 ) -> str:
     """Choose the mode, or check that the chosen one is possible."""
     if wanted.mode == "staging":

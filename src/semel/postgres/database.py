@@ -17,7 +17,7 @@ from psycopg.pq import TransactionStatus
 
 from semel.errors import Fenced, Permanent, Retryable
 from semel.pipeline.txn import Scope, SinkTxnId
-from semel.postgres.books import Books, Known, lock_key, run
+from semel.postgres.books import Known, SinkBooks, lock_key, run
 from semel.postgres.connect import (
     Address,
     Connection,
@@ -45,14 +45,14 @@ SELECT DISTINCT l.pid, a.application_name
 """
 
 
-class Database:
+class SinkDatabase:
     """One sink's access to its database; pickles without its connections."""
 
     def __init__(
         self, sink: str, address: Callable[[], Address], schema: str, lock_seconds: float
     ) -> None:
         self.sink = sink
-        self.books = Books(schema, sink)
+        self.books = SinkBooks(schema, sink)
         self.lock_seconds = lock_seconds
         self._address = address
         self._epochs: dict[Scope, int] = {}

@@ -3,7 +3,7 @@
     header · rows · trailer          row = number of fields, then each field
                                      field = length (-1: null), then its bytes
 
-A column becomes a `Field`: parts of fixed width that numpy lays out for all
+A column becomes a `EncodedColumn`: parts of fixed width that numpy lays out for all
 rows at once, and at most one body of any length that Arrow joins in.
 """
 
@@ -33,7 +33,7 @@ _EPOCH_MICROSECONDS: Final = _EPOCH_DAYS * 86_400_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class EncodedColumn:
     """One column of a batch, ready to be joined into its rows."""
 
     parts: Sequence[tuple[str, Values | int]]
@@ -46,14 +46,14 @@ class Field:
     """Which rows are not null, if some are and there is no body."""
 
 
-Encode: TypeAlias = Callable[[Any], Field]
+Encode: TypeAlias = Callable[[Any], EncodedColumn]
 """Turns one plain column into a field.
 
 Raises `ValueError` (Arrow's own errors are such) for values that the target cannot hold.
 """
 
 
-def encode_rows(fields: Sequence[Field], count: int, last_field: bytes = b"") -> memoryview:
+def encode_rows(fields: Sequence[EncodedColumn], count: int, last_field: bytes = b"") -> memoryview:
     """Return *count* rows in COPY's format; *last_field*, if given, ends every row."""
     pieces: list[Any] = []
     number = len(fields) + bool(last_field)
@@ -109,12 +109,12 @@ def used_bytes(column: Any) -> memoryview:
     ].toreadonly()
 
 
-def nothing(column: Any) -> Field:
+def nothing(column: Any) -> EncodedColumn:
     """Encode a column that has no values at all."""
-    return Field(((">i4", -1),))
+    return EncodedColumn(((">i4", -1),))
 
 
-def booleans(column: Any) -> Field:
+def booleans(column: Any) -> EncodedColumn:
     """Encode for boolean."""
     return _number(column.cast(pa.uint8()), np.uint8, ">u1", 1)
 
@@ -131,26 +131,26 @@ def floats(width: int) -> Encode:
     return lambda column: _number(column.cast(kind), kind.to_pandas_dtype(), f">f{width}", width)
 
 
-def numerics(column: Any) -> Field:
+def numerics(column: Any) -> EncodedColumn:
     """Encode integers and decimals for numeric."""
-    return Field(numeric_parts(column), valid=_valid(column))
+    return EncodedColumn(numeric_parts(column), valid=_valid(column))
 
 
-def dates(column: Any) -> Field:
+def dates(column: Any) -> EncodedColumn:
     """Encode for date."""
     days = column.cast(pa.date32()).cast(pa.int32())
     _check_lowest(days, -(2**31) + _EPOCH_DAYS + 1)
     return _number(days, np.int32, ">i4", 4, -_EPOCH_DAYS)
 
 
-def timestamps(column: Any) -> Field:
+def timestamps(column: Any) -> EncodedColumn:
     """Encode for timestamp and timestamptz: both count microseconds, the latter in UTC."""
     microseconds = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
     _check_lowest(microseconds, -(2**63) + _EPOCH_MICROSECONDS + 1)
     return _number(microseconds, np.int64, ">i8", 8, -_EPOCH_MICROSECONDS)
 
 
-def times(column: Any) -> Field:
+def times(column: Any) -> EncodedColumn:
     """Encode for time."""
     return _number(column.cast(pa.time64("us")).cast(pa.int64()), np.int64, ">i8", 8)
 
@@ -159,7 +159,7 @@ def unrounded(encode: Encode, digits: int) -> Encode:
     """Refuse moments of more than *digits* after the second's point: the server would round."""
     unit = 10 ** (6 - digits)
 
-    def checked(column: Any) -> Field:
+    def checked(column: Any) -> EncodedColumn:
         is_time = pa.types.is_time(column.type)
         kind = pa.time64("us") if is_time else pa.timestamp("us", column.type.tz)
         moments = column.cast(kind).cast(pa.int64()).drop_null().to_numpy()
@@ -170,14 +170,14 @@ def unrounded(encode: Encode, digits: int) -> Encode:
     return checked
 
 
-def intervals(column: Any) -> Field:
+def intervals(column: Any) -> EncodedColumn:
     """Encode a duration for interval: microseconds, no days, no months."""
     microseconds = column.cast(pa.duration("us")).cast(pa.int64())
     field = _number(microseconds, np.int64, ">i8", 16)
-    return Field((*field.parts, (">i4", 0), (">i4", 0)), valid=field.valid)
+    return EncodedColumn((*field.parts, (">i4", 0), (">i4", 0)), valid=field.valid)
 
 
-def texts(column: Any) -> Field:
+def texts(column: Any) -> EncodedColumn:
     """Encode for text and its kin."""
     body = column.cast(pa.binary())
     content = np.frombuffer(used_bytes(body), np.uint8)
@@ -192,12 +192,12 @@ def has_longer(column: Any, characters: int) -> bool:
     return bool(pc.any(pc.greater(pc.utf8_length(column), characters)).as_py())
 
 
-def bytestrings(column: Any) -> Field:
+def bytestrings(column: Any) -> EncodedColumn:
     """Encode for bytea."""
     return _bytes(column.cast(pa.binary()))
 
 
-def uuids(column: Any) -> Field:
+def uuids(column: Any) -> EncodedColumn:
     """Encode for uuid: its usual spelling, 32 hex digits, or 16 bytes."""
     if pa.types.is_binary(column.type):
         body = column
@@ -212,15 +212,15 @@ def uuids(column: Any) -> Field:
     except binascii.Error as error:
         raise ValueError("a uuid has 32 hex digits") from error
     values = np.frombuffer(content, np.dtype("V16"))
-    return Field(((">i4", 16), ("V16", values)), valid=_valid(column))
+    return EncodedColumn(((">i4", 16), ("V16", values)), valid=_valid(column))
 
 
-def jsons(column: Any) -> Field:
+def jsons(column: Any) -> EncodedColumn:
     """Encode for json: strings hold JSON already, everything else is written as JSON."""
     return texts(_as_json(column))
 
 
-def jsonbs(column: Any) -> Field:
+def jsonbs(column: Any) -> EncodedColumn:
     """Encode for jsonb, whose binary form is a version and the text."""
     body = _as_json(column).cast(pa.binary())
     return _bytes(_concatenated(pa.scalar(b"\x01", pa.binary()), body, keep_nulls=True))
@@ -229,7 +229,7 @@ def jsonbs(column: Any) -> Field:
 def arrays(element: Encode, element_oid: int) -> Encode:
     """Encode lists for a one-dimensional array type."""
 
-    def encode(column: Any) -> Field:
+    def encode(column: Any) -> EncodedColumn:
         if pa.types.is_fixed_size_list(column.type) or pa.types.is_large_list(column.type):
             column = column.cast(pa.list_(column.type.value_type))
         bounds = np.frombuffer(column.buffers()[1], np.int32)
@@ -262,14 +262,16 @@ def arrays(element: Encode, element_oid: int) -> Encode:
     return encode
 
 
-def _number(column: Any, dtype: Any, wire: str, width: int, add: int = 0) -> Field:
+def _number(column: Any, dtype: Any, wire: str, width: int, add: int = 0) -> EncodedColumn:
     values = np.frombuffer(column.buffers()[1], dtype)[column.offset : column.offset + len(column)]
-    return Field(((">i4", width), (wire, values + add if add else values)), valid=_valid(column))
+    return EncodedColumn(
+        ((">i4", width), (wire, values + add if add else values)), valid=_valid(column)
+    )
 
 
-def _bytes(body: Any) -> Field:
+def _bytes(body: Any) -> EncodedColumn:
     lengths = pc.fill_null(pc.binary_length(body), -1)
-    return Field(((">i4", lengths.to_numpy(zero_copy_only=False)),), body=body)
+    return EncodedColumn(((">i4", lengths.to_numpy(zero_copy_only=False)),), body=body)
 
 
 def _valid(column: Any) -> Any:
@@ -290,7 +292,7 @@ def _as_json(column: Any) -> Any:
     return pa.array([None if row is None else json_text(row) for row in rows], pa.string())
 
 
-def _alone(field: Field, count: int) -> Any:
+def _alone(field: EncodedColumn, count: int) -> Any:
     """Return a field of its own as a binary array, lengths included."""
     fixed = _fixed(count, field.parts)
     if field.valid is not None:

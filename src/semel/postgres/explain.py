@@ -10,13 +10,15 @@ import psycopg
 from semel.postgres.connect import Connection
 from semel.postgres.faults import TWO_ROWS_FOR_ONE_KEY, words
 from semel.postgres.names import quoted
-from semel.postgres.statements import Promise, repeated_keys, union
+from semel.postgres.statements import PreparedToken, repeated_keys, union
 
 _NOT_NULL: Final = "23502"
 _CHECK: Final = "23514"
 
 
-def explained(connection: Connection, error: psycopg.Error, promise: Promise, schema: str) -> str:
+def explained(
+    connection: Connection, error: psycopg.Error, promise: PreparedToken, schema: str
+) -> str:
     """Say what was refused, with the keys of the first few rows.
 
     A unique or foreign key is named by the server itself.

@@ -8,11 +8,11 @@ from typing import Final
 import psycopg
 
 from semel.events import log
-from semel.pipeline.sink import Finding, Found, SinkOK, SinkOutcome
+from semel.pipeline.sink import Found, SinkFinding, SinkOK, SinkOutcome
 from semel.pipeline.txn import Scope, SinkTxnId
 from semel.postgres.books import Known, run
 from semel.postgres.connect import Connection
-from semel.postgres.database import Database
+from semel.postgres.database import SinkDatabase
 from semel.postgres.names import literal
 from semel.postgres.prepared import Prepared, roll_back
 from semel.postgres.staging import Staging, drop
@@ -24,36 +24,36 @@ _ABORTED_AT_ONCE: Final = 100
 class Inventory:
     """The attempts of one sink, in both modes: a database may hold some of each."""
 
-    def __init__(self, database: Database, staging: Staging, prepared: Prepared) -> None:
+    def __init__(self, database: SinkDatabase, staging: Staging, prepared: Prepared) -> None:
         self._database = database
         self._books = database.books
         self._staging = staging
         self._prepared = prepared
 
-    def find(self, connection: Connection, txn: SinkTxnId) -> Finding:
+    def find(self, connection: Connection, txn: SinkTxnId) -> SinkFinding:
         """Say what the books, the tables and the prepared transactions show."""
         known = self._books.ask(connection, txn)
         proof = known.proof
         if proof is not None and proof.attempt == txn.attempt and proof.finished:
-            return Finding(Found.VISIBLE, f"{proof.rows} rows, by its proof", proof.since)
+            return SinkFinding(Found.VISIBLE, f"{proof.rows} rows, by its proof", proof.since)
         if known.state == "prepared":
             return self._find_prepared(connection, txn, known)
         if proof is not None:
             text = f"attempt {proof.attempt[:8]} committed the cycle"
-            return Finding(Found.GONE, text, proof.since)
+            return SinkFinding(Found.GONE, text, proof.since)
         text = known.state or f"not prepared; {len(known.staged)} tasks have staged for it"
-        return Finding(Found.GONE, text, known.since)
+        return SinkFinding(Found.GONE, text, known.since)
 
-    def _find_prepared(self, connection: Connection, txn: SinkTxnId, known: Known) -> Finding:
+    def _find_prepared(self, connection: Connection, txn: SinkTxnId, known: Known) -> SinkFinding:
         here = self._pieces(connection, txn, known.mode)
         gone = [piece for piece in known.pieces if piece not in here]
         if gone:
             text = f"prepared, but {len(gone)} of {len(known.pieces)} pieces are gone: {gone[0]}"
-            return Finding(Found.GONE, text, known.since)
+            return SinkFinding(Found.GONE, text, known.since)
         text = f"prepared in {known.mode} mode, {len(known.pieces)} pieces"
         if known.proof is not None and known.proof.attempt == txn.attempt:
             text += "; its commit has begun"
-        return Finding(Found.HELD, text, known.since)
+        return SinkFinding(Found.HELD, text, known.since)
 
     def _pieces(self, connection: Connection, txn: SinkTxnId, mode: str) -> set[str]:
         if mode == "prepared":

@@ -25,10 +25,10 @@ from semel.errors import (
 )
 from semel.lease import Owner, Takeover
 from semel.ledger import statements
-from semel.ledger.database import Database, Mode, Row, Session
+from semel.ledger.database import LedgerDatabase, Row, Session, TransactionMode
 from semel.ledger.ledger import SqlLedger
 from semel.pipeline import rules
-from semel.pipeline.ledger import Lease
+from semel.pipeline.ledger import ScopeLease
 from semel.pipeline.txn import Scope
 from semel.postgres.connect import Address, Connection
 from semel.postgres.faults import LOCK_NOT_AVAILABLE, words
@@ -95,7 +95,7 @@ class PostgresLedger(SqlLedger):
         lock_seconds: float = 5.0,
     ) -> None:
         self._given = (url, schema, password, lock_seconds)
-        super().__init__(Database(PostgresDriver(url, schema, password, lock_seconds)))
+        super().__init__(LedgerDatabase(PostgresDriver(url, schema, password, lock_seconds)))
 
     def __reduce__(self) -> Any:
         url, schema, password, lock_seconds = self._given
@@ -104,7 +104,7 @@ class PostgresLedger(SqlLedger):
 
     def acquire(
         self, scope: Scope, owner: Owner, seconds: float, takeover: Takeover = Takeover.WAIT
-    ) -> Lease:
+    ) -> ScopeLease:
         """Become the owner of *scope* and bump its epoch.
 
         A predecessor that was stopped inside a transaction holds the scope's lock: its
@@ -139,7 +139,7 @@ class PostgresLedger(SqlLedger):
     def _end_holders(self, scope: Scope, epoch: int) -> None:
         """End the ledger's sessions of *scope* up to *epoch* that are inside a transaction."""
         values = {"names": f"semel:{scope.slug}:%", "epoch": epoch}
-        with self._database.transaction("semel:takeover", Mode.READ) as session:
+        with self._database.transaction("semel:takeover", TransactionMode.READ) as session:
             session.run(_END_HOLDERS, values)
 
 
@@ -219,11 +219,10 @@ class PostgresSession:
     def is_lost(self) -> bool:
         return self.connection.closed
 
-    def begin(self, name: str, mode: Mode) -> None:
-        """Start a transaction that other sessions see under *name*, in one round trip."""
+    def begin(self, name: str, mode: TransactionMode) -> None:
         isolation = {
-            Mode.READ: "REPEATABLE READ READ ONLY",
-            Mode.WRITE: "READ COMMITTED READ WRITE",
+            TransactionMode.READ: "REPEATABLE READ READ ONLY",
+            TransactionMode.WRITE: "READ COMMITTED READ WRITE",
         }
         self.name = name
         begun = sql.SQL(

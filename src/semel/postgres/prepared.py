@@ -29,15 +29,15 @@ from semel.pipeline.sink import (
 )
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 from semel.postgres.answers import not_prepared, refusal, settled
-from semel.postgres.books import Books, run
+from semel.postgres.books import SinkBooks, run
 from semel.postgres.connect import Address, Connection
-from semel.postgres.database import Database, give_back
+from semel.postgres.database import SinkDatabase, give_back
 from semel.postgres.encode import field_of
 from semel.postgres.faults import UNDEFINED_OBJECT, outcome_of
 from semel.postgres.names import literal, quoted
-from semel.postgres.schema import Target
-from semel.postgres.statements import Promise, cycle_text
-from semel.postgres.writer import Rows, TaskWriter
+from semel.postgres.schema import TargetTable
+from semel.postgres.statements import PreparedToken, cycle_text
+from semel.postgres.writer import RowEncoder, TaskWriter
 
 _LONGEST_GID: Final = 199
 
@@ -86,7 +86,7 @@ class PreparedStager:
     application: str
     schema: str
     sink: str
-    target: Target
+    target: TargetTable
     txn: SinkTxnId
     epoch: int
     cycle_column: str
@@ -104,22 +104,22 @@ class _TaskTransaction:
 
     def __init__(self, stager: PreparedStager, task: str) -> None:
         self._stager = stager
-        self._books = Books(stager.schema, stager.sink)
+        self._books = SinkBooks(stager.schema, stager.sink)
         self.sink = stager.sink
         self.task = task
         self.name = Gid.of(stager.sink, stager.txn, stager.epoch, task).name
 
-    def fit(self, schema: Any) -> Rows:
+    def fit(self, schema: Any) -> RowEncoder:
         stager = self._stager
         filled, last = [], b""
         if stager.cycle_column:
             filled = [stager.cycle_column]
             last = field_of(cycle_text(stager.txn.cycle).encode())
-        rows = Rows(stager.target, schema, filled, last)
+        rows = RowEncoder(stager.target, schema, filled, last)
         check_direct(rows)
         return rows
 
-    def begin(self, connection: Connection, rows: Rows) -> str:
+    def begin(self, connection: Connection, rows: RowEncoder) -> str:
         stager = self._stager
         names = [quoted(fitted.column.name) for fitted in rows.fitted]
         names += [quoted(stager.cycle_column)] if stager.cycle_column else []
@@ -149,7 +149,7 @@ class _TaskTransaction:
 class Prepared:
     """The driver's side."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SinkDatabase) -> None:
         self._database = database
         self._books = database.books
         self._sink = database.sink
@@ -190,7 +190,9 @@ class Prepared:
         found = [Gid.parse(scope, self._sink, name) for (name,) in rows]
         return [gid for gid in found if gid is not None and of in (scope, gid.txn)]
 
-    def prepare(self, txn: SinkTxnId, promise: Promise, receipts: Sequence[Receipt]) -> SinkOutcome:
+    def prepare(
+        self, txn: SinkTxnId, promise: PreparedToken, receipts: Sequence[Receipt]
+    ) -> SinkOutcome:
         """Verify that every winner is prepared, remember it, and roll the losers back."""
         connection = self._database.take(txn.scope)
         try:
@@ -218,7 +220,7 @@ class Prepared:
             give_back(connection)
         return SinkOK(promise.token())
 
-    def commit(self, txn: SinkTxnId, promise: Promise) -> SinkOutcome:
+    def commit(self, txn: SinkTxnId, promise: PreparedToken) -> SinkOutcome:
         """Write the cycle's proof, commit every task, and say that it is finished."""
         connection = self._database.take(txn.scope)
         try:
@@ -294,7 +296,7 @@ def roll_back(connection: Connection, names: Sequence[str]) -> None:
             log.debug("prepared transaction already gone", extra={"gid": name})
 
 
-def check_direct(rows: Rows) -> None:
+def check_direct(rows: RowEncoder) -> None:
     """Refuse columns that only the final transaction of staging mode could cast.
 
     Raises:

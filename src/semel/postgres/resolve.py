@@ -17,11 +17,11 @@ from semel.pipeline.txn import SinkTxnId
 from semel.postgres.answers import not_prepared, settled
 from semel.postgres.books import affected, run
 from semel.postgres.connect import Connection
-from semel.postgres.database import Database
+from semel.postgres.database import SinkDatabase
 from semel.postgres.faults import is_permanent, words
 from semel.postgres.names import TableName, literal, quoted
 from semel.postgres.staging import Staging
-from semel.postgres.statements import Promise, cycle_text, insert
+from semel.postgres.statements import PreparedToken, cycle_text, insert
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,11 @@ class Diverted:
 
 
 def divert(
-    database: Database, staging: Staging, txn: SinkTxnId, promise: Promise, reject_table: str
+    database: SinkDatabase,
+    staging: Staging,
+    txn: SinkTxnId,
+    promise: PreparedToken,
+    reject_table: str,
 ) -> Diverted:
     """Commit what can be committed and divert the rest, in one transaction.
 
@@ -72,7 +76,7 @@ def _reject_table(name: TableName) -> str:
 
 
 def _bring(
-    connection: Connection, schema: str, txn: SinkTxnId, promise: Promise, reject: TableName
+    connection: Connection, schema: str, txn: SinkTxnId, promise: PreparedToken, reject: TableName
 ) -> tuple[int, int]:
     """Insert ever smaller groups of rows until the refused ones are alone."""
     written = diverted = 0
@@ -95,7 +99,7 @@ def _bring(
 
 
 def _try(
-    connection: Connection, table: str, txn: SinkTxnId, promise: Promise, group: Sequence[str]
+    connection: Connection, table: str, txn: SinkTxnId, promise: PreparedToken, group: Sequence[str]
 ) -> psycopg.Error | None:
     listed = ", ".join(literal(row) for row in group)
     where = f" WHERE s.ctid = ANY (ARRAY[{listed}]::tid[])"
@@ -121,7 +125,7 @@ def _reject(
     connection: Connection,
     table: str,
     txn: SinkTxnId,
-    promise: Promise,
+    promise: PreparedToken,
     reject: TableName,
     row: str,
     error: psycopg.Error,

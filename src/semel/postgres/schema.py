@@ -29,7 +29,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetTable:
     """A table with its columns and the keys that can settle a conflict."""
 
     name: TableName
@@ -111,7 +111,7 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_index i
 """
 
 
-def find_target(connection: Connection, name: TableName) -> Target | str:
+def find_target(connection: Connection, name: TableName) -> TargetTable | str:
     """Describe the table *name*, or say why it cannot be written to."""
     with connection.transaction():
         row = connection.execute(_FIND, [str(name)]).fetchone()
@@ -125,7 +125,7 @@ def find_target(connection: Connection, name: TableName) -> Target | str:
         columns = connection.execute(_COLUMNS, {"table": oid}).fetchall()
         keys = connection.execute(_KEYS, [oid]).fetchall()
         exclusive = connection.execute(_EXCLUSIVE, {"table": oid}).fetchall()
-    return Target(
+    return TargetTable(
         TableName(schema, table),
         tuple(_column(*column) for column in columns),
         tuple(frozenset(names) for (names,) in keys),
@@ -176,7 +176,7 @@ def _column(
     )
 
 
-def fit(target: Target, schema: Any, filled: Sequence[str] = ()) -> list[Fitted] | list[str]:
+def fit(target: TargetTable, schema: Any, filled: Sequence[str] = ()) -> list[Fitted] | list[str]:
     """Find the way of every column of *schema*, or list everything that is in the way.
 
     *filled* are columns that semel fills in itself.

@@ -11,12 +11,12 @@ import psycopg
 from semel.errors import Fenced, Misuse, NeedsOperator, Permanent, SemelError, reason_of
 from semel.events import log
 from semel.pipeline.sink import (
-    Finding,
     Found,
     Guarantee,
     Receipt,
     Schema,
     SinkFatal,
+    SinkFinding,
     SinkOK,
     SinkOutcome,
     SinkRetryable,
@@ -29,14 +29,14 @@ from semel.pipeline.sink import (
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
 from semel.postgres.checks import Checked, Wanted, check, guarantee, refuse_pooler
 from semel.postgres.connect import Address, Connection, Login
-from semel.postgres.database import Database
+from semel.postgres.database import SinkDatabase
 from semel.postgres.faults import outcome_of
 from semel.postgres.inventory import Inventory
 from semel.postgres.names import TableName
 from semel.postgres.prepared import Prepared, PreparedStager
 from semel.postgres.resolve import Diverted, divert
 from semel.postgres.staging import Staging, StagingStager
-from semel.postgres.statements import Promise, Write
+from semel.postgres.statements import PreparedToken, Write
 from semel.postgres.verify import read_tally
 from semel.secrets import Password
 
@@ -94,7 +94,7 @@ class PostgresSink:
         )
         self._login = Login(url, password, dict(connect or {}))
         self._check_settings()
-        self._database = Database(name, self._login.address, bookkeeping_schema, lock_seconds)
+        self._database = SinkDatabase(name, self._login.address, bookkeeping_schema, lock_seconds)
         self._staging = Staging(self._database)
         self._prepared = Prepared(self._database)
         self._inventory = Inventory(self._database, self._staging, self._prepared)
@@ -203,7 +203,7 @@ class PostgresSink:
     def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
         """Make the prepared rows visible, or find the proof that they are."""
         try:
-            promise = Promise.of(token, txn)
+            promise = PreparedToken.of(token, txn)
             way = self._prepared if promise.mode == "prepared" else self._staging
             return way.commit(txn, promise)
         except NeedsOperator as error:
@@ -250,7 +250,7 @@ class PostgresSink:
         gave_up = self._wanted.mode == "auto" and self._failures >= _FAILURES_IN_A_ROW
         return gave_up or cycle == self._slow_cycle
 
-    def _promise(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> Promise:
+    def _promise(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> PreparedToken:
         full = [receipt for receipt in receipts if receipt.tally.rows]
         kinds = {(r.detail["mode"], str(r.detail["columns"])) for r in full}
         schemas = {r.detail["schema"] for r in full}  # empty where rows do not come back exactly
@@ -260,7 +260,7 @@ class PostgresSink:
             full[0].detail if full else {"mode": "staging", "columns": [], "numbered": []}
         )
         tally, wanted = tally_of(receipts), self._wanted
-        return Promise(
+        return PreparedToken(
             mode=detail["mode"],
             cycle=txn.cycle.label,
             attempt=txn.attempt,
@@ -281,14 +281,14 @@ class PostgresSink:
 
     # What is there
 
-    def look_up(self, txn: SinkTxnId, token: Token | None) -> Finding:
+    def look_up(self, txn: SinkTxnId, token: Token | None) -> SinkFinding:
         try:
             with self._database.asking(txn.scope) as connection:
                 if not self._database.has_books(connection):
-                    return Finding(Found.GONE, "semel has never written to this database")
+                    return SinkFinding(Found.GONE, "semel has never written to this database")
                 return self._inventory.find(connection, txn)
         except SemelError as error:
-            return Finding(Found.UNREACHABLE, reason_of(error))
+            return SinkFinding(Found.UNREACHABLE, reason_of(error))
 
     def recover(self, scope: Scope) -> list[SinkTxnId]:
         with self._database.asking(scope) as connection:
@@ -320,7 +320,7 @@ class PostgresSink:
         texts whose spaces were cut off at the column's length, dates outside of the years 1 to
         9999.
         """
-        promise = Promise.of(token, SinkTxnId(cycle, str(token.get("attempt"))))
+        promise = PreparedToken.of(token, SinkTxnId(cycle, str(token.get("attempt"))))
         with self._database.asking(cycle.scope) as connection:
             return read_tally(connection, promise, cycle)
 
@@ -345,7 +345,7 @@ class PostgresSink:
             NeedsOperator: the transaction is not held here.
             Misuse: it was staged in prepared mode, which cannot get stuck.
         """
-        promise = Promise.of(token, txn)
+        promise = PreparedToken.of(token, txn)
         if promise.mode != "staging":
             raise Misuse(f"{txn} was staged in {promise.mode} mode: there is nothing to divert")
         return divert(self._database, self._staging, txn, promise, reject_table)

@@ -29,15 +29,15 @@ from semel.pipeline.sink import (
 )
 from semel.pipeline.txn import Scope, SinkTxnId
 from semel.postgres.answers import committed, not_prepared, refusal, settled
-from semel.postgres.books import Books, Known, affected, run
+from semel.postgres.books import Known, SinkBooks, affected, run
 from semel.postgres.connect import Address, Connection
-from semel.postgres.database import Database, give_back
+from semel.postgres.database import SinkDatabase, give_back
 from semel.postgres.explain import explained
 from semel.postgres.faults import TWO_ROWS_FOR_ONE_KEY, is_permanent, outcome_of
 from semel.postgres.names import literal, quoted
-from semel.postgres.schema import Target
-from semel.postgres.statements import Promise, Write, insert, inserts, newest, union
-from semel.postgres.writer import Rows, TaskWriter
+from semel.postgres.schema import TargetTable
+from semel.postgres.statements import PreparedToken, Write, insert, inserts, newest, union
+from semel.postgres.writer import RowEncoder, TaskWriter
 
 # Each takes a few of the server's shared locks.
 _TABLES_DROPPED_AT_ONCE: Final = 100
@@ -52,7 +52,7 @@ class StagingStager:
     application: str
     schema: str
     sink: str
-    target: Target
+    target: TargetTable
     txn: SinkTxnId
     filled: tuple[str, ...]
 
@@ -68,17 +68,17 @@ class _TaskTable:
 
     def __init__(self, stager: StagingStager, task: str) -> None:
         self._stager = stager
-        self._books = Books(stager.schema, stager.sink)
+        self._books = SinkBooks(stager.schema, stager.sink)
         self.sink = stager.sink
         self.task = task
         named = hashlib.sha256(f"{stager.sink}\0{task}".encode()).hexdigest()[:16]
         self.name = f"stg_{stager.txn.slug}_{named}"
         self._table = self._books.table(self.name)
 
-    def fit(self, schema: Any) -> Rows:
-        return Rows(self._stager.target, schema, self._stager.filled)
+    def fit(self, schema: Any) -> RowEncoder:
+        return RowEncoder(self._stager.target, schema, self._stager.filled)
 
-    def begin(self, connection: Connection, rows: Rows) -> str:
+    def begin(self, connection: Connection, rows: RowEncoder) -> str:
         columns = ", ".join(f"{quoted(f.column.name)} {f.staged_type}" for f in rows.fitted)
         run(
             connection,
@@ -112,12 +112,14 @@ class _TaskTable:
 class Staging:
     """The driver's side."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SinkDatabase) -> None:
         self._database = database
         self._books = database.books
         self._sink = database.sink
 
-    def prepare(self, txn: SinkTxnId, promise: Promise, receipts: Sequence[Receipt]) -> SinkOutcome:
+    def prepare(
+        self, txn: SinkTxnId, promise: PreparedToken, receipts: Sequence[Receipt]
+    ) -> SinkOutcome:
         """Run the final transaction up to its COMMIT, remember it, and hold it."""
         connection = self._database.take(txn.scope)
         try:
@@ -143,7 +145,7 @@ class Staging:
         self._database.hold(txn, connection)
         return SinkOK(promise.token())
 
-    def commit(self, txn: SinkTxnId, promise: Promise) -> SinkOutcome:
+    def commit(self, txn: SinkTxnId, promise: PreparedToken) -> SinkOutcome:
         """Commit what is held; if nothing is, look for the proof and run it again."""
         connection = self._database.held(txn)
         if connection is None:
@@ -167,7 +169,7 @@ class Staging:
         give_back(connection)
         return SinkOK()
 
-    def _run_again(self, txn: SinkTxnId, promise: Promise) -> SinkOutcome:
+    def _run_again(self, txn: SinkTxnId, promise: PreparedToken) -> SinkOutcome:
         connection = self._database.take(txn.scope)
         try:
             known = self._database.begin(connection, txn, with_cycle=True)
@@ -191,7 +193,7 @@ class Staging:
         return SinkOK()
 
     def _bring(
-        self, connection: Connection, txn: SinkTxnId, promise: Promise
+        self, connection: Connection, txn: SinkTxnId, promise: PreparedToken
     ) -> SinkOutcome | None:
         """Write the proof and the rows; None if all constraints agree."""
         statements = inserts(promise, self._books.schema, txn.cycle)
@@ -217,7 +219,7 @@ class Staging:
         return None
 
     def _bring_newest(
-        self, connection: Connection, txn: SinkTxnId, promise: Promise, statements: list[str]
+        self, connection: Connection, txn: SinkTxnId, promise: PreparedToken, statements: list[str]
     ) -> None:
         """Upsert by version; only if a key comes twice, pay for sorting the rows."""
         run(connection, ["SAVEPOINT rows"])
@@ -280,7 +282,7 @@ class Staging:
 
 def drop(
     connection: Connection,
-    books: Books,
+    books: SinkBooks,
     of: Scope | SinkTxnId,
     pieces: Sequence[str],
     more: Iterable[str] = (),

@@ -26,7 +26,7 @@ class Write(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class PreparedToken:
     """What a token says: all that another process needs to carry the transaction through."""
 
     mode: str
@@ -64,7 +64,7 @@ class Promise:
         return fields
 
     @classmethod
-    def of(cls, token: Mapping[str, Any], txn: SinkTxnId) -> Promise:
+    def of(cls, token: Mapping[str, Any], txn: SinkTxnId) -> PreparedToken:
         """Read a token.
 
         Raises:
@@ -94,7 +94,7 @@ def cycle_text(cycle: CycleId) -> str:
     return f"{cycle}@{cycle.scope.slug[:8]}"
 
 
-def inserts(promise: Promise, schema: str, cycle: CycleId) -> list[str]:
+def inserts(promise: PreparedToken, schema: str, cycle: CycleId) -> list[str]:
     """Write the statements that bring the staged rows into the target."""
     tables = [f"{quoted(schema)}.{quoted(piece)}" for piece in promise.pieces]
     if not tables:
@@ -105,7 +105,7 @@ def inserts(promise: Promise, schema: str, cycle: CycleId) -> list[str]:
     return [insert(promise, table, cycle) for table in tables]
 
 
-def insert(promise: Promise, rows: str, cycle: CycleId, where: str = "") -> str:
+def insert(promise: PreparedToken, rows: str, cycle: CycleId, where: str = "") -> str:
     """Write one INSERT of *rows*, which is a table or a query in brackets."""
     names = [quoted(name) for name, _ in promise.columns]
     values = [f"s.{quoted(name)}" + (f"::{to}" if to else "") for name, to in promise.columns]
@@ -119,13 +119,13 @@ def insert(promise: Promise, rows: str, cycle: CycleId, where: str = "") -> str:
     )
 
 
-def union(promise: Promise, tables: Sequence[str]) -> str:
+def union(promise: PreparedToken, tables: Sequence[str]) -> str:
     """Put the rows of all *tables* together."""
     names = ", ".join(quoted(name) for name, _ in promise.columns)
     return f"({' UNION ALL '.join(f'SELECT {names} FROM {table}' for table in tables)})"
 
 
-def newest(promise: Promise, rows: str) -> str:
+def newest(promise: PreparedToken, rows: str) -> str:
     """Keep only the row with the highest version of every key.
 
     Rows of equal version are told apart by their whole text, so that it is the same row
@@ -139,7 +139,7 @@ def newest(promise: Promise, rows: str) -> str:
     )
 
 
-def repeated_keys(promise: Promise, rows: str) -> str:
+def repeated_keys(promise: PreparedToken, rows: str) -> str:
     """Ask which keys come more than once."""
     keys = ", ".join(_cast(promise, name, "u") for name in promise.key)
     return (
@@ -148,12 +148,12 @@ def repeated_keys(promise: Promise, rows: str) -> str:
     )
 
 
-def _cast(promise: Promise, name: str, alias: str) -> str:
+def _cast(promise: PreparedToken, name: str, alias: str) -> str:
     to = dict(promise.columns).get(name, "")
     return f"{alias}.{quoted(name)}" + (f"::{to}" if to else "")
 
 
-def _on_conflict(promise: Promise, names: Sequence[str]) -> str:
+def _on_conflict(promise: PreparedToken, names: Sequence[str]) -> str:
     key = f" ({', '.join(map(quoted, promise.key))})" if promise.key else ""
     match promise.write:
         case Write.IGNORE:
@@ -167,7 +167,7 @@ def _on_conflict(promise: Promise, names: Sequence[str]) -> str:
     return ""
 
 
-def _guard(promise: Promise) -> str:
+def _guard(promise: PreparedToken) -> str:
     if not promise.version_column:
         return ""
     version = quoted(promise.version_column)

@@ -14,14 +14,14 @@ from semel.pipeline.sink import Tally
 from semel.pipeline.txn import CycleId
 from semel.postgres.connect import Connection
 from semel.postgres.names import literal, quoted
-from semel.postgres.statements import Promise, cycle_text
+from semel.postgres.statements import PreparedToken, cycle_text
 
 pa: Any = require("pyarrow", "postgres")
 
 _ROWS_AT_ONCE: Final = 10_000
 
 
-def read_tally(connection: Connection, promise: Promise, cycle: CycleId) -> Tally | None:
+def read_tally(connection: Connection, promise: PreparedToken, cycle: CycleId) -> Tally | None:
     """Count and hash a cycle's visible rows; None if they cannot be told or compared."""
     if not promise.cycle_column or (promise.rows and not promise.schema):
         return None

@@ -19,18 +19,18 @@ from semel.postgres.connect import Address, Connection, pool, session
 from semel.postgres.encode import HEADER, TRAILER, encode_rows, has_longer, plain
 from semel.postgres.faults import translated
 from semel.postgres.names import quoted
-from semel.postgres.schema import Fitted, Target, fit
+from semel.postgres.schema import Fitted, TargetTable, fit
 
 # What is encoded at once: enough for numpy, little enough for memory.
 _MOST_ROWS: Final = 20_000
 _MOST_BYTES: Final = 8 * 2**20
 
 
-class Rows:
+class RowEncoder:
     """Encodes the batches of one task and keeps count of them."""
 
     def __init__(
-        self, target: Target, schema: Any, filled: Sequence[str] = (), last_field: bytes = b""
+        self, target: TargetTable, schema: Any, filled: Sequence[str] = (), last_field: bytes = b""
     ) -> None:
         self.target = target
         self.schema = schema
@@ -99,11 +99,11 @@ class TaskPlace(Protocol):
     task: str
     name: str
 
-    def fit(self, schema: Any) -> Rows:
+    def fit(self, schema: Any) -> RowEncoder:
         """Fit rows of *schema* to the target."""
         ...
 
-    def begin(self, connection: Connection, rows: Rows) -> str:
+    def begin(self, connection: Connection, rows: RowEncoder) -> str:
         """Begin the transaction; return the statement that copies."""
         ...
 
@@ -123,7 +123,7 @@ class TaskWriter:
         self._address = address
         self._application = application
         self._place = place
-        self._rows: Rows | None = None
+        self._rows: RowEncoder | None = None
         self._connection: Connection | None = None
         self._copying: Any = None
         self._copy: psycopg.Copy | None = None
@@ -140,7 +140,7 @@ class TaskWriter:
             for chunk in self._rows.chunks(batch):
                 send(copy, chunk)
 
-    def _begin(self, rows: Rows) -> psycopg.Copy:
+    def _begin(self, rows: RowEncoder) -> psycopg.Copy:
         self._connection = pool().take(self._address, self._application)
         statement = self._place.begin(self._connection, rows)
         self._copying = self._connection.cursor().copy(statement.encode())
@@ -209,7 +209,7 @@ class GivenUp(Exception):
     """Told to a copy that is not to be finished."""
 
 
-def fitted_columns(target: Target, schema: Any, filled: Sequence[str]) -> list[Fitted]:
+def fitted_columns(target: TargetTable, schema: Any, filled: Sequence[str]) -> list[Fitted]:
     """Fit the rows' columns to the target's.
 
     Raises:

@@ -1,15 +1,11 @@
 """The statements of the claims, written once for PostgreSQL and SQLite, and their rows.
 
-The statements of the claims, written once for PostgreSQL and SQLite.
-
     TAKE     one round trip, and the only one for a message that is new
     WHY      what stands in the way, and the database's time
     RETAKE   what failed and is due, or whose lease ran out
 
 `ON CONFLICT DO UPDATE … WHERE` is used nowhere: it locks the row where its condition
 is false, too, and two deliveries of a handled message would wait for each other.
-
-Claims between Python and their table: a message as statements name it, a row as it is read.
 """
 
 from __future__ import annotations

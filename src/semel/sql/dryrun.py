@@ -1,14 +1,10 @@
-"""Dry runs: what a session changes, and what its commit would refuse.
+"""Dry runs: what a session changes outside of semel's tables, and what its commit would refuse.
 
-What a commit would refuse, asked without one: constraints that are checked at the end.
+    objects      from the session's flushes, with their old and new values
+    statements   from the session's own connection, with parameters and row counts
 
-A dry run is rolled back; without this it would call a message handled that no
-commit could keep.
-
-What a session changes outside of semel's own tables: for dry runs.
-
-objects      from the session's flushes, with their old and new values
-statements   from the session's own connection, with parameters and row counts
+Constraints that a commit checks are checked here without one: a dry run is rolled back, and would
+otherwise call a message handled that no commit could keep.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What proves a sink, a ledger, a broker, a database or a consumer right.
+"""The kit that proves a sink, a ledger, a broker, a database or a consumer right.
 
     SinkContract, LedgerContract, BrokerContract, ClaimsContract    derive a test class
     violations                 the broken rules of such a class, without pytest
     prove                      a sink of yours through every crash and every failing call
     Trial, Zygote, KILLS       a consumer of yours, killed at the worst moments
     crash_at, Crash, CrashPoint, reach    crash in this process, at a named point
-    FileBroker, Failure, Failing, Call, SimulatedClock    a broker that fails when you say so
+    FileBroker, BrokerFailure, Failing, Call, SimulatedClock    a broker that fails when you say so
     local_stage                the staging job without Spark
     audit_sinks                the source against what every sink shows, row by row
     services                   real PostgreSQL, Kafka and Spark on this machine
@@ -21,7 +21,7 @@ from semel.lazy import lazily
 
 if TYPE_CHECKING:
     from semel.crashpoints import CrashPoint, reach
-    from semel.memory.broker import Call, Failing, Failure
+    from semel.memory.broker import BrokerFailure, Call, Failing
     from semel.testing import services
     from semel.testing.audit import audit_sinks
     from semel.testing.chaos import ChaosContract, prove
@@ -43,6 +43,7 @@ __all__ = [
     "KILLS",
     "BrokerAbility",
     "BrokerContract",
+    "BrokerFailure",
     "Call",
     "Capability",
     "ChaosContract",
@@ -51,7 +52,6 @@ __all__ = [
     "CrashPoint",
     "DatabaseWorld",
     "Failing",
-    "Failure",
     "FileBroker",
     "LedgerContract",
     "SimulatedClock",
@@ -72,6 +72,7 @@ __getattr__ = lazily(
     {
         "BrokerAbility": "semel.testing.contracts.broker_world",
         "BrokerContract": "semel.testing.contracts.broker",
+        "BrokerFailure": "semel.memory.broker",
         "Call": "semel.memory.broker",
         "Capability": "semel.testing.contracts.sink_world",
         "ChaosContract": "semel.testing.chaos",
@@ -80,7 +81,6 @@ __getattr__ = lazily(
         "CrashPoint": "semel.crashpoints",
         "DatabaseWorld": "semel.testing.contracts.messaging_world",
         "Failing": "semel.memory.broker",
-        "Failure": "semel.memory.broker",
         "FileBroker": "semel.testing.filebroker",
         "KILLS": "semel.testing.trial",
         "LedgerContract": "semel.testing.contracts.ledger",

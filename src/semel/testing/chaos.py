@@ -48,7 +48,7 @@ VisibleRows = Callable[[Any], Iterable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class ChaosReport:
     """How many histories the sink survived."""
 
     crashes: int
@@ -77,7 +77,7 @@ def prove(
     left_behind: Callable[[Any], Sequence[object]] | None = None,
     depth: int = 1,
     every: int = 1,
-) -> Proof:
+) -> ChaosReport:
     """Run a driver over the sink through every history to *depth*; return how many there were.
 
     There are some six hundred to depth 1; of a slow sink, walk *every* n-th.
@@ -90,7 +90,7 @@ def prove(
         Violation: what was lost, doubled or left behind, and the history that leads there.
     """
     make_world = world_of(make_sink, visible_rows, rows, as_batch, left_behind)
-    return Proof(
+    return ChaosReport(
         crashes=explore_crashes(make_world, depth, every).histories,
         faults=explore_faults(make_world, crashes=depth - 1, spare=OTHERS, every=every).histories,
         woken=explore_woken(make_world, Takeover.FORCE, depth, every).histories,

@@ -22,7 +22,7 @@ class Crash(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class CrashWindow:
     """One passage through one crash point: the *occurrence*-th since counting began."""
 
     point: CrashPoint
@@ -39,10 +39,10 @@ class WindowCounter:
     def __init__(self) -> None:
         self._times: Counter[tuple[CrashPoint, str | None]] = Counter()
 
-    def pass_through(self, point: CrashPoint, sink: str | None) -> Window:
+    def pass_through(self, point: CrashPoint, sink: str | None) -> CrashWindow:
         """Count one passage and name it."""
         self._times[point, sink] += 1
-        return Window(point, sink, self._times[point, sink])
+        return CrashWindow(point, sink, self._times[point, sink])
 
 
 @contextmanager
@@ -68,10 +68,10 @@ def crash_at(point: CrashPoint, sink: str | None = None, occurrence: int = 1) ->
 
 
 @contextmanager
-def trace() -> Iterator[list[Window]]:
+def trace() -> Iterator[list[CrashWindow]]:
     """Collect every window that is passed within the block, in order."""
     counter = WindowCounter()
-    windows: list[Window] = []
+    windows: list[CrashWindow] = []
     before = install(lambda point, sink: windows.append(counter.pass_through(point, sink)))
     try:
         yield windows

@@ -20,8 +20,8 @@ from typing import Final, TypeAlias
 from semel.crashpoints import CrashPoint, Hook, install
 from semel.lease import Takeover
 from semel.pipeline.cycle import CommitAborted, CommitFatal
-from semel.testing.crash import Crash, Window, WindowCounter
-from semel.testing.faults import IN_DOUBT_METHODS, OUTCOME_METHODS, Failing, Fault
+from semel.testing.crash import Crash, CrashWindow, WindowCounter
+from semel.testing.faults import IN_DOUBT_METHODS, OUTCOME_METHODS, Fault, FaultKind
 from semel.testing.world import LEDGER, Invariant, Process, Violation, World
 
 Faults: TypeAlias = Mapping[str, Sequence[Fault]]
@@ -39,25 +39,25 @@ _READS: Final = frozenset(
 )
 
 
-def failings(thing: str, method: str) -> list[tuple[Failing, int]]:
+def failings(thing: str, method: str) -> list[tuple[FaultKind, int]]:
     """List how a call of *method* can fail, with the delay of those that come late."""
     if thing != LEDGER and method in OUTCOME_METHODS:
-        kinds = [Failing.REFUSED, Failing.FATAL, Failing.BROKEN, Failing.LOST_REPLY]
-        return [*((kind, 0) for kind in kinds), (Failing.LATE, 1), (Failing.LATE, 3)]
+        kinds = [FaultKind.REFUSED, FaultKind.FATAL, FaultKind.BROKEN, FaultKind.LOST_REPLY]
+        return [*((kind, 0) for kind in kinds), (FaultKind.LATE, 1), (FaultKind.LATE, 3)]
     if thing == LEDGER and method in IN_DOUBT_METHODS:
-        kinds = [Failing.REFUSED, Failing.BROKEN, Failing.LOST_REPLY]
-        return [*((kind, 0) for kind in kinds), *((Failing.LATE, n) for n in (1, 2, 4))]
+        kinds = [FaultKind.REFUSED, FaultKind.BROKEN, FaultKind.LOST_REPLY]
+        return [*((kind, 0) for kind in kinds), *((FaultKind.LATE, n) for n in (1, 2, 4))]
     if method in _READS:
-        return [(Failing.REFUSED, 0)]
-    return [(Failing.REFUSED, 0), (Failing.BROKEN, 0), (Failing.LOST_REPLY, 0)]
+        return [(FaultKind.REFUSED, 0)]
+    return [(FaultKind.REFUSED, 0), (FaultKind.BROKEN, 0), (FaultKind.LOST_REPLY, 0)]
 
 
 @dataclass
-class Told:
+class ExploredHistory:
     """What one history showed: the windows of its last process, and every call that was made."""
 
-    windows: list[Window] = field(default_factory=list)
-    distinct: list[Window] = field(default_factory=list)
+    windows: list[CrashWindow] = field(default_factory=list)
+    distinct: list[CrashWindow] = field(default_factory=list)
     """The windows before which something was asked of the outside, or done to it.
 
     Whoever stops at one of the others stops at the same place as at the one before.
@@ -68,9 +68,9 @@ class Told:
 
 
 class _Listener:
-    """Notes the windows of one process in a `Told`."""
+    """Notes the windows of one process in an `ExploredHistory`."""
 
-    def __init__(self, world: World, told: Told) -> None:
+    def __init__(self, world: World, told: ExploredHistory) -> None:
         self._world = world
         self._told = told
         self._counter = WindowCounter()
@@ -79,7 +79,7 @@ class _Listener:
     def hear(self, point: CrashPoint, sink: str | None) -> None:
         self.pass_through(point, sink)
 
-    def pass_through(self, point: CrashPoint, sink: str | None) -> Window:
+    def pass_through(self, point: CrashPoint, sink: str | None) -> CrashWindow:
         window = self._counter.pass_through(point, sink)
         self._told.windows.append(window)
         calls = self._world.calls
@@ -96,7 +96,7 @@ class Census:
     histories: int = 0
     points: set[CrashPoint] = field(default_factory=set)
 
-    def add(self, told: Told) -> Told:
+    def add(self, told: ExploredHistory) -> ExploredHistory:
         """Count one history."""
         self.histories += 1
         self.points.update(window.point for window in told.windows)
@@ -123,8 +123,8 @@ def _telling(history: str) -> Iterator[None]:
 
 
 def tell(
-    make_world: MakeWorld, crashes: Sequence[Window] = (), faults: Faults | None = None
-) -> Told:
+    make_world: MakeWorld, crashes: Sequence[CrashWindow] = (), faults: Faults | None = None
+) -> ExploredHistory:
     """Walk one history: a process for every crash, one that is left in peace, a last start.
 
     Raises:
@@ -137,7 +137,7 @@ def tell(
         for crash in crashes:
             _run_until(world, crash)
             world.let_lease_end()
-        told = Told()
+        told = ExploredHistory()
         with hooked(_Listener(world, told).hear):
             _run_to_the_end(world)
         told.calls = {thing: dict(plan.calls) for thing, plan in world.plans.items()}
@@ -145,7 +145,7 @@ def tell(
     return told
 
 
-def _run_until(world: World, crash: Window) -> None:
+def _run_until(world: World, crash: CrashWindow) -> None:
     counter = WindowCounter()
 
     def hook(point: CrashPoint, sink: str | None) -> None:
@@ -181,7 +181,7 @@ def _finish(world: World) -> None:
 def explore_crashes(make_world: MakeWorld, depth: int, every: int = 1) -> Census:
     """Crash at every window, *depth* times in a row; *every* n-th only, for slow sinks."""
     census = Census()
-    frontier: list[tuple[Window, ...]] = [()]
+    frontier: list[tuple[CrashWindow, ...]] = [()]
     while frontier:
         crashes = frontier.pop()
         told = census.add(tell(make_world, crashes))
@@ -263,8 +263,8 @@ def explore_woken(
 
 
 def _tell_woken(
-    make_world: MakeWorld, stop: Window, wake: Window | None, takeover: Takeover
-) -> Told:
+    make_world: MakeWorld, stop: CrashWindow, wake: CrashWindow | None, takeover: Takeover
+) -> ExploredHistory:
     """Walk one such history; *wake* None means that the first wakes after its successor's end."""
     world = make_world({})
     with _telling(f"stopped at {stop}, woken at {wake or 'the end'}, takeover by {takeover}"):
@@ -298,8 +298,8 @@ def _tell_woken(
 class _Successor:
     """A second owner in a thread of its own; it and the first take turns, never both at once."""
 
-    def __init__(self, world: World, wake: Window | None, takeover: Takeover) -> None:
-        self.told = Told()
+    def __init__(self, world: World, wake: CrashWindow | None, takeover: Takeover) -> None:
+        self.told = ExploredHistory()
         self.process: Process | None = None
         self.before: object = None
         self._world = world
@@ -375,7 +375,9 @@ def explore_late_tasks(make_world: MakeWorld, depth: int = 2, every: int = 1) ->
     return census
 
 
-def _tell_late_task(make_world: MakeWorld, crash: Window, write: Window) -> Told:
+def _tell_late_task(
+    make_world: MakeWorld, crash: CrashWindow, write: CrashWindow
+) -> ExploredHistory:
     world = make_world({})
     with _telling(f"{crash} → a late task writes at {write}"):
         _run_until(world, crash)
@@ -396,4 +398,4 @@ def _tell_late_task(make_world: MakeWorld, crash: Window, write: Window) -> Told
         with hooked(hook):
             _run_to_the_end(world)
         _finish(world)
-    return Told()
+    return ExploredHistory()

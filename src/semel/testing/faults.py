@@ -20,7 +20,7 @@ from semel.pipeline.ledger import Ledger
 from semel.pipeline.sink import SinkFatal, SinkRetryable, TwoPhaseSink
 
 
-class Failing(StrEnum):
+class FaultKind(StrEnum):
     """What becomes of a call, and of its answer."""
 
     REFUSED = "refused"
@@ -44,13 +44,13 @@ class Fault:
     """One failure of one call."""
 
     method: str
-    failing: Failing
+    failing: FaultKind
     occurrence: int = 1
     calls_later: int = 1
-    """For `Failing.LATE`: before which of the following calls it happens."""
+    """For `FaultKind.LATE`: before which of the following calls it happens."""
 
     def __str__(self) -> str:
-        late = f" (+{self.calls_later} calls)" if self.failing is Failing.LATE else ""
+        late = f" (+{self.calls_later} calls)" if self.failing is FaultKind.LATE else ""
         return f"{self.method}#{self.occurrence} {self.failing}{late}"
 
 
@@ -136,9 +136,9 @@ class _Faulty:
             fault = self._plan.take(name)
             if fault is None:
                 return found(*arguments, **named)
-            if fault.failing is Failing.LATE:
+            if fault.failing is FaultKind.LATE:
                 self._plan.put_off(fault, lambda: found(*arguments, **named))
-            elif fault.failing is Failing.LOST_REPLY:
+            elif fault.failing is FaultKind.LOST_REPLY:
                 found(*arguments, **named)
             return self._answer(fault)
 
@@ -148,19 +148,19 @@ class _Faulty:
 def _sink_answer(fault: Fault) -> Any:
     words = f"simulated: {fault}"
     answers = fault.method in OUTCOME_METHODS
-    if fault.failing is Failing.REFUSED and answers:
+    if fault.failing is FaultKind.REFUSED and answers:
         return SinkRetryable(words)
-    if fault.failing is Failing.FATAL and answers:
+    if fault.failing is FaultKind.FATAL and answers:
         return SinkFatal(words)
-    if fault.failing is Failing.REFUSED:
+    if fault.failing is FaultKind.REFUSED:
         raise Retryable(words)
     raise ConnectionBroke(words)
 
 
 def _ledger_answer(fault: Fault) -> Any:
     words = f"simulated: {fault}"
-    if fault.failing is Failing.BROKEN:
+    if fault.failing is FaultKind.BROKEN:
         raise ConnectionBroke(words)
-    if fault.method in IN_DOUBT_METHODS and fault.failing is not Failing.REFUSED:
+    if fault.method in IN_DOUBT_METHODS and fault.failing is not FaultKind.REFUSED:
         raise InDoubt(words)
     raise LedgerUnavailable("memory:", words)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.memory.broker import MAX_MESSAGE_BYTES, MemoryBroker
-from semel.memory.broker_groups import Group, Membership, Patience
+from semel.memory.broker_groups import Group, GroupMember, Patience
 from semel.memory.broker_store import Entry, check_growth, check_trim, no_such, record_of
 from semel.message import Coordinates, Partition, Record
 
@@ -96,11 +96,9 @@ class FileBrokerStore:
         self._inherited: list[sqlite3.Connection] = []
 
     def topics(self) -> Mapping[str, int]:
-        """Return the number of partitions of each topic."""
         return dict(self._ask("SELECT name, partitions FROM topic ORDER BY name"))
 
     def create(self, topic: str, partitions: int) -> None:
-        """Make a topic, or give it more partitions."""
         with self._transaction() as connection:
             check_growth(topic, self.topics().get(topic, 0), partitions)
             connection.execute("INSERT OR REPLACE INTO topic VALUES (?, ?)", (topic, partitions))
@@ -110,7 +108,6 @@ class FileBrokerStore:
             )
 
     def append(self, entries: Sequence[Entry]) -> Sequence[Coordinates]:
-        """Append all entries or none; say where the new ones are."""
         with self._transaction():
             return [at for entry in entries if (at := self._append(entry)) is not None]
 
@@ -134,7 +131,6 @@ class FileBrokerStore:
         return record.at
 
     def read(self, partition: Partition, first: int, last: int, limit: int) -> Sequence[Record]:
-        """Return at most *limit* records from *first* to *last*, both included."""
         rows = self._ask(
             "SELECT offset, value, key, headers, timestamp FROM record WHERE topic = ? "
             "AND partition = ? AND offset BETWEEN ? AND ? ORDER BY offset LIMIT ?",
@@ -152,7 +148,6 @@ class FileBrokerStore:
         ]
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
-        """Return the first offset that exists and the one that the next record gets."""
         rows = self._ask(
             "SELECT first, next FROM bounds WHERE topic = ? AND partition = ?",
             (partition.topic, partition.number),
@@ -163,14 +158,12 @@ class FileBrokerStore:
         return first, next_offset
 
     def skip(self, partition: Partition, offsets: int) -> None:
-        """Use up offsets without records."""
         self._ask(
             "UPDATE bounds SET next = next + ? WHERE topic = ? AND partition = ?",
             (offsets, partition.topic, partition.number),
         )
 
     def drop(self, partition: Partition, offsets: Sequence[int]) -> None:
-        """Remove single records; their offsets stay used."""
         with self._transaction() as connection:
             connection.executemany(
                 "DELETE FROM record WHERE topic = ? AND partition = ? AND offset = ?",
@@ -178,7 +171,6 @@ class FileBrokerStore:
             )
 
     def trim(self, partition: Partition, up_to: int) -> None:
-        """Remove every record before *up_to*; the log starts there."""
         place = (partition.topic, partition.number)
         with self._transaction() as connection:
             check_trim(partition, *self.bounds(partition), up_to)
@@ -192,7 +184,6 @@ class FileBrokerStore:
 
     @contextmanager
     def group(self, name: str) -> Iterator[Group]:
-        """Change a group: what is done to it within the block is kept, unless it raises."""
         with self._transaction() as connection:
             group = self.peek(name)
             before = group_to_json(group)
@@ -204,12 +195,10 @@ class FileBrokerStore:
                 )
 
     def peek(self, name: str) -> Group:
-        """Look at a group, without changing it."""
         rows = self._ask("SELECT body FROM consumer_group WHERE name = ?", (name,))
         return group_of_json(name, rows[0][0]) if rows else Group(name)
 
     def groups(self) -> Sequence[str]:
-        """Name the groups that there are."""
         return [name for (name,) in self._ask("SELECT name FROM consumer_group ORDER BY name")]
 
     def close(self) -> None:
@@ -290,7 +279,7 @@ def group_of_json(name: str, text: str) -> Group:
         body["is_rebalancing"],
         body["rebalance_until"],
         {
-            member: Membership(
+            member: GroupMember(
                 tuple(said["topics"]),
                 said["heard_at"],
                 frozenset(Partition(topic, number) for topic, number in said["owned"]),

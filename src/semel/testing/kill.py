@@ -36,7 +36,7 @@ class DeadlineMissed(AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedProcess:
     """How a process ended, and what it said."""
 
     code: int
@@ -63,7 +63,7 @@ class Running:
         except ProcessLookupError:
             self._end = None  # it is over already
 
-    def wait(self, seconds: float = DEADLINE_SECONDS) -> Ended:
+    def wait(self, seconds: float = DEADLINE_SECONDS) -> EndedProcess:
         """Wait for its end.
 
         Raises:
@@ -74,7 +74,7 @@ class Running:
             self._ends_within(DEADLINE_SECONDS)
             self._code()
             raise DeadlineMissed(f"not over after {seconds} s:\n{self.output}")
-        return Ended(self._code(), self.output)
+        return EndedProcess(self._code(), self.output)
 
     def kill(self) -> None:
         """End its whole session with SIGKILL."""
@@ -139,7 +139,7 @@ class _Runs:
         crash_at: str | None = None,
         kill_after: float | None = None,
         deadline_seconds: float = DEADLINE_SECONDS,
-    ) -> Ended:
+    ) -> EndedProcess:
         """Run it to its end: its own, at a window (`crash_at`), or after some seconds."""
         environment = {CRASH_VARIABLE: crash_at} if crash_at else {}
         running = self.start(*arguments, environment=environment)

@@ -29,8 +29,8 @@ from semel.messaging.handle.claims import ClaimState
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER
 from semel.sql.tables import metadata
 from semel.testing.filebroker import FileBroker
-from semel.testing.kill import DEADLINE_SECONDS, DeadlineMissed, Ended, Running, Zygote
-from semel.testing.trial_audit import Found, TrialAudit, find, judged
+from semel.testing.kill import DEADLINE_SECONDS, DeadlineMissed, EndedProcess, Running, Zygote
+from semel.testing.trial_audit import FinalState, TrialAudit, find, judged
 from semel.testing.worker import Worker, consumer_of, found, open_database
 
 KILLS: Final = (
@@ -129,11 +129,11 @@ class Trial:
 
     def run(
         self, *, crash_at: str = "", seconds: float = DEADLINE_SECONDS, **changes: Any
-    ) -> Ended:
+    ) -> EndedProcess:
         """Run a worker to its end, whichever that is."""
         return self.end(self.start(crash_at=crash_at, **changes), seconds)
 
-    def end(self, running: Running, seconds: float = DEADLINE_SECONDS) -> Ended:
+    def end(self, running: Running, seconds: float = DEADLINE_SECONDS) -> EndedProcess:
         """Wait for a worker's end; if it was killed, the broker notices."""
         try:
             ended = running.wait(seconds)
@@ -141,7 +141,7 @@ class Trial:
             self.bury(running.pid)
         return ended
 
-    def kill(self, running: Running) -> Ended:
+    def kill(self, running: Running) -> EndedProcess:
         """Kill a worker now."""
         running.kill()
         return self.end(running)
@@ -171,11 +171,11 @@ class Trial:
         self.run(trace=str(trace), **changes)
         return list(dict.fromkeys(trace.read_text().split()))
 
-    def found(self) -> Found:
+    def found(self) -> FinalState:
         """Look at the broker and the tables."""
         return asyncio.run(self._found())
 
-    async def _found(self) -> Found:
+    async def _found(self) -> FinalState:
         database = open_database(self.database)
         try:
             return await find(

@@ -30,7 +30,7 @@ MOST_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FinalState:
     """What is in the tables and in the broker after the last worker has ended."""
 
     sent: frozenset[str]
@@ -129,7 +129,7 @@ _FINDINGS = [f.name for f in fields(TrialAudit) if f.type == "tuple[str, ...]"]
 
 
 def judged(
-    found: Found,
+    found: FinalState,
     *,
     expected: Mapping[str, ClaimState] | None = None,
     sends: bool = True,
@@ -174,7 +174,7 @@ def judged(
     )
 
 
-def _outgoing(found: Found, done: set[str], relays: bool) -> Iterable[str]:
+def _outgoing(found: FinalState, done: set[str], relays: bool) -> Iterable[str]:
     if not relays:
         counted = Counter(found.unsent)
         return {id for id in done | counted.keys() if counted[id] != (id in done)}
@@ -195,7 +195,7 @@ async def find(
     *,
     effects: str,
     receipts: str = "",
-) -> Found:
+) -> FinalState:
     """Look at everything.
 
     *effects* is a statement that returns the message id of every effect; *receipts* is the
@@ -227,7 +227,7 @@ async def find(
             )
             for partition in partitions
         }
-    return Found(
+    return FinalState(
         sent=frozenset(arrival.id for arrival in read),
         states={id: ClaimState(state) for id, state in states},
         effects=Counter(seen),

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from semel.codec import FromHeader
 from semel.errors import Fenced, Retryable
 from semel.memory.broker import MemoryBroker
-from semel.memory.broker_failures import Call, Failing, Failure
+from semel.memory.broker_failures import BrokerFailure, Call, Failing
 from semel.message import Message, Partition
 from semel.messaging.consumer import consumer
 from semel.messaging.failure import RetryableMessageError
@@ -28,7 +28,7 @@ POLICY = ConsumerSettings(
 MESSAGES = 8
 
 
-async def handled(*failures: Failure, mode: Mode = Mode.TRANSACTIONAL) -> list[str]:
+async def handled(*failures: BrokerFailure, mode: Mode = Mode.TRANSACTIONAL) -> list[str]:
     """Work off a topic while calls fail; return what was handled."""
     broker = MemoryBroker({"payments": 2})
     database = memory_database()
@@ -65,7 +65,7 @@ ALL = sorted(f"m{n}" for n in range(MESSAGES))
 @pytest.mark.parametrize("after", range(6))
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_questions_that_are_not_answered_lose_nothing(after, times, mode):
-    failure = Failure(Call.LOOK_UP, times=times, after=after)
+    failure = BrokerFailure(Call.LOOK_UP, times=times, after=after)
 
     assert asyncio.run(handled(failure, mode=mode)) == ALL
 
@@ -73,20 +73,20 @@ def test_questions_that_are_not_answered_lose_nothing(after, times, mode):
 @pytest.mark.parametrize("failing", Failing)
 @pytest.mark.parametrize("after", range(3))
 def test_commits_that_fail_lose_nothing(failing, after):
-    failure = Failure(Call.COMMIT, failing, times=1, after=after)
+    failure = BrokerFailure(Call.COMMIT, failing, times=1, after=after)
 
     assert asyncio.run(handled(failure)) == ALL
 
 
 def test_fetches_that_fail_lose_nothing():
-    assert asyncio.run(handled(Failure(Call.FETCH, times=3, after=1))) == ALL
+    assert asyncio.run(handled(BrokerFailure(Call.FETCH, times=3, after=1))) == ALL
 
 
 @pytest.mark.parametrize("times", [0, 1])
 @pytest.mark.parametrize("after", range(4))
 def test_a_commit_that_is_fenced_for_partitions_that_stay_loses_nothing(after, times):
     """As with a rebalance that takes some partitions only: what stays goes on where it was."""
-    fenced = Failure(Call.COMMIT, error=Fenced("a partition went"), after=after)
-    unanswered = Failure(Call.LOOK_UP, error=Retryable("no answer"), times=times, after=3)
+    fenced = BrokerFailure(Call.COMMIT, error=Fenced("a partition went"), after=after)
+    unanswered = BrokerFailure(Call.LOOK_UP, error=Retryable("no answer"), times=times, after=3)
 
     assert asyncio.run(handled(fenced, unanswered)) == ALL

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from semel.codec import FromHeader
 from semel.crashpoints import CrashPoint
 from semel.memory.broker import MemoryBroker
-from semel.memory.broker_failures import Call, Failure
+from semel.memory.broker_failures import BrokerFailure, Call
 from semel.memory.broker_groups import Patience
 from semel.message import Message, Partition
 from semel.messaging.consumer import consumer
@@ -340,7 +340,7 @@ def test_a_partition_that_comes_back_begins_with_what_the_broker_has_committed()
     async def scenario() -> None:
         service = Service()
         service.send(0, 1)
-        service.broker.fail(Failure(Call.COMMIT))
+        service.broker.fail(BrokerFailure(Call.COMMIT))
         runner = await service.runner()
         await runner.run_until_idle()
         assert service.broker.lag("billing", "payments") == 2

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from semel.events import EVENTS, Measurement, Metric
-from semel.memory.broker_failures import Call, Failure
+from semel.memory.broker_failures import BrokerFailure, Call
 from semel.messaging.consumer import consumer
 from tests.messaging.served import QUICK, Service
 
@@ -85,7 +85,7 @@ def test_a_broker_that_cannot_say_its_end_disturbs_nothing(caplog):
         with lags() as found, caplog.at_level(logging.WARNING, logger="semel.messaging"):
             running = asyncio.create_task(runner.run())
             await until(found, ("0", 0.0))
-            service.broker.fail(Failure(Call.LOOK_UP, times=2))
+            service.broker.fail(BrokerFailure(Call.LOOK_UP, times=2))
             async with asyncio.timeout(DEADLINE_SECONDS):
                 while "lag could not be measured" not in caplog.text:
                     await asyncio.sleep(0.01)

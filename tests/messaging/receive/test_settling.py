@@ -11,7 +11,7 @@ import pytest
 
 from semel.errors import Fenced, Retryable
 from semel.memory.broker import MemoryBroker
-from semel.memory.broker_failures import Call, Failure
+from semel.memory.broker_failures import BrokerFailure, Call
 from semel.message import Partition
 from semel.messaging.outcome import HOLE, MEANING, Handled, Outcome, RetryLater, Skipped
 from semel.messaging.receive.offsets import Settling
@@ -128,7 +128,7 @@ def test_nothing_is_brought_back_of_a_partition_that_went():
 
 def test_whoever_lost_a_partition_is_told_when_it_commits():
     place = Place(1)
-    place.broker.fail(Failure(Call.COMMIT, error=Fenced("not yours")))
+    place.broker.fail(BrokerFailure(Call.COMMIT, error=Fenced("not yours")))
 
     async def test() -> None:
         with pytest.raises(Fenced):
@@ -139,7 +139,7 @@ def test_whoever_lost_a_partition_is_told_when_it_commits():
 
 def test_a_commit_that_failed_is_made_up_for_by_the_next_one():
     place = Place(2)
-    place.broker.fail(Failure(Call.COMMIT, error=Retryable("away")))
+    place.broker.fail(BrokerFailure(Call.COMMIT, error=Retryable("away")))
 
     async def test() -> None:
         await place.settle(Handled())
@@ -171,6 +171,11 @@ def test_an_offset_is_a_hole_where_no_record_was_delivered_and_nowhere_else():
         ]
 
     run(place, test)
+
+
+def test_the_table_of_outcomes_has_a_row_for_every_kind():
+    assert set(MEANING) == set(get_args(Outcome))
+    assert [kind for kind, meaning in MEANING.items() if not meaning.ack] == [RetryLater]
 
 
 class RolledBack(Exception):
@@ -224,8 +229,3 @@ def test_a_batch_marks_nothing_behind_a_message_that_comes_back():
         assert place.committed == 3
 
     run(place, test)
-
-
-def test_the_table_of_outcomes_has_a_row_for_every_kind():
-    assert set(MEANING) == set(get_args(Outcome))
-    assert [kind for kind, meaning in MEANING.items() if not meaning.ack] == [RetryLater]

@@ -19,7 +19,7 @@ from semel.pipeline.states import CycleState
 from semel.postgres.ledger import PostgresLedger
 from semel.testing.contracts.ledger_world import (
     LEASE_SECONDS,
-    Driver,
+    LedgerOwner,
     files,
     offsets,
     owner_elsewhere,
@@ -51,7 +51,7 @@ def ledger(make):
 
 def filled(ledger):
     """A ledger with something in every table, whose owner has left."""
-    driver = Driver.of(ledger)
+    driver = LedgerOwner.of(ledger)
     ledger.open_generation(driver.lease, "checkpoint")
     driver.commit(offsets(0, 10, topic_id="id"), 0)
     driver.commit(files("/in/ü", source="1"), 1)
@@ -85,7 +85,7 @@ def test_a_restore_leaps_every_epoch_and_is_recorded_in_every_scope(ledger):
     assert all_acts[1:] == acts
     told = (all_acts[0].who, all_acts[0].act, all_acts[0].why)
     assert told == ("ann", "ledger-restore", "disk replaced")
-    Driver.of(ledger).commit(offsets(10, 20, topic_id="id"), 2)
+    LedgerOwner.of(ledger).commit(offsets(10, 20, topic_id="id"), 2)
 
 
 def test_a_scope_that_the_backup_saw_before_its_first_owner_leaps_too(ledger):
@@ -93,11 +93,11 @@ def test_a_scope_that_the_backup_saw_before_its_first_owner_leaps_too(ledger):
 
     ledger.restore("ann", "disk replaced")
 
-    assert Driver.of(ledger).lease.epoch == EPOCH_LEAP + 1
+    assert LedgerOwner.of(ledger).lease.epoch == EPOCH_LEAP + 1
 
 
 def test_an_owner_that_may_still_run_is_fenced_only_by_takeover(ledger):
-    running = Driver.of(ledger)
+    running = LedgerOwner.of(ledger)
     txn = running.reach(CycleState.PREPARED, 0, offsets(0, 10))
 
     with pytest.raises(LeaseHeld):
@@ -107,7 +107,7 @@ def test_an_owner_that_may_still_run_is_fenced_only_by_takeover(ledger):
 
     with pytest.raises(LeaseLost):
         ledger.decide_commit(running.lease, txn)
-    assert Driver.of(ledger).lease.epoch == running.lease.epoch + EPOCH_LEAP + 1
+    assert LedgerOwner.of(ledger).lease.epoch == running.lease.epoch + EPOCH_LEAP + 1
 
 
 def test_a_restore_that_one_scope_refuses_changes_no_other(ledger):
@@ -124,16 +124,16 @@ def test_a_restore_that_one_scope_refuses_changes_no_other(ledger):
 def test_owners_of_a_restored_ledger_are_not_fenced_by_sinks_that_outlived_the_lost_one(tmp_path):
     sink = MemorySink()
     with closing(SqliteLedger(tmp_path / "lost.ledger")) as lost:
-        driver = Driver.of(lost)
+        driver = LedgerOwner.of(lost)
         lost.release(driver.lease)
         lost.backup(tmp_path / "restored.ledger")
         for _ in range(5):
-            sink.fence(driver.scope, Driver.of(lost).lease.epoch)
+            sink.fence(driver.scope, LedgerOwner.of(lost).lease.epoch)
 
     with closing(SqliteLedger(tmp_path / "restored.ledger")) as restored:
         restored.restore("ann", "disk replaced")
 
-        sink.fence(driver.scope, Driver.of(restored).lease.epoch)
+        sink.fence(driver.scope, LedgerOwner.of(restored).lease.epoch)
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_a_copy_is_the_same_ledger(sqlite_ledger, tmp_path):
 
 
 def test_a_copy_is_taken_while_the_ledger_is_in_use(sqlite_ledger, tmp_path):
-    driver = Driver.of(sqlite_ledger)
+    driver = LedgerOwner.of(sqlite_ledger)
     driver.commit(offsets(0, 10), 0)
 
     sqlite_ledger.backup(tmp_path / "backup")
@@ -244,7 +244,7 @@ def test_what_pg_dump_copied_comes_back_without_the_records_of_a_sink(
             ledger.backup(file)
         command = str(told.value).partition("pg_dump ")[2]
         postgres_server._run("pg_dump", *shlex.split(command))
-        Driver.of(ledger).commit(offsets(10, 20, topic_id="id"), 2)
+        LedgerOwner.of(ledger).commit(offsets(10, 20, topic_id="id"), 2)
     with psycopg.connect(postgres_url) as connection:
         connection.execute("CREATE TABLE semel.sink_fence AS SELECT 7 AS epoch")
 
@@ -254,6 +254,6 @@ def test_what_pg_dump_copied_comes_back_without_the_records_of_a_sink(
     with closing(PostgresLedger(postgres_url)) as restored:
         assert contents(restored, driver.scope) == expected
         restored.restore("ann", "server replaced")
-        assert Driver.of(restored).lease.epoch == EPOCH_LEAP + 2
+        assert LedgerOwner.of(restored).lease.epoch == EPOCH_LEAP + 2
     with psycopg.connect(postgres_url) as connection:
         assert connection.execute("SELECT epoch FROM semel.sink_fence").fetchone() == (7,)

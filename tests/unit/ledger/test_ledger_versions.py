@@ -12,7 +12,7 @@ from semel.errors import LedgerUnusable
 from semel.ledger.sqlite import SqliteLedger
 from semel.pipeline.states import CycleState
 from semel.postgres.ledger import PostgresLedger
-from semel.testing.contracts.ledger_world import Driver
+from semel.testing.contracts.ledger_world import LedgerOwner
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -59,7 +59,7 @@ def test_a_ledger_is_made_once(store):
 
 def test_a_newer_ledger_is_refused_with_the_way_out_and_left_alone(store):
     with store.open() as ledger:
-        txn = Driver.of(ledger).reach(CycleState.FINISHED)
+        txn = LedgerOwner.of(ledger).reach(CycleState.FINISHED)
     store.run("UPDATE semel_ledger_meta SET version = 999")
 
     with store.open() as ledger, pytest.raises(LedgerUnusable, match=r"999.*upgrade semel"):

@@ -21,7 +21,7 @@ from semel.ledger.sqlite import SqliteLedger, network_file_system
 from semel.ledgers import open_ledger
 from semel.memory.ledger import MemoryLedger
 from semel.pipeline.states import CycleState, Decision
-from semel.testing.contracts.ledger_world import Driver, offsets, scope_of, together
+from semel.testing.contracts.ledger_world import LedgerOwner, offsets, scope_of, together
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ class TestPlace:
         assert isinstance(open_ledger("memory:"), MemoryLedger)
 
     def test_a_ledger_pickles_as_its_path(self, ledger):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
 
         with closing(pickle.loads(pickle.dumps(ledger))) as copy:
             assert copy.scopes() == [driver.scope]
@@ -139,7 +139,7 @@ class TestFaults:
         assert path.read_bytes().startswith(b"dear diary")
 
     def test_a_damaged_file_is_unusable(self, ledger, path):
-        Driver.of(ledger).reach(CycleState.FINISHED)
+        LedgerOwner.of(ledger).reach(CycleState.FINISHED)
         ledger.close()
         size = path.stat().st_size
         with path.open("r+b") as file:
@@ -151,7 +151,7 @@ class TestFaults:
 
     @pytest.mark.parametrize("act", ["decide_commit", "decide_abort"])
     def test_a_read_only_file_takes_no_decision(self, ledger, act):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(CycleState.PREPARED)
         connection_of(ledger).execute("PRAGMA query_only=1")
 
@@ -161,7 +161,7 @@ class TestFaults:
         assert driver.state(txn) is CycleState.PREPARED
 
     def test_a_full_disk_takes_no_decision_and_loses_nothing(self, ledger):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(CycleState.PREPARED, 0, offsets(0, 10))
         connection = connection_of(ledger)
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
@@ -179,7 +179,7 @@ class TestFaults:
 
     @pytest.mark.parametrize("act", ["decide_commit", "decide_abort"])
     def test_a_locked_file_takes_no_decision_and_names_the_owner(self, ledger, path, act):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(CycleState.PREPARED)
 
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -197,12 +197,12 @@ class TestFaults:
         try:
             os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
             with pytest.raises(LedgerUnavailable, match=f"process {stopped.pid} .* is stopped"):
-                Driver.of(ledger)
+                LedgerOwner.of(ledger)
         finally:
             stopped.kill()
             stopped.wait()
 
-        assert Driver.of(ledger).lease.epoch == 2
+        assert LedgerOwner.of(ledger).lease.epoch == 2
 
     @pytest.mark.kill
     def test_a_decision_survives_the_kill_right_after_it(self, ledger, path):
@@ -216,7 +216,7 @@ class TestFaults:
         assert ledger.decide_abort(record.txn) is Decision.COMMIT
 
     def test_a_commit_whose_sync_failed_is_in_doubt(self, ledger):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(CycleState.PREPARED)
         ledger._database._session._connection = _Failing(connection_of(ledger), "IOERR_FSYNC")
 
@@ -230,7 +230,7 @@ class TestFaults:
         [("IOERR_FSYNC", LedgerUnavailable), ("FULL", LedgerUnusable), ("BUSY", LedgerUnavailable)],
     )
     def test_only_decisions_are_ever_in_doubt(self, ledger, code, raised):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         ledger._database._session._connection = _Failing(connection_of(ledger), code)
 
         with pytest.raises(raised):
@@ -239,7 +239,7 @@ class TestFaults:
         ledger.renew(driver.lease)
 
     def test_a_file_removed_while_in_use_is_not_made_again(self, ledger, path):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         path.unlink()
 
         for _ in range(2):
@@ -249,7 +249,7 @@ class TestFaults:
         assert not path.exists()
 
     def test_another_ledger_in_its_place_is_not_taken_for_it(self, ledger, path, tmp_path):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         with closing(SqliteLedger(tmp_path / "other")) as other:
             assert other.ledger_id
         for suffix in ("-wal", "-shm"):
@@ -261,7 +261,7 @@ class TestFaults:
                 ledger.renew(driver.lease)
 
     def test_the_schema_itself_allows_a_cycle_one_commit(self, ledger):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         driver.reach(CycleState.COMMITTED)
         second = "INSERT INTO semel_attempt SELECT app, query, generation, batch, 'x', 9, epoch,"
         second += " state, range_read, tokens, row_counts, '', planned_at, decided_at, NULL"
@@ -272,7 +272,7 @@ class TestFaults:
 
 class TestUse:
     def test_a_fork_uses_its_own_connection(self, ledger):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         child = os.fork()
         if child == 0:
             try:
@@ -286,7 +286,7 @@ class TestUse:
         driver.reach(CycleState.FINISHED, 1)
 
     def test_a_thousand_open_attempts_are_listed_at_once(self, ledger):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(CycleState.PREPARED)
         columns = "app, query, generation, attempt, epoch, state, range_read, tokens, planned_at"
         connection_of(ledger).execute(
@@ -356,12 +356,12 @@ _STOPS_WITH_THE_LOCK = """
 import os, signal, sys
 from semel.lease import Owner
 from semel.pipeline.txn import Scope
-from semel.ledger.database import Mode
+from semel.ledger.database import TransactionMode
 from semel.ledger.sqlite import SqliteLedger
 
 ledger = SqliteLedger(sys.argv[1])
 ledger.acquire(Scope(ledger.ledger_id, "payments", "main"), Owner.here(), 60)
-with ledger._database.transaction("test", Mode.WRITE):
+with ledger._database.transaction("test", TransactionMode.WRITE):
     os.kill(os.getpid(), signal.SIGSTOP)
 """
 
@@ -369,8 +369,8 @@ _DIES_AFTER_THE_DECISION = """
 import os, signal, sys
 from semel.pipeline.states import CycleState
 from semel.ledger.sqlite import SqliteLedger
-from semel.testing.contracts.ledger_world import Driver
+from semel.testing.contracts.ledger_world import LedgerOwner
 
-Driver.of(SqliteLedger(sys.argv[1])).reach(CycleState.COMMITTED)
+LedgerOwner.of(SqliteLedger(sys.argv[1])).reach(CycleState.COMMITTED)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -6,7 +6,7 @@ import pytest
 
 from semel.errors import Misuse, Permanent, Retryable
 from semel.memory.broker import MemoryBroker
-from semel.memory.broker_failures import Call, Failing, Failure
+from semel.memory.broker_failures import BrokerFailure, Call, Failing
 from semel.messaging.receive.broker import Outgoing
 from semel.testing.contracts.messaging_world import asynchronous
 from tests.unit.memory.filled_broker import P0, filled, values
@@ -16,7 +16,7 @@ from tests.unit.memory.filled_broker import P0, filled, values
 async def test_a_lost_reply_of_a_commit_leaves_it_committed():
     broker = filled("a")
     member = await broker.subscribe("g", ["t"])
-    broker.fail(Failure(Call.COMMIT, Failing.LOST_REPLY))
+    broker.fail(BrokerFailure(Call.COMMIT, Failing.LOST_REPLY))
 
     with pytest.raises(Retryable):
         await member.commit({P0: 1})
@@ -28,7 +28,7 @@ async def test_a_lost_reply_of_a_commit_leaves_it_committed():
 async def test_a_refused_commit_commits_nothing_and_the_next_one_works():
     broker = filled("a")
     member = await broker.subscribe("g", ["t"])
-    broker.fail(Failure(Call.COMMIT))
+    broker.fail(BrokerFailure(Call.COMMIT))
 
     with pytest.raises(Retryable, match="the broker does not answer"):
         await member.commit({P0: 1})
@@ -42,7 +42,7 @@ async def test_a_refused_commit_commits_nothing_and_the_next_one_works():
 async def test_failures_strike_as_often_as_said_and_after_as_many_calls():
     broker = filled("a", "b", "c", "d")
     member = await broker.subscribe("g", ["t"])
-    broker.fail(Failure(Call.FETCH, after=1, times=2))
+    broker.fail(BrokerFailure(Call.FETCH, after=1, times=2))
 
     found = []
     for _ in range(6):
@@ -58,7 +58,7 @@ async def test_failures_strike_as_often_as_said_and_after_as_many_calls():
 async def test_a_broker_that_is_down_answers_again_when_it_is_healed():
     broker = filled("a")
     member = await broker.subscribe("g", ["t"])
-    broker.fail(*(Failure(call, times=None) for call in Call))
+    broker.fail(*(BrokerFailure(call, times=None) for call in Call))
 
     for call in (
         member.fetch(1, 0),
@@ -79,7 +79,7 @@ async def test_a_broker_that_is_down_answers_again_when_it_is_healed():
 async def test_a_message_can_be_refused_by_its_topic_and_key():
     broker = MemoryBroker({"t": 1, "u": 1})
     refusal = Permanent("not with us")
-    broker.fail(Failure(Call.MESSAGE, error=refusal, topic="t", key=b"k"))
+    broker.fail(BrokerFailure(Call.MESSAGE, error=refusal, topic="t", key=b"k"))
 
     answers = await broker.publisher().publish(
         [Outgoing("u", b"1", b"k"), Outgoing("t", b"2", b"x"), Outgoing("t", b"3", b"k")]
@@ -92,7 +92,7 @@ async def test_a_message_can_be_refused_by_its_topic_and_key():
 @asynchronous
 async def test_a_message_whose_answer_is_lost_is_in_the_log_and_holds_back_its_key():
     broker = filled()
-    broker.fail(Failure(Call.MESSAGE, Failing.LOST_REPLY))
+    broker.fail(BrokerFailure(Call.MESSAGE, Failing.LOST_REPLY))
 
     first, second = await broker.publisher().publish(
         [Outgoing("t", b"1", b"k"), Outgoing("t", b"2", b"k")]
@@ -106,7 +106,7 @@ async def test_a_message_whose_answer_is_lost_is_in_the_log_and_holds_back_its_k
 @asynchronous
 async def test_what_the_publisher_repeats_is_in_the_log_once():
     broker = filled()
-    broker.fail(Failure(Call.APPEND, Failing.LOST_REPLY, times=3))
+    broker.fail(BrokerFailure(Call.APPEND, Failing.LOST_REPLY, times=3))
 
     answers = await broker.publisher().publish([Outgoing("t", b"1", b"k"), Outgoing("t", b"2")])
 
@@ -117,7 +117,7 @@ async def test_what_the_publisher_repeats_is_in_the_log_once():
 @asynchronous
 async def test_what_the_caller_sends_again_is_in_the_log_again():
     broker = filled()
-    broker.fail(Failure(Call.PUBLISH, Failing.LOST_REPLY))
+    broker.fail(BrokerFailure(Call.PUBLISH, Failing.LOST_REPLY))
     publisher, batch = broker.publisher(), [Outgoing("t", b"1", b"k")]
 
     with pytest.raises(Retryable):
@@ -130,7 +130,7 @@ async def test_what_the_caller_sends_again_is_in_the_log_again():
 @asynchronous
 async def test_a_publisher_that_never_gets_an_answer_gives_up():
     broker = filled()
-    broker.fail(Failure(Call.APPEND, times=None))
+    broker.fail(BrokerFailure(Call.APPEND, times=None))
 
     with pytest.raises(Retryable):
         await broker.publisher().publish([Outgoing("t", b"1")])

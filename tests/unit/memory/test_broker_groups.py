@@ -122,7 +122,7 @@ def test_an_offset_below_zero_is_refused():
     group.join("a", ["left"], 0.0, PATIENCE)
     group.advance(0.0, TOPICS, PATIENCE)
 
-    with pytest.raises(Misuse, match="-1 is no offset"):
+    with pytest.raises(Misuse, match="an offset must be at least 0, got -1"):
         group.commit("a", {Partition("left", 0): 3, Partition("left", 1): -1})
 
     assert group.committed == {}

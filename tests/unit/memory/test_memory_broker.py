@@ -78,7 +78,7 @@ async def test_a_partition_whose_records_are_gone_loses_nothing_of_the_others():
         try:
             found += await member.fetch(10, 0)
         except NeedsOperator as error:
-            assert "offset 0 is asked for and the log starts at 1" in str(error)  # noqa: PT017
+            assert "offset 0 was requested and the log starts at 1" in str(error)  # noqa: PT017
             refused += 1
 
     assert [record.at for record in found] == [Coordinates("t", 1, 0), Coordinates("t", 1, 1)]

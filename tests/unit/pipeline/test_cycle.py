@@ -16,9 +16,9 @@ from semel.pipeline.cycle import (
     CommitAnswer,
     CommitFatal,
     CommitSucceeded,
-    Failure,
+    Consequence,
     Step,
-    Verdict,
+    StepFailure,
     run_commit_cycle,
 )
 from semel.pipeline.sink import SinkFatal, SinkRetryable
@@ -31,13 +31,13 @@ ABORT_PATH = ["abort_txn", "store_abort", "abort_2pc"]
 SINKS = ("files", "postgres")
 
 POSSIBLE = {
-    Step.BEGIN_TXN: {Failure.ERROR},
-    Step.FLUSH: {Failure.ERROR},
-    Step.COMMIT_OFFSETS: {Failure.ERROR},
-    Step.PRE_COMMIT_2PC: {Failure.ERROR, Failure.SINK_RETRYABLE, Failure.SINK_FATAL},
-    Step.COMMIT_TXN: {Failure.NOT_COMMITTED, Failure.UNKNOWN},
-    Step.COMMIT_2PC: {Failure.ERROR, Failure.SINK_RETRYABLE, Failure.SINK_FATAL},
-    Step.STORE_COMMIT: {Failure.ERROR},
+    Step.BEGIN_TXN: {StepFailure.ERROR},
+    Step.FLUSH: {StepFailure.ERROR},
+    Step.COMMIT_OFFSETS: {StepFailure.ERROR},
+    Step.PRE_COMMIT_2PC: {StepFailure.ERROR, StepFailure.SINK_RETRYABLE, StepFailure.SINK_FATAL},
+    Step.COMMIT_TXN: {StepFailure.NOT_COMMITTED, StepFailure.UNKNOWN},
+    Step.COMMIT_2PC: {StepFailure.ERROR, StepFailure.SINK_RETRYABLE, StepFailure.SINK_FATAL},
+    Step.STORE_COMMIT: {StepFailure.ERROR},
 }
 
 
@@ -71,7 +71,7 @@ def test_the_seven_steps_are_walked_in_order():
     assert coordinator.calls == STEPS
 
 
-@pytest.mark.parametrize(("step", "failure"), list(product(Step, Failure)))
+@pytest.mark.parametrize(("step", "failure"), list(product(Step, StepFailure)))
 def test_the_failure_table_has_an_answer_for_every_way_a_step_can_fail_and_no_other(step, failure):
     assert ((step, failure) in FAILURES) == (failure in POSSIBLE[step])
 
@@ -79,7 +79,7 @@ def test_the_failure_table_has_an_answer_for_every_way_a_step_can_fail_and_no_ot
 def test_no_verdict_after_the_decision_aborts_anything():
     after = [v for (step, _), v in FAILURES.items() if step in (Step.COMMIT_2PC, Step.STORE_COMMIT)]
 
-    assert set(after) <= {Verdict.FATAL, Verdict.STRANDED}
+    assert set(after) <= {Consequence.FATAL, Consequence.STRANDED}
 
 
 def test_a_transaction_that_cannot_begin_is_fatal_and_nothing_else_is_called():

@@ -11,7 +11,7 @@ from semel.pipeline.source import BatchRange
 from semel.pipeline.states import CycleState
 from semel.pipeline.twophase import Backoff
 from semel.pipeline.txn import CycleId
-from semel.testing.faults import Failing, Fault
+from semel.testing.faults import Fault, FaultKind
 from tests.unit.pipeline.driver_place import ROWS, Place
 
 
@@ -32,7 +32,7 @@ class TestRunning:
 
     def test_an_aborted_attempt_is_followed_by_a_new_one(self, place):
         driver = place.started()
-        place.sink_plan.faults.append(Fault("prepare", Failing.REFUSED))
+        place.sink_plan.faults.append(Fault("prepare", FaultKind.REFUSED))
 
         outcome = place.run(driver)
 
@@ -44,7 +44,7 @@ class TestRunning:
 
     def test_attempts_are_bounded(self, place):
         driver = place.started(cycle_backoff=Backoff(tries=3))
-        place.sink_plan.faults += [Fault("prepare", Failing.REFUSED, n) for n in range(1, 9)]
+        place.sink_plan.faults += [Fault("prepare", FaultKind.REFUSED, n) for n in range(1, 9)]
 
         outcome = place.run(driver)
 
@@ -56,7 +56,7 @@ class TestRunning:
 
     def test_a_fatal_outcome_asks_for_a_new_start_which_carries_the_cycle_through(self, place):
         driver = place.started()
-        place.sink_plan.faults.append(Fault("commit", Failing.FATAL))
+        place.sink_plan.faults.append(Fault("commit", FaultKind.FATAL))
 
         outcome = place.run(driver)
         assert isinstance(outcome, CommitFatal)
@@ -106,7 +106,7 @@ class TestRunning:
 
     def test_an_error_of_the_ledgers_driver_is_an_outcome(self, place):
         driver = place.started()
-        place.ledger_plan.faults.append(Fault("committed", Failing.BROKEN))
+        place.ledger_plan.faults.append(Fault("committed", FaultKind.BROKEN))
 
         outcome = place.run(driver)
 
@@ -156,7 +156,7 @@ class TestReplaying:
 
 
 class TestTidying:
-    @pytest.mark.parametrize("failing", [Failing.REFUSED, Failing.BROKEN])
+    @pytest.mark.parametrize("failing", [FaultKind.REFUSED, FaultKind.BROKEN])
     @pytest.mark.parametrize("method", ["sweep", "prune"])
     def test_a_cycle_never_fails_for_it(self, place, method, failing):
         driver = place.started(tidy_every=1, keep_cycles=1)
@@ -189,7 +189,7 @@ class TestTidying:
 
     def test_the_leavings_of_late_tasks_are_swept_from_time_to_time(self, place):
         driver = place.started(tidy_every=3)
-        place.sink_plan.faults.append(Fault("prepare", Failing.REFUSED))
+        place.sink_plan.faults.append(Fault("prepare", FaultKind.REFUSED))
         place.run(driver, 0)
         loser = place.ledger.attempts(CycleId(driver.scope, 1, 0))[0].txn
         driver.sinks[0].stager(loser).open("late-0").write(["late"])

@@ -13,7 +13,7 @@ from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
 from semel.pipeline.cycle import CommitFatal, CommitSucceeded
 from semel.pipeline.driver import Driver, Heartbeat
-from semel.testing.faults import Failing, Fault, FaultPlan, faulty_ledger
+from semel.testing.faults import Fault, FaultKind, FaultPlan, faulty_ledger
 from semel.testing.local import local_stage
 from tests.unit.pipeline.driver_place import ROWS, Place
 
@@ -95,7 +95,7 @@ class TestOwning:
 
     def test_a_start_that_failed_can_be_repeated_without_waiting(self, place):
         driver = place.driver()
-        place.sink_plan.faults.append(Fault("fence", Failing.BROKEN))
+        place.sink_plan.faults.append(Fault("fence", FaultKind.BROKEN))
 
         with pytest.raises(OSError, match="fence"):
             driver.start()
@@ -163,7 +163,7 @@ class TestLosing:
 
     def test_a_fatal_outcome_without_a_successor_is_not_called_fenced(self, place):
         driver = place.started()
-        place.sink_plan.faults.append(Fault("prepare", Failing.FATAL))
+        place.sink_plan.faults.append(Fault("prepare", FaultKind.FATAL))
 
         outcome = place.run(driver)
 
@@ -172,7 +172,7 @@ class TestLosing:
 
     def test_running_again_after_a_fatal_outcome_under_a_successor_is_still_an_outcome(self, place):
         driver = place.started()
-        place.sink_plan.faults.append(Fault("prepare", Failing.FATAL))
+        place.sink_plan.faults.append(Fault("prepare", FaultKind.FATAL))
         place.run(driver)
         place.started(takeover=Takeover.FORCE)
 
@@ -203,7 +203,7 @@ class TestHeartbeat:
         assert not heartbeat.lost
 
     def test_a_ledger_that_is_away_is_asked_again(self, place, lease):
-        plan = FaultPlan([Fault("renew", Failing.REFUSED), Fault("renew", Failing.BROKEN, 2)])
+        plan = FaultPlan([Fault("renew", FaultKind.REFUSED), Fault("renew", FaultKind.BROKEN, 2)])
         heartbeat = Heartbeat(faulty_ledger(place.ledger, plan=plan), lease).start()
 
         self.until(lambda: plan.calls["renew"] >= 4)

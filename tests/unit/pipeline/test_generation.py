@@ -150,7 +150,7 @@ def test_a_new_checkpoint_whose_sources_changed_places_is_refused(used):
     )
     swapped = replace(NEW, id="c2", range=BatchRange((*other.sources, *same.sources)))
 
-    with pytest.raises(CheckpointRefused, match="knows it as source 0"):
+    with pytest.raises(CheckpointRefused, match="has it as source 0"):
         used.settle(swapped)
 
 

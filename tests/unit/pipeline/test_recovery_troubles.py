@@ -8,7 +8,7 @@ from semel.errors import NeedsOperator, Retryable
 from semel.pipeline.recovery import SILENT_IN_A_ROW, CycleStuck, SinkBlocksStart
 from semel.pipeline.sink import Found
 from semel.pipeline.states import CycleState
-from semel.testing.faults import Failing, Fault, FaultPlan, faulty_ledger, faulty_sink
+from semel.testing.faults import Fault, FaultKind, FaultPlan, faulty_ledger, faulty_sink
 from tests.unit.pipeline.recovery_place import Place
 
 
@@ -24,7 +24,7 @@ def place() -> Place:
 def test_a_sink_that_does_not_answer_blocks_the_start_and_nothing_is_lost(place, method, state):
     txn = place.attempt(0, state)
     left, right = place.new_sinks()
-    broken = faulty_sink(right, Fault(method, Failing.REFUSED))
+    broken = faulty_sink(right, Fault(method, FaultKind.REFUSED))
 
     with pytest.raises(Retryable):
         place.recover([left, broken])
@@ -38,7 +38,7 @@ def test_a_sink_that_does_not_answer_blocks_the_start_and_nothing_is_lost(place,
 def test_a_sink_that_cannot_commit_now_blocks_the_start(place):
     place.attempt(0, CycleState.COMMITTED)
     left, right = place.new_sinks()
-    plan = FaultPlan([Fault("commit", Failing.REFUSED, n) for n in range(1, 10)])
+    plan = FaultPlan([Fault("commit", FaultKind.REFUSED, n) for n in range(1, 10)])
 
     with pytest.raises(SinkBlocksStart, match=r"'right' did not commit.*nothing is lost"):
         place.recover([left, faulty_sink(right, plan=plan)])
@@ -51,7 +51,7 @@ def test_a_sink_that_can_never_commit_needs_an_operator(place):
     left, right = place.new_sinks()
 
     with pytest.raises(CycleStuck, match="'right' cannot commit") as stuck:
-        place.recover([left, faulty_sink(right, Fault("commit", Failing.FATAL))])
+        place.recover([left, faulty_sink(right, Fault("commit", FaultKind.FATAL))])
 
     assert isinstance(stuck.value, NeedsOperator)
     assert place.ledger.attempt(txn).state is CycleState.COMMITTED
@@ -61,7 +61,7 @@ def test_a_sink_that_has_promised_but_is_not_configured_stops_the_start(place):
     place.attempt(0, CycleState.COMMITTED)
     left, _ = place.new_sinks()
 
-    with pytest.raises(NeedsOperator, match="sink 'right' has promised it but is not configured"):
+    with pytest.raises(NeedsOperator, match="sink 'right' has prepared it but is not configured"):
         place.recover([left])
 
 
@@ -73,14 +73,14 @@ def test_a_sink_that_holds_an_aborted_attempt_but_is_not_configured_is_named(pla
 
     assert place.found(txn) == [Found.GONE, Found.HELD]
     assert [(settled.sink, settled.txn) for settled in report.left_as_is] == [("right", txn)]
-    assert "sink 'right' is not configured any more" in caplog.text
+    assert "sink 'right' is no longer configured" in caplog.text
     place.recover()
     assert place.found(txn) == [Found.GONE, Found.GONE]
 
 
 def test_an_abort_that_the_ledger_does_not_confirm_stops_recovery_before_anything_is_dropped(place):
     txn = place.attempt(0, CycleState.PREPARED)
-    silent = faulty_ledger(place.ledger, Fault("abort_undecided", Failing.REFUSED))
+    silent = faulty_ledger(place.ledger, Fault("abort_undecided", FaultKind.REFUSED))
 
     with pytest.raises(Retryable):
         place.recover(ledger=silent)
@@ -94,7 +94,7 @@ def test_an_attempt_that_a_sink_does_not_give_up_stops_the_start_but_not_the_oth
     left, right = place.new_sinks()
 
     with pytest.raises(SinkBlocksStart, match="did not abort") as blocked:
-        place.recover([faulty_sink(left, Fault("abort", Failing.REFUSED)), right])
+        place.recover([faulty_sink(left, Fault("abort", FaultKind.REFUSED)), right])
 
     assert blocked.value.txn == str(first)
     assert place.found(first) == [Found.HELD, Found.GONE]
@@ -105,7 +105,7 @@ def test_an_attempt_that_a_sink_does_not_give_up_stops_the_start_but_not_the_oth
 
 
 @pytest.mark.parametrize(
-    ("failing", "told"), [(Failing.FATAL, CycleStuck), (Failing.REFUSED, SinkBlocksStart)]
+    ("failing", "told"), [(FaultKind.FATAL, CycleStuck), (FaultKind.REFUSED, SinkBlocksStart)]
 )
 def test_a_sink_that_does_not_commit_stops_the_start_but_not_the_other_sinks(place, failing, told):
     txn = place.attempt(0, CycleState.COMMITTED)
@@ -127,7 +127,7 @@ def test_a_later_cycle_waits_for_an_earlier_one_that_a_sink_does_not_commit(plac
     left, right = place.new_sinks()
 
     with pytest.raises(CycleStuck):
-        place.recover([faulty_sink(left, Fault("commit", Failing.FATAL, 1)), right])
+        place.recover([faulty_sink(left, Fault("commit", FaultKind.FATAL, 1)), right])
 
     assert place.found(first) == [Found.HELD, Found.VISIBLE]
     assert place.found(second) == [Found.HELD, Found.HELD]
@@ -137,7 +137,7 @@ def test_a_later_cycle_waits_for_an_earlier_one_that_a_sink_does_not_commit(plac
 def test_a_sink_that_is_configured_no_more_does_not_keep_the_others_from_committing(place):
     txn = place.attempt(0, CycleState.COMMITTED)
 
-    with pytest.raises(NeedsOperator, match="'left' has promised it but is not configured"):
+    with pytest.raises(NeedsOperator, match="'left' has prepared it but is not configured"):
         place.recover(place.new_sinks()[1:])
 
     assert place.found(txn) == [Found.HELD, Found.VISIBLE]
@@ -147,7 +147,7 @@ def test_a_sink_that_is_configured_no_more_does_not_keep_the_others_from_committ
 def test_an_attempt_that_only_a_person_can_settle_is_told_before_one_that_can_wait(place):
     waits, stuck = (place.attempt(n, CycleState.PREPARED) for n in (0, 1))
     left, right = place.new_sinks()
-    faults = [Fault("abort", Failing.REFUSED, 1), Fault("abort", Failing.FATAL, 2)]
+    faults = [Fault("abort", FaultKind.REFUSED, 1), Fault("abort", FaultKind.FATAL, 2)]
 
     with pytest.raises(CycleStuck) as told:
         place.recover([faulty_sink(left, *faults), right])
@@ -160,7 +160,7 @@ def test_a_sink_that_has_fallen_silent_is_not_asked_a_thousand_times(place):
     for number in range(20):
         place.attempt(number, CycleState.PREPARED)
     left, right = place.new_sinks()
-    plan = FaultPlan([Fault("abort", Failing.BROKEN, n) for n in range(1, 21)])
+    plan = FaultPlan([Fault("abort", FaultKind.BROKEN, n) for n in range(1, 21)])
 
     with pytest.raises(SinkBlocksStart):
         place.recover([faulty_sink(left, plan=plan), right])

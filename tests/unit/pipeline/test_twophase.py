@@ -20,7 +20,7 @@ from semel.pipeline.twophase import (
     with_two_phase_sinks,
 )
 from semel.testing.clock import SimulatedClock
-from semel.testing.faults import Failing, Fault, FaultPlan, faulty_sink
+from semel.testing.faults import Fault, FaultKind, FaultPlan, faulty_sink
 from semel.testing.local import local_stage
 from tests.recorder import RecordingCoordinator, ScriptedCoordinator, example_txn
 
@@ -98,7 +98,7 @@ def test_tokens_that_cannot_be_kept_abort_the_cycle(clock):
 
 def test_no_token_is_kept_unless_every_sink_is_prepared(clock):
     keeper = Keeper()
-    broken = faulty_sink(MemorySink("right"), Fault("prepare", Failing.REFUSED))
+    broken = faulty_sink(MemorySink("right"), Fault("prepare", FaultKind.REFUSED))
 
     outcome = wire(keeper, [MemorySink("left"), broken], clock)()
 
@@ -106,7 +106,7 @@ def test_no_token_is_kept_unless_every_sink_is_prepared(clock):
     assert "keep_tokens" not in keeper.calls
 
 
-@pytest.mark.parametrize("failing", [Failing.REFUSED, Failing.FATAL, Failing.BROKEN])
+@pytest.mark.parametrize("failing", [FaultKind.REFUSED, FaultKind.FATAL, FaultKind.BROKEN])
 def test_a_sink_that_cannot_prepare_does_not_keep_the_others_from_being_asked(failing, clock):
     plan = FaultPlan()
     first = faulty_sink(MemorySink("left"), Fault("prepare", failing))
@@ -114,13 +114,13 @@ def test_a_sink_that_cannot_prepare_does_not_keep_the_others_from_being_asked(fa
 
     outcome = wire(RecordingCoordinator(), [first, second], clock)()
 
-    assert isinstance(outcome, CommitFatal if failing is Failing.FATAL else CommitAborted)
+    assert isinstance(outcome, CommitFatal if failing is FaultKind.FATAL else CommitAborted)
     assert outcome.reason.startswith("pre_commit_2pc: left: ")
     assert plan.calls["prepare"] == plan.calls["abort"] == 1
 
 
 def test_a_sink_that_cannot_commit_does_not_keep_the_others_from_committing(clock):
-    stuck = faulty_sink(MemorySink("left"), Fault("commit", Failing.FATAL))
+    stuck = faulty_sink(MemorySink("left"), Fault("commit", FaultKind.FATAL))
     right = MemorySink("right")
 
     outcome = wire(RecordingCoordinator(), [stuck, right], clock)()
@@ -130,7 +130,7 @@ def test_a_sink_that_cannot_commit_does_not_keep_the_others_from_committing(cloc
     assert sorted(right.visible) == ["a", "b"]
 
 
-@pytest.mark.parametrize("failing", [Failing.REFUSED, Failing.BROKEN, Failing.LOST_REPLY])
+@pytest.mark.parametrize("failing", [FaultKind.REFUSED, FaultKind.BROKEN, FaultKind.LOST_REPLY])
 def test_a_commit_without_an_answer_is_tried_again_in_place(failing, clock):
     sink = MemorySink("left")
     seen = []
@@ -150,7 +150,7 @@ def test_a_commit_without_an_answer_is_tried_again_in_place(failing, clock):
 
 def test_tries_in_place_are_bounded_and_nobody_waits_after_the_last(clock):
     plan = FaultPlan()
-    faults = [Fault("commit", Failing.REFUSED, n) for n in range(1, 20)]
+    faults = [Fault("commit", FaultKind.REFUSED, n) for n in range(1, 20)]
     sink = faulty_sink(MemorySink("left"), *faults, plan=plan)
 
     outcome = wire(RecordingCoordinator(), [sink], clock)()
@@ -161,7 +161,7 @@ def test_tries_in_place_are_bounded_and_nobody_waits_after_the_last(clock):
 
 
 def test_a_fatal_answer_is_not_tried_again(clock):
-    plan = FaultPlan([Fault("commit", Failing.FATAL)])
+    plan = FaultPlan([Fault("commit", FaultKind.FATAL)])
 
     outcome = wire(RecordingCoordinator(), [faulty_sink(MemorySink("left"), plan=plan)], clock)()
 

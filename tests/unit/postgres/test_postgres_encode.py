@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 
 from semel.errors import Permanent
 from semel.postgres.names import TableName
-from semel.postgres.schema import Target, find_target
+from semel.postgres.schema import TargetTable, find_target
 from semel.postgres.wires import created_type
-from semel.postgres.writer import Rows
+from semel.postgres.writer import RowEncoder
 
 pytestmark = pytest.mark.postgres
 
@@ -44,12 +44,12 @@ def written(database: psycopg.Connection, column: pa.Array, type_sql: str, shown
     database.execute(f"CREATE TEMP TABLE t (before int, v {type_sql}, after text)")
     try:
         target = find_target(database, TableName(None, "t"))
-        assert isinstance(target, Target)
+        assert isinstance(target, TargetTable)
         numbers = pa.array(range(len(column)), pa.int32())
         batch = pa.RecordBatch.from_arrays(
             [numbers, column, numbers.cast(pa.string())], ["before", "v", "after"]
         )
-        rows = Rows(target, batch.schema)
+        rows = RowEncoder(target, batch.schema)
         with database.cursor().copy("COPY t FROM STDIN (FORMAT binary)") as copy:
             for chunk in rows.chunks(batch):
                 copy.write(chunk)

@@ -14,12 +14,18 @@ import pytest
 
 from semel.errors import LeaseHeld, LedgerUnavailable, LedgerUnusable, Misuse
 from semel.lease import Owner, Takeover
-from semel.ledger.database import Mode
+from semel.ledger.database import TransactionMode
 from semel.ledger.ledger import session_name
 from semel.ledgers import open_ledger
 from semel.pipeline.states import CycleState
 from semel.postgres.ledger import PostgresLedger
-from semel.testing.contracts.ledger_world import LEASE_SECONDS, Driver, offsets, scope_of, together
+from semel.testing.contracts.ledger_world import (
+    LEASE_SECONDS,
+    LedgerOwner,
+    offsets,
+    scope_of,
+    together,
+)
 
 pytestmark = pytest.mark.postgres
 
@@ -70,7 +76,7 @@ class TestPlace:
         assert "semel[postgres]" in told.stdout
 
     def test_a_ledger_pickles_as_its_url(self, ledger):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
 
         with closing(pickle.loads(pickle.dumps(ledger))) as copy:
             assert copy.scopes() == [driver.scope]
@@ -101,14 +107,14 @@ class TestPlace:
     def test_two_schemas_are_two_ledgers(self, ledger, postgres_url):
         with closing(PostgresLedger(postgres_url, schema='Other "one"')) as other:
             assert other.ledger_id != ledger.ledger_id
-            Driver.of(other)
+            LedgerOwner.of(other)
 
         assert ledger.scopes() == []
 
     @pytest.mark.postgres
     def test_it_works_on_the_older_server_too(self, postgres16_url):
         with closing(PostgresLedger(postgres16_url)) as ledger:
-            driver = Driver.of(ledger)
+            driver = LedgerOwner.of(ledger)
             driver.commit(offsets(0, 10), 0)
             driver.commit(offsets(10, 20), 1)
             assert ledger.prune(driver.scope, 0) == 1
@@ -117,7 +123,7 @@ class TestPlace:
 
 class TestSessions:
     def test_a_transaction_says_whose_it_is(self, ledger, postgres_url):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         seen = "SELECT application_name FROM pg_stat_activity WHERE pid = %s"
 
         with psycopg.connect(postgres_url, autocommit=True) as watcher:
@@ -129,7 +135,7 @@ class TestSessions:
         assert outside == ("semel",)
 
     def test_every_setting_lasts_for_a_transaction_only(self, ledger):
-        Driver.of(ledger)
+        LedgerOwner.of(ledger)
 
         connection = ledger._database._session.connection
 
@@ -137,7 +143,7 @@ class TestSessions:
         assert connection.execute("SHOW lock_timeout").fetchone() == ("0",)
 
     def test_a_session_that_was_ended_while_idle_is_replaced(self, ledger, postgres_url):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         with psycopg.connect(postgres_url, autocommit=True) as other:
             other.execute("SELECT pg_terminate_backend(%s, 5000)", (backend_of(ledger),))
 
@@ -146,7 +152,7 @@ class TestSessions:
         assert driver.end() == 10
 
     def test_a_lock_that_does_not_come_takes_no_decision(self, ledger, postgres_url):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(CycleState.PREPARED)
 
         with psycopg.connect(postgres_url) as other:
@@ -160,7 +166,7 @@ class TestSessions:
         ledger.decide_commit(driver.lease, txn)
 
     def test_a_fork_uses_its_own_connection(self, ledger):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         child = os.fork()
         if child == 0:
             try:
@@ -194,8 +200,8 @@ class TestTakeover:
             os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
 
             with pytest.raises(LeaseHeld):
-                Driver.of(ledger, takeover=Takeover.WAIT)
-            successor = Driver.of(ledger, takeover=Takeover.FORCE)
+                LedgerOwner.of(ledger, takeover=Takeover.WAIT)
+            successor = LedgerOwner.of(ledger, takeover=Takeover.FORCE)
 
             assert successor.lease.epoch == 2
             successor.commit(offsets(0, 10))
@@ -206,8 +212,8 @@ class TestTakeover:
             stopped.wait()
 
     def test_only_this_scopes_older_sessions_are_ended(self, ledger, postgres_url):
-        driver = Driver.of(ledger)
-        other = Driver.of(ledger, query="other")
+        driver = LedgerOwner.of(ledger)
+        other = LedgerOwner.of(ledger, query="other")
         newer = session_name(driver.scope, driver.lease.epoch + 1)
         names = [session_name(other.scope, 1), newer, session_name(driver.scope, 1)]
         sessions = []
@@ -228,7 +234,7 @@ class TestTakeover:
 
 class TestFaults:
     def test_a_read_only_database_takes_no_decision(self, ledger, postgres_url):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(CycleState.PREPARED)
         ledger._database._session.begin = _read_only(ledger._database._session)
 
@@ -250,7 +256,7 @@ class TestFaults:
             other.scopes()
 
     def test_tables_that_vanish_make_it_unusable(self, ledger, postgres_url):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         with psycopg.connect(postgres_url) as connection:
             connection.execute("DROP TABLE semel.semel_attempt")
 
@@ -258,7 +264,7 @@ class TestFaults:
             driver.reach(CycleState.PLANNED)
 
     def test_another_ledger_in_its_place_is_not_taken_for_it(self, ledger, postgres_url):
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         ledger.close()
         with psycopg.connect(postgres_url) as connection:
             connection.execute("DROP SCHEMA semel CASCADE")
@@ -268,7 +274,7 @@ class TestFaults:
                 ledger.renew(driver.lease)
 
     def test_the_schema_itself_allows_a_cycle_one_commit(self, ledger, postgres_url):
-        Driver.of(ledger).reach(CycleState.COMMITTED)
+        LedgerOwner.of(ledger).reach(CycleState.COMMITTED)
         second = "INSERT INTO semel.semel_attempt SELECT app, query, generation, batch, 'x', 9,"
         second += " epoch, state, range_read, tokens, row_counts, '', planned_at, decided_at, NULL"
 
@@ -279,7 +285,7 @@ class TestFaults:
 
 
 def test_the_lease_is_on_the_servers_clock(ledger, monkeypatch):
-    driver = Driver.of(ledger)
+    driver = LedgerOwner.of(ledger)
     monkeypatch.setattr("time.time", lambda: 0.0)
 
     with pytest.raises(LeaseHeld):
@@ -299,7 +305,7 @@ def _answers(session):
 def _read_only(session):
     def begin(name, mode):
         type(session).begin(session, name, mode)
-        if mode is Mode.WRITE:
+        if mode is TransactionMode.WRITE:
             session.connection.execute("SET TRANSACTION READ ONLY")
 
     return begin

@@ -11,7 +11,7 @@ import pytest
 from semel.errors import InDoubt, LedgerUnavailable
 from semel.pipeline.states import CycleState, Decision
 from semel.postgres.ledger import PostgresLedger
-from semel.testing.contracts.ledger_world import Driver
+from semel.testing.contracts.ledger_world import LedgerOwner
 from semel.testing.services.proxy import CutProxy
 
 pytestmark = pytest.mark.postgres
@@ -40,7 +40,7 @@ def distant(proxy, postgres_server, postgres_url, ledger):
 
 class TestLostAnswers:
     def test_a_commit_without_an_answer_is_in_doubt_and_stands(self, ledger, distant, proxy):
-        driver = Driver.of(distant)
+        driver = LedgerOwner.of(distant)
         txn = driver.reach(CycleState.PREPARED)
         proxy.swallow_reply_to(b"COMMIT\0")
 
@@ -52,7 +52,7 @@ class TestLostAnswers:
         assert driver.end() == 10
 
     def test_an_abort_without_an_answer_is_in_doubt_and_stands(self, distant, proxy):
-        driver = Driver.of(distant)
+        driver = LedgerOwner.of(distant)
         txn = driver.reach(CycleState.PREPARED)
         proxy.swallow_reply_to(b"COMMIT\0")
 
@@ -62,7 +62,7 @@ class TestLostAnswers:
         assert distant.decide_abort(txn) is Decision.ABORT
 
     def test_a_connection_lost_before_the_commit_takes_no_decision(self, distant, proxy):
-        driver = Driver.of(distant)
+        driver = LedgerOwner.of(distant)
         txn = driver.reach(CycleState.PREPARED)
         proxy.swallow_reply_to(b"UPDATE semel_attempt")
 
@@ -73,7 +73,7 @@ class TestLostAnswers:
         distant.decide_commit(driver.lease, txn)
 
     def test_a_commit_that_never_arrives_is_ended_before_the_abort(self, ledger, distant, proxy):
-        driver = Driver.of(distant)
+        driver = LedgerOwner.of(distant)
         txn = driver.reach(CycleState.PREPARED)
         session = distant._database._session
         kept = []
@@ -89,7 +89,7 @@ class TestLostAnswers:
         os.close(kept.pop())
 
     def test_everything_but_a_decision_is_simply_done_again(self, distant, proxy):
-        driver = Driver.of(distant)
+        driver = LedgerOwner.of(distant)
         proxy.swallow_reply_to(b"COMMIT\0")
 
         with pytest.raises(LedgerUnavailable):
@@ -98,7 +98,7 @@ class TestLostAnswers:
         distant.renew(driver.lease)
 
     def test_a_server_that_refuses_is_unavailable(self, distant, proxy):
-        driver = Driver.of(distant)
+        driver = LedgerOwner.of(distant)
         txn = driver.reach(CycleState.PREPARED)
         proxy.refuse()
         proxy.cut()
@@ -112,7 +112,7 @@ class TestLostAnswers:
         assert driver.state(txn) is CycleState.PREPARED
 
     def test_a_heartbeat_survives_the_loss_of_its_connection(self, distant, proxy):
-        driver = Driver.of(distant)
+        driver = LedgerOwner.of(distant)
         failed = []
 
         def beat():

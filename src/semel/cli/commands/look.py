@@ -24,7 +24,7 @@ from semel.operate.status import (
     range_words,
     status_of,
 )
-from semel.pipeline.ledger import Act, AttemptRecord
+from semel.pipeline.ledger import AttemptRecord, LedgerAct
 from semel.pipeline.txn import Scope
 
 
@@ -69,7 +69,7 @@ ATTEMPT = Shape(
     Field("age_seconds", age_seconds),
 )
 ACT = Shape(
-    Act,
+    LedgerAct,
     Field("at", head="when", cell=at),
     Field("who", head="who"),
     Field("act", head="act"),

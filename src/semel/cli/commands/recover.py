@@ -26,7 +26,7 @@ from semel.lease import Takeover
 from semel.operate.doctor import short_name
 from semel.operate.recovery import Recovered, RecoveryPlan, plan_recovery
 from semel.operate.recovery import recover as carry_out
-from semel.pipeline.recovery import Settled
+from semel.pipeline.recovery import SettledTxn
 from semel.pipeline.txn import SinkTxnId
 
 # Fewer are settled before a bar could be read.
@@ -34,7 +34,7 @@ MANY = 20
 
 WRITERS[SinkTxnId] = attrgetter("label")
 Shape(
-    Settled,
+    SettledTxn,
     Field("cycle", "txn.cycle.label"),
     Field("attempt", "txn.attempt"),
     Field("ledger_says", "says"),

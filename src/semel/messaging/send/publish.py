@@ -176,7 +176,7 @@ def outgoing_of(entry: OutboxEntry) -> Outgoing:
 
 
 @dataclass(frozen=True, slots=True)
-class Parking:
+class ParkedEntry:
     """An entry that the broker will never accept."""
 
     entry: OutboxEntry
@@ -184,7 +184,7 @@ class Parking:
 
 
 @dataclass(slots=True)
-class Settled:
+class SettledBatch:
     """What to write about one published batch."""
 
     delivered: list[OutboxEntry] = field(default_factory=list)
@@ -193,7 +193,7 @@ class Settled:
     failed: list[OutboxEntry] = field(default_factory=list)
     """They are tried again."""
 
-    parked: list[Parking] = field(default_factory=list)
+    parked: list[ParkedEntry] = field(default_factory=list)
     """The broker will never accept them."""
 
     refused: dict[str, Classified] = field(default_factory=dict)
@@ -239,7 +239,7 @@ class Sending:
 
     def settle(
         self, entries: Sequence[OutboxEntry], answers: Sequence[Exception | None], now: float
-    ) -> Settled:
+    ) -> SettledBatch:
         """Turn the broker's answers into what to write; lanes with a failure wait from now on.
 
         Raises:
@@ -251,8 +251,8 @@ class Sending:
                 f"it must answer for each, in order"
             )
         if not any(answers) and not self._topics:
-            return Settled(list(entries))
-        settled = Settled()
+            return SettledBatch(list(entries))
+        settled = SettledBatch()
         failures: list[tuple[OutboxEntry, Classified]] = []
         for entry, error in zip(entries, answers, strict=True):
             if error is None:
@@ -267,7 +267,7 @@ class Sending:
         return settled
 
     def _settle_failure(
-        self, entry: OutboxEntry, failure: Classified, settled: Settled, now: float
+        self, entry: OutboxEntry, failure: Classified, settled: SettledBatch, now: float
     ) -> None:
         attempts = entry.attempts + 1
         fate: Verdict = verdict(self._retry, failure, attempts)
@@ -282,7 +282,7 @@ class Sending:
             self._held[lane_of(entry)] = now + fate.seconds
             settled.failed.append(entry)
         else:
-            settled.parked.append(Parking(entry, failure.reason))
+            settled.parked.append(ParkedEntry(entry, failure.reason))
 
     def _waits(self, lane: Lane) -> bool:
         return lane in self._held or lane in self._parked
@@ -306,7 +306,7 @@ class NoAnswer(Retryable):
         )
 
 
-class Publishing:
+class TimedPublisher:
     """Calls a publisher with a deadline; a stop makes the deadline shorter."""
 
     def __init__(
@@ -397,7 +397,7 @@ MEASURE_SECONDS: Final = 15.0
 _TOPIC: Final = attrgetter("topic")
 
 
-class RelayTelling:
+class RelayMetrics:
     """The metrics and log lines of one relay."""
 
     def __init__(self, database: Database, outbox: str, events: Events, clock: Clock) -> None:
@@ -422,7 +422,7 @@ class RelayTelling:
         count(Metric.OUTBOX_PENDING, self._outbox, value=numbers.pending)
         count(Metric.OUTBOX_OLDEST_SECONDS, self._outbox, value=numbers.oldest_seconds)
 
-    def tell(self, settled: Settled) -> None:
+    def tell(self, settled: SettledBatch) -> None:
         """Count the outcomes of a batch, and log what an operator must know."""
         became = {
             "ok": settled.delivered,

@@ -34,7 +34,13 @@ from semel.messaging.handle.cancel import rung
 from semel.messaging.receive.broker import Publisher
 from semel.messaging.redact import reason_of
 from semel.messaging.send.outbox import Leadership, LeadershipLost, OutboxEntry
-from semel.messaging.send.publish import Publishing, RelayTelling, Sending, Settled, outgoing_of
+from semel.messaging.send.publish import (
+    RelayMetrics,
+    Sending,
+    SettledBatch,
+    TimedPublisher,
+    outgoing_of,
+)
 from semel.messaging.settings import RetryPolicy, backoff
 
 log = logging.getLogger("semel.messaging")
@@ -263,7 +269,7 @@ class Relay:
         """How many messages the broker has accepted from this relay."""
 
         self._database = database
-        self._publishing = Publishing(publisher, publish_seconds, stop_seconds, clock)
+        self._publishing = TimedPublisher(publisher, publish_seconds, stop_seconds, clock)
         self._batch = batch
         self._poll_seconds = poll_seconds
         self._sweep_seconds = sweep_seconds
@@ -271,7 +277,7 @@ class Relay:
         self._sending = Sending(retry, classification)
         self._clock = clock
         self._leading = Leading(database, outbox, lease_seconds, clock)
-        self._telling = RelayTelling(database, outbox, events, clock)
+        self._telling = RelayMetrics(database, outbox, events, clock)
         self._outages = 0
         """How many times in a row the broker was unavailable."""
 
@@ -447,7 +453,7 @@ class Relay:
         reach(CrashPoint.RELAY_PUBLISH_AFTER, self.outbox)
         return answers
 
-    async def _write_down(self, leadership: Leadership, settled: Settled) -> None:
+    async def _write_down(self, leadership: Leadership, settled: SettledBatch) -> None:
         """Delete the delivered entries and record the failed ones, in one transaction."""
 
         async def act(outbox: OutboxStore) -> None:

@@ -28,8 +28,8 @@ import pytest
 
 from semel.messaging.handle.claims import Claimed, ClaimRequest, Conflict, Duplicate, Found, Locked
 from semel.testing.contracts.claims_failures import FailureRules, RetentionRules
-from semel.testing.contracts.claims_leases import LeaseRules
-from semel.testing.contracts.claims_races import RaceRules
+from semel.testing.contracts.claims_leases import ClaimLeaseRules
+from semel.testing.contracts.claims_races import ClaimRaceRules
 from semel.testing.contracts.claims_table import STRANGE_IDS, WITH_A_ROW, TableRules
 from semel.testing.contracts.claims_world import (
     CONSUMER,
@@ -216,5 +216,7 @@ async def _won(world: DatabaseWorld, ids: list[str], seed: int) -> list[str]:
 __all__ = ["ClaimsContract"]
 
 
-class ClaimsContract(TableRules, LeaseRules, FailureRules, RetentionRules, BatchRules, RaceRules):
+class ClaimsContract(
+    TableRules, ClaimLeaseRules, FailureRules, RetentionRules, BatchRules, ClaimRaceRules
+):
     """Everything a `ProcessedMessageStore` must do; derive a test class from it."""

@@ -32,7 +32,7 @@ async def _completed(world: DatabaseWorld, message_id: str, fence: int) -> bool:
         return await unit.claims.mark_completed(CONSUMER, message_id, fence)
 
 
-class LeaseRules(DatabaseContract):
+class ClaimLeaseRules(DatabaseContract):
     """Claims that are committed before they are handled."""
 
     @in_world

@@ -29,7 +29,7 @@ from semel.testing.contracts.claims_world import (
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 
 
-class RaceRules(DatabaseContract):
+class ClaimRaceRules(DatabaseContract):
     """Several transactions at once, about one message."""
 
     @in_world

@@ -36,12 +36,12 @@ from semel.errors import LeaseLost, NeedsOperator
 from semel.pipeline.ledger import Ledger
 from semel.pipeline.states import CycleState, Decision
 from semel.testing.contracts.ledger_decisions import DecisionRules
-from semel.testing.contracts.ledger_leases import LeaseRules
+from semel.testing.contracts.ledger_leases import LedgerLeaseRules
 from semel.testing.contracts.ledger_positions import PositionRules
 from semel.testing.contracts.ledger_records import RecordRules
 from semel.testing.contracts.ledger_world import (
     LEASE_SECONDS,
-    Driver,
+    LedgerOwner,
     LedgerWorld,
     offsets,
     together,
@@ -50,12 +50,12 @@ from semel.testing.contracts.ledger_world import (
 ROUNDS = 10
 
 
-class RaceRules(LedgerWorld):
+class LedgerRaceRules(LedgerWorld):
     """Whatever meets, one decision stands and everybody is told which."""
 
     def test_of_many_attempts_at_a_cycle_exactly_one_is_committed(self, ledger: Ledger) -> None:
         other = self.another(ledger)
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         for batch in range(ROUNDS):
             txns = [driver.reach(CycleState.PREPARED, batch) for _ in range(4)]
             stores = [ledger, other] * 2
@@ -76,7 +76,7 @@ class RaceRules(LedgerWorld):
 
     def test_of_commit_and_abort_exactly_one_wins(self, ledger: Ledger) -> None:
         other = self.another(ledger)
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         batch = 0
         for _ in range(ROUNDS):
             txn = driver.reach(CycleState.PREPARED, batch)
@@ -95,7 +95,7 @@ class RaceRules(LedgerWorld):
             assert (driver.end() or 0) == 10 * batch
 
     def test_one_attempt_committed_by_many_is_committed_once(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(CycleState.PREPARED)
         stores = [ledger, self.another(ledger)] * 3
 
@@ -106,7 +106,7 @@ class RaceRules(LedgerWorld):
 
     def test_one_unknown_attempt_is_planned_or_aborted_but_never_both(self, ledger: Ledger) -> None:
         other = self.another(ledger)
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         for batch in range(ROUNDS):
             txn = driver.cycle(batch).attempt()
 
@@ -123,15 +123,15 @@ class RaceRules(LedgerWorld):
         other = self.another(ledger)
         batch = 0
         for _ in range(ROUNDS):
-            old = Driver.of(ledger)
+            old = LedgerOwner.of(ledger)
             txn = old.reach(CycleState.PREPARED, batch)
 
             committed, new = together(
                 partial(ledger.decide_commit, old.lease, txn),
-                partial(Driver.of, other),
+                partial(LedgerOwner.of, other),
             )
 
-            assert isinstance(new, Driver)
+            assert isinstance(new, LedgerOwner)
             if new.state(txn) is CycleState.COMMITTED:
                 assert committed is None
                 batch += 1
@@ -142,7 +142,7 @@ class RaceRules(LedgerWorld):
 
     def test_decision_and_positions_become_visible_together(self, ledger: Ledger) -> None:
         other = self.another(ledger)
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         done = threading.Event()
 
         def watch() -> int:
@@ -172,7 +172,7 @@ class RaceRules(LedgerWorld):
         assert isinstance(looks, int), looks
 
     def test_a_heartbeat_renews_while_cycles_run(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         done = threading.Event()
 
         def beat() -> int:
@@ -199,7 +199,7 @@ class RaceRules(LedgerWorld):
 __all__ = ["LEASE_SECONDS", "LedgerContract", "violations"]
 
 
-class LedgerContract(LeaseRules, DecisionRules, RaceRules, PositionRules, RecordRules):
+class LedgerContract(LedgerLeaseRules, DecisionRules, LedgerRaceRules, PositionRules, RecordRules):
     """Everything a `semel.pipeline.ledger.Ledger` must do; derive a test class from it."""
 
 

@@ -13,9 +13,9 @@ from semel.pipeline.ledger import Ledger
 from semel.pipeline.source import BatchRange
 from semel.pipeline.states import ARROWS, CycleState, Decision
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
-from semel.testing.contracts.ledger_world import ROWS, TOKENS, Driver, LedgerWorld, offsets
+from semel.testing.contracts.ledger_world import ROWS, TOKENS, LedgerOwner, LedgerWorld, offsets
 
-MOVES: Final[Mapping[CycleState, Callable[[Driver, SinkTxnId], object]]] = {
+MOVES: Final[Mapping[CycleState, Callable[[LedgerOwner, SinkTxnId], object]]] = {
     CycleState.PREPARED: lambda driver, txn: driver.ledger.set_prepared(
         driver.lease, txn, TOKENS, ROWS
     ),
@@ -43,7 +43,7 @@ class DecisionRules(LedgerWorld):
     def test_every_arrow_can_be_taken(
         self, ledger: Ledger, old: CycleState, new: CycleState
     ) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(old)
         if (old, new) == (CycleState.PLANNED, CycleState.PREPARED):
             ledger.set_range(driver.lease, txn, offsets(0, 10))
@@ -56,7 +56,7 @@ class DecisionRules(LedgerWorld):
     def test_every_step_may_be_repeated(
         self, ledger: Ledger, old: CycleState, new: CycleState
     ) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(old)
         before = driver.record(txn)
 
@@ -70,7 +70,7 @@ class DecisionRules(LedgerWorld):
     def test_there_are_no_other_arrows(
         self, ledger: Ledger, old: CycleState, new: CycleState
     ) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(old)
         before = (driver.record(txn), ledger.positions(driver.scope), driver.mark())
 
@@ -86,7 +86,7 @@ class DecisionRules(LedgerWorld):
     def test_planning_again_changes_nothing_and_revives_nothing(
         self, ledger: Ledger, state: CycleState
     ) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(state)
         before = driver.record(txn)
 
@@ -102,7 +102,7 @@ class DecisionRules(LedgerWorld):
     def test_a_range_is_kept_once_and_only_before_the_decision(
         self, ledger: Ledger, state: CycleState
     ) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(state)
 
         if state.is_decided:
@@ -120,7 +120,7 @@ class DecisionRules(LedgerWorld):
     def test_an_attempt_that_was_never_planned_goes_nowhere(
         self, ledger: Ledger, new: CycleState
     ) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.cycle().attempt()
 
         with pytest.raises(NeedsOperator):
@@ -131,7 +131,7 @@ class DecisionRules(LedgerWorld):
         assert ledger.attempt(txn) is None
 
     def test_without_a_range_there_is_no_commit(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(CycleState.PLANNED)
         ledger.set_prepared(driver.lease, txn, TOKENS, ROWS)
 
@@ -141,7 +141,7 @@ class DecisionRules(LedgerWorld):
         assert driver.state(txn) is CycleState.PREPARED
 
     def test_tokens_come_back_as_they_were_given(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(CycleState.FINISHED)
 
         record = self.another(ledger).attempt(txn)
@@ -154,7 +154,7 @@ class DecisionRules(LedgerWorld):
         assert record.planned_at <= record.decided_at <= record.finished_at
 
     def test_other_tokens_for_a_prepared_attempt_are_refused(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(CycleState.PREPARED)
 
         with pytest.raises(NeedsOperator):
@@ -165,7 +165,7 @@ class DecisionRules(LedgerWorld):
         assert driver.record(txn).tokens == TOKENS
 
     def test_a_token_that_is_not_json_is_refused(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(CycleState.PLANNED)
 
         with pytest.raises(Misuse):
@@ -175,7 +175,7 @@ class DecisionRules(LedgerWorld):
 
     @pytest.mark.parametrize("state", [CycleState.COMMITTED, CycleState.FINISHED])
     def test_a_cycle_never_gets_a_second_commit(self, ledger: Ledger, state: CycleState) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         beside = driver.reach(CycleState.PREPARED, read=offsets(10, 20))
         winner = driver.reach(state)
 
@@ -191,7 +191,7 @@ class DecisionRules(LedgerWorld):
         assert ledger.decide_abort(winner) is Decision.COMMIT
 
     def test_a_cycle_whose_attempts_were_aborted_can_be_committed(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         driver.reach(CycleState.ABORTED)
         driver.reach(CycleState.ABORTED)
 
@@ -200,7 +200,7 @@ class DecisionRules(LedgerWorld):
         assert driver.mark() == txn
 
     def test_aborting_an_unknown_attempt_bars_it_for_good(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.cycle().attempt()
 
         assert ledger.decide_abort(txn, "nobody knows it") is Decision.ABORT
@@ -212,7 +212,7 @@ class DecisionRules(LedgerWorld):
         assert record.decided_at is not None
 
     def test_the_first_reason_of_an_abort_is_kept(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(CycleState.PREPARED)
 
         ledger.decide_abort(txn, "flush: disk full")
@@ -222,9 +222,9 @@ class DecisionRules(LedgerWorld):
         assert driver.record(txn).tokens == TOKENS
 
     def test_abort_needs_no_lease_and_settles_a_predecessors_attempt(self, ledger: Ledger) -> None:
-        first = Driver.of(ledger)
+        first = LedgerOwner.of(ledger)
         txn = first.reach(CycleState.PREPARED)
-        second = Driver.of(ledger)
+        second = LedgerOwner.of(ledger)
 
         assert ledger.decide_abort(txn) is Decision.ABORT
         assert second.state(txn) is CycleState.ABORTED
@@ -233,12 +233,12 @@ class DecisionRules(LedgerWorld):
     def test_a_successor_gives_up_all_that_older_epochs_left_undecided(
         self, ledger: Ledger
     ) -> None:
-        first = Driver.of(ledger)
+        first = LedgerOwner.of(ledger)
         committed = first.reach(CycleState.COMMITTED)
         left = [first.reach(CycleState.PREPARED, batch=1), first.reach(CycleState.PLANNED, batch=2)]
-        stranger = Driver.of(ledger, query="other")
+        stranger = LedgerOwner.of(ledger, query="other")
         others = stranger.reach(CycleState.PREPARED)
-        second = Driver.of(ledger)
+        second = LedgerOwner.of(ledger)
         own = second.reach(CycleState.PLANNED, batch=3)
 
         assert ledger.abort_undecided(second.lease, "its owner is fenced") == left
@@ -251,9 +251,9 @@ class DecisionRules(LedgerWorld):
         assert stranger.state(others) is CycleState.PREPARED
 
     def test_a_fenced_owner_gives_nothing_up(self, ledger: Ledger) -> None:
-        first = Driver.of(ledger)
+        first = LedgerOwner.of(ledger)
         txn = first.reach(CycleState.PREPARED)
-        second = Driver.of(ledger)
+        second = LedgerOwner.of(ledger)
 
         with pytest.raises(LeaseLost):
             ledger.abort_undecided(first.lease)
@@ -261,8 +261,8 @@ class DecisionRules(LedgerWorld):
         assert second.state(txn) is CycleState.PREPARED
 
     def test_a_successor_finishes_its_predecessors_commit(self, ledger: Ledger) -> None:
-        txn = Driver.of(ledger).reach(CycleState.COMMITTED)
-        successor = Driver.of(ledger)
+        txn = LedgerOwner.of(ledger).reach(CycleState.COMMITTED)
+        successor = LedgerOwner.of(ledger)
 
         assert [record.txn for record in ledger.open_attempts(successor.scope)] == [txn]
         ledger.finish(successor.lease, txn)
@@ -271,16 +271,16 @@ class DecisionRules(LedgerWorld):
         assert ledger.open_attempts(successor.scope) == []
 
     def test_repeating_a_commit_that_stands_needs_no_lease(self, ledger: Ledger) -> None:
-        first = Driver.of(ledger)
+        first = LedgerOwner.of(ledger)
         txn = first.reach(CycleState.COMMITTED)
-        Driver.of(ledger)
+        LedgerOwner.of(ledger)
 
         ledger.decide_commit(first.lease, txn)
 
         assert first.end() == 10
 
     def test_the_mark_only_rises(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         first = driver.reach(CycleState.FINISHED, 0)
         second = driver.reach(CycleState.FINISHED, 1)
 
@@ -289,7 +289,7 @@ class DecisionRules(LedgerWorld):
         assert driver.mark() == second
 
     def test_the_mark_never_passes_an_unfinished_commit(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         zeroth = driver.reach(CycleState.FINISHED, 0)
         first = driver.reach(CycleState.COMMITTED, 1)
         second = driver.reach(CycleState.FINISHED, 2)
@@ -301,7 +301,7 @@ class DecisionRules(LedgerWorld):
 
     @pytest.mark.parametrize("batch", [0, 1])
     def test_at_and_below_the_mark_nothing_is_planned(self, ledger: Ledger, batch: int) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         driver.reach(CycleState.FINISHED, 1)
 
         with pytest.raises(NeedsOperator):
@@ -310,7 +310,7 @@ class DecisionRules(LedgerWorld):
         assert ledger.attempts(driver.cycle(0)) == []
 
     def test_below_the_mark_nothing_is_committed(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         late = driver.reach(CycleState.PREPARED, 0, BatchRange())
         last = driver.reach(CycleState.FINISHED, 1)
 
@@ -321,7 +321,7 @@ class DecisionRules(LedgerWorld):
         assert driver.mark() == last
 
     def test_outside_the_generation_in_use_nothing_is_planned(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         ledger.open_generation(driver.lease, "one")
         ledger.open_generation(driver.lease, "two")
 
@@ -333,7 +333,7 @@ class DecisionRules(LedgerWorld):
         assert driver.state(planned) is CycleState.PLANNED
 
     def test_another_ledgers_scope_is_refused(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         foreign = CycleId(Scope("another-ledger", "payments", "main"), 1, 0).attempt()
 
         with pytest.raises(Misuse):
@@ -348,8 +348,8 @@ class DecisionRules(LedgerWorld):
         assert ledger.history(driver.scope) == []
 
     def test_a_lease_of_another_query_writes_nothing(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
-        other = Driver.of(ledger, query="other")
+        driver = LedgerOwner.of(ledger)
+        other = LedgerOwner.of(ledger, query="other")
         txn = driver.reach(CycleState.PREPARED)
 
         with pytest.raises(Misuse):

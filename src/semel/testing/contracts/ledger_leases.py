@@ -11,14 +11,14 @@ import pytest
 
 from semel.errors import LeaseHeld, LeaseLost
 from semel.lease import Owner, Takeover
-from semel.pipeline.ledger import Lease, Ledger
+from semel.pipeline.ledger import Ledger, ScopeLease
 from semel.pipeline.states import CycleState
 from semel.pipeline.txn import SinkTxnId
 from semel.testing.contracts.ledger_world import (
     LEASE_SECONDS,
     ROWS,
     TOKENS,
-    Driver,
+    LedgerOwner,
     LedgerWorld,
     offsets,
     owner_elsewhere,
@@ -27,7 +27,9 @@ from semel.testing.contracts.ledger_world import (
     together,
 )
 
-WRITES: Final[Mapping[str, tuple[CycleState, Callable[[Ledger, Lease, SinkTxnId], object]]]] = {
+WRITES: Final[
+    Mapping[str, tuple[CycleState, Callable[[Ledger, ScopeLease, SinkTxnId], object]]]
+] = {
     "renew": (CycleState.PLANNED, lambda ledger, lease, txn: ledger.renew(lease)),
     "open_generation": (
         CycleState.PLANNED,
@@ -59,7 +61,7 @@ WRITES: Final[Mapping[str, tuple[CycleState, Callable[[Ledger, Lease, SinkTxnId]
 """Every call that needs a lease, with a state in which it would otherwise write."""
 
 
-class LeaseRules(LedgerWorld):
+class LedgerLeaseRules(LedgerWorld):
     """Who may write."""
 
     def test_the_first_owner_gets_the_first_epoch(self, ledger: Ledger) -> None:
@@ -67,7 +69,7 @@ class LeaseRules(LedgerWorld):
 
         lease = ledger.acquire(scope, owner, LEASE_SECONDS)
 
-        assert lease == Lease(scope, owner, 1, LEASE_SECONDS)
+        assert lease == ScopeLease(scope, owner, 1, LEASE_SECONDS)
         record = ledger.scope_record(scope)
         assert record is not None
         assert (record.scope, record.epoch, record.owner) == (scope, 1, owner)
@@ -79,27 +81,27 @@ class LeaseRules(LedgerWorld):
         assert ledger.scopes() == []
 
     def test_a_live_lease_is_refused_with_its_owner_and_the_time_left(self, ledger: Ledger) -> None:
-        first = Driver.of(ledger)
+        first = LedgerOwner.of(ledger)
 
         with pytest.raises(LeaseHeld) as refused:
-            Driver.of(ledger, takeover=Takeover.WAIT)
+            LedgerOwner.of(ledger, takeover=Takeover.WAIT)
 
         assert refused.value.owner == str(first.lease.owner)
         assert 0 < refused.value.seconds_left <= LEASE_SECONDS
         assert first.state(first.reach(CycleState.FINISHED)) is CycleState.FINISHED
 
     def test_an_expired_lease_is_taken_and_its_owner_fenced(self, ledger: Ledger) -> None:
-        first = Driver.of(ledger)
+        first = LedgerOwner.of(ledger)
         self.expire(ledger, first.scope)
 
-        second = Driver.of(ledger, takeover=Takeover.WAIT)
+        second = LedgerOwner.of(ledger, takeover=Takeover.WAIT)
 
         assert second.lease.epoch == 2
         with pytest.raises(LeaseLost):
             first.reach(CycleState.PLANNED)
 
     def test_an_expired_lease_that_nobody_took_still_writes(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         self.expire(ledger, driver.scope)
 
         assert driver.state(driver.reach(CycleState.FINISHED)) is CycleState.FINISHED
@@ -107,18 +109,18 @@ class LeaseRules(LedgerWorld):
     def test_a_dead_process_of_this_host_is_followed_at_once(self, ledger: Ledger) -> None:
         ledger.acquire(scope_of(ledger), owner_gone(), LEASE_SECONDS)
 
-        assert Driver.of(ledger, takeover=Takeover.WAIT).lease.epoch == 2
+        assert LedgerOwner.of(ledger, takeover=Takeover.WAIT).lease.epoch == 2
 
     def test_a_living_process_of_this_host_is_waited_for(self, ledger: Ledger) -> None:
         ledger.acquire(scope_of(ledger), Owner.here(), LEASE_SECONDS)
 
         with pytest.raises(LeaseHeld):
-            Driver.of(ledger, takeover=Takeover.WAIT)
+            LedgerOwner.of(ledger, takeover=Takeover.WAIT)
 
     def test_force_takes_a_live_lease(self, ledger: Ledger) -> None:
-        first = Driver.of(ledger)
+        first = LedgerOwner.of(ledger)
 
-        second = Driver.of(ledger, takeover=Takeover.FORCE)
+        second = LedgerOwner.of(ledger, takeover=Takeover.FORCE)
 
         assert second.lease.epoch == first.lease.epoch + 1
         with pytest.raises(LeaseLost) as lost:
@@ -137,17 +139,17 @@ class LeaseRules(LedgerWorld):
             ledger.renew(old)
 
     def test_renewing_makes_the_lease_live_again(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         self.expire(ledger, driver.scope)
 
         ledger.renew(driver.lease)
         ledger.renew(driver.lease)
 
         with pytest.raises(LeaseHeld):
-            Driver.of(ledger, takeover=Takeover.WAIT)
+            LedgerOwner.of(ledger, takeover=Takeover.WAIT)
 
     def test_a_released_scope_is_free_at_once_and_keeps_its_epoch(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
 
         ledger.release(driver.lease)
         ledger.release(driver.lease)
@@ -155,10 +157,10 @@ class LeaseRules(LedgerWorld):
         record = ledger.scope_record(driver.scope)
         assert record is not None
         assert (record.epoch, record.owner, record.lease_left_seconds) == (1, None, 0.0)
-        assert Driver.of(ledger, takeover=Takeover.WAIT).lease.epoch == 2
+        assert LedgerOwner.of(ledger, takeover=Takeover.WAIT).lease.epoch == 2
 
     def test_a_released_lease_writes_nothing_more(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         ledger.release(driver.lease)
 
         with pytest.raises(LeaseLost):
@@ -167,8 +169,8 @@ class LeaseRules(LedgerWorld):
             driver.reach(CycleState.PLANNED)
 
     def test_releasing_a_lost_lease_leaves_its_successor_alone(self, ledger: Ledger) -> None:
-        first = Driver.of(ledger)
-        second = Driver.of(ledger)
+        first = LedgerOwner.of(ledger)
+        second = LedgerOwner.of(ledger)
 
         ledger.release(first.lease)
 
@@ -180,10 +182,10 @@ class LeaseRules(LedgerWorld):
     @pytest.mark.parametrize("write", WRITES)
     def test_a_lost_lease_changes_nothing(self, ledger: Ledger, write: str) -> None:
         state, call = WRITES[write]
-        first = Driver.of(ledger)
+        first = LedgerOwner.of(ledger)
         ledger.open_generation(first.lease, "checkpoint")
         txn = first.reach(state)
-        second = Driver.of(ledger)
+        second = LedgerOwner.of(ledger)
         before = (ledger.history(second.scope), ledger.positions(second.scope))
 
         with pytest.raises(LeaseLost):
@@ -196,7 +198,7 @@ class LeaseRules(LedgerWorld):
     @pytest.mark.parametrize("write", WRITES)
     def test_an_epoch_alone_is_not_a_lease(self, ledger: Ledger, write: str) -> None:
         state, call = WRITES[write]
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(state)
         before = ledger.history(driver.scope)
 
@@ -213,16 +215,16 @@ class LeaseRules(LedgerWorld):
         stores = [ledger, self.another(ledger)] * 4
 
         outcomes = together(
-            *(partial(Driver.of, store, takeover=Takeover.WAIT) for store in stores)
+            *(partial(LedgerOwner.of, store, takeover=Takeover.WAIT) for store in stores)
         )
 
-        assert sum(isinstance(outcome, Driver) for outcome in outcomes) == 1
+        assert sum(isinstance(outcome, LedgerOwner) for outcome in outcomes) == 1
         assert sum(isinstance(outcome, LeaseHeld) for outcome in outcomes) == len(stores) - 1
 
     def test_no_two_owners_ever_get_the_same_epoch(self, ledger: Ledger) -> None:
         stores = [ledger, self.another(ledger)] * 4
 
-        outcomes = together(*(partial(Driver.of, store) for store in stores))
+        outcomes = together(*(partial(LedgerOwner.of, store) for store in stores))
 
-        epochs = sorted(o.lease.epoch for o in outcomes if isinstance(o, Driver))
+        epochs = sorted(o.lease.epoch for o in outcomes if isinstance(o, LedgerOwner))
         assert epochs == list(range(1, len(stores) + 1))

@@ -9,14 +9,14 @@ from semel.pipeline.ledger import Ledger
 from semel.pipeline.positions import Position
 from semel.pipeline.states import CycleState, Decision
 from semel.pipeline.txn import SinkTxnId
-from semel.testing.contracts.ledger_world import Driver, LedgerWorld, files, offsets, scope_of
+from semel.testing.contracts.ledger_world import LedgerOwner, LedgerWorld, files, offsets, scope_of
 
 
 class RecordRules(LedgerWorld):
     """Records, generations, scopes, pruning and acts."""
 
     def test_a_second_object_sees_the_same_ledger(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txn = driver.reach(CycleState.FINISHED)
         other = self.another(ledger)
 
@@ -26,7 +26,7 @@ class RecordRules(LedgerWorld):
         assert other.url == ledger.url
 
     def test_a_closed_ledger_can_be_used_again(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
 
         ledger.close()
         ledger.close()
@@ -37,7 +37,7 @@ class RecordRules(LedgerWorld):
     def test_a_checkpoint_keeps_its_generation_and_a_new_one_gets_the_next(
         self, ledger: Ledger
     ) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
 
         first = ledger.open_generation(driver.lease, "one", first_batch=3)
         again = ledger.open_generation(driver.lease, "one", first_batch=9)
@@ -49,7 +49,7 @@ class RecordRules(LedgerWorld):
         assert ledger.generations(driver.scope) == [first, second]
 
     def test_the_generation_in_use_is_the_one_opened_last(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         in_use = []
         for checkpoint in ("one", "two", "one"):
             ledger.open_generation(driver.lease, checkpoint)
@@ -59,7 +59,7 @@ class RecordRules(LedgerWorld):
         assert in_use == [1, 2, 1]
 
     def test_adopting_makes_a_new_generation_of_the_same_checkpoint(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         first = ledger.open_generation(driver.lease, "one")
 
         second = ledger.adopt_generation(driver.lease, "one", 5, {("0", "t/0"): Position(99)})
@@ -71,7 +71,7 @@ class RecordRules(LedgerWorld):
         driver.commit(offsets(99, 100), 5, generation=2)
 
     def test_a_cycles_attempts_are_listed_oldest_first(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txns = [driver.reach(CycleState.ABORTED, 4) for _ in range(5)]
         driver.reach(CycleState.PLANNED, 5)
         txns.append(driver.reach(CycleState.COMMITTED, 4))
@@ -80,7 +80,7 @@ class RecordRules(LedgerWorld):
         assert ledger.attempts(driver.cycle(9)) == []
 
     def test_open_attempts_are_listed_in_the_order_of_cycles(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         tenth = driver.reach(CycleState.PLANNED, 10)
         second = driver.reach(CycleState.PREPARED, 2)
         first = driver.reach(CycleState.COMMITTED, 1)
@@ -93,7 +93,7 @@ class RecordRules(LedgerWorld):
         assert listed == [first, second, again, tenth]
 
     def test_history_lists_the_newest_attempts_first(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         txns = [driver.reach(CycleState.ABORTED, batch) for batch in (3, 1, 2)]
 
         assert [record.txn for record in ledger.history(driver.scope)] == txns[::-1]
@@ -101,13 +101,13 @@ class RecordRules(LedgerWorld):
 
     def test_scopes_are_listed_by_name(self, ledger: Ledger) -> None:
         names = [("b", "x"), ("a", "z"), ("a", "y")]
-        scopes = [Driver.of(ledger, app, query).scope for app, query in names]
+        scopes = [LedgerOwner.of(ledger, app, query).scope for app, query in names]
 
         assert ledger.scopes() == scopes[::-1]
 
     @pytest.mark.parametrize("other", [("payments", "other"), ("refunds", "main")])
     def test_scopes_never_touch_each_other(self, ledger: Ledger, other: tuple[str, str]) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         ledger.open_generation(driver.lease, "one")
         txn = driver.reach(CycleState.COMMITTED, 0)
         ledger.record_act(driver.scope, "ann", "adopt", "because")
@@ -118,7 +118,7 @@ class RecordRules(LedgerWorld):
             ledger.acts(driver.scope),
         )
 
-        stranger = Driver.of(ledger, *other)
+        stranger = LedgerOwner.of(ledger, *other)
         assert stranger.lease.epoch == 1
         for look in (ledger.history, ledger.generations, ledger.acts, ledger.open_attempts):
             assert look(stranger.scope) == []
@@ -144,7 +144,7 @@ class RecordRules(LedgerWorld):
         )
 
     def test_pruning_forgets_what_is_over_but_the_newest_cycles(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         for batch in range(5):
             driver.reach(CycleState.ABORTED, batch)
             driver.reach(CycleState.FINISHED, batch)
@@ -160,7 +160,7 @@ class RecordRules(LedgerWorld):
 
     @pytest.mark.parametrize("keep", [0, 1])
     def test_pruning_keeps_the_marks_own_cycle(self, ledger: Ledger, keep: int) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         driver.reach(CycleState.FINISHED, 0)
         last = driver.reach(CycleState.FINISHED, 1)
 
@@ -170,7 +170,7 @@ class RecordRules(LedgerWorld):
         assert ledger.decide_abort(last) is Decision.COMMIT
 
     def test_pruning_never_touches_what_is_not_over(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         ledger.open_generation(driver.lease, "one")
         stray = driver.reach(CycleState.PLANNED, 0)
         held = driver.reach(CycleState.PREPARED, 0)
@@ -191,7 +191,7 @@ class RecordRules(LedgerWorld):
         assert len(ledger.generations(driver.scope)) == len(ledger.acts(driver.scope)) == 1
 
     def test_without_a_mark_nothing_is_pruned(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         driver.reach(CycleState.ABORTED)
 
         assert ledger.prune(driver.scope, keep=0) == 0
@@ -199,7 +199,7 @@ class RecordRules(LedgerWorld):
             ledger.prune(driver.scope, keep=-1)
 
     def test_a_pruned_cycle_cannot_be_planned_nor_aborted_by_mistake(self, ledger: Ledger) -> None:
-        driver = Driver.of(ledger)
+        driver = LedgerOwner.of(ledger)
         pruned = driver.reach(CycleState.FINISHED, 0)
         last = driver.reach(CycleState.FINISHED, 1)
         ledger.prune(driver.scope, keep=0)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from semel.lease import Owner, Takeover
-from semel.pipeline.ledger import AttemptRecord, Lease, Ledger
+from semel.pipeline.ledger import AttemptRecord, Ledger, ScopeLease
 from semel.pipeline.source import BatchRange, SourceKind, SourceRange, Span
 from semel.pipeline.states import CycleState
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
@@ -85,11 +85,11 @@ def ephemeral(start: int, end: int) -> BatchRange:
 
 
 @dataclass(frozen=True)
-class Driver:
+class LedgerOwner:
     """One owner of one scope at work."""
 
     ledger: Ledger
-    lease: Lease
+    lease: ScopeLease
 
     @classmethod
     def of(
@@ -98,7 +98,7 @@ class Driver:
         app: str = "payments",
         query: str = "main",
         takeover: Takeover = Takeover.FORCE,
-    ) -> Driver:
+    ) -> LedgerOwner:
         """Start an owner; it fences whoever was there."""
         scope = scope_of(ledger, app, query)
         return cls(ledger, ledger.acquire(scope, owner_elsewhere(), LEASE_SECONDS, takeover))

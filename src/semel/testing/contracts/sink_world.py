@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 from semel.errors import require
 from semel.pipeline.sink import (
     Batch,
-    Finding,
     Found,
     Receipt,
     Schema,
     SinkFatal,
+    SinkFinding,
     SinkOK,
     SinkOutcome,
     SinkRetryable,
@@ -203,8 +203,8 @@ def is_refused(outcome: SinkOutcome) -> None:
     assert isinstance(outcome, SinkFatal | SinkRetryable), f"not refused: {outcome}"
 
 
-def is_found(finding: Finding, found: Found) -> None:
+def is_found(finding: SinkFinding, found: Found) -> None:
     """Assert what was found, and that there is evidence for it."""
-    assert isinstance(finding, Finding), f"not a finding: {finding}"
+    assert isinstance(finding, SinkFinding), f"not a finding: {finding}"
     assert finding.found is found, f"not {found}: {finding}"
     assert finding.evidence.strip(), f"{found} without evidence"
