@@ -82,7 +82,7 @@ BUDGETS = {
     # Target: 10 statements.
     "waits": Budget(modules=24, statements=13, transactions=1),
     # Target: 3 transactions.
-    "dead": Budget(modules=24, statements=25, transactions=5),
+    "dead": Budget(modules=24, statements=23, transactions=4),
     # Target: 6 transactions.
     "replayed": Budget(modules=26, statements=49, transactions=10),
 }
