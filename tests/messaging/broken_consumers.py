@@ -9,11 +9,10 @@ from semel.messaging.failed import attempt_failed as failing
 from semel.messaging.failed import retries as retrying
 from semel.messaging.failure import RetryIn
 from semel.messaging.handle import attempt as handling
-from semel.messaging.handle import attempt as refusing
-from semel.messaging.handle import batch
 from semel.messaging.handle import batch as draining
 from semel.messaging.handle import batch as one_by_one
 from semel.messaging.handle import lease as leased
+from semel.messaging.handle.attempt import Attempt
 from semel.messaging.handle.claims import Claimed, ClaimRequest, HeldElsewhere
 from semel.messaging.handle.lease import Lease
 from semel.messaging.outcome import Ack, Conflicted, Handled, RetryStored, Skipped
@@ -60,19 +59,19 @@ def a_failed_message_is_acknowledged(patch):
     async def forget(*_, **__):
         return Skipped()
 
-    patch.setattr(handling, "after_failure", forget)
-    patch.setattr(batch, "write_failure", forget)
+    patch.setattr(Attempt, "fail", forget)
+    patch.setattr(Attempt, "write_failure", forget)
 
 
 def the_claim_is_committed_before_the_effect(patch):
-    async def in_two(consumer, database, state):
+    async def in_two(database, attempt):
         async with database.begin() as unit:
-            request = ClaimRequest.of(state.message)
-            answer = await unit.claims.try_claim(consumer.name, request)
+            request = ClaimRequest.of(attempt.message)
+            answer = await unit.claims.try_claim(attempt.consumer.name, request)
         async with database.begin() as unit:
             if isinstance(answer, Claimed):
-                return await handling.apply(consumer, unit, state)
-            return await handling.not_claimed(consumer, unit, state, answer)
+                return await attempt.apply(unit)
+            return await attempt.refuse(unit, answer)
 
     patch.setattr(handling, "_in_one_transaction", in_two)
 
@@ -122,22 +121,21 @@ def attempts_are_without_end(patch):
 
 
 def whoever_is_held_elsewhere_is_taken_for_a_duplicate(patch):
-    refused = refusing.refused
+    refused = handling.refused
 
     async def guess(consumer, unit, message, answer):
         if isinstance(answer, HeldElsewhere):
             return Skipped("duplicate")
         return await refused(consumer, unit, message, answer)
 
-    for module in (refusing, batch, leased):
-        patch.setattr(module, "refused", guess)
+    patch.setattr(handling, "refused", guess)
 
 
 def a_conflict_is_swallowed(patch):
     async def swallow(unit, consumer, message, expected):
         return Conflicted(expected, message.digest)
 
-    for module in (refusing, failing, inboxes):
+    for module in (handling, failing, inboxes):
         patch.setattr(module, "write_conflict", swallow)
 
 
@@ -151,9 +149,8 @@ def a_stored_retry_has_no_payload(patch):
 
 
 def what_was_handled_stays_in_the_room(patch):
-    for module in (handling, failing, leased, retrying, suspects):
-        patch.setattr(module, "leave_the_room", _nothing)
-    patch.setattr(draining, "ends_waiting", lambda answer: False)
+    for module in (handling, failing, leased, retrying, suspects, draining):
+        patch.setattr(module, "leave_waiting", _nothing)
 
 
 def what_comes_back_is_not_brought_back(patch):
@@ -162,6 +159,7 @@ def what_comes_back_is_not_brought_back(patch):
 
 def outcomes_are_forgotten(patch):
     patch.setattr(Settling, "_keep_outcomes", _nothing)
+    patch.setattr(Settling, "marks", lambda self, *_: None)
 
 
 def outcomes_are_kept_after_the_commit(patch):
@@ -173,6 +171,7 @@ def outcomes_are_kept_after_the_commit(patch):
 
     patch.setattr(Settling, "_commit", both)
     patch.setattr(Settling, "_keep_outcomes", _nothing)
+    patch.setattr(Settling, "marks", lambda self, *_: None)
 
 
 def a_death_is_not_counted(patch):
@@ -180,7 +179,6 @@ def a_death_is_not_counted(patch):
         return 1
 
     patch.setattr(suspects, "note_try", first)
-    patch.setattr(inbox_worker, "note_try", first)
 
 
 def the_note_of_a_try_is_not_taken_back(patch):

@@ -93,6 +93,7 @@ def test_a_commit_that_fails_is_not_acknowledged_and_the_message_comes_again(ser
         assert said.count("broker commit") == 1
         assert await service.effects() == ["m1"]
         assert service.committed == {0: 1}
+        assert await service.outcomes() == {0: {"success"}}
 
     serve(scenario)
 

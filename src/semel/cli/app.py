@@ -11,7 +11,6 @@ from semel.cli.commands import (
     adopt,
     audit,
     claims,
-    completeness,
     cycle,
     db,
     dlq,
@@ -79,7 +78,6 @@ app.add_typer(parking.app, name="parking", rich_help_panel=CONSUMERS)
 app.add_typer(replay.app, name="replay", rich_help_panel=CONSUMERS)
 app.add_typer(explain.gaps_app, name="gaps", rich_help_panel=CONSUMERS)
 app.add_typer(outbox.app, name="outbox", rich_help_panel=CONSUMERS)
-audit.app.command("completeness")(completeness.completeness)
 app.add_typer(audit.app, name="audit", rich_help_panel=CONSUMERS)
 
 

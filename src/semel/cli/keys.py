@@ -16,30 +16,27 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import semel.cli.app  # noqa: F401  the commands declare the shapes of their records
+from semel.cli.commands.explain import ClosedGaps, OpenGaps
 from semel.cli.commands.policy import PolicySchema
 from semel.cli.messages import Request
 from semel.cli.render import WRITERS, Field, Shape
-from semel.cli.reports.audit import (
-    AuditList,
-    AuditVerification,
-    EraseReport,
-    RetentionReport,
-)
-from semel.cli.reports.completeness import CompletenessReport
-from semel.cli.reports.explanation import ExplainReport, GapList, GapsClosed
-from semel.cli.reports.replays import DryRunReport, ReplayAnswer, ReplayList
 from semel.operate.acts import Acts
 from semel.operate.adoption import Adoption
+from semel.operate.audit import AuditEntries, Verified
+from semel.operate.completeness import Completeness
 from semel.operate.deadletters import DeadLetterList, LetterInspection
 from semel.operate.deletion import OpenRequests
 from semel.operate.doctor import Diagnosis
-from semel.operate.explain import LeasedClaims
+from semel.operate.dryrun import DryRuns
+from semel.operate.explain import Explanation, LeasedClaims
 from semel.operate.guarantee import PipelineGuarantee
 from semel.operate.ledger import Backup, LedgerCheck, Restoration
 from semel.operate.outbox import OutboxStatus, ParkedEntries
 from semel.operate.parking import Fixed, HeldKeys, Inspection, WaitingList
 from semel.operate.recovery import Recovered, RecoveryPlan
+from semel.operate.replay import ReplayList, ReplayStatus
 from semel.operate.resolution import Resolution
+from semel.operate.retention import Erased, Pruned
 from semel.operate.status import History, Status
 from semel.operate.stores import SchemaChange, SchemaCheck
 from semel.operate.verification import Verification
@@ -77,18 +74,18 @@ REPORTS: Final[Mapping[str, type]] = {
     "outbox status": OutboxStatus,
     "outbox parked": ParkedEntries,
     "outbox retry | drop": Acts,
-    "audit list": AuditList,
-    "audit verify": AuditVerification,
-    "erase": EraseReport,
-    "retention": RetentionReport,
-    "replay run | status | stop | abandon": ReplayAnswer,
-    "replay dry-run": DryRunReport,
+    "audit list": AuditEntries,
+    "audit verify": Verified,
+    "erase": Erased,
+    "retention": Pruned,
+    "replay run | status | stop | abandon": ReplayStatus,
+    "replay dry-run": DryRuns,
     "replay list": ReplayList,
-    "explain": ExplainReport,
+    "explain": Explanation,
     "claims list": LeasedClaims,
-    "gaps list": GapList,
-    "gaps close": GapsClosed,
-    "audit completeness": CompletenessReport,
+    "gaps list": OpenGaps,
+    "gaps close": ClosedGaps,
+    "audit completeness": Completeness,
 }
 """What each command answers with."""
 
@@ -109,14 +106,19 @@ class Added:
     """Who did it."""
 
     reason: str
+    ttl_seconds: float
+    """How long claims are kept."""
+
+    shortest_seconds: float
+    """The shortest time to live that the windows allow."""
 
 
 _DATABASE: Final = ("database",)
 _ACTED: Final = ("database", "act", "actor", "reason")
 
 ADDED: Final[Mapping[str, tuple[str, ...]]] = {
-    "db create | upgrade": ("database",),
-    "db check": ("database",),
+    "db create | upgrade": _DATABASE,
+    "db check": _DATABASE,
     "dlq list": _DATABASE,
     "dlq show": _DATABASE,
     "dlq retry | park | skip": ("consumer", *_ACTED),
@@ -128,10 +130,21 @@ ADDED: Final[Mapping[str, tuple[str, ...]]] = {
     "parking requests": _DATABASE,
     "parking delete | approve": _DATABASE,
     "parking classify | release | skip": ("consumer", *_ACTED),
-    "outbox status": ("database",),
-    "outbox parked": ("database",),
+    "outbox status": _DATABASE,
+    "outbox parked": _DATABASE,
+    "explain": _DATABASE,
     "claims list": _DATABASE,
+    "gaps list": _DATABASE,
+    "gaps close": ("database", "actor", "reason"),
     "outbox retry | drop": ("outbox", *_ACTED),
+    "audit list": _DATABASE,
+    "audit verify": _DATABASE,
+    "erase": ("database", "actor", "reason"),
+    "retention": ("database", "consumer", "ttl_seconds", "shortest_seconds"),
+    "replay run | status | stop | abandon": _DATABASE,
+    "replay dry-run": _DATABASE,
+    "replay list": _DATABASE,
+    "audit completeness": _DATABASE,
 }
 """Which of them each command adds (`Answer.reply`)."""
 
@@ -151,7 +164,7 @@ def page() -> str:
     sections = []
     for command, report in REPORTS.items():
         sections.append(f"## `semel {command} --json`\n\n{_table(keys_of_command(command))}")
-        parts |= {part.__name__: part for part in _parts(report)}
+        parts |= {part.__name__: part for part in parts_of(report)}
     for name, part in sorted(parts.items()):
         said = inspect.getdoc(part) or ""
         sections.append(f"## {name}\n\n{said.splitlines()[0]}\n\n{_table(keys_of(part))}")
@@ -208,12 +221,13 @@ def _table(keys: Iterable[Key]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _parts(kind: type) -> Iterator[type]:
+def parts_of(kind: type) -> Iterator[type]:
+    """Find the records inside a record of this kind, as JSON shows them."""
     for key in keys_of(kind):
-        for inner in _classes(key.hint):
+        for inner in classes_of(key.hint):
             if is_object(inner):
                 yield inner
-                yield from _parts(inner)
+                yield from parts_of(inner)
 
 
 def is_object(kind: Any) -> bool:
@@ -223,11 +237,12 @@ def is_object(kind: Any) -> bool:
     return isinstance(WRITERS.get(kind), Shape) or (is_dataclass(kind) and kind not in WRITERS)
 
 
-def _classes(hint: Any) -> Iterator[type]:
+def classes_of(hint: Any) -> Iterator[type]:
+    """Find the classes in a type, such as both of ``list[Gap] | None``."""
     if isinstance(hint, type) and not get_args(hint):
         yield hint
     for argument in get_args(hint):
-        yield from _classes(argument)
+        yield from classes_of(argument)
 
 
 def _words(hint: Any) -> str:

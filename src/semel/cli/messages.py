@@ -5,17 +5,18 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from semel.cli.answer import Answer
 from semel.cli.database import Actor, Books
 from semel.cli.render import WRITERS, Line, bold
 from semel.cli.words import counted
 from semel.message import Coordinates
-from semel.messaging.records import DeadLetter, WaitingMessage
+from semel.messaging.records import DeadLetter, StoredMessage, WaitingMessage
 from semel.operate.acts import Acts, on_each
 from semel.operate.deadletters import LetterInspection
 from semel.operate.parking import Inspection
-from semel.operate.stores import Approval, OperatorDatabase
+from semel.operate.stores import Approval
 
 WRITERS[Coordinates] = str
 
@@ -60,7 +61,7 @@ def reason_shown(message: WaitingMessage | DeadLetter) -> str:
     return ("(erased) " if is_erased(message) else "") + message.reason
 
 
-def is_erased(message: WaitingMessage | DeadLetter) -> bool:
+def is_erased(message: StoredMessage) -> bool:
     """Its payload was erased."""
     return message.erased_at is not None
 
@@ -89,14 +90,24 @@ def act_on_each(
     answer: Answer,
     books: Books,
     actor: Actor,
+    act: Callable[..., Awaitable[Any]],
     messages: Sequence[str],
-    act: Callable[[OperatorDatabase, str], Awaitable[str | None]],
-    note: str = "",
-    **more: str,
+    note: str | Callable[[Any], str],
+    **place: str,
 ) -> None:
-    """Act on each message in its own transaction, and answer with what became of each."""
-    done = books.ask(lambda database: on_each(messages, lambda one: act(database, one), note))
-    reply_acts(answer, books, actor, done, **more)
+    """Act on each message in its own transaction, and answer with what became of each.
+
+    *place* is the consumer or the outbox, by its key in the answer; *act* takes the database,
+    the place and the message's id.
+    """
+    (where,) = place.values()
+    said = note if callable(note) else lambda _: note
+    done = books.ask(
+        lambda database: on_each(
+            messages, lambda one: act(database, where, one, **actor.given), said
+        )
+    )
+    reply_acts(answer, books, actor, done, **place)
 
 
 def reply_acts(answer: Answer, books: Books, actor: Actor, done: Acts, **more: str) -> None:
@@ -125,10 +136,12 @@ def reply_asked(
     answer: Answer,
     books: Books,
     actor: Actor,
-    ask: Callable[[OperatorDatabase], Awaitable[Approval]],
+    ask: Callable[..., Awaitable[Approval]],
+    consumer: str,
+    message_id: str,
 ) -> None:
     """Ask for a deletion, and answer with the number that the second person needs."""
-    asked = Request(books.ask(ask), actor.name)
-    number = asked.request.number
+    request = books.ask(lambda database: ask(database, consumer, message_id, **actor.given))
+    number = request.number
     line = f"request {number} waits for a second person: semel parking approve {number}"
-    answer.reply(asked, lambda _: (line,), database=books.name)
+    answer.reply(Request(request, actor.name), lambda _: (line,), database=books.name)

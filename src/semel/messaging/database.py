@@ -1,60 +1,11 @@
 """One database, one transaction: the protocols of the nine stores and of the unit that has them.
 
-One run of retention through a table, which looks at every row once.
-
-Where claims are kept: the protocol that every database's claims follow.
-
-The waiting room: messages that are durable with us and not handled yet.
-
-    RETRY    waits for its time
-    PARKED   waits for a person
-    BEHIND   waits for an earlier message of its key that is one of the other two
-
-With order per key a waiting message holds its key: whatever comes later for the
-key queues up BEHIND it, in order of arrival, and leaves in that order.  A key
-is held exactly as long as the room has a message of it; the transaction that
-takes the last one out lets the key go.  Only the version that others of its key
-wait for overtakes them (`semel.messaging.failed.waiting`).
-
-Dead letters: durable, owned, replayable records of what could not be handled.
-
-Failed attempts: each try of a message that failed, with its time, its code and its reason.
-
-A message that succeeds at once has none.  The first ones and the latest ones are
-kept: a message that is tried for ever does not fill the disk.
-
-The inbox: messages stored with us first, and handled now or later (S4-8, S4-9).
-
-Who is running: the row by which a message that kills its process is found out.
-
-A process writes its row when it starts, names the partitions it works on, and
-removes the row at a clean stop.  A row that stands without its process means
-that something in flight may have killed it; whoever gets the partition next
-handles what was in flight one message at a time.
-
-What became of every offset, kept as ranges: the completeness audit (B-7).
-
-    handled + duplicate + skipped + parked + dead-lettered + holes = all offsets
-
-A hole is an offset that the broker never delivers: a transaction marker, or a
-record that compaction removed.  An offset in no range is a loss, or was not
-reached yet.
-
-A delivery notes its outcome behind its transaction, many at once.  A message that
-waits or is dead has not ended with its delivery: what becomes of it is marked in
-the transaction that lets it in or takes it away.  Marks replace nothing: they
-outrank what the delivery said.
-
-One database, one transaction: the stores of the messaging half, together.
-
     async with database.begin() as unit:
         answer = await unit.claims.try_claim("billing", request)
         …
                                             committed here, all of it, or none
 
-`semel.sql` implements it; the engine knows no other way in.
-
-What a database refuses outside of any message: loud in the log, and asked again.
+`semel.sql` implements them; the engine knows no other way in.
 """
 
 from __future__ import annotations
@@ -93,13 +44,14 @@ log = logging.getLogger("semel.messaging")
 
 @dataclass(slots=True)
 class Sweep:
-    """How far a run has come: what it has looked at and kept, its next batch leaves alone.
+    """How far one run of retention has come through a table.
 
-    Otherwise every batch would read all that is kept again, to come to what may go.
+    The next batch begins behind what was looked at: otherwise every batch would read again all
+    the rows that stay.
     """
 
     reached: dict[str, float] = field(default_factory=dict)
-    """By whatever a store looks through: the place of the row that was deleted last."""
+    """By part of the table: the place of the row that was deleted last."""
 
     def since(self, part: str = "") -> float:
         """Return where the next batch begins, the place itself included."""
@@ -167,9 +119,9 @@ class ProcessedMessageStore(Protocol):
         ...
 
     async def renew(self, consumer: str, message_id: str, fence: int, seconds: float) -> bool:
-        """Make the lease last *seconds* from now; False where another owner has it, or nobody.
+        """Make the lease last *seconds* from now; False if the lease was lost.
 
-        A lease that ran out and that nobody took is still its owner's.
+        A lease that ran out and was not taken is still its owner's.
         """
         ...
 
@@ -225,7 +177,7 @@ class ProcessedMessageStore(Protocol):
         ...
 
     async def give_back(self, consumer: str, message_id: str, claimed: Claimed) -> None:
-        """Let go of a claim that *this* transaction took, as if it had never been asked for."""
+        """Give up a claim that *this* transaction took, as if it had never been asked for."""
         ...
 
     async def keep_result(
@@ -287,25 +239,33 @@ class ProcessedMessageStore(Protocol):
     ) -> int:
         """Delete at most *limit* terminal claims that were last changed so long ago.
 
-        The claim of a message that waits or is a dead letter stays: whoever sends it back must
-        find whether it was handled.  So does that of one whose outgoing messages are still here:
+        The claim of a message that waits or is a dead letter stays: sending it back must find
+        whether it was handled.  So does that of one whose outgoing messages are still here:
         `semel.operate.retention` finds them by it.  With a *sweep*: only behind what it reached.
         """
         ...
 
 
 class WaitingRoom(Protocol):
-    """The waiting messages, in one open transaction.
+    """The waiting table, in one open transaction: messages that are stored and not handled yet.
 
-    The contract is executable: `semel.testing.contracts.WaitingContract`.
+        RETRY    waits for its time
+        PARKED   waits for a person
+        BEHIND   waits for an earlier message of its key that is one of the other two
+
+    With order per key a waiting message holds its key: later messages of the key wait BEHIND
+    it, in order of arrival, and leave in that order.  A key is held exactly as long as the
+    table has a message of it; the transaction that removes the last one frees the key.  Only
+    the version that others of its key wait for overtakes them
+    (`semel.messaging.failed.waiting`).
     """
 
     async def hold(self, consumer: str, keys: Sequence[str]) -> frozenset[str]:
         """Lock the keys, in sorted order, until the transaction ends; say which are held.
 
         Called with the claim by consumers that keep order per key: between this answer and
-        the commit nobody else can begin to hold one of the keys.  Holding may end meanwhile:
-        whoever queues up behind nobody has its turn at once.
+        the commit no other transaction can begin to hold one of the keys.  Holding may end
+        meanwhile: a message with nothing of its key before it has its turn at once.
 
         Raises:
             Locked: another transaction has one of the keys for longer than the lock timeout.
@@ -313,11 +273,11 @@ class WaitingRoom(Protocol):
         ...
 
     async def put(self, waiting: WaitingMessage, delay_seconds: float = 0.0) -> None:
-        """Let a message in, at the end of the queue; one that is there already is updated.
+        """Add a message at the end of the queue; one that is there already is updated.
 
-        *delay_seconds* until it is due, on the database's clock.  An update says anew for what
-        it waits, and after which failure; place, payload, label and the first failure's time
-        stay.  An erased message stays parked.
+        *delay_seconds* until it is due, on the database's clock.  An update changes for what it
+        waits, and after which failure; place, payload, label and the first failure's time stay.
+        An erased message stays parked.
         """
         ...
 
@@ -335,8 +295,8 @@ class WaitingRoom(Protocol):
     async def take(self, consumer: str, message_id: str) -> WaitingMessage | None:
         """Lock and return one message, if it is its turn; as `take_due` does with many.
 
-        For a worker that took several and begins a transaction for each: whoever was quicker
-        may have handled it, and a person may have changed it, meanwhile.
+        For a worker that took several and begins a transaction for each: another worker may
+        have handled it, and a person may have changed it, meanwhile.
         """
         ...
 
@@ -367,11 +327,11 @@ class WaitingRoom(Protocol):
         ...
 
     async def remove(self, consumer: str, message_id: str) -> bool:
-        """Take a message out; the last one of its key lets the key go."""
+        """Remove a message; removing the last one of its key frees the key."""
         ...
 
     async def remove_many(self, consumer: str, message_ids: Sequence[str]) -> None:
-        """Take messages out, as `remove` does with one."""
+        """Remove messages, as `remove` does with one."""
         ...
 
     async def label(self, consumer: str, message_id: str, label: str) -> bool:
@@ -418,15 +378,12 @@ class WaitingRoom(Protocol):
         ...
 
     async def forget_keys(self, consumer: str, older_than_seconds: float, limit: int) -> int:
-        """Delete at most *limit* locks of keys that are that old and that nobody has locked."""
+        """Delete at most *limit* old locks of keys that no transaction holds."""
         ...
 
 
 class DeadLetters(Protocol):
-    """The dead letters, in one open transaction.
-
-    The contract is executable: `semel.testing.contracts.DeadLettersContract`.
-    """
+    """The dead letters, in one open transaction: messages that could not be handled."""
 
     async def put(self, letter: DeadLetter) -> bool:
         """Write a dead letter; False where a later failure of the same message updates it.
@@ -460,15 +417,16 @@ class DeadLetters(Protocol):
         """
         ...
 
-    async def erase(self, which: DeadLetterFilter) -> int:
+    async def erase(self, which: MessageFilter) -> int:
         """Remove payload, headers and reason of matching letters; hashes and error codes stay."""
         ...
 
 
 class FailedAttempts(Protocol):
-    """The failed attempts, in one open transaction.
+    """The failed attempts, in one open transaction: when and why each try of a message failed.
 
-    The contract is executable: `semel.testing.contracts.AttemptsContract`.
+    A message that succeeds at once has none.  The first and the latest ones are kept, so a
+    message that is tried for ever does not fill the disk.
     """
 
     async def add(self, attempt: FailedAttempt) -> None:
@@ -497,10 +455,7 @@ class FailedAttempts(Protocol):
 
 
 class InboxStore(Protocol):
-    """The inbox, in one open transaction.
-
-    The contract is executable: `semel.testing.contracts.InboxContract`.
-    """
+    """The inbox, in one open transaction: messages stored first and handled later (S4-8, S4-9)."""
 
     async def store(self, message: InboxMessage) -> bool:
         """Write a message that is due at once; False where its id is there already.
@@ -593,7 +548,12 @@ class InboxStore(Protocol):
 
 
 class Members(Protocol):
-    """The running members, in one open transaction."""
+    """The running processes, in one open transaction, and the notes of what they try.
+
+    A process writes its row when it starts, names the partitions it works on, and removes the
+    row at a clean stop.  A row without its process means that a message in flight may have
+    killed it: the next process with the partition handles what was in flight one at a time.
+    """
 
     async def enter(self, member: Member, seconds: float) -> None:
         """Write or renew a member's row, with its partitions, for *seconds* from now."""
@@ -616,7 +576,7 @@ class Members(Protocol):
     async def suspect(self, consumer: str, message_id: str, writer: str) -> int:
         """Note one more try of a message, by *writer* from now on; return how many there are.
 
-        Counts on until `acquit`: a message that killed its process was never acquitted.
+        Counts on until `acquit`: the note of a message that killed its process stays.
         """
         ...
 
@@ -625,8 +585,8 @@ class Members(Protocol):
     ) -> Mapping[str, Note]:
         """Note one try of each of several messages, together; return what was noted before.
 
-        What was noted before, here or by `suspect`, stays as it is, and nobody else changes it
-        before this transaction ends.
+        What was noted before, here or by `suspect`, stays as it is, and no other transaction
+        changes it before this one ends.
         """
         ...
 
@@ -635,11 +595,11 @@ class Members(Protocol):
         ...
 
     async def acquit(self, consumer: str, message_id: str) -> None:
-        """Forget what was noted of a message, whoever did."""
+        """Delete the note of a message, whichever process wrote it."""
         ...
 
     async def acquit_many(self, consumer: str, message_ids: Collection[str], writer: str) -> None:
-        """Forget what *writer* noted of several messages; what others did stays."""
+        """Delete the notes that *writer* wrote of several messages; those of others stay."""
         ...
 
     async def forget_notes(self, consumer: str, older_than_seconds: float, limit: int) -> int:
@@ -659,7 +619,17 @@ class Members(Protocol):
 
 
 class OutcomeStore(Protocol):
-    """The outcome ranges, in one open transaction."""
+    """What became of every offset, as ranges, in one open transaction (B-7).
+
+        handled + duplicate + skipped + parked + dead-lettered + holes = all offsets
+
+    A hole is an offset that the broker never delivers: a transaction marker, or a record that
+    compaction removed.  An offset in no range is a loss, or was not reached yet.
+
+    A delivery writes its outcome after its transaction, many at once.  A message that waits or
+    is a dead letter has not ended with its delivery: the transaction that stores it or removes
+    it marks the offset.  Marks replace nothing, and count more than what the delivery said.
+    """
 
     async def record(self, consumer: str, ranges: Sequence[OutcomeRange]) -> None:
         """Write ranges; one that continues a kept range of the same outcome extends it.
@@ -689,10 +659,7 @@ class OutcomeStore(Protocol):
 
 
 class OutboxStore(Protocol):
-    """The outbox, in one open transaction.
-
-    The contract is executable: `semel.testing.contracts.OutboxContract`.
-    """
+    """The outbox, in one open transaction."""
 
     async def add(self, entries: Sequence[OutboxEntry]) -> None:
         """Write entries; one that is there already is left as it is.
@@ -713,7 +680,7 @@ class OutboxStore(Protocol):
         ...
 
     async def leader(self, outbox: str) -> Leader | None:
-        """Say who relays; None where nobody ever did."""
+        """Return who relays; None if the outbox never had a leader."""
         ...
 
     async def resign(self, leadership: Leadership) -> None:
@@ -741,7 +708,7 @@ class OutboxStore(Protocol):
         ...
 
     async def park(self, leadership: Leadership, place: int, reason: str) -> None:
-        """Set an entry aside that the broker will never take, and count the failure.
+        """Park an entry that the broker will never take, and count the failure.
 
         Raises:
             LeadershipLost: another leader took over; nothing was parked.
@@ -760,7 +727,7 @@ class OutboxStore(Protocol):
         ...
 
     async def parked(self, outbox: str, limit: int) -> Sequence[OutboxEntry]:
-        """Return the entries that were set aside, in order."""
+        """Return the parked entries, in order."""
         ...
 
     async def parked_keys(self, outbox: str) -> frozenset[tuple[str, str]]:
@@ -828,8 +795,8 @@ class Versions(Protocol):
 class TransactionEnded(Misuse):
     """A handler ended the transaction of its unit, past every guard.
 
-    Whatever had been done in it may be durable, claims of messages included that nobody has
-    handled.  Nothing more is done in it, and no message of a batch is acknowledged.
+    Whatever had been done in it may be durable, including claims of messages that were
+    not handled.  Nothing more is done in it, and no message of a batch is acknowledged.
     """
 
     def __init__(self, message_id: str = "") -> None:
@@ -871,7 +838,7 @@ class Unit(Protocol):
 
     @property
     def waiting(self) -> WaitingRoom:
-        """The waiting room: retries and parked messages."""
+        """The waiting table: retries and parked messages."""
         ...
 
     @property

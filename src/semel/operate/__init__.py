@@ -21,6 +21,8 @@ Of messages:
     deadletters                    look at a dead letter; retry, park or skip it
     deletion                       delete a message, with the approval of a second person
     explain_message                what is known about a message
+    claims_in_progress, stale_claims    what is handled under a lease, and whose lease has ended
+    open_gaps, close_gaps, pass_over_gaps    versions of a key that did not come
     completeness                   whether every offset was handled
     retention                      delete what is old; erase a person's payloads
     review                         what a policy guarantees, and what is wrong with it
@@ -42,7 +44,14 @@ if TYPE_CHECKING:
     from semel.operate.adoption import adopt, plan_adoption
     from semel.operate.doctor import Patient, diagnose
     from semel.operate.dryrun import dry_runs
-    from semel.operate.explain import explain_message
+    from semel.operate.explain import (
+        claims_in_progress,
+        close_gaps,
+        explain_message,
+        open_gaps,
+        pass_over_gaps,
+        stale_claims,
+    )
     from semel.operate.guarantee import guarantee_of
     from semel.operate.pipelines import Pipeline
     from semel.operate.recovery import plan_recovery, recover
@@ -74,6 +83,8 @@ __all__ = [
     "Way",
     "acting_from",
     "adopt",
+    "claims_in_progress",
+    "close_gaps",
     "completeness",
     "cycles_to_verify",
     "deadletters",
@@ -84,8 +95,10 @@ __all__ = [
     "guarantee_of",
     "history_of",
     "open_checkpoint",
+    "open_gaps",
     "parked_key",
     "parking",
+    "pass_over_gaps",
     "plan_adoption",
     "plan_recovery",
     "plan_resolution",
@@ -93,6 +106,7 @@ __all__ = [
     "resolve",
     "retention",
     "review",
+    "stale_claims",
     "status_of",
     "verify",
 ]
@@ -118,6 +132,8 @@ __getattr__ = lazily(
         "Way": "semel.operate.resolution",
         "acting_from": "semel.operate.stores",
         "adopt": "semel.operate.adoption",
+        "claims_in_progress": "semel.operate.explain",
+        "close_gaps": "semel.operate.explain",
         "completeness": "semel.operate.completeness",
         "cycles_to_verify": "semel.operate.verification",
         "deadletters": "semel.operate.deadletters",
@@ -128,8 +144,10 @@ __getattr__ = lazily(
         "guarantee_of": "semel.operate.guarantee",
         "history_of": "semel.operate.status",
         "open_checkpoint": "semel.spark.checkpoint",
+        "open_gaps": "semel.operate.explain",
         "parked_key": "semel.operate.selection",
         "parking": "semel.operate.parking",
+        "pass_over_gaps": "semel.operate.explain",
         "plan_adoption": "semel.operate.adoption",
         "plan_recovery": "semel.operate.recovery",
         "plan_resolution": "semel.operate.resolution",
@@ -137,6 +155,7 @@ __getattr__ = lazily(
         "resolve": "semel.operate.resolution",
         "retention": "semel.operate.retention",
         "review": "semel.policy",
+        "stale_claims": "semel.operate.explain",
         "status_of": "semel.operate.status",
         "verify": "semel.operate.verification",
     },

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse, Permanent, SemelError, reason_of
 from semel.messaging.handle.claims import ClaimState, Failure, is_leased
 from semel.messaging.records import DeadLetter, WaitingMessage
 from semel.operate.stores import OperatorDatabase, OperatorUnit, Revision
+
+Result = TypeVar("Result")
 
 
 class NoSuchMessage(Misuse):
@@ -89,16 +91,18 @@ class Acts:
 
 
 async def on_each(
-    ids: Iterable[str], act: Callable[[str], Awaitable[str | None]], note: str = ""
+    ids: Iterable[str],
+    act: Callable[[str], Awaitable[Result]],
+    note: Callable[[Result], str],
 ) -> Acts:
     """Act on each message in its own transaction; a failure does not stop the others.
 
-    The note for people, such as ``released``, is what *act* returns, or *note*.
+    *note* says what was done, such as ``released``, from what *act* returned.
     """
     results = []
     for message_id in ids:
         try:
-            results.append(Done(message_id, True, note=await act(message_id) or note))
+            results.append(Done(message_id, True, note=note(await act(message_id))))
         except SemelError as error:
             results.append(Done(message_id, False, reason_of(error)))
     return Acts(results)

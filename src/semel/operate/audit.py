@@ -1,15 +1,39 @@
-"""Verifying the audit trail."""
+"""The audit trail: what people did, and whether the chain of its entries is whole."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from semel.operate.stores import FIRST_HASH, AuditEntry, hash_of
 
 if TYPE_CHECKING:
     from semel.operate.stores import OperatorDatabase
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntries:
+    """The answer of `audit_entries`."""
+
+    entries: Sequence[AuditEntry]
+
+
+async def audit_entries(
+    database: OperatorDatabase,
+    *,
+    about: tuple[str, str] | None = None,
+    after: int | None = None,
+    limit: int = 50,
+) -> AuditEntries:
+    """List entries: those about a consumer's message, those after a number, or the newest."""
+    async with database.begin() as unit:
+        if about is not None:
+            found = await unit.audit.about(*about)
+            return AuditEntries([entry for entry in found if entry.number > (after or 0)][-limit:])
+        number, _ = await unit.audit.head()
+        start = max(number - limit, 0) if after is None else after
+        return AuditEntries(await unit.audit.read(start, limit))
 
 
 def break_in(entries: Sequence[AuditEntry], before: AuditEntry | None = None) -> str | None:
@@ -33,7 +57,7 @@ class Verified:
 
     entries: int
     hash: str
-    """Of the last entry; worth writing down elsewhere."""
+    """Of the last entry.  Write it down outside of this database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +66,12 @@ class Broken:
 
     where: str
 
+    needs_attention: ClassVar = True
+
 
 @dataclass(frozen=True, slots=True)
 class NotedHead:
-    """What somebody wrote down of the trail's end, outside of this database."""
+    """The end of the trail as a person noted it outside of this database."""
 
     number: int
     hash: str
@@ -54,16 +80,16 @@ class NotedHead:
 PAGE: Final = 1000
 
 
-async def verify(
+async def verify_audit(
     database: OperatorDatabase,
     noted: NotedHead | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Verified | Broken:
     """Walk the whole chain, a page per transaction, and compare its end with the head.
 
-    Entries may be appended meanwhile.  An end that was cut off together with the head shows
-    only against a head that was *noted* before.  *progress* hears behind every page how many
-    entries were found whole, and how many there are.
+    Entries may be appended meanwhile.  If somebody cut off the end together with the head,
+    only a head that was *noted* before shows it.  *progress* is called after every page with
+    the number of entries that were read, and of all entries.
     """
     last: AuditEntry | None = None
     while True:

@@ -1,17 +1,13 @@
-"""Whether every offset of a consumer's partitions is accounted for.
-
-Neighbouring offsets: adding them up, and cutting them where a broker has records.
-
-Whether every offset of a consumer's partitions is accounted for (B-7).
+"""The completeness audit: whether every offset of a consumer's partitions is accounted for.
 
 handled + skipped + deleted + duplicate + parked + dead + waiting + refused + holes
 = all offsets, or the offsets that are missing.  An offset that was delivered several
 times is in several ranges, and counts once, as the most that became of it.
 
-What is said to wait, to be parked or dead, and did not end, is looked for in the
-waiting room and among the dead letters: where it stands now is what counts, and what
-is in neither is lost.  What nobody noted is asked of the claims, which know the
-offset that they were made for: a crash comes between an effect and the note of it.
+A message that was noted as waiting, parked or dead, and did not end, is looked for in the
+waiting table and among the dead letters.  Where it is now is what counts; a message that is
+in neither is lost.  For an offset that was never noted, the claims are asked, which know the
+offset that they were made for: a process may die between an effect and the note of it.
 """
 
 from __future__ import annotations
@@ -169,7 +165,7 @@ class Extent:
     """Which offsets of a partition are asked about; what is None is taken from what is known."""
 
     first: int | None = None
-    """Where to begin; None: with the broker's log, or where nobody can ask it, with the ranges."""
+    """Where to begin; None: with the broker's log, or without a reader with the first range."""
 
     committed: int | None = None
     """The next offset to read: everything before it must be accounted for."""
@@ -196,7 +192,7 @@ class PartitionAudit:
 
     holes: tuple[Stretch, ...] = ()
     not_reached: int = 0
-    """Offsets behind *until* that nobody has read yet."""
+    """Offsets after *until* that were not read yet."""
 
     repeated: int = 0
     """Offsets that are in more than one range."""
@@ -222,13 +218,26 @@ class PartitionAudit:
 
     @property
     def is_complete(self) -> bool:
-        """Tell whether every one of them is."""
+        """Whether every offset is accounted for."""
         return not self.missing and sum(self.counts.values()) == self.total
 
 
-def is_known(audits: Iterable[PartitionAudit]) -> bool:
-    """Tell whether anything was ever noted for the consumer: its name may be a wrong one."""
-    return any(audit.ranges for audit in audits)
+@dataclass(frozen=True, slots=True)
+class Completeness:
+    """What became of a consumer's offsets."""
+
+    consumer: str
+    partitions: Sequence[PartitionAudit]
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was ever noted for a consumer of this name."""
+        return any(audit.ranges for audit in self.partitions)
+
+    @property
+    def needs_attention(self) -> bool:
+        """An offset is missing, or nothing is known at all: the name may be wrong."""
+        return not self.known or not all(one.is_complete for one in self.partitions)
 
 
 def audit_ranges(
@@ -314,7 +323,7 @@ async def audit_completeness(
     and where nothing was: an offset with a record is a loss, one without is a hole.  Without
     one, what lies before the first range is not asked about.  What waits, is parked or dead is
     looked for where it should be, and is lost where it is not.  Of a consumer of which nothing
-    was ever noted, no partition has ranges: see `is_known`.
+    was ever noted, no partition has ranges: see `Completeness.known`.
     """
     extents = extents or {}
     async with database.begin() as unit:

@@ -1,8 +1,8 @@
 """A dry run: the handler runs in a transaction that is always rolled back (B-15).
 
-What it would change and send is shown.  It asks nobody for the message: one
-that was handled, parked or buried can be tried as often as anybody likes.
-Whatever a handler does outside of its database really happens.
+It shows what the handler would change and send.  It takes no claim: a message that was
+handled, parked or dead-lettered can be tried any number of times.  What a handler does
+outside of its database really happens.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from semel.message import Message
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
-from semel.messaging.failed.attempt_failed import write_failure
 from semel.messaging.failed.deadletters import is_letter_record
 from semel.messaging.failure import Classification, Classified
-from semel.messaging.handle.attempt import Try, apply, call, classify, handling
+from semel.messaging.handle.attempt import Attempt
 from semel.messaging.handle.claims import ClaimLost, ClaimState
 from semel.messaging.handle.lease import Lease
 from semel.messaging.outcome import Handled, Outcome, Skipped
@@ -46,6 +45,24 @@ class DryRun:
 
     outgoing: Sequence[OutboxEntry] = field(default_factory=tuple)
 
+    @property
+    def why(self) -> str:
+        """Why it fails; empty where it does not."""
+        return f"{self.failure.code}: {self.failure.reason}" if self.failure else ""
+
+
+@dataclass(frozen=True, slots=True)
+class DryRuns:
+    """What handling the messages of a selection would do."""
+
+    consumer: str
+    messages: Sequence[DryRun | NoPayload]
+
+    @property
+    def needs_attention(self) -> bool:
+        """One of them fails, or cannot be handled."""
+        return any(one.why for one in self.messages)
+
 
 class _RolledBack(Exception):
     """Ends a transaction of which nothing is kept."""
@@ -60,24 +77,24 @@ async def dry_run(consumer: Consumer, database: OperatorDatabase, message: Messa
     Raises:
         Retryable: the database does not answer.
     """
-    state = Try(message)
+    attempt = Attempt(consumer, message)
     claim: ClaimState | None = None
     changes: list[RowChange] = []
     outgoing: Sequence[OutboxEntry] = ()
     outcome: Outcome = Skipped()
     try:
         async with _rolled_back(database) as unit:
-            claim = await _stands(unit, consumer, state)
+            claim = await _stands(unit, attempt)
             async with unit.watching() as changes:
-                outcome = await _handled(consumer, database, unit, state)
+                outcome = await _handled(database, unit, attempt)
             written = await unit.outbox.children(parent_of(consumer.name, message.id))
             # One that says that the message is dead is there because it failed before.
             outgoing = [entry for entry in written if not is_letter_record(entry)]
     except Exception as error:
-        if not state.began:
+        if not attempt.began:
             raise
-        failure = classify(consumer, database, error)
-        outcome = await _after(consumer, database, state, failure)
+        failure = attempt.failure(database, error)
+        outcome = await _after(database, attempt, failure)
         return DryRun(message.id, claim, outcome, failure, tuple(changes))
     return DryRun(message.id, claim, outcome, None, tuple(changes), tuple(outgoing))
 
@@ -91,35 +108,25 @@ async def _rolled_back(database: OperatorDatabase) -> AsyncIterator[OperatorUnit
             raise _RolledBack
 
 
-async def _stands(unit: OperatorUnit, consumer: Consumer, state: Try) -> ClaimState | None:
-    row = await unit.claims.look_up(consumer.name, state.message.id)
+async def _stands(unit: OperatorUnit, attempt: Attempt) -> ClaimState | None:
+    row = await unit.claims.look_up(attempt.consumer.name, attempt.message.id)
     if row is None:
         return None
     again = row.state is ClaimState.FAILED_RETRYABLE
-    state.message = state.message.tried(row.attempts + 1 if again else 1)
+    attempt.message = attempt.message.tried(row.attempts + 1 if again else 1)
     return row.state
 
 
-async def _handled(
-    consumer: Consumer, database: OperatorDatabase, unit: OperatorUnit, state: Try
-) -> Outcome:
-    if consumer.mode is Mode.LEASED:
-        return await _leased(consumer, database, unit, state)
-    outcome = await apply(consumer, unit, state)
+async def _handled(database: OperatorDatabase, unit: OperatorUnit, attempt: Attempt) -> Outcome:
+    if attempt.consumer.mode is Mode.LEASED:
+        name, message_id = attempt.consumer.name, attempt.message.id
+        within = _Within(unit, database.classification)
+        lease = _RehearsedLease(name, message_id, "dry run", fence=0, database=within)
+        return Handled(await attempt.invoke(lease))
+    outcome = await attempt.apply(unit)
     if outcome == Skipped("old version"):
-        return await call(consumer, unit, state)
+        return await attempt.call(unit)
     return outcome
-
-
-async def _leased(
-    consumer: Consumer, database: OperatorDatabase, unit: OperatorUnit, state: Try
-) -> Outcome:
-    state.began = True
-    message = state.message
-    within = _Within(unit, database.classification)
-    lease = _RehearsedLease(consumer.name, message.id, "dry run", fence=0, database=within)
-    with handling(consumer.name, message):
-        return Handled(await consumer.invoke(message, lease))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +153,11 @@ class _RehearsedLease(Lease):
             raise ClaimLost(self.consumer, self.message_id)
 
 
-async def _after(
-    consumer: Consumer, database: OperatorDatabase, state: Try, failure: Classified
-) -> Outcome:
+async def _after(database: OperatorDatabase, attempt: Attempt, failure: Classified) -> Outcome:
     """Find out what would be written of the failure."""
-    outcome: Outcome | None = None
     async with _rolled_back(database) as unit:
-        await unit.claims.reopen(consumer.name, state.message.id)
-        outcome = await write_failure(unit, consumer, state.message, failure, state.gap)
-    return Skipped() if outcome is None else outcome
+        await unit.claims.reopen(attempt.consumer.name, attempt.message.id)
+        return await attempt.write_failure(unit, failure)
 
 
 async def dry_runs(

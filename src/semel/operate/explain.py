@@ -156,9 +156,9 @@ async def explain_message(
 ) -> Explanation:
     """Collect what is known of a message, for one consumer or for all that know it.
 
-    Nothing is changed, and no payload is shown.  Of the messages that handling it sent, those
-    in the outbox are known.  The others went to the broker and are not kept; for the topics
-    *sent_to* their ids are computed, and consumers in this database are asked for them.
+    Changes nothing, and returns no payload.  Of the messages that handling it sent, the outbox
+    has those that were not delivered yet.  For the topics *sent_to* the ids of delivered messages
+    are computed, and looked up at the consumers in this database.
     """
     async with database.begin() as unit:
         names = [consumer] if consumer is not None else await _consumers(unit, message_id)
@@ -476,7 +476,7 @@ async def open_gaps(database: OperatorDatabase, consumer: str | None, limit: int
 async def close_gaps(
     database: OperatorDatabase, consumer: str, key: str, *, actor: str, reason: str
 ) -> list[Gap]:
-    """Take a key's gaps off the list; nothing else changes.
+    """Close a key's gaps, and return them; nothing else changes.
 
     Raises:
         Misuse: the key has no open gap, or no reason is given.
@@ -490,11 +490,11 @@ async def close_gaps(
 async def pass_over_gaps(
     database: OperatorDatabase, consumer: Consumer, key: str, *, actor: str, reason: str
 ) -> list[Gap]:
-    """Decide that a key's missing versions never come, up to the lowest one that did.
+    """Decide that a key's missing versions never come, up to the lowest one that did come.
 
-    That one is next: where it only waits behind later ones, it has its turn; where it is
-    parked, it stays so until somebody releases it.  What is missing behind it stays listed.
-    Returns what was passed over.
+    That version is next: it is handled if it only waited for the missing ones, and stays parked
+    until a person releases it if it was parked.  What is missing behind it stays listed.
+    Returns the gaps that were passed over.
 
     Raises:
         Misuse: the key has no open gap, its next version waits, or no reason is given.
@@ -502,7 +502,8 @@ async def pass_over_gaps(
     name = consumer.name
     async with acting(database) as unit:
         if consumer.settings.holds_waiting_keys:
-            await unit.waiting.hold(name, [key])  # nothing queues up unseen
+            # Lock the key, so no message joins its queue while it is read here.
+            await unit.waiting.hold(name, [key])
         gaps = await _gaps(unit, name, key)
         current = await unit.versions.current(name, key)
         ahead = [gap for gap in gaps if current is None or gap.found - 1 > current]

@@ -1,12 +1,10 @@
-"""Retention and erasure: deleting what is old enough, and erasing a person's payloads.
+"""Retention and erasure: delete what is old enough, and erase payloads.
 
-Retention: how long claims must be kept, and deleting those that are old enough.
+Retention.  A claim that was deleted cannot recognise a duplicate any more.  So its time to
+live must be longer than every window in which a duplicate can come, and only claims whose
+message is over are deleted, in small transactions.
 
-A claim that is gone cannot recognise a duplicate any more.  So its time to live
-must be longer than every window in which a duplicate can come, and only claims
-whose message is over are deleted, in small transactions.
-
-Erasing a person's payloads wherever they are stored; hashes and the audit trail stay.
+Erasure removes payloads wherever they are stored; hashes and the audit trail stay.
 
     first     the waiting messages, their claims, the inbox      a transaction that has locked
                                                                  one of them is waited for
@@ -15,8 +13,8 @@ Erasing a person's payloads wherever they are stored; hashes and the audit trail
 
 An erased row stays visible and is never handled: a waiting message is parked, an outgoing
 one is not sent.  Its claim says that it was erased, so an attempt that fails later stores no
-payload.  What is not stored is not covered: the first attempt of a message that runs now has
-no row yet.  The answer says so, and to run the command again.
+payload.  Only what is stored is erased: the first attempt of a message that runs now has no
+row yet.  The answer says so, and that the command should be run again.
 """
 
 from __future__ import annotations
@@ -58,18 +56,15 @@ if TYPE_CHECKING:
 Delete: TypeAlias = Callable[[OperatorUnit], Awaitable[int]]
 
 
-Begin: TypeAlias = Callable[[OperatorUnit], Awaitable[None]]
-
-
 DEFAULT_SAFETY: Final = 2.0
 
 
 MOST_DAYS: Final = 36_525
-"""A century: whoever keeps claims for longer keeps them all, and needs no retention."""
+"""A century: longer than any system runs, and every database can compute with it."""
 
 
 class ReplayRuns(Retryable):
-    """A replay needs the claims: nothing is deleted while somebody can go on with it."""
+    """A replay that is not over needs the claims: nothing is deleted until it is."""
 
     def __init__(self, consumer: str, replay: str) -> None:
         super().__init__(consumer, replay)
@@ -78,9 +73,9 @@ class ReplayRuns(Retryable):
 
     def __str__(self) -> str:
         return (
-            f"consumer {self.consumer}: replay {self.replay!r} is not over, and it needs the "
-            f"claims; nothing more is deleted before it has finished or `semel replay abandon` "
-            f"let it go"
+            f"consumer {self.consumer}: replay {self.replay!r} is not over and needs the claims; "
+            f"nothing more is deleted until it has finished, or was ended with `semel replay "
+            f"abandon`"
         )
 
 
@@ -100,7 +95,7 @@ def shortest_ttl(
     """
     windows = (retention, replay_window, dlq_age, parking_age)
     if not all(map(math.isfinite, (*windows, safety))) or min(windows) < 0 or safety < 1:
-        raise Misuse("windows are numbers and not negative, and the safety factor is not below 1")
+        raise Misuse("windows must be finite and at least 0, the safety factor at least 1")
     return max(windows) * safety
 
 
@@ -129,11 +124,11 @@ class Retention:
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise Misuse("a batch deletes at least one row")
+            raise Misuse(f"batch must be at least 1, got {self.batch}")
         if not 0 < self.ttl_seconds <= MOST_DAYS * DAY_SECONDS:
             raise Misuse(
-                f"a time to live of {self.ttl_seconds / DAY_SECONDS:g} days is none: it is more "
-                f"than 0 days, or claims were forgotten at once, and at most {MOST_DAYS:,}"
+                f"the time to live must be more than 0 days and at most {MOST_DAYS:,}, got "
+                f"{self.ttl_seconds / DAY_SECONDS:g}"
             )
         if self.ttl_seconds < self.shortest_seconds:
             raise Misuse(
@@ -159,6 +154,8 @@ class Pruned:
     """What was deleted."""
 
     claims: int = 0
+    """Deleted; likewise the following."""
+
     inbox: int = 0
     attempts: int = 0
     """Failed attempts of messages that are gone."""
@@ -173,13 +170,13 @@ class Pruned:
     """Gaps that were closed."""
 
     notes: int = 0
-    """Notes of tries that nobody outlived, or took back."""
+    """Old crash notes."""
 
     approvals: int = 0
     """Decided requests about messages that are gone."""
 
     outcomes: int = 0
-    """Ranges of offsets that the broker does not have any more."""
+    """Ranges of offsets that the broker has deleted; only with a reader."""
 
     @property
     def total(self) -> int:
@@ -193,28 +190,39 @@ async def prune(
     settings: Retention,
     progress: Callable[[Pruned], None] = lambda pruned: None,
     reader: Reader | None = None,
-    begin: Begin | None = None,
+    *,
+    actor: str = "",
+    reason: str = "",
 ) -> Pruned:
     """Delete what is over and older than its time to live, a batch per transaction.
 
-    May be stopped and begun again at any time.  IN_PROGRESS, FAILED_RETRYABLE and PARKED are
-    never deleted, whatever their age.  With a *reader*, the outcomes of offsets go that the
-    broker has deleted: nobody can compare them with anything.  What *begin* writes, a word of
-    who does it, becomes durable with the first batch.
+    May be stopped and run again at any time.  IN_PROGRESS, FAILED_RETRYABLE and PARKED are
+    never deleted, whatever their age.  With a *reader*, the outcomes of offsets that the broker
+    has deleted are deleted too.  Where an *actor* is named, the audit trail gets one entry with
+    the first batch, and one with the counts at the end, unless nothing was deleted.
 
     Raises:
         ReplayRuns: a replay of the consumer has not finished, or began meanwhile.
     """
     pruned = Pruned()
+
+    def act(name: str) -> Act | None:
+        details = {"ttl_seconds": settings.ttl_seconds, **(asdict(pruned) if pruned.total else {})}
+        return Act(need_actor(actor), name, consumer, "", reason, details) if actor else None
+
     for what, delete in (
         *_deletes(consumer, settings),
         *await _outcome_deletes(database, consumer, settings, reader),
     ):
         while deleted := await _one_batch(
-            database, consumer, delete, begin if not pruned.total else None
+            database, consumer, delete, act("retention.begin") if not pruned.total else None
         ):
             pruned = replace(pruned, **{what: getattr(pruned, what) + deleted})
             progress(pruned)
+    ended = act("retention")
+    if pruned.total and ended is not None:
+        async with acting(database) as unit:
+            await unit.audit.append(ended)
     return pruned
 
 
@@ -255,14 +263,14 @@ async def _forget_outcomes(
 
 
 async def _one_batch(
-    database: OperatorDatabase, consumer: str, delete: Delete, begin: Begin | None
+    database: OperatorDatabase, consumer: str, delete: Delete, begin: Act | None
 ) -> int:
     async with database.begin() as unit:
         for replay in await unit.replays.unfinished(consumer):
             raise ReplayRuns(consumer, replay)
         deleted = await delete(unit)
         if deleted and begin is not None:
-            await begin(unit)
+            await unit.audit.append(begin)
         return deleted
 
 
@@ -402,13 +410,14 @@ async def erase(
 
 
 async def _erase_key(unit: OperatorUnit, key: str, progress: Callable[[int], None]) -> Erased:
+    which = MessageFilter(key=key)
     waiting, in_progress = await _erase_waiting(unit, WaitingFilter(key=key), progress)
-    inbox = await unit.inbox.erase(MessageFilter(key=key))
-    await unit.attempts.erase(MessageFilter(key=key))
+    inbox = await unit.inbox.erase(which)
+    await unit.attempts.erase(which)
     return Erased(
-        dead_letters=await unit.dead_letters.erase(DeadLetterFilter(key=key)),
+        dead_letters=await unit.dead_letters.erase(which),
         waiting=waiting,
-        revisions=await unit.revisions.erase(MessageFilter(key=key)),
+        revisions=await unit.revisions.erase(which),
         inbox=inbox,
         outbox=await unit.outbox.erase(key=key),
         results=await unit.claims.erase_key(key),
@@ -421,23 +430,24 @@ async def _erase_message(
 ) -> Erased:
     erased = Erased()
     for name in sorted(await _names(unit, message_id)):
+        which = MessageFilter(message_id=name)
         waiting, _ = await _erase_waiting(unit, WaitingFilter(message_id=name), progress)
         consumers = await unit.claims.consumers_of(name)
         rows = [await unit.claims.look_up(consumer, name) for consumer in consumers]
         now = await unit.now()
         in_progress = sum(row is not None and is_leased(row, now) for row in rows)
         results = sum([await unit.claims.erase(consumer, name) for consumer in consumers])
-        inbox = await unit.inbox.erase(MessageFilter(message_id=name))
+        inbox = await unit.inbox.erase(which)
         outbox = await unit.outbox.erase(message_id=name)
-        await unit.attempts.erase(MessageFilter(message_id=name))
+        await unit.attempts.erase(which)
         letters = await unit.dead_letters.find(DeadLetterFilter(message_id=name), MOST_NAMES)
         buried_by = {letter.consumer for letter in letters}
         for consumer in {*consumers, *await unit.inbox.consumers_of(name), *buried_by}:
             outbox += await unit.outbox.erase(parent=parent_of(consumer, name))
         erased += Erased(
-            dead_letters=await unit.dead_letters.erase(DeadLetterFilter(message_id=name)),
+            dead_letters=await unit.dead_letters.erase(which),
             waiting=waiting,
-            revisions=await unit.revisions.erase(MessageFilter(message_id=name)),
+            revisions=await unit.revisions.erase(which),
             inbox=inbox,
             outbox=outbox,
             results=results,

@@ -1,35 +1,7 @@
-"""The stores that only operators need: audit trail, approvals, revisions, replays.
+"""The stores that only operators need, and the transaction that has them beside the engine's.
 
-The account of the operating system behind a person's name, where that is known.
-
-A name is whatever somebody says; the account is where they said it.  The audit
-trail keeps both, and two people who decide one act have two accounts.
-
-Approvals: acts that one person asks for and another one decides (B-17).
-
-Revisions: what people changed in a message, with what it was before (B-16).
-
-Number 0 is the original and never changes; each fix adds the next number.  With
-*keep-id* the revision is handled under the message's own id; with *new-id* under
-another one, and both ids' revisions say so.
-
-The replays that were begun, and how far each is.
-
-    RUNNING ──▶ FINISHED            everything that was selected had its turn
-       │ ▲
-       ▼ │ run again
-    STOPPED, FAILED                 a canary is over, a person said so; too much failed
-       │
-       ▼
-    ABANDONED                       from any state but FINISHED: nobody will go on with it
-
-A replay whose process died stays RUNNING: whoever runs it again goes on behind
-its cursor.  Whatever can still go on needs the claims, so none of its consumer's
-are pruned before it is FINISHED or ABANDONED.
-
-Row changes that a transaction made, as people may read them: for dry runs.
-
-The stores that only operators need, and the transaction that has them.
+An audit entry names the actor, which is what somebody says, and the account of the operating
+system where they said it: two people who decide one act have two accounts.
 """
 
 from __future__ import annotations
@@ -44,14 +16,11 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from semel.messaging.database import Database, Sweep, Unit
 from semel.messaging.records import MessageFilter, stored_id
 from semel.secrets import HIDDEN
-
-if TYPE_CHECKING:
-    from semel.messaging.database import Database
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +31,7 @@ class Account:
     """``user@host``."""
 
     shared: bool = False
-    """Several people use it, as they say: it tells nobody from another."""
+    """Several people use it, so it does not prove who acted."""
 
     def details(self) -> Mapping[str, Any]:
         """Return what the audit trail keeps of it."""
@@ -74,13 +43,13 @@ _ACCOUNT: ContextVar[Account | None] = ContextVar("semel_account", default=None)
 
 
 def account_now() -> Account | None:
-    """Return where acts are done just now; None where nobody has said."""
+    """Return the account of the current acts; None if it is not known."""
     return _ACCOUNT.get()
 
 
 @contextmanager
 def acting_from(account: Account) -> Iterator[None]:
-    """Say where all acts of the block are done; their audit entries name the account."""
+    """Name the account of all acts of the block in their audit entries."""
     token = _ACCOUNT.set(account)
     try:
         yield
@@ -88,7 +57,7 @@ def acting_from(account: Account) -> Iterator[None]:
         _ACCOUNT.reset(token)
 
 
-# They have a width of nothing and are no format characters; a name has no use for them.
+# They have no width and are no format characters; a name does not need them.
 _INVISIBLE: Final = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0")
 
 
@@ -184,10 +153,7 @@ def plain(text: str) -> str:
 
 
 class AuditTrail(Protocol):
-    """The trail, in one open transaction: an act and its entry are durable together.
-
-    The contract is executable: `semel.testing.contracts.AuditContract`.
-    """
+    """The trail, in one open transaction: an act and its entry are durable together."""
 
     async def append(self, act: Act) -> AuditEntry:
         """Write an act at the end of the chain; writers wait for one another."""
@@ -218,7 +184,7 @@ class Asked(StrEnum):
     """What can be asked for."""
 
     DELETE_WAITING = "park.delete"
-    """Take a message out of the waiting room for good."""
+    """Remove a waiting message for good."""
 
     DELETE_LETTER = "dlq.delete"
     """Take a dead letter away for good."""
@@ -243,10 +209,7 @@ class Approval:
 
 
 class Approvals(Protocol):
-    """The requests, in one open transaction.
-
-    The contract is executable: `semel.testing.contracts.ApprovalsContract`.
-    """
+    """The acts that one person asks for and another decides, in one open transaction (B-17)."""
 
     async def ask(
         self,
@@ -265,7 +228,7 @@ class Approvals(Protocol):
         ...
 
     async def open_ones(self, consumer: str | None, limit: int) -> Sequence[Approval]:
-        """Return requests that nobody has decided, the oldest first."""
+        """Return the undecided requests, the oldest first."""
         ...
 
     async def about(self, consumer: str, message_id: str) -> Sequence[Approval]:
@@ -320,9 +283,11 @@ class Revision:
 
 
 class Revisions(Protocol):
-    """The revisions, in one open transaction.
+    """What people changed in messages, with what it was before, in one open transaction (B-16).
 
-    The contract is executable: `semel.testing.contracts.RevisionsContract`.
+    Number 0 is the original and never changes; each fix adds the next number.  With *keep-id*
+    the revision is handled under the message's own id; with *new-id* under another one, and
+    the revisions of both ids say so.
     """
 
     async def add(self, revision: Revision) -> Revision:
@@ -393,11 +358,11 @@ class ReplayState(StrEnum):
     """Everything that was selected had its turn."""
 
     ABANDONED = "abandoned"
-    """Somebody let it go: nobody can go on with it, and the claims are no longer kept for it."""
+    """A person ended it: it cannot go on, and the claims are no longer kept for it."""
 
 
 OVER: Final = frozenset({ReplayState.FINISHED, ReplayState.ABANDONED})
-"""The states that nobody goes on from: these replays need no claims."""
+"""The final states: these replays need no claims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,9 +390,19 @@ class ReplayRun:
 
 
 class Replays(Protocol):
-    """The replays, in one open transaction.
+    """The replays that were begun, and how far each is, in one open transaction.
 
-    The contract is executable: `semel.testing.contracts.ReplaysContract`.
+        RUNNING ──▶ FINISHED            everything that was selected was replayed
+           │ ▲
+           ▼ │ run again
+        STOPPED, FAILED                 a canary is over, or a person stopped it; too much failed
+           │
+           ▼
+        ABANDONED                       from any state but FINISHED: it will not go on
+
+    A replay whose process died stays RUNNING: running it again goes on behind its cursor.  A
+    replay that can go on needs the claims, so none of its consumer's claims are pruned before
+    it is FINISHED or ABANDONED.
     """
 
     async def begin(self, run: ReplayRun) -> bool:
@@ -439,7 +414,7 @@ class Replays(Protocol):
         ...
 
     async def advance(self, run: ReplayRun, cursor_before: str) -> bool:
-        """Write state, cursor and counts of a replay that runs, if nobody else went on with it.
+        """Write state, cursor and counts of a running replay, if no other process went on with it.
 
         False, and nothing changed, where its cursor is not *cursor_before* or it does not run.
         """

@@ -3,9 +3,11 @@
 database    one transaction with all stores; engine: engines and their URLs
 session     the session that handlers get: it cannot end the transaction
 claims      the claims; claim_statements: their SQL
-waiting deadletters attempts inbox outbox members outcomes versions    one store each
+waiting inbox outbox    one store each
+deadletters the dead letters, and the failed attempts
+bookkeeping the books of consumers: running members, offsets, versions
+store       what the stores share: statements, rows, filters, what may be deleted
 operators   the stores of operators: audit trail, approvals, revisions, replays
-retention   which messages are over
 dryrun      what a session changes, and what its commit would refuse
 notify      NOTIFY wakes the relays of other processes
 tables      all tables; types: their columns; schema: making and comparing them

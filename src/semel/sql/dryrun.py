@@ -1,14 +1,10 @@
-"""Dry runs: what a session changes, and what its commit would refuse.
+"""Dry runs: what a session changes outside of semel's tables, and what its commit would refuse.
 
-What a commit would refuse, asked without one: constraints that are checked at the end.
+    objects      from the session's flushes, with their old and new values
+    statements   from the session's own connection, with parameters and row counts
 
-A dry run is rolled back; without this it would call a message handled that no
-commit could keep.
-
-What a session changes outside of semel's own tables: for dry runs.
-
-objects      from the session's flushes, with their old and new values
-statements   from the session's own connection, with parameters and row counts
+Constraints that a commit checks are checked here without one: a dry run is rolled back, and would
+otherwise call a message handled that no commit could keep.
 """
 
 from __future__ import annotations
@@ -176,7 +172,7 @@ def _parameters(compiled: list[Mapping[str, Any]], raw: Any) -> dict[str, Any]:
         return dict(compiled[0])
     if compiled:
         return {f"row {n}": dict(one) for n, one in enumerate(compiled, 1)}
-    # Without names nobody can tell a secret from a number.
+    # Without names, a secret cannot be told from a number.
     return {"parameters": f"{len(raw)} without names"} if raw else {}
 
 

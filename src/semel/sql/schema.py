@@ -25,7 +25,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
-import semel.sql.tables  # noqa: F401  it fills the metadata
 from semel.errors import Permanent, reason_of
 from semel.operate.stores import SchemaChange, SchemaProblem
 from semel.secrets import masked

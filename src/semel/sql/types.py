@@ -202,9 +202,12 @@ def originals() -> Column[str]:
     )
 
 
-def origin() -> list[Column[int] | Column[str]]:
-    """Return where a message came from, and what else it carried."""
+def stored_message(payload: str) -> list[Column[Any]]:
+    """Return the columns of a `StoredMessage`, but for consumer and id."""
     return [
+        text_column("key", "original key; sha256:… where it is long or no plain text", null=True),
+        payload_bytes(payload),
+        short_text("topic", "original topic"),
         Column("partition", Integer, nullable=True, comment="of the original record"),
         Column("offset", BigInteger, nullable=True, comment="of the original record"),
         short_text("headers", "JSON object of base64; empty: none, or erased"),
@@ -213,4 +216,7 @@ def origin() -> list[Column[int] | Column[str]]:
         short_text("message_type", "the event's type"),
         short_text("schema_version", "as the producer said"),
         short_text("correlation_id", "as the producer said"),
+        counted("attempts", "how often it was tried"),
+        time_us("erased_at", "when its payload was erased", null=True),
+        originals(),
     ]

@@ -14,7 +14,7 @@ from semel.message import Coordinates, Message
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failed.retries import RetryWorker, retry_due
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
-from semel.messaging.handle.attempt import attempt, handle_message
+from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import TOGETHER_SECONDS
 from semel.messaging.handle.claims import ClaimRequest, ClaimState, Failure
 from semel.messaging.handle.lease import handle_leased
@@ -94,7 +94,7 @@ class Service:
 
 
 async def _alone(service: Service, message: Message, waiting: WaitingMessage | None) -> Outcome:
-    return await attempt(service.consumer, service.database, message, waiting)
+    return await handle_message(service.consumer, service.database, message, waiting)
 
 
 async def _leased(service: Service, message: Message, waiting: WaitingMessage | None) -> Outcome:

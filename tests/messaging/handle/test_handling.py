@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from semel.codec import FromHeader, Reading, Unread, Unreadable
 from semel.message import Coordinates, Message, Record
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
-from semel.messaging.handle.attempt import attempt, handle_unreadable
+from semel.messaging.handle.attempt import handle_message, handle_unreadable
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.outcome import (
     Conflicted,
@@ -209,7 +209,7 @@ def test_a_worker_with_the_old_payload_leaves_a_message_that_was_fixed_alone():
         await unit.claims.expect_payload("billing", "m1", fixed.digest)
 
     place.ask(fix)
-    old = asyncio.run(attempt(place.consumer, place.database, message(), WAITS))
+    old = asyncio.run(handle_message(place.consumer, place.database, message(), WAITS))
     done = place.retry()
 
     assert isinstance(old, RetryLater)

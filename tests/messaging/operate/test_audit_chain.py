@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import delete, update
 
 from semel.operate import audit
-from semel.operate.audit import Broken, NotedHead, Verified, verify
+from semel.operate.audit import Broken, NotedHead, Verified, verify_audit
 from semel.operate.stores import Act, hash_of, readable_diff
 from semel.sql.tables import audit_entry, audit_head
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
@@ -55,7 +55,7 @@ async def entry_of(database, number):
 def test_a_whole_trail_is_verified_with_its_last_hash(entries):
     async def whole():
         database = await trail(entries)
-        found = await verify(database)
+        found = await verify_audit(database)
         async with database.begin() as unit:
             assert found == Verified(*await unit.audit.head())
         assert found.entries == entries
@@ -81,7 +81,7 @@ def test_a_changed_entry_is_found(number, changed):
         database = await trail()
         await run(database, update(audit_entry).where(numbered(number)).values(changed))
 
-        found = await verify(database)
+        found = await verify_audit(database)
 
         assert isinstance(found, Broken)
         assert f"entry {number}" in found.where or f"entry {number + 1}" in found.where
@@ -95,7 +95,7 @@ def test_a_removed_entry_is_found(number):
         database = await trail()
         await run(database, without(number))
 
-        assert await verify(database) == Broken(
+        assert await verify_audit(database) == Broken(
             f"entry {number} is missing: {number + 1} follows {number - 1}"
         )
 
@@ -107,7 +107,7 @@ def test_an_end_that_was_cut_off_is_found_by_the_head():
         database = await trail()
         await run(database, without(5))
 
-        assert await verify(database) == Broken("the trail ends at 4, and its head says 5")
+        assert await verify_audit(database) == Broken("the trail ends at 4, and its head says 5")
 
     asyncio.run(whole())
 
@@ -120,8 +120,8 @@ def test_an_end_that_was_cut_off_with_the_head_is_found_by_a_noted_head():
         head = update(audit_head).values(number=4, hash=fourth.hash)
         await run(database, without(5), head)
 
-        assert isinstance(await verify(database), Verified)
-        assert await verify(database, noted) == Broken("the trail ends at 4, and 5 was noted")
+        assert isinstance(await verify_audit(database), Verified)
+        assert await verify_audit(database, noted) == Broken("the trail ends at 4, and 5 was noted")
 
     asyncio.run(whole())
 
@@ -131,10 +131,10 @@ def test_a_trail_that_was_written_anew_is_found_by_a_noted_head():
         original, forged = await trail(), await trail()
         entry = await entry_of(original, 2)
 
-        found = await verify(forged, NotedHead(2, entry.hash))
+        found = await verify_audit(forged, NotedHead(2, entry.hash))
 
         assert found == Broken("entry 2 is not the one that was noted")
-        assert isinstance(await verify(original, NotedHead(2, entry.hash)), Verified)
+        assert isinstance(await verify_audit(original, NotedHead(2, entry.hash)), Verified)
 
     asyncio.run(whole())
 
@@ -143,10 +143,10 @@ def test_a_forged_head_is_found():
     async def whole():
         database = await trail()
         await run(database, update(audit_head).values(number=5, hash="0" * 64))
-        assert await verify(database) == Broken("the head has another hash than entry 5")
+        assert await verify_audit(database) == Broken("the head has another hash than entry 5")
 
         await run(database, update(audit_head).values(number=6, hash="0" * 64))
-        assert await verify(database) == Broken("the trail ends at 5, and its head says 6")
+        assert await verify_audit(database) == Broken("the trail ends at 5, and its head says 6")
 
     asyncio.run(whole())
 
@@ -161,7 +161,7 @@ def test_a_trail_that_grows_meanwhile_is_whole():
                     await unit.audit.append(Act("ann", "park.skip"))
                 await asyncio.sleep(0)
 
-        found, _ = await asyncio.gather(verify(database), grow())
+        found, _ = await asyncio.gather(verify_audit(database), grow())
         assert isinstance(found, Verified)
 
     asyncio.run(whole())
@@ -173,17 +173,17 @@ class TestTheTrailInADatabase(InSqlite, DatabaseContract):
         for _ in range(5):
             async with world.database.begin() as unit:
                 await unit.audit.append(Act("ann", "park.skip", details={"n": 1}))
-        assert isinstance(await verify(world.database), Verified)
+        assert isinstance(await verify_audit(world.database), Verified)
 
         async with world.database.begin() as unit:
             third = audit_entry.c.number == 3
             await unit.session.execute(update(audit_entry).where(third).values(actor="bob"))
-        assert await verify(world.database) == Broken("entry 3 was changed")
+        assert await verify_audit(world.database) == Broken("entry 3 was changed")
 
         async with world.database.begin() as unit:
             await unit.session.execute(delete(audit_head))
             await unit.session.execute(delete(audit_entry))
-        assert await verify(world.database) == Verified(0, "0" * 64)
+        assert await verify_audit(world.database) == Verified(0, "0" * 64)
 
 
 def test_the_hash_covers_every_word():

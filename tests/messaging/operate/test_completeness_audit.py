@@ -16,13 +16,13 @@ from semel.operate.completeness import (
     FOUND,
     KEPT,
     STANDINGS,
+    Completeness,
     Extent,
     Found,
     Standing,
     Stretch,
     audit_completeness,
     audit_ranges,
-    is_known,
 )
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.places import InPostgres, InSqlite
@@ -280,5 +280,7 @@ def test_of_a_consumer_that_nobody_knows_nothing_is_known(broker):
 
     nothing, asked = asyncio.run(scenario())
 
-    assert (nothing, is_known(nothing), is_known(asked)) == ([], False, False)
-    assert is_known([audited(broker, ranges((0, 1, "success")), Extent())])
+    assert nothing == []
+    assert not Completeness("biling", nothing).known
+    assert not Completeness("biling", asked).known
+    assert Completeness("billing", [audited(broker, ranges((0, 1, "success")), Extent())]).known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, get_args
 
 import pytest
@@ -175,3 +176,56 @@ def test_an_offset_is_a_hole_where_no_record_was_delivered_and_nowhere_else():
 def test_the_table_of_outcomes_has_a_row_for_every_kind():
     assert set(MEANING) == set(get_args(Outcome))
     assert [kind for kind, meaning in MEANING.items() if not meaning.ack] == [RetryLater]
+
+
+class RolledBack(Exception):
+    """Ends a batch's transaction without a commit."""
+
+
+async def in_a_batch(place: Place, *outcomes: Outcome, fails: bool = False) -> None:
+    """Fetch and settle; the transaction of the batch writes the marks, and may fail behind it."""
+    records = await place.member.fetch(len(outcomes), 0.0)
+    for record in records:
+        await place.settling.deliver(record.at)
+    offsets = [record.at for record in records]
+    marks = place.settling.marks({}, offsets)
+    with suppress(RolledBack):
+        async with place.database.begin() as unit:
+            await marks.write(unit, outcomes)
+            if fails:
+                raise RolledBack
+        marks.are_durable()
+    await place.settling.settle(dict(zip(offsets, outcomes, strict=True)))
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["committed", "rolled back"])
+def test_marks_of_a_batch_are_written_once_whether_or_not_its_transaction_commits(fails):
+    place = Place(4)
+
+    async def test() -> None:
+        await in_a_batch(place, Handled(), Skipped(), fails=fails)
+        await in_a_batch(place, Handled(), Handled())
+
+        assert await place.ranges() == [
+            (0, 0, "success"),
+            (1, 1, "duplicate_skipped"),
+            (2, 3, "success"),
+        ]
+        assert place.committed == 4
+
+    run(place, test)
+
+
+def test_a_batch_marks_nothing_behind_a_message_that_comes_back():
+    place = Place(3)
+
+    async def test() -> None:
+        await in_a_batch(place, Handled(), RetryLater(0.0), Handled())
+        assert await place.ranges() == [(0, 0, "success")]
+        assert place.committed == 1
+
+        await in_a_batch(place, Handled(), Skipped())
+        assert await place.ranges() == [(0, 2, "success")]
+        assert place.committed == 3
+
+    run(place, test)

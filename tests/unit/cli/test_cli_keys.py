@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
-from semel.cli.keys import ADDED, REPORTS, keys_of_command, page
+from semel.cli.keys import ADDED, REPORTS, classes_of, keys_of, keys_of_command, page, parts_of
+from semel.cli.messages import Payload
 from tests import snapshots
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "json.md"
+
+SHOW_PAYLOADS = {"dlq show", "parking show", "replay dry-run"}
+"""The first two are audited; the third shows what a handler would send."""
 
 ENVELOPE = {"command", "format", "exit", "error"}
 
@@ -53,6 +57,21 @@ def test_the_page_lists_the_keys_that_a_command_adds(commands):
     for document in documents:
         assert set(ADDED[commands]) <= set(document)
         assert set(document) - ENVELOPE <= listed
+
+
+@pytest.mark.parametrize("command", REPORTS)
+def test_bytes_of_a_message_are_only_shown_as_a_payload(command):
+    kinds = {REPORTS[command], *parts_of(REPORTS[command])}
+
+    raw = [
+        (kind.__name__, key.name)
+        for kind in kinds
+        for key in keys_of(kind)
+        if bytes in classes_of(key.hint)
+    ]
+
+    assert raw == []
+    assert Payload not in kinds or command in SHOW_PAYLOADS
 
 
 def test_links_on_the_page_lead_to_its_parts():

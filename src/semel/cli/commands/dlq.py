@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -47,7 +48,6 @@ from semel.operate.deadletters import (
     skip_dead_letter,
 )
 from semel.operate.deletion import ask_to_delete_dead_letter
-from semel.operate.stores import OperatorDatabase
 
 app = typer.Typer(no_args_is_help=True, help="Look at dead letters, and deal with them.")
 
@@ -155,14 +155,10 @@ def retry(
 
     Example: semel dlq retry m-17 m-18 --consumer billing --reason "fixed in 2.4.1"
     """
-
-    async def act(database: OperatorDatabase, message_id: str) -> str:
-        given = actor.given
-        times = await retry_dead_letter(database, consumer, message_id, **given, at_most=at_most)
-        return f"sent back (attempt {times})"
-
     actor.confirm(answer, f"Send {counted(len(messages), 'dead letter')} back to {consumer}?")
-    act_on_each(answer, books, actor, messages, act, consumer=consumer)
+    act = partial(retry_dead_letter, at_most=at_most)
+    note = "sent back (attempt {})".format
+    act_on_each(answer, books, actor, act, messages, note, consumer=consumer)
 
 
 @app.command("park")
@@ -180,15 +176,7 @@ def park(
     Example: semel dlq park m-17 --consumer billing --reason "the amount must be corrected"
     """
     actor.confirm(answer, f"Park {counted(len(messages), 'dead letter')} of {consumer}?")
-    act_on_each(
-        answer,
-        books,
-        actor,
-        messages,
-        lambda database, one: park_dead_letter(database, consumer, one, **actor.given),
-        "parked",
-        consumer=consumer,
-    )
+    act_on_each(answer, books, actor, park_dead_letter, messages, "parked", consumer=consumer)
 
 
 @app.command("skip")
@@ -206,15 +194,7 @@ def skip(
     Example: semel dlq skip m-17 --consumer billing --reason "a test order"
     """
     actor.confirm(answer, f"Skip {counted(len(messages), 'dead letter')} of {consumer} for good?")
-    act_on_each(
-        answer,
-        books,
-        actor,
-        messages,
-        lambda database, one: skip_dead_letter(database, consumer, one, **actor.given),
-        "skipped",
-        consumer=consumer,
-    )
+    act_on_each(answer, books, actor, skip_dead_letter, messages, "skipped", consumer=consumer)
 
 
 @app.command("delete")
@@ -234,12 +214,7 @@ def delete(
     Example: semel dlq delete m-17 --consumer billing --reason "sent to the wrong topic"
     """
     actor.confirm(answer, f"Ask to delete the dead letter {message} of {consumer}?")
-    reply_asked(
-        answer,
-        books,
-        actor,
-        lambda database: ask_to_delete_dead_letter(database, consumer, message, **actor.given),
-    )
+    reply_asked(answer, books, actor, ask_to_delete_dead_letter, consumer, message)
 
 
 def inspection_lines(found: LetterInspection) -> Iterator[Line | Rows]:

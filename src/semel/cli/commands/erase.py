@@ -1,20 +1,23 @@
-"""`semel erase`: payloads that must go."""
+"""`semel erase`: remove the payloads of a key or of a message."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from semel.cli.answer import Answer
 from semel.cli.database import Actor, Books, acting
 from semel.cli.plain import given
 from semel.cli.preamble import begins_with
-from semel.cli.reports.audit import EraseReport
+from semel.cli.render import Field, Line, Shape
 from semel.cli.words import counted
 from semel.errors import Misuse
+from semel.operate.retention import Erased
 from semel.operate.retention import erase as erase_payloads
+
+Shape(Erased, Field("left"), whole=True)
 
 
 @begins_with(acting, "erase")
@@ -40,8 +43,8 @@ def erase(
     """Remove payloads and headers everywhere, for all consumers; needs a reason.
 
     From dead letters, waiting messages, their revisions, the inbox, the outbox and kept
-    results.  What is erased is never handled and never sent.  Hashes and the audit trail stay.
-    What is not stored is not covered: where a message is being handled, run it again.
+    results.  An erased message is never handled and never sent.  Hashes and the audit trail
+    stay.  Only what is stored is erased: if a message is being handled now, run it again later.
 
     Example: semel erase --key customer-7 --reason "request 4711 of the customer"
     """
@@ -55,36 +58,18 @@ def erase(
 
     erased = books.ask(
         lambda database: erase_payloads(
-            database,
-            key=key,
-            message_id=message,
-            actor=actor.name,
-            reason=actor.reason,
-            progress=progress,
+            database, key=key, message_id=message, progress=progress, **actor.given
         )
     )
-    report = EraseReport(
-        books.name,
-        erased.dead_letters,
-        erased.waiting,
-        erased.revisions,
-        erased.inbox,
-        erased.outbox,
-        erased.results,
-        erased.in_progress,
-        erased.left,
-        actor.name,
-        actor.reason,
-    )
-    answer.give(report, show_erased)
+    answer.reply(erased, erased_lines, database=books.name, **actor.given)
 
 
-def show_erased(console: Console, report: EraseReport) -> None:
-    """Print how much was erased."""
-    console.print(
-        f"erased: {report.dead_letters} dead letters, {report.waiting} waiting messages, "
-        f"{report.revisions} revisions, {report.inbox} in the inbox, {report.outbox} in the "
-        f"outbox, {report.results} kept results",
-        markup=False,
+def erased_lines(erased: Erased) -> Iterator[Line]:
+    """Put how much was erased for people."""
+    yield (
+        f"erased: {counted(erased.dead_letters, 'dead letter')}, "
+        f"{counted(erased.waiting, 'waiting message')}, "
+        f"{counted(erased.revisions, 'revision')}, {erased.inbox} in the inbox, "
+        f"{erased.outbox} in the outbox, {counted(erased.results, 'kept result')}"
     )
-    console.print(report.left, markup=False)
+    yield erased.left

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
-from semel.cli.answer import Answer, table, tell_shortened
+from semel.cli.answer import Answer
 from semel.cli.database import (
     Actor,
     Books,
@@ -18,23 +19,73 @@ from semel.cli.database import (
     acting,
     asking,
 )
-from semel.cli.plain import given, shortened
+from semel.cli.plain import given
 from semel.cli.preamble import begins_with
-from semel.cli.reports.explanation import (
-    ExplainReport,
-    GapList,
-    GapReport,
-    GapsClosed,
-    MomentReport,
-    explain_report,
-    gap_reports,
-)
+from semel.cli.render import Field, Line, Rows, Shape, bold, column, name_of
 from semel.cli.selection import load_consumer
 from semel.cli.words import at, counted, listed
 from semel.errors import Misuse
-from semel.operate.explain import close_gaps, explain_message, open_gaps, pass_over_gaps
+from semel.messaging.records import FailedAttempt, Gap
+from semel.operate.explain import (
+    Explanation,
+    Moment,
+    close_gaps,
+    explain_message,
+    open_gaps,
+    pass_over_gaps,
+)
 
 gaps_app = typer.Typer(no_args_is_help=True, help="Versions of aggregates that did not come.")
+
+
+def last_missing(gap: Gap) -> int:
+    """The last version that is missing."""
+    return gap.found - 1
+
+
+def _missing(gap: Gap) -> str:
+    last = last_missing(gap)
+    return str(last) if gap.expected == last else f"{gap.expected} to {last}"
+
+
+MOMENT = Shape(
+    Moment,
+    Field("at", head="  when", cell=lambda seconds: f"  {at(seconds)}"),
+    Field("what", head="what"),
+    Field("words", head=" "),
+)
+Shape(FailedAttempt, Field("at", means="When it failed."), whole=True)
+GAP = Shape(
+    Gap,
+    Field("consumer", head="consumer"),
+    Field("key", head="key", cell=name_of),
+    column("missing", _missing),
+    Field("first_missing", "expected"),
+    Field("last_missing", last_missing),
+    Field("found", head="came", cell=str, right=True),
+    Field("since", head="since", cell=at),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGaps:
+    """The answer to `semel gaps list`."""
+
+    gaps: list[Gap]
+
+    @property
+    def needs_attention(self) -> bool:
+        """Say whether a version did not come."""
+        return bool(self.gaps)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedGaps:
+    """The answer to `semel gaps close`."""
+
+    gaps: list[Gap]
+    passed_over: bool
+    """The missing versions are not waited for any more."""
 
 
 @begins_with(asking, "explain")
@@ -54,13 +105,13 @@ def explain(
     """Tell one message's story: where it came from, what was tried, who did what, what it sent.
 
     For every consumer that knows it; no payload is shown.  Of what it sent, the outbox has what
-    was not delivered yet; with --sent-to the ids of the rest are computed, and consumers in this
-    database are asked for them.  Exit code 1: nobody knows it.
+    was not delivered yet; with --sent-to the ids of the rest are computed, and looked up at the
+    consumers in this database.  Exit code 1: no consumer knows it.
 
     Example: semel explain m-17 --sent-to invoices --database postgresql://db/shop
     """
     found = books.ask(lambda database: explain_message(database, message, consumer, sent_to or ()))
-    answer.give(explain_report(books.name, found), show_explanation)
+    answer.reply(found, story_lines, database=books.name)
 
 
 @gaps_app.command("list")
@@ -74,8 +125,9 @@ def list_gaps(
 
     Example: semel gaps list --database postgresql://db/shop
     """
-    found = books.ask(lambda database: open_gaps(database, consumer, limit))
-    answer.give(GapList(books.name, gap_reports(found)), show_gaps)
+    gaps = books.ask(lambda database: open_gaps(database, consumer, limit))
+    shown = GAP.table(gaps) if gaps else bold("nothing is missing", "green")
+    answer.reply(OpenGaps(gaps), lambda _: (shown,), database=books.name)
 
 
 @gaps_app.command("close")
@@ -91,7 +143,7 @@ def close(
             "--consumer",
             "-c",
             metavar="NAME",
-            help="The consumer; with --pass-over as MODULE:NAME, for only itself reads versions.",
+            help="The consumer; with --pass-over as MODULE:NAME, whose code reads the versions.",
         ),
     ],
     key: Annotated[
@@ -112,69 +164,37 @@ def close(
     """
     if not actor.reason.strip():
         raise Misuse("closing a gap needs a reason, which the audit trail keeps: add --reason '…'")
-    asked = {"actor": actor.name, "reason": actor.reason}
     if pass_over:
         handler = load_consumer(consumer)
         actor.confirm(answer, f"Go on without the missing versions of {key!r} for {handler.name}?")
-        found = books.ask(lambda database: pass_over_gaps(database, handler, key, **asked))
+        gaps = books.ask(lambda database: pass_over_gaps(database, handler, key, **actor.given))
     else:
         actor.confirm(answer, f"Close the gaps of {key!r} for {consumer}?")
-        found = books.ask(lambda database: close_gaps(database, consumer, key, **asked))
-    report = GapsClosed(books.name, gap_reports(found), pass_over, actor.name, actor.reason)
-    answer.give(report, show_closed)
+        gaps = books.ask(lambda database: close_gaps(database, consumer, key, **actor.given))
+    word = "passed over" if pass_over else "closed"
+    lines = (GAP.table(gaps), word)
+    closed = ClosedGaps(gaps, pass_over)
+    answer.reply(closed, lambda _: lines, database=books.name, **actor.given)
 
 
-def show_explanation(console: Console, report: ExplainReport) -> None:
-    """Print a story for each consumer."""
-    console.print(f"[bold]{escape(report.message_id)}[/]")
-    if report.stored_as != report.message_id:
-        console.print(f"  stored as {report.stored_as}", markup=False)
-    if report.other_names:
-        console.print(f"  other ids: {listed(report.other_names)}", markup=False)
-    if report.needs_attention:
-        console.print("no consumer knows it")
-    for story in report.stories:
-        console.print(f"[bold]{escape(story.consumer)}[/]: {escape(story.standing)}")
+def story_lines(found: Explanation) -> Iterator[Line | Rows]:
+    """Put what is known of a message for people."""
+    yield bold(found.message_id)
+    if found.stored_as != found.message_id:
+        yield f"  stored as {found.stored_as}"
+    if found.other_names:
+        yield f"  other ids: {listed(found.other_names)}"
+    if found.needs_attention:
+        yield "no consumer knows it"
+    for story in found.stories:
+        yield Text.assemble((story.consumer, "bold"), f": {story.standing}")
         where = f"from {story.source}, " if story.source else ""
         key = f"key {story.key}, " if story.key is not None else ""
         attempts = counted(story.attempts, "attempt")
-        console.print(f"  {where}{key}{attempts}, payload {story.payload_hash[:12]}", markup=False)
-        console.print(f"  deliveries: {story.deliveries}", markup=False)
-        console.print(f"  sent: {story.children}", markup=False)
-        _show_moments(console, story.moments)
-    if report.acts:
-        console.print("[bold]for all consumers[/]")
-        _show_moments(console, report.acts)
-
-
-def _show_moments(console: Console, moments: list[MomentReport]) -> None:
-    rows = table("  when", "what", "")
-    for one in moments:
-        rows.add_row(f"  {at(one.at)}", one.what, escape(one.words))
-    console.print(rows)
-
-
-def show_gaps(console: Console, report: GapList) -> None:
-    """Print one line for each gap."""
-    if not report.gaps:
-        console.print("[green]nothing is missing[/]")
-        return
-    _show(console, report.gaps)
-
-
-def show_closed(console: Console, report: GapsClosed) -> None:
-    """Print what was closed."""
-    _show(console, report.gaps)
-    console.print("passed over" if report.passed_over else "closed")
-
-
-def _show(console: Console, gaps: list[GapReport]) -> None:
-    rows = table("consumer", "key", "missing", "came", "since", right=("came",))
-    for gap in gaps:
-        missing = f"{gap.first_missing} to {gap.last_missing}"
-        if gap.first_missing == gap.last_missing:
-            missing = str(gap.first_missing)
-        key = escape(shortened(gap.key))
-        rows.add_row(escape(gap.consumer), key, missing, str(gap.found), at(gap.since))
-    console.print(rows)
-    tell_shortened(console, (gap.key for gap in gaps))
+        yield f"  {where}{key}{attempts}, payload {story.payload_hash[:12]}"
+        yield f"  deliveries: {story.deliveries}"
+        yield f"  sent: {story.children}"
+        yield MOMENT.table(story.moments)
+    if found.acts:
+        yield bold("for all consumers")
+        yield MOMENT.table(found.acts)

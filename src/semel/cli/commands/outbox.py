@@ -147,15 +147,7 @@ def retry(
         meant = books.ask(lambda d: parked_ids(d, outbox, topic=topic, refused_with=refused_with))
     if meant:
         actor.confirm(answer, f"Send {counted(len(meant), 'message')} of {outbox} again?")
-    act_on_each(
-        answer,
-        books,
-        actor,
-        meant,
-        lambda database, one: send_again(database, outbox, one, **actor.given),
-        "the relay sends it again",
-        outbox=outbox,
-    )
+    act_on_each(answer, books, actor, send_again, meant, "the relay sends it again", outbox=outbox)
 
 
 @app.command("drop")
@@ -175,15 +167,7 @@ def drop(
     Example: semel outbox drop m-17 --reason "the customer was told by phone"
     """
     actor.confirm(answer, f"Drop {counted(len(messages), 'message')} of {outbox} for good?")
-    act_on_each(
-        answer,
-        books,
-        actor,
-        messages,
-        lambda database, one: drop_message(database, outbox, one, **actor.given),
-        "dropped",
-        outbox=outbox,
-    )
+    act_on_each(answer, books, actor, drop_message, messages, "dropped", outbox=outbox)
 
 
 def status_lines(status: OutboxStatus) -> Iterator[Line]:

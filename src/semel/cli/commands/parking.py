@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
@@ -237,17 +238,11 @@ def classify_messages(
 
     Example: semel parking classify m-17 --consumer billing --label data
     """
-    asked = f"Classify {counted(len(messages), 'message')} of {consumer} as {label!r}?"
-    actor.confirm(answer, asked)
-    act_on_each(
-        answer,
-        books,
-        actor,
-        messages,
-        lambda database, one: classify(database, consumer, one, label, **actor.given),
-        f"classified as {label}",
-        consumer=consumer,
+    actor.confirm(
+        answer, f"Classify {counted(len(messages), 'message')} of {consumer} as {label!r}?"
     )
+    act, note = partial(classify, label=label), f"classified as {label}"
+    act_on_each(answer, books, actor, act, messages, note, consumer=consumer)
 
 
 @app.command("fix")
@@ -323,15 +318,7 @@ def release_messages(
         raise Misuse("say what to release: message ids, or --key")
     if messages:
         actor.confirm(answer, f"Release {counted(len(messages), 'message')} of {consumer}?")
-        act_on_each(
-            answer,
-            books,
-            actor,
-            messages,
-            lambda database, one: release(database, consumer, one, **actor.given),
-            "released",
-            consumer=consumer,
-        )
+        act_on_each(answer, books, actor, release, messages, "released", consumer=consumer)
         return
     actor.confirm(answer, f"Release everything that is parked under {key!r} of {consumer}?")
     ids = books.ask(lambda database: release_key(database, consumer, key or "", **actor.given))
@@ -356,15 +343,7 @@ def skip_messages(
     Example: semel parking skip m-17 --consumer billing --reason "a test order"
     """
     actor.confirm(answer, f"Skip {counted(len(messages), 'message')} of {consumer} for good?")
-    act_on_each(
-        answer,
-        books,
-        actor,
-        messages,
-        lambda database, one: skip(database, consumer, one, **actor.given),
-        "skipped",
-        consumer=consumer,
-    )
+    act_on_each(answer, books, actor, skip, messages, "skipped", consumer=consumer)
 
 
 @app.command("delete")
@@ -382,12 +361,7 @@ def delete(
     Example: semel parking delete m-17 --consumer billing --reason "sent to the wrong topic"
     """
     actor.confirm(answer, f"Ask to delete message {message} of {consumer}?")
-    reply_asked(
-        answer,
-        books,
-        actor,
-        lambda database: ask_to_delete(database, consumer, message, **actor.given),
-    )
+    reply_asked(answer, books, actor, ask_to_delete, consumer, message)
 
 
 @app.command("requests")

@@ -1,23 +1,22 @@
-"""`semel retention`: rows that may go."""
+"""`semel retention`: delete a consumer's old rows."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, TypeAlias
 
 import typer
-from rich.console import Console
 
 from semel.cli.answer import Answer
 from semel.cli.database import Actor, Books, ConsumerOption, acting
 from semel.cli.options import MOST_ROWS
 from semel.cli.preamble import begins_with
-from semel.cli.reports.audit import RetentionReport
+from semel.cli.render import Line
 from semel.cli.selection import PolicyOption, ReaderOption, load_reader
 from semel.cli.words import counted, lasting
 from semel.errors import Misuse
 from semel.messaging.settings import DAY_SECONDS
-from semel.operate.acts import acting as in_one_transaction
 from semel.operate.retention import (
     DEFAULT_SAFETY,
     MOST_DAYS,
@@ -26,7 +25,6 @@ from semel.operate.retention import (
     prune,
     retention_of,
 )
-from semel.operate.stores import Act, OperatorDatabase, OperatorUnit
 from semel.policy import Policy
 
 TtlOption: TypeAlias = Annotated[
@@ -75,10 +73,11 @@ def retention_terms(
     parked: ParkedOption = None,
     safety: SafetyOption = None,
 ) -> Retention | Policy:
-    """Make the terms of the options, or read the policy that says them.
+    """Make the settings of the options, or read the policy that says them.
 
     Raises:
-        Misuse: both are given, a window outlasts the time to live, or the policy is none.
+        Misuse: both are given, a window is longer than the time to live, or the policy is
+            invalid.
     """
     days = {
         "ttl_seconds": ttl,
@@ -115,13 +114,13 @@ def retention(
         ),
     ] = 1000,
 ) -> None:
-    """Delete a consumer's old claims and what is kept about things that are over.
+    """Delete a consumer's old claims, and what is stored about things that are over.
 
-    In small transactions: claims and inbox messages whose message is over, finished replays,
-    closed gaps, old notes of tries, decided requests; with --reader the outcomes of offsets that
-    the broker has deleted.  Refuses a time to live that one of the windows outlasts, and stops
-    while a replay of the consumer is neither finished nor abandoned.  With --policy its keys
-    decide: claims.ttl, the topics' retention, replay.window, dlq.keep and parking.keep.
+    In small transactions: claims and inbox rows of messages that are over, finished replays,
+    closed gaps, old crash notes, decided requests; with --reader the outcomes of offsets that
+    the broker has deleted.  Refuses a time to live that is shorter than one of the windows,
+    and stops while a replay of the consumer is neither finished nor abandoned.  With --policy
+    its keys decide: claims.ttl, the topics' retention, replay.window, dlq.keep, parking.keep.
 
     Example: semel retention --consumer billing --ttl-days 30 --topic-days 14 --yes
     """
@@ -135,39 +134,26 @@ def retention(
 
     read_again = load_reader(reader)
 
-    def act(name: str, **details: object) -> Act:
-        said = {**details, "ttl_seconds": settings.ttl_seconds}
-        return Act(actor.name, name, consumer, "", actor.reason, said)
-
-    async def begin(unit: OperatorUnit) -> None:
-        await unit.audit.append(act("retention.begin"))
-
-    async def prune_and_note(database: OperatorDatabase) -> Pruned:
-        pruned = await prune(database, consumer, settings, progress, read_again, begin)
-        if pruned.total:
-            async with in_one_transaction(database) as unit:
-                await unit.audit.append(act("retention", **asdict(pruned)))
-        return pruned
-
-    pruned = books.ask(prune_and_note)
-    report = RetentionReport(
-        books.name,
-        consumer,
-        settings.ttl_seconds,
-        settings.shortest_seconds,
-        **asdict(pruned),
+    pruned = books.ask(
+        lambda database: prune(database, consumer, settings, progress, read_again, **actor.given)
     )
-    answer.give(report, show_retention)
+    answer.reply(
+        pruned,
+        pruned_lines,
+        database=books.name,
+        consumer=consumer,
+        ttl_seconds=settings.ttl_seconds,
+        shortest_seconds=settings.shortest_seconds,
+    )
 
 
-def show_retention(console: Console, report: RetentionReport) -> None:
-    """Print how much was deleted."""
-    console.print(
-        f"deleted: {counted(report.claims, 'claim')}, {report.inbox} of the inbox, "
-        f"{counted(report.attempts, 'failed attempt')}, "
-        f"{counted(report.keys, 'lock')} of keys, {counted(report.replays, 'replay')}, "
-        f"{counted(report.gaps, 'gap')}, {counted(report.notes, 'note')} of tries, "
-        f"{counted(report.approvals, 'decided request')}, "
-        f"{counted(report.outcomes, 'range')} of offsets",
-        markup=False,
+def pruned_lines(pruned: Pruned) -> Iterator[Line]:
+    """Put how much was deleted for people."""
+    yield (
+        f"deleted: {counted(pruned.claims, 'claim')}, {pruned.inbox} of the inbox, "
+        f"{counted(pruned.attempts, 'failed attempt')}, "
+        f"{counted(pruned.keys, 'lock')} of keys, {counted(pruned.replays, 'replay')}, "
+        f"{counted(pruned.gaps, 'gap')}, {counted(pruned.notes, 'crash note')}, "
+        f"{counted(pruned.approvals, 'decided request')}, "
+        f"{counted(pruned.outcomes, 'range')} of offsets"
     )

@@ -1,26 +1,12 @@
-"""One message, one transaction: claim, handle, commit; or roll back and write the failure.
-
-What is being handled right now, for the parts that derive ids from it.
-
-One attempt at a message, and how far it came.
-
-The answer to a delivery whose claim says that it is not ours to handle now.
-
-Into the waiting room, behind those of its key, and out of it when its turn comes.
-
-    a delivery, its key is held ─▶ queues up BEHIND (or overtakes, if its version is next)
-    its turn comes              ─▶ still there, still the same? then it is handled
-
-In the transaction that handles the message, under the lock of its key.
-
-One message, one transaction: claim, handle, commit; or roll back and write the failure.
+"""One attempt at one message: claim, handle, and write the failure.
 
     begin ─▶ claim ─▶ handle ─▶ commit ─▶ (settle)
                │         └─ raises ─▶ roll back ─▶ begin ─▶ write the failure ─▶ commit ─▶ (settle)
-               └─ not ours: answer as the claim table says
+               └─ not ours: answer as the claim says
 
-Nothing here talks to a broker: the outcome says what became of the message,
-and whoever delivered it settles it afterwards.
+`Attempt` knows how far it came, and does these steps in a transaction that its caller opened:
+one for each message (`handle_message`), one for a batch, or those of a lease.  Nothing here
+talks to a broker: the outcome says what became of the message, and the caller settles it.
 """
 
 from __future__ import annotations
@@ -31,24 +17,25 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import Any, assert_never
 
 from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Misuse
 from semel.message import Message
 from semel.messaging.consumer import Consumer, holds_key, invokes
-from semel.messaging.database import Database, Unit
+from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failed.attempt_failed import (
     Held,
     forget_tries,
-    leave_the_room,
+    park_poison,
     write_conflict,
     write_failure,
     write_unreadable,
 )
 from semel.messaging.failed.waiting import (
     is_next,
+    leave_waiting,
     let_next_go,
     mark_waiting,
     parked_without_payload,
@@ -85,6 +72,7 @@ from semel.messaging.outcome import (
     Skipped,
     alert,
 )
+from semel.messaging.receive.offsets import Ended
 from semel.messaging.records import BEHIND, Gap, WaitingMessage, Waits
 from semel.messaging.redact import ERASED_REASON
 from semel.policy.vocabulary import GapPolicy
@@ -171,31 +159,305 @@ class _Now(AbstractContextManager[Handling]):
 
 
 @dataclass(slots=True)
-class Try:
-    """How far an attempt came before it failed."""
+class Attempt:
+    """One attempt at a message, and how far it came."""
 
-    message: Message
-    began: bool = False
-    """The handler was called: the failure counts as an attempt."""
+    consumer: Consumer
+    delivered: Message
+    """The message as it came; `message` is what the handler gets."""
 
-    ended: bool = False
-    """The handler returned: whatever fails now is not its doing."""
+    answer: ClaimAnswer | None = None
+    """What its claim said, where a batch claimed it with others.  None: the attempt claims."""
 
     from_waiting: bool = False
-    """The message comes out of the waiting room, not from the broker."""
+    """The message comes out of the waiting table, not from the broker."""
+
+    fence: int | None = None
+    """Of its lease, where it has one."""
 
     overtakes: bool = False
-    """Others of its key wait in the room for its version."""
+    """Others of its key wait for its version."""
 
-    gap: Gap | None = field(default=None)
+    message: Message = field(init=False)
+    """With the number of this attempt, or marked as a repetition."""
 
+    began: bool = field(default=False, init=False)
+    """The handler was called: the failure counts as an attempt."""
 
-async def not_claimed(consumer: Consumer, unit: Unit, state: Try, answer: NotOurs) -> Outcome:
-    """Answer as `refused` does; *state* tells whether the handler was invoked all the same."""
-    if invokes(consumer, answer):
-        state.message = state.message.repeated()
-        state.began = True
-    return await refused(consumer, unit, state.message, answer)
+    ended: bool = field(default=False, init=False)
+    """All of it went well: whatever fails now, as the commit, is not the handler's doing."""
+
+    gap: Gap | None = field(default=None, init=False)
+    """The missing versions because of which it fails."""
+
+    def __post_init__(self) -> None:
+        self.message = self.delivered
+
+    def again(self) -> Attempt:
+        """Return the same attempt before it began."""
+        return replace(self)
+
+    @property
+    def is_claimed(self) -> bool:
+        """A batch claimed the message in its transaction, which may go on after a failure."""
+        return isinstance(self.answer, Claimed)
+
+    async def run(self, unit: Unit) -> Outcome:
+        """Claim in the open transaction, unless a batch did, and do what the claim says."""
+        answer = self.answer
+        if answer is None:
+            gone = await self.enter(unit)
+            if gone is not None:
+                return gone
+            request = ClaimRequest.of(self.message)
+            answer = await unit.claims.try_claim(self.consumer.name, request)
+            reach(CrashPoint.CLAIM_AFTER, self.consumer.name)
+        if isinstance(answer, Claimed):
+            self.message = self.message.tried(answer.attempt)
+            outcome = await self.apply(unit)
+        else:
+            outcome = await self.refuse(unit, answer)
+        if self.from_waiting and self.answer is None and ends_waiting(answer):
+            # A batch removes the rows of all that it claimed, in one statement.
+            ended = Ended(self.message.id, self.message.source, outcome)
+            await leave_waiting(unit, self.consumer.name, ended)
+        return outcome
+
+    async def enter(self, unit: Unit) -> Outcome | None:
+        """Take the message's place in the waiting table; None where it may be handled now."""
+        if self.from_waiting:
+            return await self._take_turn(unit)
+        if not holds_key(self.consumer, self.message):
+            return None
+        key = self.message.key or ""
+        if key not in await unit.waiting.hold(self.consumer.name, [key]):
+            return None
+        return await self._queue_up(unit)
+
+    async def _take_turn(self, unit: Unit) -> Outcome | None:
+        """Lock the row of a waiting message; None where it still waits unchanged.
+
+        Another worker may have handled or parked it since it was read, and a person may have
+        changed it: then it comes back, and is read again.
+        """
+        consumer, message = self.consumer, self.message
+        if holds_key(consumer, message):
+            await unit.waiting.hold(consumer.name, [message.key or ""])
+        waiting = await unit.waiting.take(consumer.name, message.id)
+        if waiting is None:
+            left = await unit.waiting.get(consumer.name, message.id)
+            if left is None:
+                return Skipped(NO_LONGER_WAITING)
+            if left.waits is Waits.PARKED:
+                return Refused("parked")
+            return RetryLater(consumer.settings.held_retry_seconds)
+        if waiting.payload_hash != message.digest:
+            return RetryLater(0.0)
+        if waiting.waits is Waits.BEHIND:
+            # Its claim says parked, too, and under the key's lock nobody else can have it.
+            await unit.claims.reopen(consumer.name, message.id)
+        return None
+
+    async def _queue_up(self, unit: Unit) -> Outcome | None:
+        """Put a message behind those of its key; None where its version says that it is next."""
+        consumer, message = self.consumer, self.message
+        if await is_next(consumer, unit, message):
+            self.overtakes = True
+            return None
+        row = await unit.claims.look_up(consumer.name, message.id)
+        if row is not None:
+            no = refusal(row, message.digest, await unit.now())
+            if no is not None:
+                return await self.refuse(unit, no)
+        if await unit.waiting.get(consumer.name, message.id) is not None:
+            return RetryStored()
+        erased_at = None if row is None else row.erased_at
+        failure = _behind(message, erased_at)
+        if not await unit.claims.mark_failed(consumer.name, message.id, failure):
+            return RetryLater(consumer.settings.held_retry_seconds)
+        return await _put_behind(consumer, unit, message, erased_at)
+
+    async def queue_claimed_up(self, unit: Unit) -> Outcome:
+        """Put a message that a batch has claimed behind the one of its key that failed."""
+        name, message = self.consumer.name, self.message
+        row = await unit.claims.undo(name, message.id, _behind(message))
+        if row.erased_at is not None:
+            await unit.claims.undo(name, message.id, _behind(message, row.erased_at))
+        return await _put_behind(self.consumer, unit, message, row.erased_at)
+
+    async def refuse(self, unit: Unit, answer: NotOurs) -> Outcome:
+        """Answer for a message whose claim says that it is not to be handled now."""
+        if invokes(self.consumer, answer):
+            self.message = self.message.repeated()
+            self.began = True
+        return await refused(self.consumer, unit, self.message, answer)
+
+    async def apply(self, unit: Unit) -> Outcome:
+        """Handle a claimed message, its version checked where the consumer wants that."""
+        consumer, message = self.consumer, self.message
+        await unit.begin_message()
+        if not consumer.settings.versioned:
+            return await self.call(unit)
+        if message.version is None or message.key is None:
+            self.began = True
+            raise NonRetryableMessageError("it has no version, or no key", "SCHEMA_INVALID")
+        current = await unit.versions.current(consumer.name, message.key)
+        first = consumer.settings.first_version
+        outcome: Outcome
+        match in_sequence(message.version, current, first):
+            case InSequence.OLD:
+                await unit.claims.pass_over(consumer.name, message.id, OLD_VERSION)
+                return Skipped("old version")
+            case InSequence.NEXT:
+                outcome, how = await self.call(unit), "arrived"
+            case InSequence.GAP:
+                due = due_version(current, first)
+                gap = Gap(consumer.name, message.key, due, message.version)
+                outcome, how = await self._across(unit, gap)
+        await unit.versions.advance(consumer.name, message.key, message.version)
+        if self.overtakes or (self.from_waiting and holds_key(consumer, message)):
+            await let_next_go(consumer, unit, message)
+        if how:
+            # A rebuilt aggregate also fills the gaps that were crossed before.
+            after = None if how == "rebuilt" else current
+            await unit.versions.close_gaps(consumer.name, message.key, message.version, how, after)
+        return outcome
+
+    async def _across(self, unit: Unit, gap: Gap) -> tuple[Outcome, str]:
+        """Do what the gap policy says; return how the gap was closed, empty where it stays open."""
+        consumer = self.consumer
+        match consumer.settings.gaps:
+            case GapPolicy.ALERT:
+                await unit.versions.open_gap(gap)
+                return replace(await self.call(unit), gap=gap), ""
+            case GapPolicy.FETCH if consumer.fetch_missing is not None:
+                self.began = True
+                await called(consumer.fetch_missing(self.message, unit.session, gap))
+                return await self.call(unit), "fetched"
+            case GapPolicy.REBUILD if consumer.rebuild is not None:
+                self.began = True
+                await called(consumer.rebuild(self.message, unit.session, gap))
+                return Handled(), "rebuilt"
+            case _:
+                self.began = True
+                self.gap = gap
+                raise SequenceGap(gap.key, gap.expected, gap.found)
+
+    async def call(self, unit: Unit) -> Handled:
+        """Call the handler in the open transaction, and keep its result beside the claim."""
+        result = await self.invoke(unit.session)
+        if self.consumer.settings.keeps_results:
+            message = self.message
+            kept = json.dumps(result, default=str)
+            await unit.claims.keep_result(self.consumer.name, message.id, kept, message.key)
+        return Handled(result)
+
+    async def invoke(self, second: Any) -> Any:
+        """Call the handler with its message and a session or a lease; return its result."""
+        self.began = True
+        with handling(self.consumer.name, self.message):
+            result = await self.consumer.invoke(self.message, second)
+        reach(CrashPoint.HANDLE_AFTER, self.consumer.name)
+        return result
+
+    async def beside_others(self, unit: Unit, database: Database) -> Outcome:
+        """Run in a savepoint of a batch's transaction, and write a failure in there, too.
+
+        Raises:
+            Exception: the whole transaction must be given up: it is over, or conflicts with
+                another one, or a waiting message could not be asked for.
+        """
+        try:
+            async with unit.savepoint():
+                outcome = await self.run(unit)
+            self.ended = True
+            return outcome
+        except Exception as error:
+            failure = self.failure(database, error)
+            if isinstance(error, TransactionEnded) or failure.is_conflict:
+                raise
+            if self.from_waiting and self.says_nothing(error):
+                raise
+            return await self.failed_beside_others(unit, error, failure)
+
+    async def failed_beside_others(
+        self, unit: Unit, error: BaseException, failure: Classified
+    ) -> Outcome:
+        """Write a failure in the batch's transaction, whose savepoint is rolled back by now."""
+        if self.says_nothing(error):
+            await self.give_back(unit)
+            return self.comes_back(failure)
+        return await self.write_failure(unit, failure)
+
+    async def give_back(self, unit: Unit) -> None:
+        """Undo a claim that the batch took for it: the message was not tried."""
+        if isinstance(self.answer, Claimed):
+            await unit.claims.give_back(self.consumer.name, self.message.id, self.answer)
+
+    def failure(self, database: Database, error: BaseException) -> Classified:
+        """Classify *error*: by the consumer's own rules, then by the database's, then by all."""
+        return classify(self.consumer, database, error)
+
+    def says_nothing(self, error: BaseException) -> bool:
+        """Tell a failure of the database from one of the message.
+
+        Before the handler began, no failure counts as an attempt.  A commit whose answer was
+        lost does not either: the claim knows, and the next delivery asks it.
+        """
+        if not self.began:
+            return True
+        # A handler that raises one has failed like any other, and is not tried without end.
+        return self.ended and isinstance(error, InDoubt | Fenced)
+
+    def comes_back(self, failure: Classified, why: str = "message comes back") -> RetryLater:
+        """Let the delivery come back; nothing is written."""
+        log.warning(
+            why,
+            extra={
+                "consumer": self.consumer.name,
+                "id": self.message.id,
+                "reason": failure.reason,
+            },
+        )
+        return RetryLater(self.consumer.settings.held_retry_seconds, failure)
+
+    async def fail(self, database: Database, failure: Classified) -> Outcome:
+        """Write the failure in a transaction of its own; how a message ended stays as it is.
+
+        With the fence of a lease, so does what another owner makes of the message.
+        """
+        consumer = self.consumer
+        try:
+            async with database.begin() as unit:
+                reach(CrashPoint.FAILURE_BEFORE, consumer.name)
+                if holds_key(consumer, self.message):
+                    await unit.waiting.hold(consumer.name, [self.message.key or ""])
+                outcome = await self.write_failure(unit, failure)
+            reach(CrashPoint.FAILURE_AFTER, consumer.name)
+        except Exception as error:  # noqa: BLE001  the delivery comes back, and is tried again
+            log.warning(
+                "failure could not be written; message comes back",
+                extra={
+                    "consumer": consumer.name,
+                    "id": self.message.id,
+                    "reason": failure.reason,
+                    "why": self.failure(database, error).reason,
+                },
+            )
+            return RetryLater(consumer.settings.held_retry_seconds, failure)
+        return outcome
+
+    async def write_failure(self, unit: Unit, failure: Classified) -> Outcome:
+        """Write what becomes of the message that failed, in the open transaction."""
+        return await write_failure(unit, self.consumer, self.message, failure, self.gap, self._held)
+
+    async def park(self, unit: Unit, failure: Classified) -> Outcome:
+        """Park the message, whatever the retry policy says."""
+        return await park_poison(unit, self.consumer, self.message, failure, self._held)
+
+    @property
+    def _held(self) -> Held:
+        return Held(self.is_claimed, self.fence, self.from_waiting)
 
 
 async def refused(
@@ -233,71 +495,8 @@ async def refused(
 
 
 def ends_waiting(answer: ClaimAnswer) -> bool:
-    """Tell whether a message out of the waiting room is over with this answer to its claim."""
+    """Tell whether a waiting message is over with this answer to its claim."""
     return not isinstance(answer, Parked | NotDue | HeldElsewhere)
-
-
-async def into_the_room(
-    consumer: Consumer, unit: Unit, message: Message, state: Try | None = None
-) -> Outcome | None:
-    """Queue a delivery up whose key is held; None where it may be handled now."""
-    if not holds_key(consumer, message):
-        return None
-    key = message.key or ""
-    if key not in await unit.waiting.hold(consumer.name, [key]):
-        return None
-    return await behind_others(consumer, unit, state or Try(message))
-
-
-async def out_of_the_room(consumer: Consumer, unit: Unit, message: Message) -> Outcome | None:
-    """Make sure that a waiting message still waits for its turn; None where it does.
-
-    Another worker may have handled or parked it since it was read, and a person may have
-    changed it: then it is read again, with what it says now.
-    """
-    if holds_key(consumer, message):
-        await unit.waiting.hold(consumer.name, [message.key or ""])
-    waiting = await unit.waiting.take(consumer.name, message.id)
-    if waiting is None:
-        left = await unit.waiting.get(consumer.name, message.id)
-        if left is None:
-            return Skipped(NO_LONGER_WAITING)
-        if left.waits is Waits.PARKED:
-            return Refused("parked")
-        return RetryLater(consumer.settings.held_retry_seconds)
-    if waiting.payload_hash != message.digest:
-        return RetryLater(0.0)
-    if waiting.waits is Waits.BEHIND:
-        # Its claim says parked, too, and under the key's lock nobody else can have it.
-        await unit.claims.reopen(consumer.name, message.id)
-    return None
-
-
-async def behind_others(consumer: Consumer, unit: Unit, state: Try) -> Outcome | None:
-    """Queue a message up whose key is held; None where its version says that it is next."""
-    message = state.message
-    if await is_next(consumer, unit, message):
-        state.overtakes = True
-        return None
-    row = await unit.claims.look_up(consumer.name, message.id)
-    if row is not None:
-        no = refusal(row, message.digest, await unit.now())
-        if no is not None:
-            return await not_claimed(consumer, unit, state, no)
-    if await unit.waiting.get(consumer.name, message.id) is not None:
-        return RetryStored()
-    erased_at = None if row is None else row.erased_at
-    if not await unit.claims.mark_failed(consumer.name, message.id, _behind(message, erased_at)):
-        return RetryLater(consumer.settings.held_retry_seconds)
-    return await _queue_up(consumer, unit, message, erased_at)
-
-
-async def queue_claimed_up(consumer: Consumer, unit: Unit, message: Message) -> Outcome:
-    """Put a message that this transaction has claimed behind the one of its key that failed."""
-    row = await unit.claims.undo(consumer.name, message.id, _behind(message))
-    if row.erased_at is not None:
-        await unit.claims.undo(consumer.name, message.id, _behind(message, row.erased_at))
-    return await _queue_up(consumer, unit, message, row.erased_at)
 
 
 def _behind(message: Message, erased_at: float | None = None) -> Failure:
@@ -306,7 +505,7 @@ def _behind(message: Message, erased_at: float | None = None) -> Failure:
     return Failure(ClaimState.PARKED, 0, code, payload_hash=message.digest)
 
 
-async def _queue_up(
+async def _put_behind(
     consumer: Consumer, unit: Unit, message: Message, erased_at: float | None
 ) -> ParkedAway:
     """Put a message behind those of its key; without payload where its claim says erased."""
@@ -320,187 +519,46 @@ async def _queue_up(
     return ParkedAway(why)
 
 
-async def handle_message(consumer: Consumer, database: Database, message: Message) -> Outcome:
-    """Handle one delivery; never raises for what a message, a handler or a database does.
-
-    Repeating it after any crash is safe: the claim decides.
-    """
-    return await attempt(consumer, database, message, None)
-
-
-async def attempt(
-    consumer: Consumer, database: Database, message: Message, waiting: WaitingMessage | None
+async def handle_message(
+    consumer: Consumer,
+    database: Database,
+    message: Message,
+    waiting: WaitingMessage | None = None,
 ) -> Outcome:
-    """Run the whole transaction, again after a deadlock or a serialization failure."""
+    """Handle one delivery in one transaction; again after a deadlock.
+
+    Never raises for what a message, a handler or a database does.  Repeating it after any
+    crash is safe: the claim decides.  *waiting*: the message comes out of the waiting table.
+    """
     for left in reversed(range(consumer.settings.conflict_tries)):
-        state = Try(message, from_waiting=waiting is not None)
+        attempt = Attempt(consumer, message, from_waiting=waiting is not None)
         try:
-            outcome = await _in_one_transaction(consumer, database, state)
+            outcome = await _in_one_transaction(database, attempt)
             reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
             return outcome
         except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
-            failure = classify(consumer, database, error)
+            failure = attempt.failure(database, error)
             if failure.is_conflict and left:
                 continue
-            if says_nothing(error, state):
-                return comes_back(consumer, message, failure)
-            return await after_failure(consumer, database, state, failure)
+            if attempt.says_nothing(error):
+                return attempt.comes_back(failure)
+            return await attempt.fail(database, failure)
     raise AssertionError("the last try returns")
 
 
-def classify(consumer: Consumer, database: Database, error: BaseException) -> Classified:
-    """Say what *error* is: by the consumer's own rules, then by the database's, then by all."""
-    return consumer.classification(database.classification).classify(error)
-
-
-def says_nothing(error: BaseException, state: Try) -> bool:
-    """Tell whether the failure is about asking, not about the message.
-
-    Before the handler began, whatever went wrong is nobody's attempt.  A commit whose answer
-    was lost says nothing either: the claim knows, and the next delivery asks it.
-    """
-    if not state.began:
-        return True
-    # A handler that raises one has failed like any other, and is not tried without end.
-    return state.ended and isinstance(error, InDoubt | Fenced)
-
-
-def comes_back(consumer: Consumer, message: Message, failure: Classified) -> RetryLater:
-    """Let a delivery come back of which nothing is written."""
-    log.warning(
-        "message comes back",
-        extra={"consumer": consumer.name, "id": message.id, "reason": failure.reason},
-    )
-    return RetryLater(consumer.settings.held_retry_seconds, failure)
-
-
-async def _in_one_transaction(consumer: Consumer, database: Database, state: Try) -> Outcome:
+async def _in_one_transaction(database: Database, attempt: Attempt) -> Outcome:
     async with database.begin() as unit:
-        reach(CrashPoint.CLAIM_BEFORE, consumer.name)
-        outcome = await claim_and_handle(consumer, unit, state)
-        state.ended = True
-        reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
+        reach(CrashPoint.CLAIM_BEFORE, attempt.consumer.name)
+        outcome = await attempt.run(unit)
+        attempt.ended = True
+        reach(CrashPoint.MESSAGE_COMMIT_BEFORE, attempt.consumer.name)
     alert([outcome])
     return outcome
 
 
-async def claim_and_handle(consumer: Consumer, unit: Unit, state: Try) -> Outcome:
-    """Claim in the open transaction and do what the answer says."""
-    message = state.message
-    if state.from_waiting:
-        gone = await out_of_the_room(consumer, unit, message)
-    else:
-        gone = await into_the_room(consumer, unit, message, state)
-    if gone is not None:
-        return gone
-    answer = await unit.claims.try_claim(consumer.name, ClaimRequest.of(message))
-    reach(CrashPoint.CLAIM_AFTER, consumer.name)
-    if isinstance(answer, Claimed):
-        state.message = message.tried(answer.attempt)
-        outcome = await apply(consumer, unit, state)
-    else:
-        outcome = await not_claimed(consumer, unit, state, answer)
-    if state.from_waiting and ends_waiting(answer):
-        await leave_the_room(unit, consumer.name, message.id, outcome, message.source)
-    return outcome
-
-
-async def apply(consumer: Consumer, unit: Unit, state: Try) -> Outcome:
-    """Handle a claimed message, its version checked where the consumer wants that."""
-    message = state.message
-    await unit.begin_message()
-    if not consumer.settings.versioned:
-        return await call(consumer, unit, state)
-    if message.version is None or message.key is None:
-        state.began = True
-        raise NonRetryableMessageError("it has no version, or no key", "SCHEMA_INVALID")
-    current = await unit.versions.current(consumer.name, message.key)
-    first = consumer.settings.first_version
-    outcome: Outcome
-    match in_sequence(message.version, current, first):
-        case InSequence.OLD:
-            await unit.claims.pass_over(consumer.name, message.id, OLD_VERSION)
-            return Skipped("old version")
-        case InSequence.NEXT:
-            outcome, how = await call(consumer, unit, state), "arrived"
-        case InSequence.GAP:
-            due = due_version(current, first)
-            gap = Gap(consumer.name, message.key, due, message.version)
-            outcome, how = await _across(consumer, unit, state, gap)
-    await unit.versions.advance(consumer.name, message.key, message.version)
-    if state.overtakes or (state.from_waiting and holds_key(consumer, message)):
-        await let_next_go(consumer, unit, message)
-    if how:
-        # Whoever makes an aggregate anew has filled the gaps that were crossed before, too.
-        after = None if how == "rebuilt" else current
-        await unit.versions.close_gaps(consumer.name, message.key, message.version, how, after)
-    return outcome
-
-
-async def _across(consumer: Consumer, unit: Unit, state: Try, gap: Gap) -> tuple[Outcome, str]:
-    """Do what the gap policy says; return how the gap was closed, empty where it stays open."""
-    match consumer.settings.gaps:
-        case GapPolicy.ALERT:
-            await unit.versions.open_gap(gap)
-            return replace(await call(consumer, unit, state), gap=gap), ""
-        case GapPolicy.FETCH if consumer.fetch_missing is not None:
-            state.began = True
-            await called(consumer.fetch_missing(state.message, unit.session, gap))
-            return await call(consumer, unit, state), "fetched"
-        case GapPolicy.REBUILD if consumer.rebuild is not None:
-            state.began = True
-            await called(consumer.rebuild(state.message, unit.session, gap))
-            return Handled(), "rebuilt"
-        case _:
-            state.began = True
-            state.gap = gap
-            raise SequenceGap(gap.key, gap.expected, gap.found)
-
-
-async def call(consumer: Consumer, unit: Unit, state: Try) -> Handled:
-    """Call the handler in the open transaction."""
-    state.began = True
-    with handling(consumer.name, state.message):
-        result = await consumer.invoke(state.message, unit.session)
-    reach(CrashPoint.HANDLE_AFTER, consumer.name)
-    if consumer.settings.keeps_results:
-        kept = json.dumps(result, default=str)
-        key = state.message.key
-        await unit.claims.keep_result(consumer.name, state.message.id, kept, key)
-    return Handled(result)
-
-
-async def after_failure(
-    consumer: Consumer,
-    database: Database,
-    state: Try,
-    failure: Classified,
-    fence: int | None = None,
-) -> Outcome:
-    """Write the failure in a transaction of its own; it never overwrites how a message ended.
-
-    With the *fence* of a leased claim: nor what another owner makes of the message.
-    """
-    try:
-        async with database.begin() as unit:
-            reach(CrashPoint.FAILURE_BEFORE, consumer.name)
-            if holds_key(consumer, state.message):
-                await unit.waiting.hold(consumer.name, [state.message.key or ""])
-            held = Held(fence=fence, from_waiting=state.from_waiting)
-            outcome = await write_failure(unit, consumer, state.message, failure, state.gap, held)
-        reach(CrashPoint.FAILURE_AFTER, consumer.name)
-    except Exception as error:  # noqa: BLE001  the delivery comes back, and is tried again
-        log.warning(
-            "failure could not be written; message comes back",
-            extra={
-                "consumer": consumer.name,
-                "id": state.message.id,
-                "reason": failure.reason,
-                "why": classify(consumer, database, error).reason,
-            },
-        )
-        return RetryLater(consumer.settings.held_retry_seconds, failure)
-    return Skipped() if outcome is None else outcome
+def classify(consumer: Consumer, database: Database, error: BaseException) -> Classified:
+    """Classify *error*: by the consumer's own rules, then by the database's, then by all."""
+    return consumer.classification(database.classification).classify(error)
 
 
 async def handle_unreadable(consumer: Consumer, database: Database, record: Unreadable) -> Outcome:

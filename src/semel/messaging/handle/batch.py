@@ -1,16 +1,4 @@
-"""Batch speed with per-message meaning: one transaction, the same final state.
-
-One transaction per message, in order: what every batch is measured by.
-
-A batch that is kept whole or not at all.
-
-all in one transaction ──▶ kept
-        │
-        ├─ a message fails ──▶ nothing is kept, its attempt counts, all come back
-        │                      given up? it leaves the batch, and the rest begins again
-        └─ the commit fails ─▶ nobody knows whose fault: one transaction per message
-
-Batch speed with per-message meaning: one transaction, the same final state.
+"""Many messages in one transaction, with the final state of one transaction per message.
 
     claim all, sorted, in one statement
     handle in chunks, a savepoint each ──▶ a chunk failed? undo it, find the culprit
@@ -18,22 +6,19 @@ Batch speed with per-message meaning: one transaction, the same final state.
 
 A chunk that failed calls its handlers again: effects outside the database repeat.
 
-Waiting messages in one transaction: what one each would leave, at the speed of a batch.
-
-    hold the keys, sorted ─▶ lock what is still due ─▶ claim, sorted ─▶ handle, a savepoint each
-
-A savepoint each, and not one for many: what waits has failed before, and a
-handler should not be called again because its neighbour failed once more.
-The keys are locked until the commit, so a transaction has as many messages as
-there is time for: twice those of the one before, and one again behind a slow one.
+    consume_many    deliveries: a savepoint for a chunk
+    all_or_nothing  deliveries of a batch that may not be split (`BatchPolicy.FAIL_BATCH`)
+    drain           waiting messages: a savepoint each, because what waits has failed before
+    consume_each    one transaction per message: what the others are measured by
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 from semel.clock import SYSTEM_CLOCK
 from semel.crashpoints import CrashPoint, reach
@@ -41,23 +26,14 @@ from semel.errors import Fenced, InDoubt
 from semel.message import Message
 from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Database, TransactionEnded, Unit
-from semel.messaging.failed.attempt_failed import Held, write_failure
-from semel.messaging.failed.waiting import is_next
+from semel.messaging.failed.waiting import is_next, leave_waiting
 from semel.messaging.failure import Classified
 from semel.messaging.handle.attempt import (
-    Try,
-    after_failure,
-    apply,
-    claim_and_handle,
+    Attempt,
     classify,
-    comes_back,
     ends_waiting,
     handle_message,
     handling,
-    not_claimed,
-    queue_claimed_up,
-    refused,
-    says_nothing,
 )
 from semel.messaging.handle.claims import ClaimAnswer, Claimed, ClaimRequest
 from semel.messaging.outcome import (
@@ -67,12 +43,11 @@ from semel.messaging.outcome import (
     ParkedAway,
     RetryLater,
     RetryStored,
-    Skipped,
     alert,
     settlement,
 )
 from semel.messaging.receive.crash import outlived
-from semel.messaging.receive.offsets import Ended, mark_ends
+from semel.messaging.receive.offsets import Ended, FetchMarks
 from semel.messaging.records import Waits
 from semel.messaging.redact import reason_of
 from semel.messaging.settings import Order
@@ -102,7 +77,7 @@ async def consume_each(
 
 
 def blocks_key(consumer: Consumer, message: Message, outcome: Outcome) -> bool:
-    """Tell whether the message went into the waiting room and holds its key there."""
+    """Tell whether the message went into the waiting table and holds its key there."""
     return isinstance(outcome, RetryStored | ParkedAway) and holds_key(consumer, message)
 
 
@@ -135,7 +110,7 @@ class Blocked:
         return self._all or self._lane(message) in self._where
 
     def holds(self, message: Message) -> bool:
-        """Tell whether a message of its key went into the waiting room."""
+        """Tell whether a message of its key went into the waiting table."""
         return message.key in self._held and holds_key(self.consumer, message)
 
     def _lane(self, message: Message) -> tuple[object, object]:
@@ -149,14 +124,19 @@ class Blocked:
                 return place, message.id
 
 
-AtOnce: TypeAlias = Callable[[Consumer, Database, Sequence[Message]], Awaitable[list[Outcome]]]
-"""One call of the handler for all messages, in one transaction; raises where that fails."""
-
-
 async def all_or_nothing(
-    consumer: Consumer, database: Database, messages: Sequence[Message], at_once: AtOnce
+    consumer: Consumer,
+    database: Database,
+    messages: Sequence[Message],
+    marks: FetchMarks | None = None,
 ) -> list[Outcome]:
     """Keep all of the batch or nothing; a message that is given up leaves it first.
+
+        all in one transaction ──▶ kept
+                │
+                ├─ a message fails ──▶ nothing is kept, its attempt counts, all come back
+                │                      given up? it leaves the batch, and the rest begins again
+                └─ the commit fails ─▶ one transaction per message finds the culprit
 
     A commit that fails says nothing about a message, and would fail again: the attempts are
     bounded because it is then one transaction per message, up to the first that comes back.
@@ -169,9 +149,11 @@ async def all_or_nothing(
         left = [i for i in range(len(messages)) if i not in outcomes]
         rest = [messages[i] for i in left]
         try:
-            found = await _kept_whole(consumer, database, rest, at_once)
+            # What left the batch was written by another transaction, and its mark is not here.
+            within = marks if len(rest) == len(messages) else None
+            found = await _kept_whole(consumer, database, rest, within)
         except _Failed as failed:
-            outcome = failed.outcome or await _counted(consumer, database, failed)
+            outcome = failed.outcome or await _counted(database, failed)
             outcomes[left[failed.index]] = outcome
             if not isinstance(settlement(outcome), Nack):
                 continue
@@ -199,30 +181,33 @@ def _comes_along(outcome: Outcome) -> Outcome:
 class _Failed(Exception):
     """A message of the batch failed, and with it the batch."""
 
-    def __init__(self, index: int, state: Try, outcome: Outcome | None) -> None:
+    def __init__(self, index: int, attempt: Attempt, outcome: Outcome | None) -> None:
         super().__init__(index)
         self.index = index
-        self.state = state
+        self.attempt = attempt
         self.outcome = outcome
         """What became of it, where it did not fail but comes back."""
 
 
-async def _counted(consumer: Consumer, database: Database, failed: _Failed) -> Outcome:
+async def _counted(database: Database, failed: _Failed) -> Outcome:
     """Write the failure of the message that failed, as if it had been alone."""
-    error = failed.__cause__ or failed
-    failure = classify(consumer, database, error)
-    if says_nothing(error, failed.state):
-        return comes_back(consumer, failed.state.message, failure)
-    return await after_failure(consumer, database, failed.state, failure)
+    error, attempt = failed.__cause__ or failed, failed.attempt
+    failure = attempt.failure(database, error)
+    if attempt.says_nothing(error):
+        return attempt.comes_back(failure)
+    return await attempt.fail(database, failure)
 
 
 async def _kept_whole(
-    consumer: Consumer, database: Database, messages: Sequence[Message], at_once: AtOnce
+    consumer: Consumer,
+    database: Database,
+    messages: Sequence[Message],
+    marks: FetchMarks | None,
 ) -> list[Outcome]:
     """Run the whole transaction, again after a deadlock or a serialization failure."""
     if consumer.takes_batches:
         try:
-            return await at_once(consumer, database, messages)
+            return await _in_one_call(consumer, database, messages, marks)
         except (TransactionEnded, InDoubt, Fenced):
             raise
         except Exception as error:  # noqa: BLE001  batches of one tell which message it is
@@ -230,7 +215,7 @@ async def _kept_whole(
             log.info("batch is split", extra={"consumer": consumer.name, "why": why})
     for left in reversed(range(consumer.settings.conflict_tries)):
         try:
-            return await _in_order(consumer, database, messages, runs_again=left > 0)
+            return await _in_order(consumer, database, messages, marks, runs_again=left > 0)
         except Exception as error:
             cause = error.__cause__ if isinstance(error, _Failed) else error
             is_conflict = cause and classify(consumer, database, cause).is_conflict
@@ -244,68 +229,95 @@ def _stands_behind(consumer: Consumer, before: Sequence[Message], message: Messa
     return holds_key(consumer, message) and any(one.key == message.key for one in before)
 
 
-async def _given_up(
-    consumer: Consumer, unit: Unit, failed: _Failed, failure: Classified, error: Exception
-) -> Outcome:
+async def _given_up(unit: Unit, failed: _Failed, failure: Classified, error: Exception) -> Outcome:
     """Write a failure in its place in the batch, unless the message comes back."""
-    message, gap = failed.state.message, failed.state.gap
-    if says_nothing(error, failed.state):
+    attempt = failed.attempt
+    if attempt.says_nothing(error):
         raise failed from error
     try:
-        outcome = await write_failure(unit, consumer, message, failure, gap)
+        outcome = await attempt.write_failure(unit, failure)
     except Exception as second:  # noqa: BLE001  the failure itself must not be lost
-        log.info("failure is written alone", extra={"id": message.id, "why": reason_of(second)})
+        extra = {"id": attempt.message.id, "why": reason_of(second)}
+        log.info("failure is written alone", extra=extra)
         raise failed from error
     if isinstance(outcome, RetryLater):
         raise failed from error
-    return Skipped() if outcome is None else outcome
+    return outcome
 
 
 async def _in_order(
-    consumer: Consumer, database: Database, messages: Sequence[Message], *, runs_again: bool
+    consumer: Consumer,
+    database: Database,
+    messages: Sequence[Message],
+    marks: FetchMarks | None,
+    *,
+    runs_again: bool,
 ) -> list[Outcome]:
     """Handle one message after the other in one transaction; the first that fails ends it."""
     outcomes: list[Outcome] = []
-    async with database.begin() as unit:
+    async with _transaction(consumer, database, outcomes, marks) as unit:
         for index, message in enumerate(messages):
-            state = Try(message)
+            attempt = Attempt(consumer, message)
             try:
                 async with unit.savepoint():
-                    outcome = await claim_and_handle(consumer, unit, state)
+                    outcome = await attempt.run(unit)
             except TransactionEnded:
                 raise
             except Exception as error:
-                failed = _Failed(index, state, None)
+                failed = _Failed(index, attempt, None)
                 if not _stands_behind(consumer, messages[:index], message):
                     raise failed from error
-                failure = classify(consumer, database, error)
+                failure = attempt.failure(database, error)
                 if runs_again and failure.is_conflict:
                     raise failed from error
-                outcome = await _given_up(consumer, unit, failed, failure, error)
+                outcome = await _given_up(unit, failed, failure, error)
             if isinstance(settlement(outcome), Nack):
-                raise _Failed(index, state, outcome)
+                raise _Failed(index, attempt, outcome)
             outcomes.append(outcome)
-        reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
-    alert(outcomes)
-    reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
     return outcomes
 
 
+@asynccontextmanager
+async def _transaction(
+    consumer: Consumer,
+    database: Database,
+    outcomes: list[Outcome],
+    marks: FetchMarks | None = None,
+) -> AsyncIterator[Unit]:
+    """Open the transaction of a batch, whose body adds the *outcomes* of its messages.
+
+    The marks of their offsets are written last, and are durable together with the effects.
+    """
+    async with database.begin() as unit:
+        yield unit
+        if marks is not None:
+            await marks.write(unit, outcomes)
+        reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
+    alert(outcomes)
+    reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
+    if marks is not None:
+        marks.are_durable()
+
+
 async def consume_many(
-    consumer: Consumer, database: Database, messages: Sequence[Message]
+    consumer: Consumer,
+    database: Database,
+    messages: Sequence[Message],
+    marks: FetchMarks | None = None,
 ) -> list[Outcome]:
     """Handle a batch of deliveries; the outcomes in the order of *messages*.
 
     The final state is that of one transaction per message, in order; a batch that may not be
-    split is kept whole or comes back.
+    split is kept whole or comes back.  Where one transaction handles all of it, that writes
+    the *marks* of its fetch, too.
 
     Raises:
         TransactionEnded: a handler committed past every guard; nothing may be acknowledged.
     """
     if consumer.settings.batch is BatchPolicy.FAIL_BATCH:
-        return await all_or_nothing(consumer, database, messages, _in_one_call)
+        return await all_or_nothing(consumer, database, messages, marks)
     try:
-        return await _together(consumer, database, messages)
+        return await _together(consumer, database, messages, marks)
     except TransactionEnded:
         # One by one, claims that it made durable would look like duplicates.
         raise
@@ -317,52 +329,52 @@ async def consume_many(
     return await consume_each(consumer, database, messages)
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One message of the batch, and what its claim said."""
-
-    message: Message
-    answer: ClaimAnswer | None
-    """None: it was not claimed with the others, because its key was held or its id repeats."""
-
-
 async def _together(
-    consumer: Consumer, database: Database, messages: Sequence[Message]
+    consumer: Consumer,
+    database: Database,
+    messages: Sequence[Message],
+    marks: FetchMarks | None,
 ) -> list[Outcome]:
     """Handle different messages in one transaction."""
-    async with database.begin() as unit:
+    outcomes: list[Outcome] = []
+    async with _transaction(consumer, database, outcomes, marks) as unit:
         reach(CrashPoint.CLAIM_BEFORE, consumer.name)
-        steps = await _claimed(consumer, unit, messages)
+        attempts = await _claimed(consumer, unit, messages)
         reach(CrashPoint.CLAIM_AFTER, consumer.name)
-        outcomes = await _in_chunks(consumer, database, unit, steps)
-        reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
-    alert(outcomes)
-    reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
+        batch = _Batch(consumer, database, unit, outcomes)
+        while left := attempts[len(outcomes) :]:
+            pace = consumer.pace
+            size = len(left) if consumer.takes_batches else pace.size(consumer.settings.chunk)
+            await batch.run(left[:size])
     return outcomes
 
 
 async def _in_one_call(
-    consumer: Consumer, database: Database, messages: Sequence[Message]
+    consumer: Consumer,
+    database: Database,
+    messages: Sequence[Message],
+    marks: FetchMarks | None,
 ) -> list[Outcome]:
     """Handle all messages in one transaction, by one call of a handler that takes batches."""
     ran = _Ran()
-    async with database.begin() as unit:
-        steps = await _claimed(consumer, unit, messages)
+    async with _transaction(consumer, database, ran.outcomes, marks) as unit:
+        attempts = await _claimed(consumer, unit, messages)
         try:
             async with unit.savepoint():
-                await _run(consumer, unit, steps, ran)
+                await _run(consumer, unit, attempts, ran)
         except TransactionEnded:
             raise
         except Exception as error:
             # Whatever a handler raises, it is not the commit's.
             raise _OneByOne from error
-        reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
-    reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
     return ran.outcomes
 
 
-async def _claimed(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> list[_Step]:
-    """Claim all messages whose keys are not held, in one statement."""
+async def _claimed(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> list[Attempt]:
+    """Claim all messages whose keys are not held, in one statement.
+
+    Those whose key is held, or whose id comes again, claim when their turn comes.
+    """
     keys: list[str] = []
     if consumer.settings.holds_waiting_keys:
         keys = sorted({message.key for message in messages if message.key is not None})
@@ -374,30 +386,22 @@ async def _claimed(consumer: Consumer, unit: Unit, messages: Sequence[Message]) 
     requests = [ClaimRequest.of(messages[index]) for index in asked]
     answers = await unit.claims.try_claim_many(consumer.name, requests)
     found = dict(zip(asked, answers, strict=True))
-    return [_Step(message, found.get(index)) for index, message in enumerate(messages)]
-
-
-async def _in_chunks(
-    consumer: Consumer, database: Database, unit: Unit, steps: Sequence[_Step]
-) -> list[Outcome]:
-    batch = _Batch(consumer, database, unit)
-    while left := steps[len(batch.outcomes) :]:
-        size = len(left) if consumer.takes_batches else consumer.pace.size(consumer.settings.chunk)
-        await batch.run(left[:size])
-    return batch.outcomes
+    return [Attempt(consumer, message, found.get(i)) for i, message in enumerate(messages)]
 
 
 class _Batch:
-    """The steps of one transaction, done in order."""
+    """The attempts of one transaction, made in order."""
 
-    def __init__(self, consumer: Consumer, database: Database, unit: Unit) -> None:
+    def __init__(
+        self, consumer: Consumer, database: Database, unit: Unit, outcomes: list[Outcome]
+    ) -> None:
         self.consumer = consumer
         self.database = database
         self.unit = unit
+        self.outcomes = outcomes
         self.blocked = Blocked(consumer)
-        self.outcomes: list[Outcome] = []
 
-    async def run(self, chunk: Sequence[_Step]) -> None:
+    async def run(self, chunk: Sequence[Attempt]) -> None:
         """Handle a chunk at once; where that fails, up to the culprit, which is handled alone."""
         if self.blocked.anything and any(map(self._is_blocked, chunk)):
             return await self._one_by_one(chunk)
@@ -414,13 +418,18 @@ class _Batch:
             await self._one_by_one(before)
         elif call := ran.failed_call():
             # It has found what it would find alone, and those before it are well without it.
-            return self._note(culprit, await self._failed(culprit, *call))
+            attempt, error = call
+            failure = attempt.failure(self.database, error)
+            return self._note(
+                culprit, await attempt.failed_beside_others(self.unit, error, failure)
+            )
         return await self._one_by_one([culprit])
 
-    def _is_blocked(self, step: _Step) -> bool:
-        return self.blocked.stands_before(step.message) or self.blocked.holds(step.message)
+    def _is_blocked(self, attempt: Attempt) -> bool:
+        message = attempt.delivered
+        return self.blocked.stands_before(message) or self.blocked.holds(message)
 
-    async def _at_once(self, chunk: Sequence[_Step], ran: _Ran) -> bool:
+    async def _at_once(self, chunk: Sequence[Attempt], ran: _Ran) -> bool:
         """Handle a chunk in one savepoint; False, and nothing done, where that fails."""
         try:
             async with self.unit.savepoint():
@@ -432,48 +441,25 @@ class _Batch:
         self.outcomes.extend(ran.outcomes)
         return True
 
-    async def _one_by_one(self, steps: Sequence[_Step]) -> None:
-        for step in steps:
-            self._note(step, await self._alone(step))
+    async def _one_by_one(self, attempts: Sequence[Attempt]) -> None:
+        for attempt in attempts:
+            self._note(attempt, await self._alone(attempt.again()))
 
-    def _note(self, step: _Step, outcome: Outcome) -> None:
+    def _note(self, attempt: Attempt, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
-        self.blocked.note(step.message, outcome)
+        self.blocked.note(attempt.delivered, outcome)
 
-    async def _alone(self, step: _Step) -> Outcome:
+    async def _alone(self, attempt: Attempt) -> Outcome:
         """Handle one message in a savepoint of its own."""
-        consumer, unit, message = self.consumer, self.unit, step.message
+        message = attempt.delivered
         if self.blocked.stands_before(message):
-            if isinstance(step.answer, Claimed):
-                await unit.claims.give_back(consumer.name, message.id, step.answer)
+            await attempt.give_back(self.unit)
             return NOT_ATTEMPTED
-        queues = isinstance(step.answer, Claimed) and self.blocked.holds(message)
-        if queues and not await is_next(consumer, unit, message):
-            return await queue_claimed_up(consumer, unit, message)
-        state = Try(message, overtakes=queues)
-        try:
-            async with unit.savepoint():
-                if isinstance(step.answer, Claimed):
-                    state.message = message.tried(step.answer.attempt)
-                    return await apply(consumer, unit, state)
-                if step.answer is not None:
-                    return await not_claimed(consumer, unit, state, step.answer)
-                return await claim_and_handle(consumer, unit, state)
-        except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
-            _raise_if_over(consumer, self.database, error)
-            return await self._failed(step, state, error)
-
-    async def _failed(self, step: _Step, state: Try, error: Exception) -> Outcome:
-        """Write a failure beside what the others did."""
-        consumer, unit, message = self.consumer, self.unit, step.message
-        failure = classify(consumer, self.database, error)
-        if says_nothing(error, state):
-            if isinstance(step.answer, Claimed):
-                await unit.claims.give_back(consumer.name, message.id, step.answer)
-            return comes_back(consumer, message, failure)
-        held = Held(by_this_transaction=isinstance(step.answer, Claimed))
-        written = await write_failure(unit, consumer, state.message, failure, state.gap, held)
-        return Skipped() if written is None else written
+        if attempt.is_claimed and self.blocked.holds(message):
+            if not await is_next(self.consumer, self.unit, message):
+                return await attempt.queue_claimed_up(self.unit)
+            attempt.overtakes = True
+        return await attempt.beside_others(self.unit, self.database)
 
 
 @dataclass(slots=True)
@@ -481,57 +467,53 @@ class _Ran:
     """How far the messages of one savepoint came."""
 
     outcomes: list[Outcome] = field(default_factory=list)
-    state: Try | None = None
-    """The try that has not ended, of a message that was claimed with the batch."""
+    attempt: Attempt | None = None
+    """The one that has not ended, of a message that was claimed with the batch."""
 
     error: Exception | None = None
 
-    def failed_call(self) -> tuple[Try, Exception] | None:
+    def failed_call(self) -> tuple[Attempt, Exception] | None:
         """Return which call of the handler failed, and how; None where it was something else."""
-        if self.state is None or self.error is None or not self.state.began:
+        if self.attempt is None or self.error is None or not self.attempt.began:
             return None
-        return self.state, self.error
+        return self.attempt, self.error
 
 
-async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[_Step], ran: _Ran) -> None:
+async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[Attempt], ran: _Ran) -> None:
     """Do in order what the claims said."""
     calls = _calls(consumer, chunk) if consumer.takes_batches else {}
-    for index, step in enumerate(chunk):
+    for index, planned in enumerate(chunk):
         if index in calls:
             await _batch_handler(consumer, unit, calls[index])
-        if consumer.takes_batches and isinstance(step.answer, Claimed):
+        if consumer.takes_batches and planned.is_claimed:
             ran.outcomes.append(Handled())
             continue
-        outcome: Outcome
-        match step.answer:
-            case Claimed(attempt=attempt):
-                ran.state = Try(step.message.tried(attempt))
-                outcome = await apply(consumer, unit, ran.state)
-                ran.state = None
-            case None:
-                outcome = await claim_and_handle(consumer, unit, Try(step.message))
-            case answer:
-                outcome = await refused(consumer, unit, step.message, answer)
-        if isinstance(settlement(outcome), Nack) or blocks_key(consumer, step.message, outcome):
+        attempt = planned.again()
+        ran.attempt = attempt if attempt.is_claimed else None
+        outcome = await attempt.run(unit)
+        ran.attempt = None
+        message = planned.delivered
+        if isinstance(settlement(outcome), Nack) or blocks_key(consumer, message, outcome):
             # It holds up those behind it.
             raise _OneByOne
         ran.outcomes.append(outcome)
 
 
-def _calls(consumer: Consumer, chunk: Sequence[_Step]) -> dict[int, list[Message]]:
-    """Say before which steps a handler of batches is called, and with which messages.
+def _calls(consumer: Consumer, chunk: Sequence[Attempt]) -> dict[int, list[Message]]:
+    """Say before which messages a handler of batches is called, and with which ones.
 
     Once; more often where others are handled between them, which must not come behind a newer
     message of their key: duplicates that are invoked, and what is only claimed on its turn.
     """
     calls: dict[int, list[Message]] = {}
     begin = 0
-    claimed = {step.message.id for step in chunk if isinstance(step.answer, Claimed)}
-    for index, step in enumerate(chunk):
-        if isinstance(step.answer, Claimed):
-            calls.setdefault(begin, []).append(step.message.tried(step.answer.attempt))
+    claimed = {attempt.delivered.id for attempt in chunk if attempt.is_claimed}
+    for index, attempt in enumerate(chunk):
+        message, answer = attempt.delivered, attempt.answer
+        if isinstance(answer, Claimed):
+            calls.setdefault(begin, []).append(message.tried(answer.attempt))
         elif consumer.settings.duplicates is Duplicates.INVOKE or (
-            step.answer is None and step.message.id not in claimed
+            answer is None and message.id not in claimed
         ):
             begin = index + 1
     return calls
@@ -636,14 +618,9 @@ class _Drain:
         reach(CrashPoint.CLAIM_AFTER, name)
         for message, answer in zip(due, answers, strict=True):
             self.outcomes[message.id] = await self._one(unit, message, answer)
-        over = [ended.message_id for ended in self._leaving]
-        await unit.waiting.remove_many(name, over)
-        await mark_ends(unit, name, self._leaving)
-        # Nothing is outlived before the commit is, and it takes the note along.
+        # Both in this transaction: a note disappears only if its message is committed.
         await outlived(unit, name, list(self.outcomes))
-        for message_id in await unit.members.notes(name, over):
-            # Another worker's, which may die before it takes it back.
-            await unit.members.acquit(name, message_id)
+        await leave_waiting(unit, name, *self._leaving)
 
     async def _still_due(self, unit: Unit, messages: Mapping[str, Message]) -> list[Message]:
         """Lock what nobody has handled, locked or changed since it was read."""
@@ -661,24 +638,8 @@ class _Drain:
         return [messages[message_id] for message_id in self._waits]
 
     async def _one(self, unit: Unit, message: Message, answer: ClaimAnswer) -> Outcome:
-        state = Try(message, from_waiting=True)
-        try:
-            async with unit.savepoint():
-                if isinstance(answer, Claimed):
-                    state.message = message.tried(answer.attempt)
-                    outcome = await apply(self.consumer, unit, state)
-                else:
-                    outcome = await not_claimed(self.consumer, unit, state, answer)
-        except Exception as error:
-            failure = classify(self.consumer, self.database, error)
-            is_over = isinstance(error, TransactionEnded) or failure.is_conflict
-            if is_over or says_nothing(error, state):
-                raise
-            held = Held(by_this_transaction=isinstance(answer, Claimed), from_waiting=True)
-            written = await write_failure(
-                unit, self.consumer, state.message, failure, state.gap, held
-            )
-            return Skipped() if written is None else written
-        if ends_waiting(answer):
+        attempt = Attempt(self.consumer, message, answer, from_waiting=True)
+        outcome = await attempt.beside_others(unit, self.database)
+        if attempt.ended and ends_waiting(answer):
             self._leaving.append(Ended(message.id, message.source, outcome))
         return outcome

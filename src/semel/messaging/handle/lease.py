@@ -1,16 +1,5 @@
 """The leased mode: commit the claim with a lease first, then take as long as it needs.
 
-What becomes of a lease that ran out, where the policy is not simply to take it over.
-
-begin ─▶ Stale, with its fence ─▶ commit
-         │
-         inspect …   in no transaction: it may take as long as it needs
-         │
-begin ─▶ lock the lease ─▶ COMPLETED, due again or PARKED ─▶ commit
-         └─ renewed or taken meanwhile: nothing is written, the delivery comes back
-
-The other mode: commit the claim with a lease first, then take as long as it needs.
-
     begin ─▶ IN_PROGRESS, owner, lease, fence ─▶ commit
              │
              handle …   the lease is renewed beside it; lost ─▶ the handler is cancelled
@@ -18,13 +7,19 @@ The other mode: commit the claim with a lease first, then take as long as it nee
     begin ─▶ COMPLETED where the fence is still ours ─▶ commit      0 rows: refused
              no answer ─▶ once more, for as long as the lease is renewed
 
-An owner that dies leaves its lease, and the stale policy says what becomes of
-the message; one that dies as often as the policy allows attempts is parked.
+For handlers that run for minutes, or whose effect is not in the database.  The effect happens
+at least once: a crash behind it and before the completion repeats it, unless it carries an
+idempotency key, or is made inside `Lease.completing`.
 
-For handlers that run for minutes, or whose effect is not in the database.  The
-effect happens at least once: a crash behind it and before the completion
-repeats it, unless it carries an idempotency key, or is made inside
-`Lease.completing`.
+An owner that dies leaves its lease, and the stale policy says what becomes of the message; one
+whose owners died as often as the policy allows attempts is parked.
+
+    begin ─▶ Stale, with its fence ─▶ commit
+             │
+             inspect …   in no transaction: it may take as long as it needs
+             │
+    begin ─▶ lock the lease ─▶ COMPLETED, due again or PARKED ─▶ commit
+             └─ renewed or taken meanwhile: nothing is written, the delivery comes back
 """
 
 from __future__ import annotations
@@ -43,18 +38,10 @@ from semel.errors import Fenced, InDoubt, Retryable, SemelError
 from semel.message import Message
 from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Database, Unit
-from semel.messaging.failed.attempt_failed import Held, keep_attempt, leave_the_room, park_poison
+from semel.messaging.failed.attempt_failed import keep_attempt
+from semel.messaging.failed.waiting import leave_waiting
 from semel.messaging.failure import Classified, FailureClass
-from semel.messaging.handle.attempt import (
-    Try,
-    after_failure,
-    classify,
-    ends_waiting,
-    handling,
-    into_the_room,
-    out_of_the_room,
-    refused,
-)
+from semel.messaging.handle.attempt import Attempt, ends_waiting
 from semel.messaging.handle.cancel import called, end, owned
 from semel.messaging.handle.claims import (
     Claimed,
@@ -66,6 +53,7 @@ from semel.messaging.handle.claims import (
     Stale,
 )
 from semel.messaging.outcome import Handled, Outcome, RetryLater, Skipped
+from semel.messaging.receive.offsets import Ended
 from semel.messaging.records import WaitingMessage
 from semel.policy.vocabulary import StalePolicy
 
@@ -118,7 +106,7 @@ async def _complete_stale(
     await unit.claims.mark_completed(consumer.name, message.id, stale.fence)
     waiting = await unit.waiting.get(consumer.name, message.id)
     came_from = waiting.source if waiting else None
-    await leave_the_room(unit, consumer.name, message.id, Handled(), came_from)
+    await leave_waiting(unit, consumer.name, Ended(message.id, came_from, Handled()))
     return Skipped("inspected: its effect had happened")
 
 
@@ -132,9 +120,8 @@ async def _reopen(consumer: Consumer, unit: Unit, message: Message, stale: Stale
 
 
 async def _abandon(consumer: Consumer, unit: Unit, message: Message, stale: Stale) -> Outcome:
-    held, tried = Held(fence=stale.fence), message.tried(stale.attempts)
-    parked = await park_poison(unit, consumer, tried, _abandoned(stale), held)
-    return Skipped() if parked is None else parked
+    attempt = Attempt(consumer, message.tried(stale.attempts), fence=stale.fence)
+    return await attempt.park(unit, _abandoned(stale))
 
 
 def _abandoned(stale: Stale) -> Classified:
@@ -149,9 +136,8 @@ async def park_killer(
     attempts = claimed.attempt - 1
     reason = f"its owner {claimed.from_owner} did not finish, nor did {attempts - 1} before it"
     failure = Classified(FailureClass.POISON, "CRASHED", reason, "")
-    held = Held(fence=claimed.fence)
-    parked = await park_poison(unit, consumer, message.tried(attempts), failure, held)
-    return Skipped() if parked is None else parked
+    attempt = Attempt(consumer, message.tried(attempts), fence=claimed.fence)
+    return await attempt.park(unit, failure)
 
 
 @dataclass(slots=True)
@@ -165,7 +151,7 @@ class Lease:
     database: Database
     completed: bool = False
     waiting: WaitingMessage | None = None
-    """What it is in the waiting room, which it leaves when it is completed."""
+    """Its row in the waiting table, which is removed when it is completed."""
 
     key: str | None = None
     refused: SemelError | None = None
@@ -224,8 +210,8 @@ class Lease:
         if self.waiting is not None:
             if self.waiting.held:
                 await unit.waiting.hold(self.consumer, [self.waiting.key or ""])
-            came_from = self.waiting.source
-            await leave_the_room(unit, self.consumer, self.message_id, Handled(), came_from)
+            ended = Ended(self.message_id, self.waiting.source, Handled())
+            await leave_waiting(unit, self.consumer, ended)
 
 
 async def handle_leased(
@@ -238,27 +224,24 @@ async def handle_leased(
 ) -> Outcome:
     """Handle one delivery under a lease; never raises for what a message or a handler does.
 
-    *waiting*: the message comes out of the waiting room, not from the broker.
+    *waiting*: the message comes out of the waiting table, not from the broker.
     """
-    settings = consumer.settings
     asked_at = clock.monotonic()
+    attempt = Attempt(consumer, message, from_waiting=waiting is not None)
     try:
         async with database.begin() as unit:
             reach(CrashPoint.CLAIM_BEFORE, consumer.name)
-            answer = await _leased(consumer, unit, message, owner, waiting)
+            answer = await _leased(attempt, unit, owner, waiting)
         if isinstance(answer, Stale):
             return await settle_stale(consumer, database, message, answer)
     except Exception as error:  # noqa: BLE001  nothing was claimed; the delivery comes back
-        failure = classify(consumer, database, error)
-        log.warning(
-            "message comes back",
-            extra={"consumer": consumer.name, "id": message.id, "reason": failure.reason},
-        )
-        return RetryLater(settings.held_retry_seconds, failure)
+        return attempt.comes_back(attempt.failure(database, error))
     if not isinstance(answer, Claimed):
         return answer
     reach(CrashPoint.LEASED_CLAIM_AFTER, consumer.name)
-    state = Try(message.tried(answer.attempt), began=True, from_waiting=waiting is not None)
+    attempt.message = message.tried(answer.attempt)
+    attempt.fence = answer.fence
+    attempt.began = True
     lease = Lease(
         consumer.name,
         message.id,
@@ -269,28 +252,25 @@ async def handle_leased(
         key=message.key,
     )
     try:
-        return await _under_lease(consumer, state, lease, asked_at, clock)
+        return await _under_lease(attempt, lease, asked_at, clock)
     except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
         if lease.completed:
             return Handled()
-        failure = classify(consumer, database, error)
-        if isinstance(error, ClaimLost) or state.ended:
+        failure = attempt.failure(database, error)
+        if isinstance(error, ClaimLost) or attempt.ended:
             # Whoever gets it next finds what became of the lease; nothing is counted here.
-            log.warning(
-                "claim lost" if isinstance(error, ClaimLost) else "completion failed",
-                extra={"consumer": consumer.name, "id": message.id, "reason": failure.reason},
-            )
-            return RetryLater(settings.held_retry_seconds, failure)
-        return await after_failure(consumer, database, state, failure, lease.fence)
+            why = "claim lost" if isinstance(error, ClaimLost) else "completion failed"
+            return attempt.comes_back(failure, why)
+        return await attempt.fail(database, failure)
 
 
 async def _leased(
-    consumer: Consumer, unit: Unit, message: Message, owner: str, waiting: WaitingMessage | None
+    attempt: Attempt, unit: Unit, owner: str, waiting: WaitingMessage | None
 ) -> Claimed | Stale | Outcome:
     """Lease a message in the open transaction, or say what became of it instead."""
+    consumer, message = attempt.consumer, attempt.message
     settings = consumer.settings
-    room = into_the_room if waiting is None else out_of_the_room
-    gone = await room(consumer, unit, message)
+    gone = await attempt.enter(unit)
     if gone is not None:
         return gone
     answer = await unit.claims.lease(
@@ -308,9 +288,9 @@ async def _leased(
     if isinstance(answer, Duplicate):
         outcome: Outcome = Skipped("duplicate", answer.result)
     else:
-        outcome = await refused(consumer, unit, message, answer)
+        outcome = await attempt.refuse(unit, answer)
     if waiting is not None and ends_waiting(answer):
-        await leave_the_room(unit, consumer.name, message.id, outcome, waiting.source)
+        await leave_waiting(unit, consumer.name, Ended(message.id, waiting.source, outcome))
     return outcome
 
 
@@ -323,29 +303,26 @@ def _most_attempts(consumer: Consumer) -> int:
     return max(consumer.settings.poison_attempts, consumer.settings.retry.max_attempts)
 
 
-async def _under_lease(
-    consumer: Consumer, state: Try, lease: Lease, asked_at: float, clock: Clock
-) -> Outcome:
+async def _under_lease(attempt: Attempt, lease: Lease, asked_at: float, clock: Clock) -> Outcome:
     """Run the handler and complete with the renewal beside both; a lost lease ends the handler.
 
     One that goes on all the same may run beside the message's next owner: what it does in
     `Lease.completing` is refused, and whatever else it does happens at least once.
     """
-    settings = consumer.settings
-    work = owned(_invoked(consumer, state.message, lease))
+    consumer, settings = attempt.consumer, attempt.consumer.settings
+    work = owned(attempt.invoke(lease))
     renewal = asyncio.create_task(_renew(lease, settings.lease_seconds, asked_at, clock))
     try:
         await asyncio.wait({work, renewal}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             raise ClaimLost(lease.consumer, lease.message_id)
         result = work.result()
-        reach(CrashPoint.HANDLE_AFTER, consumer.name)
         if not lease.completed:
             if lease.refused is not None:
                 # Completed now, the message would be without what was to be written with it.
                 raise lease.refused
             kept = json.dumps(result, default=str) if settings.keeps_results else None
-            state.ended = True
+            attempt.ended = True
             await _complete(consumer, lease, kept, renewal)
         return Handled(result)
     finally:
@@ -355,11 +332,6 @@ async def _under_lease(
                 "a handler that lost its lease ignores its cancellation and is left behind",
                 extra={"consumer": consumer.name, "id": lease.message_id},
             )
-
-
-async def _invoked(consumer: Consumer, message: Message, lease: Lease) -> Any:
-    with handling(consumer.name, message):
-        return await consumer.invoke(message, lease)
 
 
 async def _complete(

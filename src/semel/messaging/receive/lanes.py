@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
@@ -74,6 +74,15 @@ class Watermark:
         self._unsettled.discard(offset)
         while self._delivered and self._delivered[0] not in self._unsettled:
             self._next = self._delivered.popleft() + 1
+
+    def after(self, settled: Collection[int]) -> int:
+        """Return what `next_offset` will be once these are settled, too."""
+        end = self._next
+        for offset in self._delivered:
+            if offset in self._unsettled and offset not in settled:
+                break
+            end = offset + 1
+        return end
 
     def reset(self, offset: int) -> None:
         """Forget what was delivered from *offset* on: the subscription seeks there.

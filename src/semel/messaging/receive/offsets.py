@@ -1,18 +1,20 @@
-"""Telling the broker, and keeping what became of every offset.
+"""The offsets of a subscription: what became of each, and what the broker is told.
 
-Marking what becomes of an offset whose message outlives its delivery in our own tables.
+    outcomes of a fetch ─▶ their marks, durable ─▶ commit the next offset of each partition
+                        └▶ a message that comes back: seek to it, pause until it is due
 
-    comes into the waiting room, or among the dead letters     KEPT
+The marks of a fetch are written by the transaction of its batch, where one transaction handles
+all of it (`FetchMarks`), and by one of their own otherwise.  An offset is never marked before
+its message is durable, and never committed before it is marked.
+
+Further marks say what becomes of a message that outlives its delivery in our own tables:
+
+    comes into the waiting table, or among the dead letters    KEPT
     is handled, skipped, deleted there                         HANDLED, SKIPPED, DELETED
     leaves because another delivery of it ended                DUPLICATE, REFUSED
 
-Always in the transaction that does so: the audit takes an offset that was kept, did
-not end and is nowhere for lost.
-
-Telling the broker, and keeping what became of every offset.
-
-outcomes of a batch ─▶ ranges, durable ─▶ commit the next offset of each partition
-                    └▶ a message that comes back: seek to it, pause until it is due
+Always in the transaction that does so: the audit takes an offset that was kept, did not end
+and is nowhere for lost.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ def noted(outcome: Outcome) -> str:
     return told(outcome).value
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Place:
     """One assigned partition."""
 
@@ -117,6 +119,59 @@ class _Place:
     committed: int
     outcomes: dict[int, str] = field(default_factory=dict)
     """Of records behind *position*, until the watermark passes them."""
+
+    def note(self, offset: int, outcome: Outcome) -> None:
+        """Remember what became of a record, unless its mark is written."""
+        if offset >= self.position:
+            # What it became first: a redelivery only finds that out again.
+            self.outcomes.setdefault(offset, noted(outcome))
+
+    def marked(self, end: int) -> None:
+        """Forget what is written: everything before *end*."""
+        self.position = max(self.position, end)
+        self.outcomes = {o: t for o, t in self.outcomes.items() if o >= end}
+
+
+class FetchMarks:
+    """The marks of one fetch, written inside the transaction of the batch that ends it."""
+
+    def __init__(
+        self,
+        consumer: str,
+        places: Mapping[Partition, _Place],
+        settled: Mapping[Coordinates, Outcome],
+        batch: Sequence[Coordinates],
+    ) -> None:
+        self._consumer = consumer
+        self._places = places
+        self._settled = settled
+        self._batch = batch
+        self._ends: list[tuple[_Place, int]] = []
+
+    async def write(self, unit: Unit, outcomes: Sequence[Outcome]) -> None:
+        """Write what the watermarks will pass once this transaction is committed."""
+        self._ends = []
+        fetched = {**self._settled, **dict(zip(self._batch, outcomes, strict=True))}
+        acked: dict[Partition, dict[int, str]] = {}
+        for at, outcome in fetched.items():
+            if not isinstance(settlement(outcome), Nack):
+                acked.setdefault(at.place, {})[at.offset] = noted(outcome)
+        ranges: list[OutcomeRange] = []
+        for partition, place in self._places.items():
+            told = acked.get(partition, {})
+            end = place.watermark.after(told)
+            told |= place.outcomes
+            passed = sorted((o, t) for o, t in told.items() if place.position <= o < end)
+            ranges.extend(ranges_of(partition, passed, place.position))
+            self._ends.append((place, end))
+        if ranges:
+            await unit.outcomes.record(self._consumer, ranges)
+
+    def are_durable(self) -> None:
+        """Count them as written; call it after the commit, and only then."""
+        reach(CrashPoint.OUTCOMES_AFTER, self._consumer)
+        for place, end in self._ends:
+            place.marked(end)
 
 
 class Settling:
@@ -169,8 +224,7 @@ class Settling:
                 case Nack(seconds):
                     back.setdefault(at.place, (at.offset, seconds))
                 case _:
-                    # What it became first: a redelivery only finds that out again.
-                    place.outcomes.setdefault(at.offset, noted(outcome))
+                    place.note(at.offset, outcome)
                     place.watermark.settle(at.offset)
         await self._keep_outcomes()
         await self._commit()
@@ -178,21 +232,28 @@ class Settling:
             self._bring_back(partition, offset, seconds)
 
     async def _keep_outcomes(self) -> None:
-        """Write the outcomes that the watermarks passed, before their offsets are committed."""
+        """Write the marks that are not written yet, before their offsets are committed."""
+        ends = {place: place.watermark.next_offset for place in self._places.values()}
         ranges: list[OutcomeRange] = []
         for partition, place in self._places.items():
-            end = place.watermark.next_offset
-            passed = sorted((o, t) for o, t in place.outcomes.items() if o < end)
+            passed = sorted((o, t) for o, t in place.outcomes.items() if o < ends[place])
             ranges.extend(ranges_of(partition, passed, place.position))
         if not ranges:
             return
         async with self._database.begin() as unit:
             await unit.outcomes.record(self._consumer, ranges)
         reach(CrashPoint.OUTCOMES_AFTER, self._consumer)
-        for place in self._places.values():
-            end = place.watermark.next_offset
-            place.position = max(place.position, end)
-            place.outcomes = {o: t for o, t in place.outcomes.items() if o >= end}
+        for place, end in ends.items():
+            place.marked(end)
+
+    def marks(
+        self, settled: Mapping[Coordinates, Outcome], batch: Sequence[Coordinates]
+    ) -> FetchMarks:
+        """Return the marks of a fetch, to be written by the transaction that handles *batch*.
+
+        *settled*: the outcomes of the other records of the fetch, durable by then.
+        """
+        return FetchMarks(self._consumer, self._places, settled, batch)
 
     async def _commit(self) -> None:
         offsets = {

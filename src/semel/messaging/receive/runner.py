@@ -339,7 +339,7 @@ class Runner:
             elif await self._membership.is_careful(at):
                 with noting_as(self._writer):
                     outcomes[at] = await handle_record(
-                        self.consumer, self.database, record, self._suspect, self._put_aside
+                        self.consumer, self.database, record, self._suspect, self._quarantined
                     )
                 if isinstance(settlement(outcomes[at]), Nack):
                     blocked.add(at.place)
@@ -352,7 +352,7 @@ class Runner:
     async def _suspect(self, arrival: Arrival) -> Outcome:
         return await self._one(self._received(arrival))
 
-    def _put_aside(self, arrival: Arrival, outcome: Outcome) -> None:
+    def _quarantined(self, arrival: Arrival, outcome: Outcome) -> None:
         tell(self._received(arrival), outcome, self.subscription.group)
 
     async def _in_lanes(
@@ -397,21 +397,28 @@ class Runner:
         for number, lane in enumerate(split):
             shares[number % len(shares)].extend(lane)
 
+        shares = [sorted(share, key=_at) for share in shares if share]
+
         async def work(share: list[Arrival]) -> Settlement:
-            await self._share(sorted(share, key=_at), outcomes)
+            await self._share(share, outcomes, is_only=len(shares) == 1)
             return Ack()
 
-        await run_lanes([[share] for share in shares if share], work, self.settings.concurrency)
+        await run_lanes([[share] for share in shares], work, self.settings.concurrency)
 
     async def _share(
-        self, arrivals: Sequence[Arrival], outcomes: dict[Coordinates, Outcome]
+        self, arrivals: Sequence[Arrival], outcomes: dict[Coordinates, Outcome], *, is_only: bool
     ) -> None:
+        """Handle a share; the only one of a fetch writes the fetch's marks in its transaction."""
         for arrival in arrivals:
             if isinstance(arrival, Unreadable):
                 outcomes[_at(arrival)] = await self._one(arrival)
         messages = [arrival for arrival in arrivals if isinstance(arrival, Message)]
         began = self._clock.monotonic()
-        found = await consume_many(self.consumer, self.database, messages)
+        marks = None
+        if is_only and messages:
+            # The outcomes of unreadable records and of suspects are durable by now.
+            marks = self._settling.marks(outcomes, [_at(message) for message in messages])
+        found = await consume_many(self.consumer, self.database, messages, marks)
         each = (self._clock.monotonic() - began) / max(len(messages), 1)
         for message, outcome in zip(messages, found, strict=True):
             outcomes[_at(message)] = outcome
