@@ -38,7 +38,7 @@ synchronous commits. The documented pattern opens a session per message, claims,
 with one worker. The others are `consume_many`, in batches of 500: the handlers are unchanged, and
 the final state is the same. The awaited statement is made once, and gets each message's values;
 one row shows what it costs to make a statement for each message instead. Four workers share one
-loop, or have a process each. Where 1 % of the messages fail for good, here and there, those before
+loop, or have a process each. If 1 % of the messages always fail, here and there, those before
 each in its savepoint run again, and a dead letter is written. One row shows what is left to gain:
 the same handlers in a plain session, one commit for every 500, nothing claimed and no failure
 contained. Its messages keep one core busy for most of the time, which is why four workers on one
@@ -102,7 +102,7 @@ async def batches(messages: Sequence[Message], session: Any) -> None:
 
 
 class Field:
-    """A database, messages that nobody has seen, and one loop."""
+    """A database, new messages, and one loop."""
 
     def __init__(self, url: str) -> None:
         self.loop = asyncio.new_event_loop()

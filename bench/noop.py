@@ -31,7 +31,7 @@ class NoopSink:
         """Take rows of every schema."""
 
     def fence(self, scope: Scope, epoch: int) -> None:
-        """Refuse nobody."""
+        """Accept every owner."""
 
     def stager(self, txn: SinkTxnId) -> NoopStager:
         """Return the executor's side."""

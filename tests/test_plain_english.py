@@ -59,8 +59,21 @@ BANNED = {
 # fmt: on
 """By regular expression: what to write instead."""
 
+ALLOWED = {
+    "src/semel/testing/services/postgres.py": ("nobody", "the name of a Unix user"),
+}
+"""By file: a phrase that it may contain, and the reason."""
+
 SRC = "src/semel"
 CLEAN = (
+    "CONTRIBUTING.md",
+    "bench",
+    "docs/cadence.md",
+    "docs/guarantees.md",
+    "docs/pitfalls.md",
+    "docs/quickstart.md",
+    "docs/visibility.md",
+    "examples",
     f"{SRC}/*.py",
     f"{SRC}/arrow",
     f"{SRC}/files",
@@ -78,6 +91,7 @@ CLEAN = (
     f"{SRC}/pipeline",
     f"{SRC}/postgres",
     f"{SRC}/spark",
+    f"{SRC}/testing",
 )
 """The parts that are clean: files, folders with everything in them, or patterns."""
 
@@ -153,9 +167,15 @@ def test_a_clean_part_stays_clean(part):
     files = files_of(part)
     assert files, f"{part} does not exist"
 
-    found = {str(path.relative_to(ROOT)): violations(prose_of(path)) for path in files}
+    found: dict[str, list[str]] = {}
+    for path in files:
+        name = str(path.relative_to(ROOT))
+        allowed = repr(ALLOWED[name][0]) if name in ALLOWED else None
+        bad = [why for why in violations(prose_of(path)) if f": {allowed} in " not in why]
+        if bad:
+            found[name] = bad
 
-    assert {path: why for path, why in found.items() if why} == {}
+    assert found == {}
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class Count:
 
     @property
     def is_clean(self) -> bool:
-        """Tell whether every row is there once, and nothing else is."""
+        """Whether every row exists once, and nothing else is."""
         found = self.duplicates + self.missing + self.foreign + self.left_behind
         return found == 0 and self.rows == self.expected and self.cents == self.expected_cents
 
@@ -49,7 +49,7 @@ class Counts:
 
     @property
     def is_clean(self) -> bool:
-        """Tell whether every sink is."""
+        """Whether every sink is."""
         return all(sink.is_clean for sink in self.sinks)
 
 

@@ -165,7 +165,7 @@ def _run(
 
 
 class _Removal:
-    """The removal of the folder at the end, whatever happens."""
+    """The removal of the folder at the end, in every case."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -134,7 +134,7 @@ def run(variant: Variant, place: Place, teller: Teller) -> int:
 
 
 def _use_own_spark() -> None:
-    """Forget whichever other Spark, and settings for it, the user has."""
+    """Forget any other Spark, and settings for it, the user has."""
     for name in [name for name in os.environ if name.startswith(("SPARK_", "PYSPARK_"))]:
         del os.environ[name]
     os.environ["PYSPARK_PYTHON"] = sys.executable

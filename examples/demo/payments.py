@@ -34,12 +34,12 @@ class Payment(NamedTuple):
 
     @property
     def is_large(self) -> bool:
-        """Tell whether the second sink takes it."""
+        """Return whether the second sink accepts it."""
         return abs(self.amount) > LARGE_CENTS
 
 
 def payments(seed: int) -> Iterator[Payment]:
-    """Yield payments without end; a few are refunds of earlier ones."""
+    """Yield an endless stream of payments; a few are refunds of earlier ones."""
     choose = random.Random(seed)
     recent: list[Payment] = []
     number = 0
@@ -70,7 +70,7 @@ class Producer:
 
     @property
     def is_done(self) -> bool:
-        """Tell whether everything is in the folder."""
+        """Return whether everything is in the folder."""
         return self.sent >= self.total
 
     def produce(self, elapsed_seconds: float) -> None:

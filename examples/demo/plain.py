@@ -18,7 +18,7 @@ INSERT = "INSERT INTO entries (id, account, kind, amount) VALUES (%s, %s, %s, %s
 
 
 def plain_function(place: Place, say: Callable[[str], None]) -> Callable[[DataFrame, int], None]:
-    """Make the foreachBatch function; *say* is told what it writes to, for the display only."""
+    """Make the foreachBatch function; *say* gets what it writes to, for the display only."""
     url = place.url
 
     def insert(rows: Iterable[Row]) -> None:

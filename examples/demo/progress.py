@@ -35,7 +35,7 @@ class Tail:
         self._read = 0
 
     def new_events(self) -> Iterator[dict[str, Any]]:
-        """Yield what was told since the last call; a torn last line waits for its end."""
+        """Yield the progress since the last call; a torn last line waits for its end."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read)

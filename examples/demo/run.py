@@ -146,7 +146,7 @@ class Run:
         self._screen.note(self._elapsed, heading, text)
 
     def _one_driver(self) -> bool:
-        """Start a driver and watch it; tell whether it came to the end of the source."""
+        """Start a driver and watch it; return whether it came to the end of the source."""
         number = self._progress.driver + 1
         self._progress = Progress(self._report.variant, number, self._progress.last_batch)
         child = start_driver(self._report.variant, self._place, number, self._temporary)
@@ -221,7 +221,7 @@ class Killer:
         self._took = 0.0
 
     def is_due(self, progress: Progress) -> bool:
-        """Tell whether the moment has come; asked many times a second."""
+        """Return whether the moment has come; asked many times a second."""
         now = time.monotonic()
         self._follow(progress.batch, now)
         if self._moment is None or progress.batches_done == 0:

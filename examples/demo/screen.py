@@ -29,7 +29,7 @@ STYLES: Final = {
 # Without a terminal, a line about the progress now and then is enough.
 LINE_SECONDS: Final = 4.0
 
-# Wide enough for the audit's table where nobody says how wide the output is.
+# Wide enough for the audit's table if the width of the output is unknown.
 COLUMNS: Final = 100
 
 

@@ -95,7 +95,7 @@ def verdict_with_semel(counts: Counts, report: RunReport) -> str:
 
 
 def verdict_without(counts: Counts, report: RunReport, plan: Plan) -> str:
-    """Say what became of the plain run, whatever it was."""
+    """Say the outcome of the plain run."""
     if counts.is_clean:
         killed = number_of(len(report.kills), "kill", "kills")
         return (

@@ -1,6 +1,6 @@
 """The oracle: compares the source with what every sink shows, row by row.
 
-It knows nothing of cycles, ledgers or recovery.  Rows are compared as they
+It does not look at cycles, ledgers or recovery.  Rows are compared as they
 are, so that a changed row is one missing and one foreign.
 """
 
@@ -36,7 +36,7 @@ class SinkAudit:
 
     @property
     def is_clean(self) -> bool:
-        """Tell whether every row is there once and nothing else is."""
+        """Whether every row exists once and nothing else is."""
         found = (self.missing, self.duplicated, self.foreign, self.torn, self.left_behind)
         return not any(found)
 
@@ -51,7 +51,7 @@ class Audit:
 
     @property
     def is_clean(self) -> bool:
-        """Tell whether nothing was found anywhere."""
+        """Whether no sink has a problem."""
         return not self.positions and all(sink.is_clean for sink in self.sinks)
 
     def table(self) -> str:
@@ -117,7 +117,7 @@ def audit_sinks(
 
 
 def key_of(row: Any) -> Hashable:
-    """Make a row comparable and hashable, whatever it is made of."""
+    """Make a row comparable and hashable, for every type."""
     match row:
         case int() | str():
             return row

@@ -54,13 +54,13 @@ def failings(thing: str, method: str) -> list[tuple[FaultKind, int]]:
 
 @dataclass
 class ExploredHistory:
-    """What one history showed: the windows of its last process, and every call that was made."""
+    """The record of one history: the windows of its last process, and every call that was made."""
 
     windows: list[CrashWindow] = field(default_factory=list)
     distinct: list[CrashWindow] = field(default_factory=list)
-    """The windows before which something was asked of the outside, or done to it.
+    """The windows after a call to a sink, the ledger or the source.
 
-    Whoever stops at one of the others stops at the same place as at the one before.
+    A crash in any other window leaves the same state as in the one before it.
     """
 
     calls: dict[str, dict[str, int]] = field(default_factory=dict)

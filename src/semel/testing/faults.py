@@ -24,16 +24,16 @@ class FaultKind(StrEnum):
     """What becomes of a call, and of its answer."""
 
     REFUSED = "refused"
-    """Nothing happens; the answer says so: `SinkRetryable`, or an error of semel's."""
+    """The call has no effect; the answer is `SinkRetryable`, or an error of semel."""
 
     FATAL = "fatal"
-    """Nothing happens; the answer is `SinkFatal`.  Of a sink only."""
+    """The call has no effect; the answer is `SinkFatal`.  For sinks only."""
 
     BROKEN = "broken"
-    """Nothing happens, and nobody says so: an exception of some driver."""
+    """The call has no effect; it raises an exception of some driver."""
 
     LOST_REPLY = "lost_reply"
-    """It happens, and the answer is lost."""
+    """The call has its effect, and the answer is lost."""
 
     LATE = "late"
     """The answer is lost, and it happens only later: it was still on its way."""
@@ -62,7 +62,7 @@ IN_DOUBT_METHODS: Final = ("decide_commit", "decide_abort")
 
 
 class ConnectionBroke(OSError):
-    """What a driver raises that knows nothing of semel."""
+    """An exception of a driver outside semel."""
 
 
 @dataclass(slots=True)
@@ -98,18 +98,18 @@ class FaultPlan:
         due = [call for at, call in self.late if at <= until]
         self.late = [(at, call) for at, call in self.late if at > until]
         for call in due:
-            # Nobody is there any more to hear of a refusal.
+            # The caller of a late call is gone, so a refusal has no reader.
             with contextlib.suppress(SemelError):
                 call()
 
 
 def faulty_sink(sink: TwoPhaseSink, *faults: Fault, plan: FaultPlan | None = None) -> TwoPhaseSink:
-    """Return *sink* with *faults*; *plan* is for faults that outlive the sink's object."""
+    """Return *sink* with *faults*; *plan* keeps faults longer than the sink's object."""
     return cast("TwoPhaseSink", _Faulty(sink, _plan(plan, faults), _sink_answer))
 
 
 def faulty_ledger(ledger: Ledger, *faults: Fault, plan: FaultPlan | None = None) -> Ledger:
-    """Return *ledger* with *faults*; *plan* is for faults that outlive the ledger's object."""
+    """Return *ledger* with *faults*; *plan* keeps faults longer than the ledger's object."""
     return cast("Ledger", _Faulty(ledger, _plan(plan, faults), _ledger_answer))
 
 

@@ -46,7 +46,7 @@ class EndedProcess:
 
     @property
     def was_killed(self) -> bool:
-        """Tell whether it was ended by SIGKILL."""
+        """Whether SIGKILL ended it."""
         return self.code == -signal.SIGKILL
 
 
@@ -100,7 +100,7 @@ class Running:
                 raise DeadlineMissed(f"did not stop:\n{self.output}")
 
     def wake(self) -> None:
-        """Let it go on."""
+        """Continue it."""
         os.kill(self.pid, signal.SIGCONT)
 
     @property
@@ -251,7 +251,7 @@ class Forked(_Runs):
 
 
 def _code_in(result: Path) -> int:
-    """Read the exit code that a fork has written; whoever was killed has written none.
+    """Read the exit code that a fork has written; a killed fork has written none.
 
     Nor has one that was killed between opening the file and writing to it.
     """

@@ -75,7 +75,7 @@ class Trial:
         reach it, if not there.  *receipts* is the topic of the handler's outgoing messages;
         *tables* are the handler's own, or named as the consumer is.  *policy* replaces settings
         of the consumer; kills are not the fault of the messages that they hit, so unless it
-        says otherwise no message is parked for them.  Whatever else a `Worker` has may be given
+        says otherwise no message is parked for them.  All other fields of a `Worker` may be given
         by its name.
         """
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ class Trial:
     def run(
         self, *, crash_at: str = "", seconds: float = DEADLINE_SECONDS, **changes: Any
     ) -> EndedProcess:
-        """Run a worker to its end, whichever that is."""
+        """Run a worker until it ends or is killed."""
         return self.end(self.start(crash_at=crash_at, **changes), seconds)
 
     def end(self, running: Running, seconds: float = DEADLINE_SECONDS) -> EndedProcess:

@@ -1,8 +1,8 @@
-"""The oracle of the messaging half: what a broker delivered, and what became of each message.
+"""The oracle of the messaging half: compares delivered messages with their outcomes.
 
-It reads the broker's log and the tables, and knows nothing of how a consumer
-works.  Every message must be in one final state, with its effect once if that is
-COMPLETED and never otherwise, and nothing may be left that somebody still waits for.
+It reads only the broker's log and the tables, and uses no code of the consumer.
+Every message must be in one final state, with its effect once if that is COMPLETED
+and never otherwise, and no message may still wait.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class FinalState:
 
     dead_letters: Counter[str]
     parked: frozenset[str]
-    """In the waiting room, for a person."""
+    """In the waiting table, for a person."""
 
     waiting: frozenset[str]
-    """In the waiting room, for their time or their turn."""
+    """In the waiting table, for their time or their turn."""
 
     members: tuple[str, ...]
     suspects: frozenset[str]
@@ -88,7 +88,7 @@ class TrialAudit:
     """Dead without a dead letter, or a dead letter of what is not dead."""
 
     left_waiting: tuple[str, ...] = ()
-    """In the waiting room without a reason, or parked and not in it."""
+    """In the waiting table without a reason, or parked and not in it."""
 
     outgoing: tuple[str, ...] = ()
     """Whose outgoing message is unsent, missing, or there under several ids."""
@@ -100,11 +100,11 @@ class TrialAudit:
     """Offsets of which no outcome is kept, and such as do not exist."""
 
     left_behind: tuple[str, ...] = ()
-    """Rows of members and suspicions that nobody needs any more."""
+    """Rows of members and suspicions that are no longer needed."""
 
     @property
     def is_clean(self) -> bool:
-        """Tell whether nothing was found."""
+        """Whether the audit found no problem."""
         return not any(getattr(self, name) for name in _FINDINGS)
 
     def table(self) -> str:

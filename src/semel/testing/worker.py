@@ -231,14 +231,14 @@ async def _stop_when_idle(
 
 
 def is_at_the_ends(broker: FileBroker, worker: Worker) -> bool:
-    """Tell whether the group has committed the end of every partition."""
+    """Return whether the group has committed the end of every partition."""
     committed = broker.committed(worker.group)
     partitions = [p for topic in worker.topics for p in broker.partitions(topic)]
     return all(committed.get(p, 0) >= broker.store.bounds(p)[1] for p in partitions)
 
 
 async def _is_empty(worker: Worker, database: Database, consumer: Consumer) -> bool:
-    """Tell whether nothing waits for its time, and nothing waits to be sent."""
+    """Return whether no message waits for its time, and nothing waits to be sent."""
     try:
         async with database.begin() as unit:
             waits = await unit.waiting.seconds_to_next(consumer.name)
@@ -290,7 +290,7 @@ def found(where: str) -> Any:
 
 
 def trace_into(path: Path) -> None:
-    """Write down every window before whatever the environment has planned for it."""
+    """Write down every window before the environment's own hook for it."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def hook(point: CrashPoint, sink: str | None) -> None:
@@ -303,7 +303,7 @@ def trace_into(path: Path) -> None:
 
 
 class _Nouns(logging.Formatter):
-    """Messages with whatever else a record says."""
+    """Messages with the other fields of a record."""
 
     def format(self, record: logging.LogRecord) -> str:
         plain = logging.makeLogRecord({}).__dict__

@@ -1,8 +1,8 @@
-"""A small world in which processes die: source, checkpoint, ledger, sinks and time outlive them.
+"""A simulated world in which processes die, but source, checkpoint, ledger and sinks stay.
 
-The oracle is in here, too.  It looks at the source's rows, at what the sinks
-show and still keep, at the ledger's decisions and at its positions; it asks
-neither the cycle nor recovery for an opinion.
+It contains the oracle, too, which compares the source's rows with what the sinks
+show and keep, the ledger's decisions and its positions.  It uses neither the
+cycle nor recovery.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ APP: Final = "simulated"
 LEDGER: Final = "ledger"
 """The ledger's name among the things that can fail; no sink may have it."""
 
-# More starts and more runs of a batch than two faults and two crashes can cost: whoever
-# needs more makes no progress.
+# More starts and more runs of a batch than two faults and two crashes can cost: a driver
+# that needs more makes no progress.
 MOST_TRIES: Final = 8
 
 
@@ -115,7 +115,7 @@ class World:
     def driver(self, takeover: Takeover = Takeover.WAIT) -> Driver:
         """Make what a new process would have: its own driver, sinks and connections."""
         number = next(self._numbers)
-        # A host of its own: nobody can see whether the owner still runs, only time can tell.
+        # A host of its own, so that only the end of the lease shows that the owner is gone.
         owner = Owner(f"host-{number}", "boot", number, "0", f"instance-{number}")
         sinks = [faulty_sink(sink, plan=self.plans[sink.name]) for sink in self.make_sinks()]
         return Driver(
@@ -135,7 +135,7 @@ class World:
         return self.attempts[-1]
 
     def is_owner(self, driver: Driver) -> bool:
-        """Tell whether nobody has taken the scope over from *driver*."""
+        """Return whether the scope was not taken over from *driver*."""
         scope = self.ledger.scope_record(self.scope)
         return scope is not None and scope.epoch == driver.lease.epoch
 

@@ -23,7 +23,7 @@ def main(function: str, *modules: str) -> None:
     found: Function = getattr(importlib.import_module(module), name)
     for other in modules:
         importlib.import_module(other)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks for the dead
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the dead children
     gc.freeze()
     for line in sys.stdin:
         pid = os.fork()

@@ -150,7 +150,7 @@ class PublishRules(BrokerWorld):
 
 
 class ReadRules(BrokerWorld):
-    """A range of a partition can be read again, by nobody's position and in nobody's group."""
+    """A range of a partition can be read again, outside any group and without a position."""
 
     @in_world
     async def test_a_range_includes_its_first_and_its_last_record(self) -> None:

@@ -278,7 +278,7 @@ class RevokingRules(BrokerWorld):
 
 
 class FencingRules(BrokerWorld):
-    """Whoever has lost a partition commits nothing of it, and gets nothing of it."""
+    """A member that has lost a partition commits nothing of it, and gets nothing of it."""
 
     @in_world
     async def test_a_commit_that_names_a_lost_partition_commits_nothing(self) -> None:

@@ -46,7 +46,7 @@ class BrokerWorld:
     """How long to wait before saying that nothing comes."""
 
     too_large_bytes: ClassVar[int] = 2_000_000
-    """The size of a message that the broker refuses for good."""
+    """The size of a message that the broker always refuses."""
 
     async def open(self) -> None:
         """Be ready: the broker is there, and has nothing of an earlier test."""
@@ -71,7 +71,7 @@ class BrokerWorld:
         raise NotImplementedError
 
     async def kill(self, member: Any) -> None:
-        """Let *member* die without a word, and its session run out.
+        """Let *member* die silently, and its session time out.
 
         The object stays usable: as the zombie that a stopped process is when it wakes up.
         """
@@ -192,7 +192,7 @@ class BrokerWorld:
         return found
 
     async def clean_up(self) -> None:
-        """Close whatever the test opened."""
+        """Close everything that the test opened."""
         for pump in self._kept("_pumps"):
             await pump.stop()
         for member in self._kept("_members"):

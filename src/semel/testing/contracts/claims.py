@@ -183,7 +183,7 @@ class BatchRules(DatabaseContract):
 
 
 async def _last_is_free(world: DatabaseWorld, number: int) -> bool:
-    """Tell whether a batch that waits for its second id in order has not come to its third."""
+    """Return whether a batch that waits for its second id in order has not come to its third."""
     first, held, last = f"{number} a", f"{number} m", f"{number} z"
     try:
         async with world.database.begin() as holder, world.database.begin() as other:

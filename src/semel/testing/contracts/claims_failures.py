@@ -357,11 +357,11 @@ class RetentionRules(DatabaseContract):
         self, world: DatabaseWorld
     ) -> None:
         async with world.database.begin() as unit:
-            for name in ("buried", "waiting", "over"):
+            for name in ("dead-lettered", "waiting", "over"):
                 await unit.claims.mark_completed(CONSUMER, name)
             letter = DeadLetter(
                 CONSUMER,
-                "buried",
+                "dead-lettered",
                 payload=b"{}",
                 reason="refused",
                 exception="",

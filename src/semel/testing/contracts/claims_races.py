@@ -1,4 +1,4 @@
-"""The rules of races: the second waits for the first, and is told what became of it."""
+"""The rules of races: the second waits for the first, and gets its outcome."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ ROUNDS = 10
 
 
 class LedgerRaceRules(LedgerWorld):
-    """Whatever meets, one decision stands and everybody is told which."""
+    """Whatever meets, one decision wins and every process gets it."""
 
     def test_of_many_attempts_at_a_cycle_exactly_one_is_committed(self, ledger: Ledger) -> None:
         other = self.another(ledger)

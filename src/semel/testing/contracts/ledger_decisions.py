@@ -37,7 +37,7 @@ REFUSED: Final = [
 
 
 class DecisionRules(LedgerWorld):
-    """What may be written, and what stands for good."""
+    """What may be written, and what is final."""
 
     @pytest.mark.parametrize(("old", "new"), ARROWS_TAKEN)
     def test_every_arrow_can_be_taken(
@@ -203,12 +203,12 @@ class DecisionRules(LedgerWorld):
         driver = LedgerOwner.of(ledger)
         txn = driver.cycle().attempt()
 
-        assert ledger.decide_abort(txn, "nobody knows it") is Decision.ABORT
+        assert ledger.decide_abort(txn, "its state is unknown") is Decision.ABORT
         with pytest.raises(NeedsOperator):
             ledger.plan(driver.lease, txn)
 
         record = driver.record(txn)
-        assert (record.state, record.reason) == (CycleState.ABORTED, "nobody knows it")
+        assert (record.state, record.reason) == (CycleState.ABORTED, "its state is unknown")
         assert record.decided_at is not None
 
     def test_the_first_reason_of_an_abort_is_kept(self, ledger: Ledger) -> None:

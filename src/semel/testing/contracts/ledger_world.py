@@ -53,7 +53,7 @@ class LedgerWorld:
 
 
 def owner_elsewhere(host: str = "elsewhere.example") -> Owner:
-    """Describe a process of which nobody here can tell whether it runs."""
+    """Describe a process on another host, whose state is unknown here."""
     return Owner(host, "boot", 7, "1", uuid.uuid4().hex)
 
 
@@ -99,7 +99,7 @@ class LedgerOwner:
         query: str = "main",
         takeover: Takeover = Takeover.FORCE,
     ) -> LedgerOwner:
-        """Start an owner; it fences whoever was there."""
+        """Start an owner; it fences the one before."""
         scope = scope_of(ledger, app, query)
         return cls(ledger, ledger.acquire(scope, owner_elsewhere(), LEASE_SECONDS, takeover))
 

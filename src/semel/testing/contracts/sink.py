@@ -57,6 +57,6 @@ def violations(contract: type[SinkContract]) -> Mapping[str, Exception]:
             getattr(contract(), name)()
         except unittest.SkipTest:
             continue
-        except Exception as error:  # noqa: BLE001  whatever it was, the sink broke the test
+        except Exception as error:  # noqa: BLE001  any error means that the sink broke the test
             broken[name] = error
     return broken

@@ -369,7 +369,7 @@ class SinkMarks(SinkWorld):
 
 
 def is_fenced_out(sink: TwoPhaseSink, scope: Scope, epoch: int) -> bool:
-    """Tell whether the sink refuses this epoch."""
+    """Return whether the sink refuses this epoch."""
     try:
         sink.fence(scope, epoch)
     except Fenced:

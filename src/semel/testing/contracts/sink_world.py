@@ -168,7 +168,7 @@ class SinkWorld:
         assert set(listed) == set(txns), f"recover lists {listed}, not {list(txns)}"
 
     def leaves_nothing(self, sink: TwoPhaseSink) -> None:
-        """Assert that nothing is staged or prepared, where the test can see that."""
+        """Assert that nothing is staged or prepared, if the test can observe it."""
         if Capability.LIST_LEAVINGS not in self.cannot:
             left = list(self.leavings(sink))
             assert not left, f"left behind: {left}"

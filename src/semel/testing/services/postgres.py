@@ -146,6 +146,6 @@ def _check_reachable(folder: Path) -> None:
 
 
 def _is_reachable(folder: Path) -> bool:
-    """Say whether everybody may enter *folder*."""
+    """Return whether every user may enter *folder*."""
     resolved = folder.resolve()
     return all(part.stat().st_mode & stat.S_IXOTH for part in (resolved, *resolved.parents))

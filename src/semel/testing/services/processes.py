@@ -1,4 +1,4 @@
-"""Child processes that never outlive this one, and what every service needs around them."""
+"""Child processes that end with this one, and what every service needs around them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ServiceUnavailable(Permanent):
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Find a port on *host* that nobody listens on."""
+    """Find a free port on *host*."""
     for port in random.sample(_PORTS, 200):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -126,7 +126,7 @@ class Child:
         return self._process.pid
 
     def is_alive(self) -> bool:
-        """Tell whether the process has not ended."""
+        """Return whether the process still runs."""
         return self._process.poll() is None
 
     @property
