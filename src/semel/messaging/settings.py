@@ -44,7 +44,7 @@ def choose(settings: Any, **kinds: Iterable[StrEnum]) -> None:
         by_value = {member.value: member for member in members}
         if not isinstance(value, str) or value not in by_value:
             allowed = ", ".join(map(repr, by_value))
-            raise Misuse(f"{_where(settings, name)} must be {allowed}, got {value!r}")
+            raise Misuse(f"{_where(settings, name)} must be one of {allowed}, got {value!r}")
         object.__setattr__(settings, name, by_value[value])
 
 

@@ -217,7 +217,7 @@ def test_an_envelope_without_a_message_cannot_be_consumed():
         broker = Broker()
         empty: MessageEnvelope[Any] = MessageEnvelope("m1", None, {}, broker)
 
-        with pytest.raises(Misuse, match="carries no message"):
+        with pytest.raises(Misuse, match="has no message to handle"):
             await consume_envelope(sender(), broker.database, empty)
 
         assert broker.told == []
