@@ -41,7 +41,7 @@ from semel.messaging.settings import (
     RunnerSettings,
 )
 from semel.operate.replay import Replay, ReplaySettings
-from semel.operate.replay_message import Turn
+from semel.operate.replay_message import ReplayResult
 from semel.operate.selection import Ids
 from semel.sql.database import SqlDatabase
 from semel.testing.clock import SimulatedClock
@@ -134,7 +134,7 @@ class Scene:
             clock=self.clock,
         )
         report = await again.run()
-        assert report.counts[Turn.HANDLED] == 1
+        assert report.counts[ReplayResult.HANDLED] == 1
 
     @contextmanager
     def measured(self) -> Iterator[Way]:
