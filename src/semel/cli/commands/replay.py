@@ -90,7 +90,7 @@ REPLAY = Shape(
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingShown:
     """A message that the handler would send."""
 
     message_id: str
@@ -120,11 +120,11 @@ def changes_of(one: DryRun | NoPayload) -> Sequence[RowChange]:
     return one.changes if isinstance(one, DryRun) else ()
 
 
-def outgoing_of(one: DryRun | NoPayload) -> list[Outgoing]:
+def outgoing_of(one: DryRun | NoPayload) -> list[OutgoingShown]:
     """What the handler would send."""
     entries = one.outgoing if isinstance(one, DryRun) else ()
     return [
-        Outgoing(e.message_id, e.topic, e.key, payload_of(e.value, ""), headers_of(e.headers))
+        OutgoingShown(e.message_id, e.topic, e.key, payload_of(e.value, ""), headers_of(e.headers))
         for e in entries
     ]
 
