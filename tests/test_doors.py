@@ -38,6 +38,12 @@ def test_a_name_behind_a_door_exists_and_says_what_it_is(door, name):
     assert inspect.getdoc(found)
 
 
+def test_every_name_behind_a_door_is_in_the_pages():
+    words = {word for page in PAGES for word in re.findall(r"\w+", page.read_text())}
+
+    assert [f"{door}.{name}" for door, name in EXPORTED if name not in words] == []
+
+
 @pytest.mark.parametrize("door", DOORS)
 def test_dir_lists_every_name_behind_a_door(door):
     assert set(names(door)) <= set(dir(importlib.import_module(door)))

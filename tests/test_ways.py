@@ -41,7 +41,7 @@ from semel.messaging.settings import (
     RunnerSettings,
 )
 from semel.operate.replay import Replay, ReplaySettings
-from semel.operate.replay_message import Turn
+from semel.operate.replay_message import ReplayResult
 from semel.operate.selection import Ids
 from semel.sql.database import SqlDatabase
 from semel.testing.clock import SimulatedClock
@@ -82,7 +82,7 @@ BUDGETS = {
     # Target: 10 statements.
     "waits": Budget(modules=24, statements=13, transactions=1),
     # Target: 3 transactions.
-    "dead": Budget(modules=24, statements=25, transactions=5),
+    "dead": Budget(modules=24, statements=23, transactions=4),
     # Target: 6 transactions.
     "replayed": Budget(modules=26, statements=49, transactions=10),
 }
@@ -134,7 +134,7 @@ class Scene:
             clock=self.clock,
         )
         report = await again.run()
-        assert report.counts[Turn.HANDLED] == 1
+        assert report.counts[ReplayResult.HANDLED] == 1
 
     @contextmanager
     def measured(self) -> Iterator[Way]:

@@ -20,7 +20,7 @@ from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.records import DeadLetterFilter, WaitingFilter
 from semel.operate.replay import ReplayReport, report_of
-from semel.operate.replay_message import Turn
+from semel.operate.replay_message import ReplayResult
 from semel.sql.database import SqlDatabase
 from semel.sql.tables import metadata
 
@@ -118,7 +118,7 @@ def killed_and_run_again(shop: Shop, window: str) -> None:
     paid, letters, waiting, report = shop.found()
     assert paid == IDS
     assert (letters, waiting) == (0, 0)
-    assert report.counts[Turn.HANDLED] == report.done == len(IDS)
+    assert report.counts[ReplayResult.HANDLED] == report.done == len(IDS)
     assert report.state == "finished"
 
 

@@ -149,9 +149,8 @@ def a_stored_retry_has_no_payload(patch):
 
 
 def what_was_handled_stays_in_the_room(patch):
-    for module in (handling, failing, leased, retrying, suspects):
-        patch.setattr(module, "leave_the_room", _nothing)
-    patch.setattr(draining, "ends_waiting", lambda answer: False)
+    for module in (handling, failing, leased, retrying, suspects, draining):
+        patch.setattr(module, "leave_waiting", _nothing)
 
 
 def what_comes_back_is_not_brought_back(patch):
@@ -180,7 +179,6 @@ def a_death_is_not_counted(patch):
         return 1
 
     patch.setattr(suspects, "note_try", first)
-    patch.setattr(inbox_worker, "note_try", first)
 
 
 def the_note_of_a_try_is_not_taken_back(patch):

@@ -20,7 +20,7 @@ Hashes: TypeAlias = Any
 """A numpy array of uint64."""
 
 Hasher: TypeAlias = Callable[[int, int], Hashes]
-"""Gives new hashes of the values from start to stop."""
+"""Returns new hashes of the values from start to stop."""
 
 # Odd constants with well-spread bits (golden ratio, splitmix64).
 _M1: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -30,15 +30,15 @@ _32: Final = np.uint64(32)
 _29: Final = np.uint64(29)
 _NAN: Final = np.uint64(0x7FF8000000000000)
 
-# Longer values are hashed one by one: the loop over words would pay numpy's
-# price per call for ever fewer rows.
+# Longer values are hashed one by one: the loop over words would call numpy for
+# fewer and fewer rows.
 _LONG_BYTES: Final = 1024
 
 _MASKS: Final = np.array([(1 << (8 * n)) - 1 for n in range(9)], np.uint64)
 
 
 def scramble(hashes: Hashes) -> Hashes:
-    """Spread every bit over all others, in place."""
+    """Mix every bit into all others, in place."""
     hashes ^= hashes >> _32
     hashes *= _M2
     hashes ^= hashes >> _29
@@ -48,7 +48,7 @@ def scramble(hashes: Hashes) -> Hashes:
 
 
 def hasher_of(name: str, column: Any) -> Hasher:
-    """Prepare to hash the values of *column*; a null is like no value."""
+    """Return a hasher of the values of *column*; a null hashes like a missing value."""
     column = _plain(column)
     kind, hasher = _kind_and_hasher(column)
     seed = _seed(f"{kind}:{name}")
@@ -67,7 +67,7 @@ def hasher_of(name: str, column: Any) -> Hasher:
 
 
 def _plain(column: Any) -> Any:
-    """Undo the encodings that do not change the values."""
+    """Decode dictionaries and similar layouts, which do not change the values."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return _plain(column.storage)
@@ -75,7 +75,7 @@ def _plain(column: Any) -> Any:
         return _plain(column.dictionary_decode())
     if pa.types.is_run_end_encoded(kind):
         return _plain(require("pyarrow.compute", "files").run_end_decode(column))
-    # By its text: older pyarrows have no name for the type.
+    # By its text, because older versions of pyarrow have no name for the type.
     match str(kind):
         case "string_view":
             return column.cast(pa.large_string())
@@ -156,7 +156,7 @@ def _hash_decimals(column: Any, seed: Any) -> Hasher:
 
 
 def _hash_bytes(column: Any, seed: Any) -> Hasher:
-    """Hash byte strings by eight bytes at a time, with ever fewer rows that still have some."""
+    """Hash byte strings eight bytes at a time, over the rows that still have bytes left."""
     data, ends = _bytes_and_ends(column)
     valid = None
     if column.null_count:
@@ -164,14 +164,14 @@ def _hash_bytes(column: Any, seed: Any) -> Hasher:
 
     def hash_values(start: int, stop: int) -> Hashes:
         begin, end = int(ends[start]), int(ends[stop])
-        # Sixteen bytes more, so that the last value can be read by words, too.
+        # Sixteen more bytes, so that the last value can be read in whole words, too.
         padded = np.zeros((end - begin + 23) // 8 * 8, np.uint8)
         padded[: end - begin] = data[begin:end]
         words = padded.view(np.uint64)
         at = (ends[start:stop] - begin).astype(np.int64)
         left = np.diff(ends[start : stop + 1]).astype(np.int64)
         if valid is not None:
-            left[~valid[start:stop]] = 0  # whatever lies under a null
+            left[~valid[start:stop]] = 0  # the bytes under a null are undefined
         hashes = left.astype(np.uint64) * _M1 + seed
         long = np.flatnonzero(left > _LONG_BYTES)
         for row in long:
@@ -226,7 +226,7 @@ def _hash_nested(column: Any, seed: Any) -> Hasher:
 
 
 def _canonical(value: Any) -> Any:
-    """One JSON value for equal values, whatever the order of a map's entries."""
+    """Return one JSON value for equal values, independent of the order of a map's entries."""
     match value:
         case None | bool() | int() | str():
             return value

@@ -3,10 +3,10 @@
     row hash = scramble(Σ columns: hash of the value, seeded with the column's name and kind)
     tally    = (rows, Σ rows: row hash  mod 2**64)
 
-Equal rows hash equal however they are batched, sliced, encoded or ordered,
-and whatever the order of the columns.  What a reader gets back must first be
-cast to the schema that was staged: the scale of a decimal and the kind of a
-column (integer, text, …) are part of the hash, the width of an integer is not.
+Equal rows have equal hashes, independent of batches, slices, encodings and the
+order of rows and columns.  Rows that are read back must first be cast to the
+staged schema: the scale of a decimal and the kind of a column (integer, text, …)
+are part of the hash, the width of an integer is not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from semel.pipeline.sink import Batch, Schema, Tally
 np: Any = require("numpy", "files")
 pa: Any = require("pyarrow", "files")
 
-# The temporaries of so many rows stay in a core's cache.
+# The temporary arrays of this many rows fit into a core's cache.
 _ROWS_AT_ONCE: Final = 1 << 13
 
 
@@ -49,7 +49,7 @@ def tally_all(batches: Iterable[Batch]) -> Tally:
 
 
 def schema_to_text(schema: Schema) -> str:
-    """Write a schema as one line that fits into a token."""
+    """Return a schema as one line of text for a token."""
     return base64.b64encode(schema.remove_metadata().serialize()).decode()
 
 

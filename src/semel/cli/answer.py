@@ -14,15 +14,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from semel.cli.exits import ExitCode, exit_code_of
-from semel.cli.plain import PlainConsole, shortened
+from semel.cli.plain import PlainConsole
 from semel.cli.render import Line, Rows, document, print_lines
 from semel.errors import Misuse, SemelError
 from semel.messaging.redact import reason_of
@@ -38,17 +36,7 @@ PROGRESS_SECONDS: Final = 1.0
 """How often long work says how far it is: a line for every step would be read by nobody."""
 
 
-class Report(Protocol):
-    """What a command found out: a dataclass of plain values."""
-
-    @property
-    def needs_attention(self) -> bool:
-        """Tell whether a person should look, which is exit code 1."""
-        ...
-
-
-SomeReport = TypeVar("SomeReport", bound=Report)
-Plan = TypeVar("Plan")
+Result = TypeVar("Result")
 
 
 class Answer:
@@ -91,16 +79,8 @@ class Answer:
             self._told_at = now
             self.say(far())
 
-    def give(self, report: SomeReport, render: Callable[[Console, SomeReport], None]) -> None:
-        """Make *report* the answer."""
-        self.report = asdict(report)  # type: ignore[call-overload]
-        if report.needs_attention:
-            self.code = ExitCode.ATTENTION
-        if not self.as_json:
-            render(self.console, report)
-
     def reply(
-        self, result: Plan, lines: Callable[[Plan], Iterable[Line | Rows]], **more: Any
+        self, result: Result, lines: Callable[[Result], Iterable[Line | Rows]], **more: Any
     ) -> None:
         """Make *result* the answer: as JSON with the keys *more*, or for people as *lines* puts it.
 
@@ -115,10 +95,6 @@ class Answer:
     def print(self, lines: Iterable[Line | Rows]) -> None:
         """Show what is about to be done, before the question whether to do it."""
         print_lines(self.console, lines)
-
-    def show(self, plan: Plan, render: Callable[[Console, Plan], None]) -> None:
-        """Show what is about to be done, before the question whether to do it."""
-        render(self.console, plan)
 
     def confirm(self, question: str, yes: bool) -> None:
         """Go on only if the operator agrees.
@@ -178,20 +154,6 @@ def answering(command: str, as_json: bool, debug: bool) -> Iterator[Answer]:
     except Exception as error:  # noqa: BLE001  the top of the program: one line, and a code
         answer.fail(error)
     answer.finish()
-
-
-def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) -> Table:
-    """Start a table in the one look that all commands have."""
-    started = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2))
-    for column in columns:
-        started.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return started
-
-
-def tell_shortened(console: Console, names: Iterable[str | None]) -> None:
-    """Say below a table where the whole ids and keys are, if it shows one without its middle."""
-    if any(name is not None and shortened(name) != name for name in names):
-        console.print("long ids and keys are shortened; --json has them whole", markup=False)
 
 
 def _traced(error: BaseException) -> str:

@@ -20,7 +20,6 @@ from semel.cli.commands.explain import ClosedGaps, OpenGaps
 from semel.cli.commands.policy import PolicySchema
 from semel.cli.messages import Request
 from semel.cli.render import WRITERS, Field, Shape
-from semel.cli.reports.replays import DryRunReport, ReplayAnswer, ReplayList
 from semel.operate.acts import Acts
 from semel.operate.adoption import Adoption
 from semel.operate.audit import AuditEntries, Verified
@@ -28,12 +27,14 @@ from semel.operate.completeness import Completeness
 from semel.operate.deadletters import DeadLetterList, LetterInspection
 from semel.operate.deletion import OpenRequests
 from semel.operate.doctor import Diagnosis
+from semel.operate.dryrun import DryRuns
 from semel.operate.explain import Explanation, LeasedClaims
 from semel.operate.guarantee import PipelineGuarantee
 from semel.operate.ledger import Backup, LedgerCheck, Restoration
 from semel.operate.outbox import OutboxStatus, ParkedEntries
 from semel.operate.parking import Fixed, HeldKeys, Inspection, WaitingList
 from semel.operate.recovery import Recovered, RecoveryPlan
+from semel.operate.replay import ReplayList, ReplayStatus
 from semel.operate.resolution import Resolution
 from semel.operate.retention import Erased, Pruned
 from semel.operate.status import History, Status
@@ -77,8 +78,8 @@ REPORTS: Final[Mapping[str, type]] = {
     "audit verify": Verified,
     "erase": Erased,
     "retention": Pruned,
-    "replay run | status | stop | abandon": ReplayAnswer,
-    "replay dry-run": DryRunReport,
+    "replay run | status | stop | abandon": ReplayStatus,
+    "replay dry-run": DryRuns,
     "replay list": ReplayList,
     "explain": Explanation,
     "claims list": LeasedClaims,
@@ -140,6 +141,9 @@ ADDED: Final[Mapping[str, tuple[str, ...]]] = {
     "audit verify": _DATABASE,
     "erase": ("database", "actor", "reason"),
     "retention": ("database", "consumer", "ttl_seconds", "shortest_seconds"),
+    "replay run | status | stop | abandon": _DATABASE,
+    "replay dry-run": _DATABASE,
+    "replay list": _DATABASE,
     "audit completeness": _DATABASE,
 }
 """Which of them each command adds (`Answer.reply`)."""

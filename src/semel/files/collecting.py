@@ -1,4 +1,4 @@
-"""Prepare, file by file: exactly the winners, checked, in one sealed folder."""
+"""The prepare step of the files sink: the winners' files, checked, in one sealed folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HASHING_THREADS: Final = 4
 
 
 class Unpreparable(Exception):
-    """What the receipts promise is not on the disk."""
+    """A file of the receipts is missing or differs."""
 
 
 def collect(
@@ -36,13 +36,13 @@ def collect(
     The folder is not yet synced.
 
     Raises:
-        Unpreparable: a file is missing or not what its task wrote.
+        Unpreparable: a file is missing, or differs from what its task wrote.
     """
     files = _winners(receipts)
     folder = layout.prepared(txn)
     os.makedirs(folder, exist_ok=True)
     for name in names_in(folder):
-        # Left by a prepare that died before it sealed anything.
+        # A prepare that crashed before the seal left these.
         if name not in files and name != TOKEN_FILE:
             os.unlink(os.path.join(folder, name))
     for name, (task_folder, _) in files.items():
@@ -68,7 +68,7 @@ def collect(
 
 
 def token_of(rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ledger's token from what a sealed folder keeps."""
+    """Return the ledger's token from the content of a folder's seal."""
     return {name: value for name, value in rest.items() if name != "by"}
 
 
@@ -79,7 +79,9 @@ def _winners(receipts: Sequence[Receipt]) -> dict[str, tuple[str, StagedFile]]:
         for fields in receipt.detail["files"]:
             file = StagedFile(**fields)
             if os.path.basename(folder) != folder or os.path.basename(file.name) != file.name:
-                raise Unpreparable(f"task {receipt.task} names a file elsewhere: {file.name}")
+                raise Unpreparable(
+                    f"task {receipt.task} names a file in another folder: {file.name}"
+                )
             if is_hidden(file.name) or file.name in files:
                 raise Unpreparable(f"two tasks wrote {file.name}; task names must be unique")
             files[file.name] = (folder, file)

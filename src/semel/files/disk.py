@@ -1,4 +1,4 @@
-"""The few things this part asks of a file system, each durable when it returns."""
+"""The file system calls of the files sink, each durable when it returns."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from semel.errors import Permanent, Retryable, SemelError
 _AT_FDCWD: Final = -100
 _RENAME_NOREPLACE: Final = 1
 
-# What a kernel or a file system without renameat2 answers.
+# The errors of a kernel or a file system without renameat2.
 _NOT_SUPPORTED: Final = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 
-# What waiting may cure; everything else needs a person.
+# Errors that may go away by themselves; any other needs a person.
 _PASSING: Final = frozenset(
     {
         errno.ENOSPC,
@@ -41,12 +41,12 @@ _PASSING: Final = frozenset(
 
 
 def fault(doing: str, error: OSError) -> SemelError:
-    """Say what an error of the operating system means for the caller."""
+    """Translate an error of the operating system."""
     name = errno.errorcode.get(error.errno or 0, type(error).__name__)
     where = f" ({error.filename})" if error.filename else ""
     reason = f"{doing}: {name}, {error.strerror or error}{where}"
     if error.errno in _PASSING:
-        return Retryable(f"{reason}; nothing was shown, and it may work later")
+        return Retryable(f"{reason}; no row became visible, and it may work later")
     return Permanent(f"{reason}; semel needs to read, write and rename there")
 
 
@@ -55,7 +55,7 @@ def faults(doing: str) -> Iterator[None]:
     """Translate the operating system's errors.
 
     Raises:
-        Retryable: the disk is full, busy or away.
+        Retryable: the disk is full, busy or unavailable.
         Permanent: permissions, or a file system that cannot do it.
     """
     try:
@@ -74,13 +74,13 @@ def sync_folder(path: str) -> None:
 
 
 def make_folders(base: str, *inside: str) -> None:
-    """Make *base* and the folders *inside* it, named from the outermost on, durably.
+    """Create *base* and the folders *inside* it, from the outermost on, durably.
 
-    All are synced, not only those that were missing: whoever made one may have
-    died before it was durable.
+    All are synced, not only the missing ones: the process that created one may have
+    crashed before it was durable.
     """
     os.makedirs(base, exist_ok=True)
-    # The folder around ours may be one that we can pass through but not open.
+    # The parent folder may be searchable but not readable, and then it cannot be synced.
     with contextlib.suppress(PermissionError):
         sync_folder(os.path.dirname(base))
     for path in inside:
@@ -91,7 +91,7 @@ def make_folders(base: str, *inside: str) -> None:
 
 
 def write_whole(path: str, content: dict[str, Any]) -> None:
-    """Write a JSON file so that it is there whole or not at all; its folder is not yet synced."""
+    """Write a JSON file so that it exists complete or not; its folder is not yet synced."""
     draft = f"{path}.tmp"
     with open(draft, "w", encoding="utf-8") as file:
         json.dump(content, file, indent=1)
@@ -101,13 +101,13 @@ def write_whole(path: str, content: dict[str, Any]) -> None:
 
 
 def rename_folder(source: str, target: str) -> None:
-    """Move a folder in one step, replacing nothing.
+    """Move a folder in one step, and never replace another.
 
-    Where there is no `renameat2`, the plain `rename` is as safe for a folder
-    that has a file in it: POSIX lets it replace an empty folder only.
+    Without `renameat2` the plain `rename` is as safe for a folder with a file
+    in it: POSIX lets it replace only an empty folder.
 
     Raises:
-        FileExistsError: the target is there.
+        FileExistsError: the target exists.
     """
     if _renameat2 is not None:
         old, new = os.fsencode(source), os.fsencode(target)
@@ -125,9 +125,9 @@ def rename_folder(source: str, target: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder with everything in it; that it is gone already is fine.
+    """Remove a folder with everything in it; a missing folder is no error.
 
-    A late task may still be writing there: what it leaves is swept another time.
+    A late task may still be writing there: a later sweep removes its files.
     """
     for _ in range(3):
         try:
@@ -143,7 +143,7 @@ def remove_tree(path: str) -> None:
 
 
 def names_in(path: str) -> list[str]:
-    """List a folder; none if it does not exist."""
+    """List a folder; empty if it does not exist."""
     try:
         return sorted(os.listdir(path))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""How rows become bytes: parquet and JSON lines, streaming, with bounded memory."""
+"""The file formats: parquet and JSON lines, written as streams with bounded memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from semel.pipeline.sink import Batch, Schema
 pa: Any = require("pyarrow", "files")
 pq: Any = require("pyarrow.parquet", "files")
 
-# Readers make a column of the folders' names, and it hides one of the same name.
+# Readers derive a column from the folders' names, and it hides one of the same name.
 PARTITION_COLUMN: Final = "cycle"
 
-# A row group is what a reader takes at once and what a writer keeps in memory.
+# A reader loads a row group at once, and a writer keeps it in memory.
 _ROW_GROUP_ROWS: Final = 131_072
 _ROW_GROUP_BYTES: Final = 64 << 20
 
@@ -41,11 +41,11 @@ class RowFile(Protocol):
     """A file that is being written."""
 
     def write(self, batch: Batch) -> None:
-        """Write rows, now or when enough have come together."""
+        """Write rows, now or when enough are collected."""
         ...
 
     def close(self) -> None:
-        """Write what is left; the bytes below are the caller's to close."""
+        """Write the remaining rows; the caller closes the file."""
         ...
 
 
@@ -64,7 +64,7 @@ def checked_compression(format: Format, compression: str | None) -> str:
 
 
 def extension(format: Format, compression: str) -> str:
-    """Return the end of the files' names, by which readers know what is inside."""
+    """Return the files' extension, by which readers recognise the format."""
     if format is Format.JSONL and compression == "gzip":
         return "jsonl.gz"
     return str(format)
@@ -90,7 +90,7 @@ def read_rows(path: str, format: Format, schema: Schema) -> Iterator[Batch]:
 
 
 def check_schema(format: Format, schema: Schema) -> None:
-    """Find out whether every column can be written and read back.
+    """Check that every column can be written and read back.
 
     Raises:
         Permanent: some cannot; the message names them.
@@ -145,7 +145,7 @@ class _JsonLinesFile:
         self._zip = None
         self._out: Any = sink
         if compression == "gzip":
-            # No time in the header: equal rows make equal files.
+            # Without a time in the gzip header, equal rows give equal files.
             self._zip = gzip.GzipFile(fileobj=sink, mode="wb", mtime=0)
             self._out = self._zip
 

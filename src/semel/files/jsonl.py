@@ -1,4 +1,4 @@
-"""Arrow rows as lines of JSON, and exactly the same rows back.
+"""Arrow rows as lines of JSON, from which exactly the same rows are read back.
 
     decimal                  text, all digits           "1.50"
     date, time               text, ISO 8601             "2026-01-31", "12:30:00.000001"
@@ -29,7 +29,7 @@ from semel.pipeline.sink import Batch, Schema
 pa: Any = require("pyarrow", "files")
 
 Codec: TypeAlias = tuple[Callable[[Any], Any], Callable[[Any], Any]] | None
-"""How to write and how to read a value that is not null; None where JSON has it as it is."""
+"""Functions that write and read a value that is not null; None if JSON has the type."""
 
 _ROWS_AT_ONCE: Final = 8192
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -40,19 +40,19 @@ class NotJson(TypeError):
 
 
 def check_type(kind: Any) -> None:
-    """Find out whether values of this type can be written.
+    """Check that values of this type can be written.
 
     Raises:
-        NotJson: they can't; the message says what to do.
+        NotJson: they cannot; the message says what to do.
     """
     _codec(kind)
 
 
 def encode(batch: Batch) -> Iterator[str]:
-    """Write each row as one line, without its end.
+    """Yield each row as one line, without the line end.
 
     Raises:
-        Permanent: a moment or a duration is one that ISO 8601, or Python, does not have.
+        Permanent: a time or a duration is outside the range of ISO 8601 or Python.
     """
     names = batch.schema.names
     columns = [_written(*named) for named in zip(names, batch.columns, strict=True)]

@@ -1,4 +1,4 @@
-"""Where a files sink keeps what.
+"""The folders and files of a files sink.
 
     <path>/
       cycle=g1.b42-<scope slug>/           what readers see: one folder per cycle
@@ -12,8 +12,8 @@
         fence/<epoch>                      empty files: the highest epoch
 
 Spark's and Arrow's readers skip names that begin with ``_`` or ``.``.
-Marks and fences are empty files because making one is atomic, needs no lock
-that a stopped process could hold, and cannot be torn.
+Marks and fences are empty files because creating one is atomic, needs no lock
+that a stopped process could hold, and cannot be half-written.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 HIDDEN: Final = "_semel"
 TOKEN_FILE: Final = "_semel-token.json"
 
-# A listing that races with a new mark may miss the new one; so many older
-# ones make sure that it never misses all.
+# A listing that races with a new mark may miss it; with this many older marks it never
+# misses all.
 _KEEP: Final = 8
 
 _TASK_NAME_LENGTH: Final = 64
@@ -52,7 +52,7 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What a folder's token says: whose it is, and which files make it whole."""
+    """The content of a folder's token: its attempt, and its files."""
 
     label: str
     scope: str
@@ -64,13 +64,13 @@ class Seal:
     at: float = 0.0
 
     def is_of(self, txn: SinkTxnId) -> bool:
-        """Tell whether the folder is this attempt's."""
+        """Return whether the folder belongs to this attempt."""
         return self.label == txn.label and self.scope == txn.scope.slug
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A folder that is there and was not made by semel, or not whole."""
+    """A folder that exists but was not made by semel, or is incomplete."""
 
     reason: str
 
@@ -84,7 +84,7 @@ class Layout:
         self.home = os.path.join(path, HIDDEN, scope.slug)
 
     def make(self) -> None:
-        """Make the scope's folders, durably."""
+        """Create the scope's folders, durably."""
         slug = self.scope.slug
         inside = [f"{HIDDEN}/{slug}/{name}" for name in ("prepared", "marks", "fence")]
         make_folders(self.path, HIDDEN, f"{HIDDEN}/{slug}", *inside)
@@ -94,19 +94,19 @@ class Layout:
             write_whole(about, {"ledger": scope.ledger, "app": scope.app, "query": scope.query})
 
     def staged(self, txn: SinkTxnId) -> str:
-        """Where tasks of *txn* write."""
+        """Return the folder in which tasks of *txn* write."""
         return os.path.join(self.home, "staged", txn.label)
 
     def prepared(self, txn: SinkTxnId) -> str:
-        """Where *txn* is held."""
+        """Return the folder of the prepared files of *txn*."""
         return os.path.join(self.home, "prepared", txn.label)
 
     def shown(self, cycle: CycleId) -> str:
-        """Where readers find *cycle*.  The name never looks like a number to a reader."""
+        """Return the visible folder of *cycle*.  Its name never looks like a number to a reader."""
         return os.path.join(self.path, f"cycle={cycle.label}-{self.scope.slug}")
 
     def txns(self, what: str) -> Iterator[SinkTxnId]:
-        """List what is ``staged``, ``prepared`` or in ``marks``."""
+        """List the transactions in ``staged``, ``prepared`` or ``marks``."""
         for name in names_in(os.path.join(self.home, what)):
             with contextlib.suppress(ValueError):  # not ours
                 yield SinkTxnId.parse(self.scope, name)
@@ -116,12 +116,12 @@ class Layout:
         return max(self.txns("marks"), key=lambda txn: txn.cycle, default=None)
 
     def raise_mark(self, txn: SinkTxnId) -> None:
-        """Keep *txn* as the mark if it is higher, durably."""
+        """Store *txn* as the mark if it is higher, durably."""
         marks = os.path.join(self.home, "marks")
         mark = self.mark()
         if mark is None or mark.cycle < txn.cycle:
             _touch(os.path.join(marks, txn.label))
-        sync_folder(marks)  # again if it is there: its maker may have died before this
+        sync_folder(marks)  # even if it existed: its writer may have crashed before the sync
         for old in sorted(self.txns("marks"), key=lambda txn: txn.cycle)[:-_KEEP]:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(marks, old.label))
@@ -132,7 +132,7 @@ class Layout:
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def raise_epoch(self, epoch: int) -> None:
-        """Keep *epoch*, durably."""
+        """Store *epoch*, durably."""
         fence = os.path.join(self.home, "fence")
         _touch(os.path.join(fence, f"{epoch:012d}"))
         sync_folder(fence)
@@ -142,7 +142,7 @@ class Layout:
 
 
 def seal(folder: str, txn: SinkTxnId, token: Mapping[str, Any], files: list[StagedFile]) -> None:
-    """Put the token into a folder whose files are all there; the folder is not yet synced."""
+    """Write the token into a folder that has all its files; the folder is not yet synced."""
     write_whole(
         os.path.join(folder, TOKEN_FILE),
         {
@@ -181,7 +181,7 @@ def what_is_wrong(folder: str, files: Mapping[str, int]) -> str | None:
     if missing:
         return f"{folder} lacks {_some(missing)}"
     if strange:
-        return f"{folder} also has {_some(strange)}, which semel did not put there"
+        return f"{folder} also has {_some(strange)}, which semel did not write"
     for name, size in files.items():
         found = os.stat(os.path.join(folder, name)).st_size
         if found != size:
@@ -190,12 +190,12 @@ def what_is_wrong(folder: str, files: Mapping[str, int]) -> str | None:
 
 
 def is_hidden(name: str) -> bool:
-    """Tell whether readers skip a name."""
+    """Return whether readers skip a name."""
     return name.startswith(("_", "."))
 
 
 def safe_name(task: str) -> str:
-    """Return a file name for a task, another one for every task."""
+    """Return a file name for a task, unique per task."""
     kept = re.sub(r"[^A-Za-z0-9-]", "-", task)[:_TASK_NAME_LENGTH]
     if task and kept == task:
         return task

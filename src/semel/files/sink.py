@@ -1,9 +1,9 @@
-"""A sink of files: one folder per cycle, which appears whole, by one rename.
+"""The files sink: one folder per cycle, which appears complete, by one rename.
 
     staged/<txn>/<task>/ ──prepare: move the winners──▶ prepared/<txn>/ ──commit──▶ cycle=…/
 
-`semel.files.layout` draws the folders.  Nothing here is locked: every step is
-one atomic act of the file system that may be repeated by another process.
+`semel.files.layout` draws the folders.  There are no locks: every step is one
+atomic operation of the file system that another process may repeat.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from semel.pipeline.sink import (
 )
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
 
-# A file that Spark reads in a few tasks and that a person can still copy.
+# Large enough for Spark to read in a few tasks, small enough to copy.
 DEFAULT_FILE_BYTES: Final = 512 << 20
 
 
@@ -57,7 +57,7 @@ class FilesSink:
     """Parquet or JSON-lines files under *path*, which driver and executors share.
 
     Readers get a column ``cycle`` from the folders' names.  *compression* is one of
-    the format's; *file_bytes* is when a task begins its next file.
+    the format's; *file_bytes* is the size at which a task begins its next file.
     """
 
     def __init__(
@@ -87,18 +87,18 @@ class FilesSink:
 
     @property
     def place(self) -> str:
-        """The folder, whatever links lead to it."""
+        """The folder, with symbolic links resolved."""
         return os.path.realpath(self.path)
 
     def check(self, schema: Schema | None) -> None:
-        """Try out what a cycle does: make folders, write, rename without replacing."""
+        """Try the operations of a cycle: create folders, write, rename without replacing."""
         with faults(f"files sink {self.name}"):
             home = os.path.join(self.path, HIDDEN)
             os.makedirs(home, exist_ok=True)
             if os.stat(home).st_dev != os.stat(self.path).st_dev:
                 raise Permanent(
                     f"files sink {self.name}: {home} is on another file system than {self.path}, "
-                    f"so that nothing can be moved between them in one step; unmount it"
+                    f"and an atomic rename between them is impossible; unmount it"
                 )
             _try_rename(home)
         if schema is not None:
@@ -122,8 +122,8 @@ class FilesSink:
     def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
         """Move the winners' files into one folder, check and seal it.
 
-        Repeatable after a crash at any point: files that were moved are found
-        where they are.
+        Repeatable after a crash at any point: files that were moved before are
+        found in the new folder.
         """
         return self._outcome(lambda: self._prepare(txn, receipts))
 
@@ -146,9 +146,9 @@ class FilesSink:
             return SinkFatal(_taken(txn, shown))
         mark = layout.mark()
         if mark is not None and txn.cycle <= mark.cycle:
-            return SinkFatal(f"{txn} is at or below the mark, {mark}: it belongs to a loser")
+            return SinkFatal(f"{txn} is at or below the mark {mark}: another attempt was committed")
 
-        if txn.scope not in self._epochs:  # else made by `fence`
+        if txn.scope not in self._epochs:  # otherwise `fence` has created the folders
             layout.make()
         try:
             token = collect(layout, txn, receipts, digest, self.format, self.name)
@@ -168,24 +168,24 @@ class FilesSink:
         lost = None
         if read_seal(target) is None:
             lost = self._show(txn, token, layout.prepared(txn), target)
-        # Read again whatever happened: another process may have been faster.
+        # Read again in every case: another process may have committed meanwhile.
         shown = read_seal(target)
         if shown is None:
             return SinkFatal(self._lost(layout, txn, lost or f"{target} is gone"))
         if not isinstance(shown, Seal) or not shown.is_of(txn):
             return SinkFatal(_taken(txn, shown))
         if shown.digest != token.get("digest"):
-            return SinkFatal(f"{txn}: {target} has other rows than the token says")
+            return SinkFatal(f"{txn}: {target} has other rows than those of the token")
         torn = what_is_wrong(target, shown.files)
         if torn:
-            return SinkFatal(f"{txn} was committed, but is no longer whole: {torn}")
+            return SinkFatal(f"{txn} was committed, but is no longer complete: {torn}")
         sync_folder(self.path)
         sync_folder(os.path.join(layout.home, "prepared"))
         layout.raise_mark(txn)
         try:
             remove_tree(layout.staged(txn))
         except OSError as error:
-            # The rows are there; that something else is, too, does not undo the commit.
+            # The rows are visible; additional files do not undo the commit.
             log.warning(
                 "staged files left for the next sweep",
                 extra={"cycle": str(txn.cycle), "sink": self.name, "reason": reason_of(error)},
@@ -193,12 +193,12 @@ class FilesSink:
         return SinkOK()
 
     def _show(self, txn: SinkTxnId, token: Token, folder: str, target: str) -> str | None:
-        """Make the folder visible; say why if it is not there, or not whole."""
+        """Make the folder visible; return the reason if it is missing or incomplete."""
         held = read_seal(folder)
         if not isinstance(held, Seal) or not held.is_of(txn):
-            return f"{folder} is not there, or was never sealed: not prepared, aborted, or lost"
+            return f"{folder} does not exist, or was never sealed: not prepared, aborted, or lost"
         if held.digest != token.get("digest"):
-            return f"{folder} has other rows than the token says"
+            return f"{folder} has other rows than those of the token"
         try:
             wrong = what_is_wrong(folder, held.files)
             if wrong is None:
@@ -228,7 +228,7 @@ class FilesSink:
 
     def _remove(self, layout: Layout, txn: SinkTxnId) -> None:
         folder = layout.prepared(txn)
-        # The seal first: what a crash leaves here can no longer be committed.
+        # The seal first, so that the folder cannot be committed after a crash here.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, TOKEN_FILE))
         remove_tree(folder)
@@ -311,7 +311,7 @@ class FilesSink:
             readers_see="whole batches or nothing: a cycle's folder appears by one atomic rename",
             not_covered=(
                 "a disk or file system that loses what fsync confirmed",
-                "whoever deletes or changes files in cycle=… or _semel folders",
+                "programs that delete or change files in cycle=… or _semel folders",
                 "readers that look into names beginning with _ or .",
             ),
         )
@@ -342,7 +342,7 @@ def _sync_with_parent(folder: str) -> None:
 
 def _taken(txn: SinkTxnId, shown: Seal | Foreign) -> str:
     if isinstance(shown, Foreign):
-        return f"the place of {txn.cycle} is taken: {shown.reason}; move it away"
+        return f"the folder of {txn.cycle} exists already: {shown.reason}; move it away"
     return f"{txn.cycle} was committed by another attempt, {shown.label}"
 
 
@@ -353,12 +353,12 @@ def _local_path(path: str) -> str:
     elif colon and "/" not in scheme:
         raise Misuse(
             f"{path!r} is not on a file system of this machine: a files sink needs one atomic "
-            f"rename of a folder, which object stores and {scheme} do not give it; mount it, or "
+            f"rename of a folder, which object stores and {scheme} do not have; mount it, or "
             f"use a sink made for it"
         )
     if not path:
         raise Misuse("a files sink needs a path")
-    # Executors have another working folder.
+    # A relative path would differ on executors, which have another working folder.
     return os.path.abspath(path)
 
 

@@ -1,4 +1,4 @@
-"""The executor's side of a files sink: every task attempt writes into a folder of its own."""
+"""The executor's side of the files sink: every task attempt writes into its own folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from semel.pipeline.txn import SinkTxnId
 
 @dataclass(frozen=True, slots=True)
 class FilesStager:
-    """What a task needs to write for one transaction."""
+    """The settings that a task needs to write for one transaction."""
 
     path: str
     txn: SinkTxnId
@@ -86,8 +86,8 @@ class FilesWriter:
             return
         self._open.close()
         file = self._bytes
-        # The data now, on this host; that the file has its name is made
-        # durable by prepare, for all tasks at once.
+        # Sync the data now, on this host; prepare syncs the folders, for all tasks
+        # at once.
         file.sync()
         file.close()
         self._files.append(
@@ -114,11 +114,11 @@ class FilesWriter:
             self._bytes = self._open = None
         with contextlib.suppress(OSError):
             remove_tree(self._folder)
-            os.rmdir(self._attempt)  # unless other tasks have files there
+            os.rmdir(self._attempt)  # fails if other tasks have files there
 
 
 class HashedFile(io.RawIOBase):
-    """A new file that knows the size and hash of what was written to it."""
+    """A new file that counts and hashes its bytes while they are written."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class HashedFile(io.RawIOBase):
         return self._hash.hexdigest()
 
     def writable(self) -> bool:
-        """Say that it can be written."""
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
@@ -147,11 +147,11 @@ class HashedFile(io.RawIOBase):
         return len(view)
 
     def tell(self) -> int:
-        """Return how much was written."""
+        """Return the number of written bytes."""
         return self.size
 
     def abandon(self) -> None:
-        """Close the file; what is still written goes nowhere."""
+        """Close the file; later writes are ignored."""
         self._file.close()
 
     def sync(self) -> None:
@@ -164,6 +164,6 @@ class HashedFile(io.RawIOBase):
 
 
 def hash_of(path: str) -> str:
-    """Return the hash of a file as the one who wrote it computed it."""
+    """Return the hash of a file, as `HashedFile` computes it."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -51,7 +51,7 @@ class Bell:
         """How many changes there were."""
 
     def ring(self) -> None:
-        """Wake everybody."""
+        """Wake every waiting task."""
         with self._lock:
             self.number += 1
             waiting, self._waiting = self._waiting, set()

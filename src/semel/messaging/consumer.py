@@ -273,7 +273,7 @@ def _of_policy(policy: Policy, name: str) -> tuple[ConsumerSettings, Place | Non
 
 
 def unread(stored: StoredMessage) -> Message:
-    """Return a stored message with the bytes of its payload, which nobody decodes here."""
+    """Rebuild a Message from a stored row, with the bytes of its payload and nothing decoded."""
     return Message(
         stored.message_id,
         None,
@@ -290,7 +290,7 @@ def unread(stored: StoredMessage) -> Message:
 
 
 def message_of(consumer: Consumer, stored: WaitingMessage | DeadLetter) -> Message | Unreadable:
-    """Read a stored message again, as the broker's record was read."""
+    """Rebuild a Message from a stored row, read as the broker's record was."""
     record = Record(
         stored.source or Coordinates(stored.topic or "?", 0, 0),
         value_of(stored.payload, stored.payload_hash),

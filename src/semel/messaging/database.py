@@ -119,9 +119,9 @@ class ProcessedMessageStore(Protocol):
         ...
 
     async def renew(self, consumer: str, message_id: str, fence: int, seconds: float) -> bool:
-        """Make the lease last *seconds* from now; False where another owner has it, or nobody.
+        """Make the lease last *seconds* from now; False if the lease was lost.
 
-        A lease that ran out and that nobody took is still its owner's.
+        A lease that ran out and was not taken is still its owner's.
         """
         ...
 
@@ -177,7 +177,7 @@ class ProcessedMessageStore(Protocol):
         ...
 
     async def give_back(self, consumer: str, message_id: str, claimed: Claimed) -> None:
-        """Let go of a claim that *this* transaction took, as if it had never been asked for."""
+        """Give up a claim that *this* transaction took, as if it had never been asked for."""
         ...
 
     async def keep_result(
@@ -239,8 +239,8 @@ class ProcessedMessageStore(Protocol):
     ) -> int:
         """Delete at most *limit* terminal claims that were last changed so long ago.
 
-        The claim of a message that waits or is a dead letter stays: whoever sends it back must
-        find whether it was handled.  So does that of one whose outgoing messages are still here:
+        The claim of a message that waits or is a dead letter stays: sending it back must find
+        whether it was handled.  So does that of one whose outgoing messages are still here:
         `semel.operate.retention` finds them by it.  With a *sweep*: only behind what it reached.
         """
         ...
@@ -378,7 +378,7 @@ class WaitingRoom(Protocol):
         ...
 
     async def forget_keys(self, consumer: str, older_than_seconds: float, limit: int) -> int:
-        """Delete at most *limit* locks of keys that are that old and that nobody has locked."""
+        """Delete at most *limit* old locks of keys that no transaction holds."""
         ...
 
 
@@ -576,7 +576,7 @@ class Members(Protocol):
     async def suspect(self, consumer: str, message_id: str, writer: str) -> int:
         """Note one more try of a message, by *writer* from now on; return how many there are.
 
-        Counts on until `acquit`: a message that killed its process was never acquitted.
+        Counts on until `acquit`: the note of a message that killed its process stays.
         """
         ...
 
@@ -585,8 +585,8 @@ class Members(Protocol):
     ) -> Mapping[str, Note]:
         """Note one try of each of several messages, together; return what was noted before.
 
-        What was noted before, here or by `suspect`, stays as it is, and nobody else changes it
-        before this transaction ends.
+        What was noted before, here or by `suspect`, stays as it is, and no other transaction
+        changes it before this one ends.
         """
         ...
 
@@ -595,11 +595,11 @@ class Members(Protocol):
         ...
 
     async def acquit(self, consumer: str, message_id: str) -> None:
-        """Forget what was noted of a message, whoever did."""
+        """Delete the note of a message, whichever process wrote it."""
         ...
 
     async def acquit_many(self, consumer: str, message_ids: Collection[str], writer: str) -> None:
-        """Forget what *writer* noted of several messages; what others did stays."""
+        """Delete the notes that *writer* wrote of several messages; those of others stay."""
         ...
 
     async def forget_notes(self, consumer: str, older_than_seconds: float, limit: int) -> int:
@@ -680,7 +680,7 @@ class OutboxStore(Protocol):
         ...
 
     async def leader(self, outbox: str) -> Leader | None:
-        """Say who relays; None where nobody ever did."""
+        """Return who relays; None if the outbox never had a leader."""
         ...
 
     async def resign(self, leadership: Leadership) -> None:
@@ -708,7 +708,7 @@ class OutboxStore(Protocol):
         ...
 
     async def park(self, leadership: Leadership, place: int, reason: str) -> None:
-        """Set an entry aside that the broker will never take, and count the failure.
+        """Park an entry that the broker will never take, and count the failure.
 
         Raises:
             LeadershipLost: another leader took over; nothing was parked.
@@ -727,7 +727,7 @@ class OutboxStore(Protocol):
         ...
 
     async def parked(self, outbox: str, limit: int) -> Sequence[OutboxEntry]:
-        """Return the entries that were set aside, in order."""
+        """Return the parked entries, in order."""
         ...
 
     async def parked_keys(self, outbox: str) -> frozenset[tuple[str, str]]:
@@ -795,8 +795,8 @@ class Versions(Protocol):
 class TransactionEnded(Misuse):
     """A handler ended the transaction of its unit, past every guard.
 
-    Whatever had been done in it may be durable, claims of messages included that nobody has
-    handled.  Nothing more is done in it, and no message of a batch is acknowledged.
+    Whatever had been done in it may be durable, including claims of messages that were
+    not handled.  Nothing more is done in it, and no message of a batch is acknowledged.
     """
 
     def __init__(self, message_id: str = "") -> None:

@@ -28,9 +28,9 @@ LONGEST_ID_BYTES: Final = 512
 
 
 def stored_id(message_id: str) -> str:
-    """Return the id as databases keep it: itself, or a hash where it is long or no plain text.
+    """Return the id as databases store it: itself, or a hash if it is long or no plain text.
 
-    Ids that look like such a hash are hashed, too, so that two ids never meet.
+    An id that looks like such a hash is hashed, too, so that no two ids become one.
     """
     raw = message_id.encode("utf-8", "surrogatepass")
     plain = len(raw) <= LONGEST_ID_BYTES and is_plain_text(message_id)
@@ -40,14 +40,14 @@ def stored_id(message_id: str) -> str:
 
 
 def original_id(message_id: str) -> str | None:
-    """Return what is kept beside a hashed id, for people; None where nothing was hashed."""
+    """Return what is stored beside a hashed id, for people; None if the id is not hashed."""
     if stored_id(message_id) == message_id:
         return None
     return message_id.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def hash_of_key(key: str) -> str:
-    """Return what is written of a key where nothing is ever erased: it may name a person."""
+    """Return the hash of a key, for tables that are never erased: a key may name a person."""
     return digest_of(key.encode("utf-8", "surrogatepass"))
 
 

@@ -152,7 +152,7 @@ def _attribute(error: BaseException, name: str) -> str:
 def _line(error: BaseException) -> str:
     try:
         return " ".join(str(error).split())
-    except Exception:  # noqa: BLE001  an exception that cannot be told still has a name
+    except Exception:  # noqa: BLE001  a broken __str__ must not hide the error
         return ""
 
 

@@ -1,8 +1,8 @@
 """A dry run: the handler runs in a transaction that is always rolled back (B-15).
 
-What it would change and send is shown.  It asks nobody for the message: one
-that was handled, parked or buried can be tried as often as anybody likes.
-Whatever a handler does outside of its database really happens.
+It shows what the handler would change and send.  It takes no claim: a message that was
+handled, parked or dead-lettered can be tried any number of times.  What a handler does
+outside of its database really happens.
 """
 
 from __future__ import annotations
@@ -44,6 +44,24 @@ class DryRun:
     """Of a handler that failed: what it had done before."""
 
     outgoing: Sequence[OutboxEntry] = field(default_factory=tuple)
+
+    @property
+    def why(self) -> str:
+        """Why it fails; empty where it does not."""
+        return f"{self.failure.code}: {self.failure.reason}" if self.failure else ""
+
+
+@dataclass(frozen=True, slots=True)
+class DryRuns:
+    """What handling the messages of a selection would do."""
+
+    consumer: str
+    messages: Sequence[DryRun | NoPayload]
+
+    @property
+    def needs_attention(self) -> bool:
+        """One of them fails, or cannot be handled."""
+        return any(one.why for one in self.messages)
 
 
 class _RolledBack(Exception):

@@ -1,19 +1,14 @@
 """A replay: selected messages are handled again, carefully, and only those that were not.
 
-How far a replay is: what it writes of itself, and what it tells.
-
-A replay: selected messages are handled again, carefully, and only those that were not.
-
     begin ─▶ 1 ─▶ 10 ─▶ the rest ─▶ end        a canary before everything else
-              └──────┴── failures ─▶ stop       and whoever runs it again goes on from there
+              └──────┴── failures ─▶ stop       the next run goes on from there
 
-The message's id stays, so what was handled is a duplicate and has no second
-effect.  The cursor is durable before and after every message that is tried: a
-replay that is killed goes on with the very message that it had in its hand.
+The message's id stays, so a message that was handled is a duplicate and has no second
+effect.  The cursor is durable before and after every message that is tried: a replay that
+is killed goes on with the very message that it was trying.
 
-What a person can do about a replay: stop it for a while, or let it go for good.
-
-Each is one transaction with its entry in the audit trail.
+A person can stop a replay for a while, or abandon it; each is one transaction with its entry
+in the audit trail.
 """
 
 from __future__ import annotations
@@ -23,7 +18,7 @@ import json
 import math
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -37,7 +32,15 @@ from semel.messaging.receive.broker import Reader
 from semel.messaging.settings import ReplayRule, ReplayRules
 from semel.operate.acts import acting, need_actor, need_reason
 from semel.operate.deadletters import MOST_RETRIES
-from semel.operate.replay_message import Handle, Item, Replayed, Replayer, Source, Terms, Turn
+from semel.operate.replay_message import (
+    Handle,
+    Replayed,
+    Replayer,
+    ReplayOptions,
+    ReplayResult,
+    SelectedMessage,
+    Source,
+)
 from semel.operate.selection import (
     Selection,
     asked,
@@ -62,28 +65,72 @@ class ReplayReport:
 
     name: str
     state: ReplayState
-    counts: dict[Turn, int]
+    counts: dict[ReplayResult, int]
     why: str = ""
     """Why it does not go on, where it has not finished."""
 
     last: Replayed | None = None
-    """The message that had its turn last."""
+    """The message that was looked at last."""
 
     refusals: Mapping[str, int] = field(default_factory=dict)
     """Why messages were refused, and how many for each reason."""
 
     asks: bool = False
-    """It stopped behind a stage of the canary, for somebody to look and run it again."""
+    """It stopped after a stage of the canary, for a person to look and run it again."""
 
     @property
     def done(self) -> int:
-        """Messages that had their turn."""
+        """Messages that it is done with."""
         return sum(self.counts.values())
 
     @property
     def tried(self) -> int:
         """Messages whose handler was called."""
-        return self.counts[Turn.HANDLED] + self.counts[Turn.FAILED]
+        return self.counts[ReplayResult.HANDLED] + self.counts[ReplayResult.FAILED]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStatus:
+    """One replay, and how far it is."""
+
+    run: ReplayRun
+    report: ReplayReport
+
+    @property
+    def needs_attention(self) -> bool:
+        """It failed, or left something for a person."""
+        counts = self.report.counts
+        left = (ReplayResult.FAILED, ReplayResult.REFUSED, ReplayResult.MISSING)
+        return self.report.state is ReplayState.FAILED or any(counts[result] for result in left)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayList:
+    """The answer of `replays`."""
+
+    replays: Sequence[ReplayStatus]
+
+
+async def replays(
+    database: OperatorDatabase, consumer: str | None = None, limit: int = 20
+) -> ReplayList:
+    """List replays, the newest first."""
+    async with database.begin() as unit:
+        runs = await unit.replays.find(consumer, limit)
+    return ReplayList([ReplayStatus(run, report_of(run)) for run in runs])
+
+
+async def replay_status(database: OperatorDatabase, name: str) -> ReplayStatus:
+    """Say how far a replay is.
+
+    Raises:
+        Misuse: there is no such replay.
+    """
+    async with database.begin() as unit:
+        run = await unit.replays.get(name)
+    if run is None:
+        raise Misuse(f"there is no replay {name!r}; see `semel replay list`")
+    return ReplayStatus(run, report_of(run))
 
 
 Progress = Callable[[ReplayReport], None]
@@ -95,15 +142,15 @@ class Cursor:
 
     after: Any = None
     hand: list[Any] | None = None
-    """Id and place of the message that was about to be tried."""
+    """Id and place of the message that is being tried."""
 
     counts: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
 
     def count(self, done: Replayed) -> None:
-        """Count a turn; of refusals, keep the reasons."""
-        self.counts[done.turn.value] += 1
-        if done.turn is Turn.REFUSED:
+        """Count a result; of refusals, keep the reasons."""
+        self.counts[done.result.value] += 1
+        if done.result is ReplayResult.REFUSED:
             is_one_more = done.why not in self.refusals and len(self.refusals) >= MOST_REASONS
             self.refusals[OTHER_REASONS if is_one_more else done.why] += 1
 
@@ -121,16 +168,17 @@ class Cursor:
 
     def report(self, name: str, state: ReplayState, last: Replayed | None = None) -> ReplayReport:
         """Say how far the replay of this name is."""
-        counts = {turn: self.counts[turn.value] for turn in Turn}
+        counts = {turn: self.counts[turn.value] for turn in ReplayResult}
         return ReplayReport(name, state, counts, last=last, refusals=dict(self.refusals))
 
 
 def report_of(run: ReplayRun) -> ReplayReport:
-    """Read how far a replay is that some process runs, or ran."""
+    """Read how far a stored replay is."""
     return Cursor.read(run.cursor).report(run.name, run.state)
 
 
-# Of messages that need no turn, so many may be counted again after a crash.
+# The cursor is written after this many messages that are not tried: after a crash, at most
+# this many are counted twice.
 DUPLICATES_PER_WRITE: Final = 100
 
 
@@ -139,14 +187,14 @@ class ReplayNotAllowed(Permanent):
 
 
 class ReplayTaken(Fenced):
-    """Another process goes on with the replay: this one does nothing more."""
+    """Another process has resumed the replay: this one does nothing more."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.name = name
 
     def __str__(self) -> str:
-        return f"replay {self.name!r}: another process goes on with it; this one stops"
+        return f"replay {self.name!r}: another process has resumed it; this one stops"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +205,10 @@ class ReplaySettings:
     """How many messages are tried in each stage before the rest; one failure ends a stage."""
 
     asks_after_canary: bool = False
-    """Stop behind every stage of the canary, until somebody runs the replay again."""
+    """Stop after every stage of the canary, until the replay is run again."""
 
     stop_after_failures: int = 1
-    """How many failures of one run stop it, behind the canary."""
+    """How many failures of one run stop it, after the canary."""
 
     per_second: float | None = None
     """How many messages are tried in a second, at most."""
@@ -174,22 +222,22 @@ class ReplaySettings:
     window_seconds: float | None = None
     """How old records without a claim may be; None: as policies say, or a week.
 
-    With older ones the claim may be pruned, and nobody knows whether they were handled."""
+    The claims of older records may be deleted, so it is unknown whether they were handled."""
 
     rules: ReplayRules = field(default_factory=ReplayRules)
     """What another policy says than the consumer's own; the stricter of both holds."""
 
     def __post_init__(self) -> None:
         if self.stop_after_failures < 1 or self.most_replays < 1 or min(self.canary, default=1) < 1:
-            raise Misuse("canary, stop_after_failures and most_replays count from 1")
+            raise Misuse("canary, stop_after_failures and most_replays must be at least 1")
         if self.per_second is not None and self.per_second <= 0:
-            raise Misuse("a rate is more than nothing")
+            raise Misuse(f"per_second must be greater than 0, got {self.per_second:g}")
         if self.window_seconds is not None and not 0 <= self.window_seconds < math.inf:
-            raise Misuse("a replay window is not negative, and it has an end")
+            raise Misuse(f"window_seconds must be finite and at least 0, got {self.window_seconds}")
 
 
 class Replay:
-    """One replay by its name: begun by the first `run`, gone on with by every other."""
+    """One replay by its name: the first `run` begins it, every other resumes it."""
 
     def __init__(
         self,
@@ -223,27 +271,27 @@ class Replay:
         self._progress = progress
         given = ReplayRule(self.settings.refusal, self.settings.window_seconds)
         self._rules = consumer.replays.joined(self.settings.rules).joined(ReplayRules(own=given))
-        terms = Terms(
+        options = ReplayOptions(
             self._actor,
             f"replay {self.name}" + (f": {reason}" if reason else ""),
             self.settings.most_replays,
             self._rules,
         )
-        self._replayer = Replayer(consumer, database, terms, handle)
+        self._replayer = Replayer(consumer, database, options, handle)
         self._cursor = Cursor()
         self._written = ""
         self._failures = 0
         self._next_at = 0.0
 
     async def run(self) -> ReplayReport:
-        """Begin, or go on, until it has finished, has to stop, or is stopped by somebody.
+        """Begin or resume, until it has finished, has to stop, or a person stops it.
 
-        A crash leaves it running; running it again goes on where it was.
+        A crash leaves it running; the next run resumes where it was.
 
         Raises:
             ReplayNotAllowed: a policy forbids it; nothing was changed.
             Misuse: it was begun with another selection, or was abandoned.
-            ReplayTaken: another process goes on with it.
+            ReplayTaken: another process has resumed it.
             Retryable: the database does not answer; run it again.
         """
         run = await self._begin_or_go_on()
@@ -256,7 +304,7 @@ class Replay:
         return await self._end(ReplayState.FINISHED)
 
     async def _through(self, source: Source) -> ReplayReport | None:
-        """Give every message its turn; return a report where it must not go on."""
+        """Replay every message; return a report where it must not go on."""
         if self._cursor.hand is not None:
             item = await source.again(*self._cursor.hand)
             done = await self._turn_again(item)
@@ -276,27 +324,27 @@ class Replay:
                     return stop
         return None
 
-    async def _take(self, item: Item) -> Replayed:
+    async def _take(self, item: SelectedMessage) -> Replayed:
         reach(CrashPoint.REPLAY_BEFORE, self.consumer.name)
         done = await self._replayer.take(item)
         reach(CrashPoint.REPLAY_AFTER, self.consumer.name)
         return done
 
-    async def _turn_again(self, item: Item) -> Replayed | None:
-        """Find out what became of the message that a run before had in its hand.
+    async def _turn_again(self, item: SelectedMessage) -> Replayed | None:
+        """Find out what became of the message that an earlier run was trying.
 
-        None where the replay is no longer this process's: what it saw says nothing any more.
+        None where another process has resumed the replay.
         """
         done = await self._replayer.look(item)
         if done is None:
             return await self._take(item) if await self._write(self._cursor.hand) else None
-        if done.turn is Turn.DUPLICATE:
-            # It was not handled when it was taken into the hand, so it has been since.
-            return replace(done, turn=Turn.HANDLED)
+        if done.result is ReplayResult.DUPLICATE:
+            # It was not handled before that run tried it, so that run has handled it.
+            return replace(done, result=ReplayResult.HANDLED)
         return done
 
-    async def _finish(self, item: Item, done: Replayed) -> ReplayReport | None:
-        """Count a turn; return a report where the replay must not go on."""
+    async def _finish(self, item: SelectedMessage, done: Replayed) -> ReplayReport | None:
+        """Count a result; return a report where the replay must not go on."""
         was_tried = self._cursor.hand is not None
         self._cursor.after, self._cursor.hand = item.place, None
         self._cursor.count(done)
@@ -311,13 +359,17 @@ class Replay:
 
     async def _stop_if_needed(self, report: ReplayReport, done: Replayed) -> ReplayReport | None:
         stages = list(accumulate(self.settings.canary))
-        if done.turn is Turn.FAILED:
+        if done.result is ReplayResult.FAILED:
             self._failures += 1
             in_canary = bool(stages) and report.tried <= stages[-1]
             if in_canary or self._failures >= self.settings.stop_after_failures:
                 why = f"message {done.message_id!r} failed: {done.why}"
                 return await self._end(ReplayState.FAILED, why, done)
-        if self.settings.asks_after_canary and done.turn is Turn.HANDLED and report.tried in stages:
+        if (
+            self.settings.asks_after_canary
+            and done.result is ReplayResult.HANDLED
+            and report.tried in stages
+        ):
             why = f"{report.tried} tried: look at what they did, then run it again"
             stopped = await self._end(ReplayState.STOPPED, why, done)
             return replace(stopped, asks=stopped.state is ReplayState.STOPPED)
@@ -334,7 +386,7 @@ class Replay:
             if run.state is not ReplayState.FINISHED:
                 self._check_allowed(from_json(run.selection))
                 if not await unit.replays.set_state(self.name, run.state, ReplayState.RUNNING):
-                    # Somebody did something else with it since it was read.
+                    # It was changed since it was read.
                     self._check_same(await unit.replays.get(self.name) or run)
                     raise ReplayTaken(self.name)
                 await self._audit(unit, "replay.resume")
@@ -377,7 +429,7 @@ class Replay:
             raise ReplayNotAllowed(f"{refusal}; a dry run is allowed")
 
     async def _write(self, hand: list[Any] | None = None) -> bool:
-        """Make the cursor durable; False where the replay is no longer this process's."""
+        """Make the cursor durable; False where another process has resumed the replay."""
         self._cursor.hand = hand
         async with self.database.begin() as unit:
             return await self._advance(unit, ReplayState.RUNNING)
@@ -392,7 +444,7 @@ class Replay:
             state,
             self._cursor.text(),
             report.done,
-            report.counts[Turn.FAILED],
+            report.counts[ReplayResult.FAILED],
         )
         if not await unit.replays.advance(now, self._written):
             return False
@@ -407,7 +459,7 @@ class Replay:
             if await self._advance(unit, state):
                 counts = {turn.value: number for turn, number in report.counts.items()}
                 said = why
-                if last is not None and last.turn is Turn.FAILED:
+                if last is not None and last.result is ReplayResult.FAILED:
                     # The trail is never erased, and an exception may quote its message.
                     said = f"message {last.message_id!r} failed: {last.code}"
                 await self._audit(unit, "replay.end", state=state.value, why=said, counts=counts)
@@ -415,10 +467,10 @@ class Replay:
         return await self._no_longer_ours()
 
     async def _no_longer_ours(self) -> ReplayReport:
-        """Say what somebody else made of the replay.
+        """Report the state that another process or a person gave the replay.
 
         Raises:
-            ReplayTaken: another process goes on with it.
+            ReplayTaken: another process has resumed it.
         """
         async with self.database.begin() as unit:
             run = await unit.replays.get(self.name)
@@ -448,29 +500,29 @@ class Replay:
 
 async def stop_replay(
     database: OperatorDatabase, name: str, *, actor: str, reason: str = ""
-) -> None:
-    """Let a replay stop before its next message, whichever process runs it.
+) -> ReplayStatus:
+    """Stop a replay before its next message, whichever process runs it.
 
     Raises:
         Misuse: there is no such replay, or it does not run.
     """
-    running = {ReplayState.RUNNING}
-    await _end(
-        database, name, running, ReplayState.STOPPED, Act(actor, "replay.stop", reason=reason)
-    )
+    act = Act(actor, "replay.stop", reason=reason)
+    return await _end(database, name, {ReplayState.RUNNING}, ReplayState.STOPPED, act)
 
 
-async def abandon_replay(database: OperatorDatabase, name: str, *, actor: str, reason: str) -> None:
-    """Let a replay go for good, whichever process runs it: retention need not wait for it.
+async def abandon_replay(
+    database: OperatorDatabase, name: str, *, actor: str, reason: str
+) -> ReplayStatus:
+    """End a replay for good, whichever process runs it: retention need not wait for it.
 
-    Nobody can go on with it; what it has not handled is selected by another replay.
+    It cannot be resumed; another replay can select the messages that it has not handled.
 
     Raises:
         Misuse: there is no such replay, it is over already, or no reason is given.
     """
     reason = need_reason(reason, "abandoning a replay")
     act = Act(actor, "replay.abandon", reason=reason)
-    await _end(database, name, {*ReplayState} - OVER, ReplayState.ABANDONED, act)
+    return await _end(database, name, {*ReplayState} - OVER, ReplayState.ABANDONED, act)
 
 
 async def _end(
@@ -479,7 +531,7 @@ async def _end(
     before: Collection[ReplayState],
     after: ReplayState,
     act: Act,
-) -> None:
+) -> ReplayStatus:
     async with acting(database) as unit:
         run = await unit.replays.get(name)
         if run is None:
@@ -492,3 +544,4 @@ async def _end(
         details = {"replay": name, "was": run.state.value}
         said = Act(need_actor(act.actor), act.act, run.consumer, reason=act.reason, details=details)
         await unit.audit.append(said)
+    return await replay_status(database, name)

@@ -1,35 +1,27 @@
 """One message of a replay: where it is now, whether it may be handled, and what became of it.
 
-What became of one message of a replay, and how an outcome of the engine is told there.
-
-Where a replay finds its messages, one after the other, from any place on.
-
-Handling a message of the broker past its consumer's inbox, while the inbox may get it too.
-
-    the replay   begin ─▶ take its place ─▶ claim, handle ─▶ give the place back ─▶ commit
-    the inbox    begin ─▶ store: waits ……………………………………………………………………………▶ look at the claim
-
-Whoever has the place first wins: the inbox finds the replay's claim, or the
-replay finds the inbox's message.
-
-Another turn for a message that the workers of an inbox gave up.
-
-    begin ─▶ send back ─▶ handle ─▶ mark processed ─▶ commit
-                             │
-                             └─ fails ─▶ begin ─▶ send back ─▶ failed attempt ─▶ commit
-
-That it was sent back is in the audit trail in both cases: the loop guard counts it.
-
-One message of a replay: where it is now, whether it may have a turn, and what became of it.
-
     COMPLETED            a duplicate: nothing is done
     a dead letter        sent back to its consumer, with an entry in the audit trail
     parked               released, with an entry in the audit trail
-    waiting              tried, if it is its turn
+    waiting              tried, if nothing is before it
     in the inbox         tried in one transaction with its mark
     only in the broker   handled like any delivery
 
 The engine handles it, under its own id: its claim decides, as with every delivery.
+
+A message that is only in the broker may arrive in the consumer's inbox meanwhile.  The one
+that writes the inbox row first wins: the inbox finds the replay's claim, or the replay finds
+the inbox's row.
+
+    the replay   begin ─▶ write the row ─▶ claim, handle ─▶ delete the row ─▶ commit
+    the inbox    begin ─▶ write the row: waits ……………………………………………………………▶ look at the claim
+
+A message that the workers of an inbox gave up is sent back and handled in one transaction.
+The audit trail says that it was sent back in both cases, because the loop guard counts it.
+
+    begin ─▶ send back ─▶ handle ─▶ mark processed ─▶ commit
+                             │
+                             └─ fails ─▶ begin ─▶ send back ─▶ failed attempt ─▶ commit
 """
 
 from __future__ import annotations
@@ -103,7 +95,7 @@ class ReplayInterrupted(Retryable):
         )
 
 
-class Turn(StrEnum):
+class ReplayResult(StrEnum):
     """What became of one message of a replay."""
 
     HANDLED = "handled"
@@ -117,41 +109,43 @@ class Turn(StrEnum):
     """It must not be replayed: a person has to look at it."""
 
     LEFT = "left"
-    """It waits behind another one, or for its time, or another worker has it."""
+    """It waits behind another message or for its time, or another worker has it."""
 
     MISSING = "missing"
-    """Nobody has its payload any more."""
+    """Its payload is in no table any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A message of a replay that had its turn."""
+    """A message of a replay, and what became of it."""
 
     message_id: str
-    turn: Turn
+    result: ReplayResult
     why: str = ""
     code: str = ""
-    """Of a failure; what stays where its words must not."""
+    """Of a failure; the audit trail keeps it instead of *why*, which may quote the message."""
 
 
 def replayed(message_id: str, outcome: Outcome) -> Replayed:
     """Say what an outcome of the engine is in a replay."""
     match outcome:
         case Handled():
-            return Replayed(message_id, Turn.HANDLED)
+            return Replayed(message_id, ReplayResult.HANDLED)
         case Skipped(why):
-            return Replayed(message_id, Turn.DUPLICATE, "" if why == "duplicate" else why)
+            return Replayed(message_id, ReplayResult.DUPLICATE, "" if why == "duplicate" else why)
         case Refused(why):
-            return Replayed(message_id, Turn.REFUSED, why)
+            return Replayed(message_id, ReplayResult.REFUSED, why)
         case Conflicted():
-            return Replayed(message_id, Turn.REFUSED, "its id is known with another payload")
+            return Replayed(
+                message_id, ReplayResult.REFUSED, "its id is known with another payload"
+            )
         case RetryLater() | RetryStored() | ParkedAway() | DeadLettered():
             if outcome.failure is None:
                 why = "it waits for its turn, or another worker has it"
-                return Replayed(message_id, Turn.LEFT, why)
+                return Replayed(message_id, ReplayResult.LEFT, why)
             code = outcome.failure.code
             words = f"{code}: {outcome.failure.reason}"
-            return Replayed(message_id, Turn.FAILED, words, code)
+            return Replayed(message_id, ReplayResult.FAILED, words, code)
         case _ as never:
             assert_never(never)
 
@@ -160,20 +154,20 @@ PAGE: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class SelectedMessage:
     """One message that was selected."""
 
     message_id: str
     place: Any
-    """Where a replay goes on behind it; JSON."""
+    """Where the replay resumes after it; JSON."""
 
     arrival: Message | Unreadable | None = None
-    """What the broker has; None where the message is in our own tables, if anywhere."""
+    """What the broker has; None where only our own tables are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoPayload:
-    """A message that cannot be handled: nobody has it, or it cannot be read."""
+    """A message that cannot be handled: it is in no table, or it cannot be read."""
 
     message_id: str
     why: str
@@ -188,13 +182,13 @@ class Source:
     database: OperatorDatabase
     reader: Reader | None = None
 
-    async def items(self, after: Any = None) -> AsyncGenerator[Item, None]:
-        """Find the messages behind a place, from the beginning where that is None."""
+    async def items(self, after: Any = None) -> AsyncGenerator[SelectedMessage, None]:
+        """Find the messages after a place; None: from the beginning."""
         match self.selection:
             case Ids(ids):
                 for number, message_id in enumerate(ids):
                     if after is None or number > after:
-                        yield Item(message_id, number)
+                        yield SelectedMessage(message_id, number)
             case Letters():
                 async for item in self._letters(self.selection, after):
                     yield item
@@ -208,15 +202,15 @@ class Source:
             case _ as never:
                 assert_never(never)
 
-    async def again(self, message_id: str, place: Any) -> Item:
-        """Find one message again that a replay had in its hand."""
+    async def again(self, message_id: str, place: Any) -> SelectedMessage:
+        """Find the message that a replay was trying."""
         if not isinstance(self.selection, Offsets | Times):
-            return Item(message_id, place)
+            return SelectedMessage(message_id, place)
         records = await need_reader(self.reader).read(self.selection.partition, place, place)
-        return self._item(records[0]) if records else Item(message_id, place)
+        return self._item(records[0]) if records else SelectedMessage(message_id, place)
 
-    async def message(self, item: Item) -> Message | NoPayload:
-        """Find what would be handled, wherever it is."""
+    async def message(self, item: SelectedMessage) -> Message | NoPayload:
+        """Read the message that would be handled, from whichever table has it."""
         name, message_id = self.consumer.name, item.message_id
         async with self.database.begin() as unit:
             waiting = await unit.waiting.get(name, message_id)
@@ -239,18 +233,22 @@ class Source:
             return NoPayload(message_id, f"it cannot be read: {found.reason}")
         return found or NoPayload(message_id, "nobody has its payload any more")
 
-    async def _letters(self, selection: Letters, after: Any) -> AsyncGenerator[Item, None]:
+    async def _letters(
+        self, selection: Letters, after: Any
+    ) -> AsyncGenerator[SelectedMessage, None]:
         while True:
             which = replace(selection.filter, after=None if after is None else tuple(after))
             async with self.database.begin() as unit:
                 page = await unit.dead_letters.find(which, PAGE)
             for letter in page:
                 after = [letter.first_failed_at, letter.message_id]
-                yield Item(letter.message_id, after)
+                yield SelectedMessage(letter.message_id, after)
             if len(page) < PAGE:
                 return
 
-    async def _waiting(self, selection: Waiting, after: Any) -> AsyncGenerator[Item, None]:
+    async def _waiting(
+        self, selection: Waiting, after: Any
+    ) -> AsyncGenerator[SelectedMessage, None]:
         while True:
             which = (
                 selection.which if after is None else replace(selection.which, after_place=after)
@@ -259,13 +257,13 @@ class Source:
                 page = await unit.waiting.find(which, PAGE)
             for waiting in page:
                 after = waiting.place
-                yield Item(waiting.message_id, after)
+                yield SelectedMessage(waiting.message_id, after)
             if len(page) < PAGE:
                 return
 
     async def _records(
         self, partition: Partition, first: int, last: int
-    ) -> AsyncGenerator[Item, None]:
+    ) -> AsyncGenerator[SelectedMessage, None]:
         reader = need_reader(self.reader)
         for start in range(first, last + 1, PAGE):
             records: Sequence[Record] = await reader.read(
@@ -279,14 +277,14 @@ class Source:
             return self.selection.since <= record.timestamp < self.selection.until
         return True
 
-    def _item(self, record: Record) -> Item:
+    def _item(self, record: Record) -> SelectedMessage:
         arrival = self.consumer.reading.read(record)
-        return Item(arrival.id, record.at.offset, arrival)
+        return SelectedMessage(arrival.id, record.at.offset, arrival)
 
 
 @dataclass(slots=True)
 class OutsideInbox:
-    """A database in whose transactions no inbox can get one message of one consumer."""
+    """A database in whose transactions no inbox can store one message of one consumer."""
 
     database: OperatorDatabase
     consumer: str
@@ -301,7 +299,7 @@ class OutsideInbox:
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[OperatorUnit]:
-        """Open a transaction that has the message's place in the inbox until it ends.
+        """Open a transaction that holds the message's inbox row until it ends.
 
         Raises:
             Retryable: the inbox has the message; nothing was done.
@@ -323,16 +321,16 @@ class OutsideInbox:
 async def try_given_up(
     consumer: Consumer, database: OperatorDatabase, stored: InboxMessage, act: Act, at_most: int
 ) -> Outcome:
-    """Handle a message in one transaction with its mark and its entry in the audit trail.
+    """Handle a message that the inbox's workers gave up, in one transaction with its mark.
 
-    Where the handler fails, the inbox's workers try it later, or it is a dead letter again,
-    as their own attempts would leave it.  Where it could not be asked for, nothing is
-    written, and it comes back.
+    The audit entry is part of it.  Where the handler fails, the workers try it later, or it is
+    a dead letter again, as after their own attempts.  Where the transaction could not begin,
+    nothing is written, and it comes back.
 
     Raises:
         NotPossible: it cannot be sent back, or was so *at_most* times.
         Undecodable: its payload cannot be read.
-        InDoubt: nobody knows whether the commit happened; the row says so later.
+        InDoubt: it is unknown whether the commit happened; the row shows it later.
     """
     # Its attempts are forgotten when it is sent back.
     message = message_of_inbox(consumer, replace(stored, attempts=0))
@@ -364,7 +362,7 @@ async def _failed(
     act: Act,
     failure: Classified,
 ) -> Outcome:
-    """Write that a message was sent back, and failed: its transaction took both back."""
+    """Write that a message was sent back and failed: its transaction was rolled back."""
     name, message_id, settings = stored.consumer, stored.message_id, consumer.settings
     fate = verdict(settings.retry, failure, 1)
     delay_seconds = fate.seconds if isinstance(fate, RetryIn) else None
@@ -397,13 +395,13 @@ Handle: TypeAlias = Callable[[Message, WaitingMessage | None], Awaitable[Outcome
 """How a consumer's messages are handled, where that is not in one transaction."""
 
 
-# A lock that is not given within these is held by something that does not end by itself.
+# After these many tries, whatever holds the lock does not end by itself.
 TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """On which terms one message is replayed."""
+class ReplayOptions:
+    """How one message is replayed: by whom, why, and what limits it."""
 
     actor: str
     reason: str
@@ -434,18 +432,18 @@ def replaying(consumer: Consumer) -> Consumer:
 
 
 class Replayer:
-    """Gives messages their turn, one transaction or a few each."""
+    """Handles the messages of a replay, in one transaction or a few each."""
 
     def __init__(
         self,
         consumer: Consumer,
         database: OperatorDatabase,
-        terms: Terms,
+        options: ReplayOptions,
         handle: Handle | None = None,
     ) -> None:
         self.consumer = replaying(consumer)
         self.database = database
-        self.terms = terms
+        self.options = options
         is_leased = consumer.mode is Mode.LEASED
         self._handle = handle or (self._leased if is_leased else self._in_one_transaction)
         self._owner = Owner.here().instance
@@ -473,10 +471,10 @@ class Replayer:
         what: Message | InboxMessage,
         handle: Callable[[], Awaitable[Outcome]],
     ) -> Outcome:
-        """Handle a message; where it could not even be asked for, ask again.
+        """Handle a message; where its transaction could not begin, try again.
 
         Raises:
-            ReplayInterrupted: asking did not help.
+            ReplayInterrupted: none of the tries could begin.
         """
         why = ""
         for _ in range(TRIES):
@@ -489,8 +487,8 @@ class Replayer:
             await asyncio.sleep(outcome.seconds)
         raise ReplayInterrupted(self.consumer.name, message_id, why)
 
-    async def look(self, item: Item) -> Replayed | None:
-        """Say what is to be said without trying; None where the message should be tried."""
+    async def look(self, item: SelectedMessage) -> Replayed | None:
+        """Decide without trying; None where the message should be tried."""
         digest = item.arrival.digest if isinstance(item.arrival, Message) else ""
         name, message_id = self.consumer.name, item.message_id
         async with self.database.begin() as unit:
@@ -498,28 +496,30 @@ class Replayer:
             stored = await unit.inbox.get(name, message_id)
             now = await unit.now()
         if stored is not None and stored.processed_at is not None:
-            return Replayed(message_id, Turn.DUPLICATE)
+            return Replayed(message_id, ReplayResult.DUPLICATE)
         if row is not None and found_of(row, digest, now) is Found.OTHER_PAYLOAD:
-            return Replayed(message_id, Turn.REFUSED, "its id is known with another payload")
+            return Replayed(
+                message_id, ReplayResult.REFUSED, "its id is known with another payload"
+            )
         if row is not None and row.state is ClaimState.COMPLETED:
-            return Replayed(message_id, Turn.DUPLICATE)
+            return Replayed(message_id, ReplayResult.DUPLICATE)
         return self._too_old(item, row, now)
 
-    def _too_old(self, item: Item, row: ClaimRow | None, now: float) -> Replayed | None:
+    def _too_old(self, item: SelectedMessage, row: ClaimRow | None, now: float) -> Replayed | None:
         arrival = item.arrival
         if row is not None or not isinstance(arrival, Message):
             return None
-        window = self.terms.rules.of(_topic(arrival)).reaches_seconds
+        window = self.options.rules.of(_topic(arrival)).reaches_seconds
         if now - arrival.timestamp <= window:
             return None
         why = (
             f"it is older than the replay window of {window / DAY_SECONDS:g} days and has no "
-            f"claim, so nobody knows whether it was handled"
+            f"claim, so it is unknown whether it was handled"
         )
-        return Replayed(item.message_id, Turn.REFUSED, why)
+        return Replayed(item.message_id, ReplayResult.REFUSED, why)
 
-    async def take(self, item: Item) -> Replayed:
-        """Give a message its turn: open it again where that is needed, and handle it."""
+    async def take(self, item: SelectedMessage) -> Replayed:
+        """Handle a message; send it back or release it first, where that is needed."""
         name, message_id = self.consumer.name, item.message_id
         async with self.database.begin() as unit:
             waiting = await unit.waiting.get(name, message_id)
@@ -527,7 +527,7 @@ class Replayer:
             stored = await unit.inbox.get(name, message_id)
         refusal = self._refusal(item, waiting, stored, letter)
         if refusal is not None:
-            return Replayed(message_id, Turn.REFUSED, refusal)
+            return Replayed(message_id, ReplayResult.REFUSED, refusal)
         try:
             if waiting is not None:
                 return await self._waiting(waiting)
@@ -538,66 +538,70 @@ class Replayer:
             if isinstance(item.arrival, Message):
                 return await self._arrived(item.arrival)
         except (NotPossible, NoSuchMessage) as error:
-            return Replayed(message_id, Turn.REFUSED, str(error))
+            return Replayed(message_id, ReplayResult.REFUSED, str(error))
         if isinstance(item.arrival, Unreadable):
             outcome = await handle_unreadable(self.consumer, self.database, item.arrival)
             tell(item.arrival, outcome, self.consumer.name)
             return replayed(message_id, outcome)
-        return Replayed(message_id, Turn.MISSING, "nobody has its payload any more")
+        return Replayed(message_id, ReplayResult.MISSING, "nobody has its payload any more")
 
-    def _refusal(self, item: Item, *kept: StoredMessage | None) -> str | None:
-        """Say why the policy of its own topic, or of all where none is known, forbids it."""
+    def _refusal(self, item: SelectedMessage, *kept: StoredMessage | None) -> str | None:
+        """Say why the policy of its topic forbids it; where the topic is unknown, of any."""
         topics = {one.topic for one in kept if one is not None}
         if item.arrival is not None:
             topics.add(_topic(item.arrival))
-        return self.terms.rules.of(*topics).refusal
+        return self.options.rules.of(*topics).refusal
 
     async def _waiting(self, waiting: WaitingMessage) -> Replayed:
         name, message_id = self.consumer.name, waiting.message_id
         if waiting.erased_at is not None:
-            return Replayed(message_id, Turn.REFUSED, ERASED_REASON)
+            return Replayed(message_id, ReplayResult.REFUSED, ERASED_REASON)
         message = message_of(self.consumer, waiting)
         if isinstance(message, Unreadable):
-            return Replayed(message_id, Turn.REFUSED, f"it cannot be read: {message.reason}")
+            return Replayed(
+                message_id, ReplayResult.REFUSED, f"it cannot be read: {message.reason}"
+            )
         if waiting.waits is Waits.PARKED:
-            terms = self.terms
+            options = self.options
             async with self.database.begin() as unit:
-                await need_not_too_often(unit, name, message_id, terms.most_replays)
-            await release(self.database, name, message_id, actor=terms.actor, reason=terms.reason)
+                await need_not_too_often(unit, name, message_id, options.most_replays)
+            await release(
+                self.database, name, message_id, actor=options.actor, reason=options.reason
+            )
         async with self.database.begin() as unit:
             turn = await unit.waiting.take(name, message_id)
         if turn is None:
-            return Replayed(message_id, Turn.LEFT, "it is not its turn, or not yet due")
+            return Replayed(message_id, ReplayResult.LEFT, "it is not its turn, or not yet due")
         return replayed(message_id, await self._try(message, turn))
 
     async def _letter(self, letter: DeadLetter) -> Replayed:
         name, message_id = self.consumer.name, letter.message_id
         if letter.outcome == Told.CONFLICT:
             why = "its id is known with another payload: park it and give it a new id, or skip it"
-            return Replayed(message_id, Turn.REFUSED, why)
+            return Replayed(message_id, ReplayResult.REFUSED, why)
         if letter.erased_at is not None:
-            return Replayed(message_id, Turn.REFUSED, ERASED_REASON)
+            return Replayed(message_id, ReplayResult.REFUSED, ERASED_REASON)
         found = message_of(self.consumer, letter)
         if isinstance(found, Unreadable):
-            return Replayed(message_id, Turn.REFUSED, f"it cannot be read: {found.reason}")
+            return Replayed(message_id, ReplayResult.REFUSED, f"it cannot be read: {found.reason}")
         if found.id != message_id:
             return replace(await self._read_at_last(letter, found), message_id=message_id)
         await retry_dead_letter(
             self.database,
             name,
             message_id,
-            actor=self.terms.actor,
-            reason=self.terms.reason,
-            at_most=self.terms.most_replays,
+            actor=self.options.actor,
+            reason=self.options.reason,
+            at_most=self.options.most_replays,
         )
         async with self.database.begin() as unit:
             waiting = await unit.waiting.get(name, message_id)
         if waiting is None:
-            return Replayed(message_id, Turn.LEFT, "another worker has it")
+            return Replayed(message_id, ReplayResult.LEFT, "another worker has it")
         return await self._waiting(waiting)
 
     async def _arrived(self, message: Message) -> Replayed:
-        """Handle a record of the broker that our own tables have nothing of."""
+        """Handle a record that is in none of our tables."""
         letter = None
         if message.source is not None:
             filed_as = unreadable_id(message.source)
@@ -607,7 +611,7 @@ class Replayer:
             return await self._read_at_last(letter, message)
         outcome = await self._try(message, None)
         if isinstance(outcome, Handled | Skipped):
-            # No delivery notes it; what is refused may be a loss, and stays one.
+            # No delivery marks its offset.  One that was refused may be a loss, and stays one.
             async with self.database.begin() as unit:
                 ended = Ended(message.id, message.source, outcome)
                 await mark_ends(unit, self.consumer.name, [ended])
@@ -619,12 +623,12 @@ class Replayer:
             await need_review(unit, letter)
         outcome = await self._try(message, None)
         done = replayed(message.id, outcome)
-        if done.turn is not Turn.LEFT:
+        if done.result is not ReplayResult.LEFT:
             await self._close(letter, Ended(message.id, letter.source, outcome))
         return done
 
     async def _close(self, letter: DeadLetter, ended: Ended) -> None:
-        """Take the letter of an unreadable record away: its message has an id now."""
+        """Delete the dead letter of an unreadable record: its message has an id now."""
         name, filed_as = self.consumer.name, letter.message_id
         async with acting(self.database) as unit:
             if await unit.dead_letters.remove(name, filed_as):
@@ -636,12 +640,12 @@ class Replayer:
         """Handle a message that the inbox's workers gave up."""
         message_id, act = stored.message_id, self._act("inbox.retry", stored.message_id)
         if stored.processed_at is not None:
-            return Replayed(message_id, Turn.DUPLICATE)
+            return Replayed(message_id, ReplayResult.DUPLICATE)
         if stored.due_at is not None:
-            return Replayed(message_id, Turn.LEFT, "an inbox worker tries it")
+            return Replayed(message_id, ReplayResult.LEFT, "an inbox worker tries it")
         if stored.erased_at is not None:
-            return Replayed(message_id, Turn.REFUSED, ERASED_REASON)
-        most = self.terms.most_replays
+            return Replayed(message_id, ReplayResult.REFUSED, ERASED_REASON)
+        most = self.options.most_replays
         try:
             outcome = await self._ask(
                 message_id,
@@ -650,12 +654,12 @@ class Replayer:
             )
         except Undecodable:
             # Refusals are kept with the replay, and why bytes are no message may quote them.
-            return Replayed(message_id, Turn.REFUSED, "it cannot be read")
+            return Replayed(message_id, ReplayResult.REFUSED, "it cannot be read")
         return replayed(message_id, outcome)
 
     def _act(self, act: str, message_id: str, **details: str) -> Act:
-        terms = self.terms
-        return Act(terms.actor, act, self.consumer.name, message_id, terms.reason, details)
+        options = self.options
+        return Act(options.actor, act, self.consumer.name, message_id, options.reason, details)
 
 
 def _topic(arrival: Message | Unreadable) -> str:

@@ -31,7 +31,7 @@ class Account:
     """``user@host``."""
 
     shared: bool = False
-    """Several people use it, as they say: it tells nobody from another."""
+    """Several people use it, so it does not prove who acted."""
 
     def details(self) -> Mapping[str, Any]:
         """Return what the audit trail keeps of it."""
@@ -43,13 +43,13 @@ _ACCOUNT: ContextVar[Account | None] = ContextVar("semel_account", default=None)
 
 
 def account_now() -> Account | None:
-    """Return where acts are done just now; None where nobody has said."""
+    """Return the account of the current acts; None if it is not known."""
     return _ACCOUNT.get()
 
 
 @contextmanager
 def acting_from(account: Account) -> Iterator[None]:
-    """Say where all acts of the block are done; their audit entries name the account."""
+    """Name the account of all acts of the block in their audit entries."""
     token = _ACCOUNT.set(account)
     try:
         yield
@@ -57,7 +57,7 @@ def acting_from(account: Account) -> Iterator[None]:
         _ACCOUNT.reset(token)
 
 
-# They have a width of nothing and are no format characters; a name has no use for them.
+# They have no width and are no format characters; a name does not need them.
 _INVISIBLE: Final = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0")
 
 
@@ -228,7 +228,7 @@ class Approvals(Protocol):
         ...
 
     async def open_ones(self, consumer: str | None, limit: int) -> Sequence[Approval]:
-        """Return requests that nobody has decided, the oldest first."""
+        """Return the undecided requests, the oldest first."""
         ...
 
     async def about(self, consumer: str, message_id: str) -> Sequence[Approval]:
@@ -358,11 +358,11 @@ class ReplayState(StrEnum):
     """Everything that was selected had its turn."""
 
     ABANDONED = "abandoned"
-    """Somebody let it go: nobody can go on with it, and the claims are no longer kept for it."""
+    """A person ended it: it cannot go on, and the claims are no longer kept for it."""
 
 
 OVER: Final = frozenset({ReplayState.FINISHED, ReplayState.ABANDONED})
-"""The states that nobody goes on from: these replays need no claims."""
+"""The final states: these replays need no claims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,7 +414,7 @@ class Replays(Protocol):
         ...
 
     async def advance(self, run: ReplayRun, cursor_before: str) -> bool:
-        """Write state, cursor and counts of a replay that runs, if nobody else went on with it.
+        """Write state, cursor and counts of a running replay, if no other process went on with it.
 
         False, and nothing changed, where its cursor is not *cursor_before* or it does not run.
         """

@@ -151,7 +151,7 @@ class Stager(Protocol):
     def open(self, task: str) -> StagingWriter:
         """Start to stage for one task attempt; *task* is unique for it.
 
-        Tasks outlive their driver: this may be called after the transaction was aborted.
+        Tasks may run longer than their driver: this may be called after an abort.
         """
         ...
 

@@ -18,7 +18,7 @@ class SourceKind(StrEnum):
     """How a source's progress is recorded."""
 
     OFFSETS = "offsets"
-    """Partitions with offsets that outlive the checkpoint (Kafka)."""
+    """Partitions with offsets that survive the checkpoint (Kafka)."""
 
     FILES = "files"
     """A list of paths."""

@@ -1,4 +1,4 @@
-"""What the books of a sink let it answer, before anything is done, in either mode."""
+"""The answers that a sink can give from its books alone, in either mode."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def settled(txn: SinkTxnId, known: Known) -> SinkOutcome | None:
 
 
 def not_prepared(txn: SinkTxnId, known: Known, promise: PreparedToken) -> SinkOutcome | None:
-    """Refuse to commit what is not held: lost is never OK."""
+    """Refuse to commit an attempt that is not held."""
     if known.state == "aborted":
         return SinkFatal(f"{txn} was aborted")
     if known.state is None:
         return SinkFatal(f"{txn} is not held here: never prepared, or lost")
     if known.digest != promise.digest:
-        return SinkFatal(f"{txn} is held with other rows than its token says")
+        return SinkFatal(f"{txn} is held with other rows than those of its token")
     return None
 
 
 def refusal(txn: SinkTxnId, known: Known, promise: PreparedToken) -> SinkOutcome | None:
-    """Answer a prepare from what the books know; None if the rows may be taken."""
+    """Answer a prepare from the books; None if the rows may be accepted."""
     proof = known.proof
     if proof is not None and proof.attempt != txn.attempt:
         return another_attempt(txn, proof.attempt)
@@ -41,15 +41,17 @@ def refusal(txn: SinkTxnId, known: Known, promise: PreparedToken) -> SinkOutcome
     if known.state == "aborted":
         return SinkFatal(f"{txn} was aborted")
     if known.mark is not None and txn.cycle <= known.mark:
-        return SinkFatal(f"{txn} is at or below the mark, {known.mark}: it belongs to a loser")
+        return SinkFatal(
+            f"{txn} is at or below the mark {known.mark}: another attempt was committed"
+        )
     return None
 
 
 def another_attempt(txn: SinkTxnId, attempt: str) -> SinkFatal:
-    """Refuse a loser."""
+    """Return the refusal of an attempt that lost."""
     return SinkFatal(f"{txn}: the cycle was committed by another attempt, {attempt[:8]}")
 
 
 def committed(txn: SinkTxnId) -> SinkFatal:
-    """Refuse to abort."""
+    """Return the refusal to abort a committed attempt."""
     return SinkFatal(f"{txn} is committed and cannot be aborted; nothing was deleted")

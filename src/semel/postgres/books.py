@@ -1,13 +1,13 @@
-"""The tables in which a sink keeps its own records, beside the target.
+"""The books: the tables in which a sink keeps its own records, beside the target.
 
     sink_fence        the newest owner of a scope
-    sink_attempt      what is prepared, and what was aborted
+    sink_attempt      prepared and aborted attempts
     sink_staged       staging tables, one per task; a row appears with its table
-    sink_task_proof   which prepared tasks have been committed
+    sink_task_proof   the prepared tasks that were committed
     sink_proof        the proof of commit: one row per cycle, never two
 
-Everything is kept per scope and sink: two sinks of one pipeline may share a
-database, and two pipelines a schema.
+Every row names its scope and sink: two sinks of one pipeline may share a database,
+and two pipelines a schema.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TABLES: Final = {
         PRIMARY KEY (scope, sink, generation, batch)""",
 }
 
-# A replayed commit finds its proof; beyond this, the mark says that the cycle is over.
+# A replayed commit finds its proof; for older cycles the mark proves the commit.
 KEEP_PROOFS: Final = 1000
 PRUNE_EVERY: Final = 50
 
@@ -66,7 +66,7 @@ class CommitProof:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one task staged: a table, or a prepared transaction."""
+    """The staged rows of one task: a table, or a prepared transaction."""
 
     name: str
     task: str
@@ -76,7 +76,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """All that the books say about one attempt and its cycle."""
+    """The records of one attempt and its cycle."""
 
     proof: CommitProof | None
     mark: CycleId | None
@@ -100,12 +100,12 @@ class SinkBooks:
         return f"{quoted(self.schema)}.{quoted(name)}"
 
     def exist(self, connection: Connection) -> bool:
-        """Tell whether the tables are there."""
+        """Return whether the tables exist."""
         *_, has_tables = self._rights(connection)
         return bool(has_tables)
 
     def check_rights(self, connection: Connection) -> None:
-        """Find out whether tables may be made: staging needs some for every batch.
+        """Check that tables may be created: staging needs some for every batch.
 
         Raises:
             Permanent: the role may not; the message has the statement.
@@ -119,17 +119,17 @@ class SinkBooks:
             )
 
     def create(self, connection: Connection) -> None:
-        """Make the tables unless they are there.
+        """Create the tables unless they exist.
 
         Raises:
-            Permanent: the role may neither use nor make them; the message has the statement.
+            Permanent: the role may neither use nor create them; the message has the statement.
         """
         name, _, _, exists, has_tables = self._rights(connection)
         if has_tables:
             return
         self.check_rights(connection)
         with connection.transaction():
-            # Two processes may start at once, and IF NOT EXISTS does not wait for the other.
+            # Two processes may start at once, and IF NOT EXISTS fails instead of waiting.
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [lock_key("books", name)])
             if not exists:
                 connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(name)}".encode())
@@ -155,7 +155,7 @@ class SinkBooks:
         return row
 
     def where(self, of: Scope | CycleId | SinkTxnId) -> str:
-        """Return the condition that picks the rows of a scope, a cycle or an attempt."""
+        """Return the condition that selects the rows of a scope, a cycle or an attempt."""
         scope = of if isinstance(of, Scope) else of.scope
         text = f"scope = {literal(scope.slug)} AND sink = {literal(self.sink)}"
         if isinstance(of, SinkTxnId):
@@ -200,11 +200,11 @@ class SinkBooks:
         )
 
     def ask(self, connection: Connection, txn: SinkTxnId) -> Known:
-        """Look everything up."""
+        """Read the records of an attempt."""
         return self.known(txn, run(connection, self.questions(txn)))
 
     def remember(self, txn: SinkTxnId, state: str, mode: str, digest: str, pieces: Any) -> str:
-        """Write the statement that records an attempt's state."""
+        """Return the statement that records an attempt's state."""
         listed = ", ".join(literal(piece) for piece in pieces)
         return (
             f"INSERT INTO {self.table('sink_attempt')} (scope, sink, generation, batch, attempt, "
@@ -216,7 +216,7 @@ class SinkBooks:
         )
 
     def proof(self, txn: SinkTxnId, promise: PreparedToken, *, finished: bool) -> str:
-        """Write the statement that proves the cycle's commit."""
+        """Return the statement that records the proof of the cycle's commit."""
         return (
             f"INSERT INTO {self.table('sink_proof')} (scope, sink, generation, batch, attempt, "
             f"digest, rows, row_hash, finished) VALUES ({self.values(txn)}, "
@@ -224,7 +224,7 @@ class SinkBooks:
         )
 
     def forget(self, txn: SinkTxnId) -> list[str]:
-        """Write the statements that tidy up after a finished attempt and prune old records."""
+        """Return the statements that clean up after a finished attempt and prune old records."""
         cycle = txn.cycle
         before = f"(generation, batch) < ({cycle.generation}, {cycle.batch})"
         scope = self.where(txn.scope)
@@ -244,7 +244,7 @@ class SinkBooks:
         return statements
 
     def txn(self, scope: Scope, generation: int, batch: int, attempt: str) -> SinkTxnId:
-        """Name the attempt that a row is about."""
+        """Return the attempt of a row."""
         return SinkTxnId(CycleId(scope, generation, batch), attempt)
 
 
@@ -265,7 +265,7 @@ def run(connection: Connection, statements: Iterable[str]) -> list[list[tuple[An
 
 
 def affected(connection: Connection, statements: Iterable[str]) -> list[int]:
-    """Run several statements in one round trip; return how many rows each has changed."""
+    """Run several statements in one round trip; return the number of rows each has changed."""
     cursor = connection.execute(";\n".join(statements).encode())
     counts = []
     while True:

@@ -1,4 +1,4 @@
-"""What is found out before the first batch: the table, the rights, the mode."""
+"""The checks before the first batch: the table, the rights, the mode."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from semel.postgres.schema import Fitted, TargetTable, create_statement, find_ta
 from semel.postgres.statements import Write
 from semel.postgres.writer import fitted_columns
 
-# Every task of a batch needs a slot, and so does every losing attempt of a task until then.
+# Every task of a batch needs a slot, and so does every losing attempt until it is rolled back.
 SLOTS_WANTED: Final = 16
 
-# Others may use the pooler, too, and take a process between two of our questions.
+# Other clients may use the pooler, too, and get a process between two of our queries.
 _POOLER_ROUNDS: Final = 2
 
 READERS_SEE: Final = {
@@ -29,7 +29,7 @@ READERS_SEE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a sink was asked to do."""
+    """The settings of a sink."""
 
     sink: str
     table: TableName
@@ -50,7 +50,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found: the table, the mode that will be used, and what is weak about it."""
+    """The result: the table, the mode to use, and weaknesses of the server."""
 
     target: TargetTable
     mode: str
@@ -58,10 +58,10 @@ class Checked:
 
 
 def check(connection: Connection, wanted: Wanted, schema: Any) -> Checked | None:
-    """Check everything that can be; None if the table will only be created with the schema.
+    """Check what can be checked; None if the table will only be created with the schema.
 
     Raises:
-        Permanent: something is missing or wrong; the message has the statement that helps.
+        Permanent: something is missing or wrong; the message has the statement to run.
     """
     found = find_target(connection, wanted.table)
     if found == "does not exist" and wanted.create_table == "if-missing":
@@ -83,20 +83,21 @@ def check(connection: Connection, wanted: Wanted, schema: Any) -> Checked | None
 
 
 def refuse_pooler(sink: str, one: Connection, other: Connection) -> None:
-    """Refuse a pooler that lends server processes by the transaction.
+    """Refuse a pooler in transaction mode.
 
-    Settings, held transactions and the ending of an older owner's sessions need a process each.
+    Settings, held transactions and ending an older owner's sessions need a server process
+    that belongs to one connection.
 
     Raises:
-        Permanent: two connections, or one at two moments, have not had a process of their own.
+        Permanent: two connections shared a process, or one connection changed its process.
     """
     for _ in range(_POOLER_ROUNDS):
-        # Not in turns: a pooler that takes its processes in turns would not be noticed.
+        # Not strictly alternating: a pooler that alternates its processes would look honest.
         mine, its, its_again, mine_again = map(_process, (one, other, other, one))
         if mine == its or (mine, its) != (mine_again, its_again):
             raise Permanent(
-                f"sink {sink}: a pooler lends PostgreSQL's sessions by the transaction, and semel "
-                f"needs them for good: connect to the server itself, or use a pool in session mode "
+                f"sink {sink}: the pooler is in transaction mode, and semel needs sessions of its "
+                f"own: connect to the server directly, or use a pool in session mode "
                 f"(PgBouncer: pool_mode = session)"
             )
 
@@ -108,7 +109,7 @@ def _process(connection: Connection) -> int:
 
 
 def guarantee(wanted: Wanted, checked: Checked | None) -> Guarantee:
-    """State what the sink promises as it is configured."""
+    """Return the guarantee of the sink with its settings."""
     mode = checked.mode if checked else wanted.mode
     readers = READERS_SEE.get(
         mode,
@@ -123,7 +124,7 @@ def guarantee(wanted: Wanted, checked: Checked | None) -> Guarantee:
         effect=effect,
         readers_see=readers,
         not_covered=(
-            "what triggers do outside the database",
+            "effects of triggers outside the database",
             "rows that other programs write, change or delete",
             "a database restored to an earlier time than the ledger",
         ),
@@ -212,7 +213,7 @@ def _mode(
     assert row is not None
     slots, used = row
     cast = [f.column.name for f in fitted or () if f.wire.is_cast]
-    # The copy would wait for the key that the first one has prepared.
+    # The copy of a task would wait for the key that the first one has prepared.
     collides = "with speculation, a task and its copy would insert the same unique keys"
     if wanted.mode == "prepared":
         if not slots:
@@ -230,7 +231,7 @@ def _mode(
             return "staging"
         return "prepared"
     why_not = (
-        f"prepared mode can only append, and this is {wanted.write}"
+        f"prepared mode can only append, and write is {wanted.write!r}"
         if wanted.write is not Write.APPEND
         else f"text is cast to {', '.join(map(quoted, cast))}"
         if cast
@@ -252,6 +253,6 @@ def _weaknesses(connection: Connection) -> tuple[str, ...]:
         "WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off'"
     ).fetchall()
     return tuple(
-        f"{name} is off: a crash of the server's machine can lose or damage rows; switch it on"
+        f"{name} is off: a crash of the server's machine can lose or damage rows; turn it on"
         for (name,) in rows
     )

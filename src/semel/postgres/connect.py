@@ -1,8 +1,7 @@
-"""Connections to PostgreSQL: few for each process, reused, closed when idle.
+"""Connections to PostgreSQL: a few per process, reused, closed when idle.
 
-Every session says who it works for in its ``application_name``,
-``semel:<scope>:<epoch>``, so that a newer owner can end the sessions of older
-ones: a stopped process may hold locks.
+The ``application_name`` of every session is ``semel:<scope>:<epoch>``, so that a
+newer owner can end the sessions of older ones: a stopped process may hold locks.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "keepalives_count": 3,
 }
 
-# A held transaction waits for the decision, however long that takes; its rows must be durable
+# A held transaction waits for the decision, even if that takes long; its rows must be durable
 # when it commits; and times are written and read in UTC.  transaction_timeout is new in 17.
 _SESSION: Final = """
 SELECT set_config(name, wanted, false)
@@ -57,7 +56,7 @@ SELECT set_config(name, wanted, false)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a database is and how to log in.  Shows no secret, but its pickle carries one."""
+    """The URL and login of a database.  Its repr has no password, but its pickle does."""
 
     url: str = field(repr=False)
     label: str
@@ -65,22 +64,22 @@ class Address:
 
     @classmethod
     def of(cls, url: str, password: Password, options: Mapping[str, Any]) -> Address:
-        """Resolve the password now; whoever holds the address needs no callable."""
+        """Resolve the password now, so that executors need no callable."""
         if not url.startswith(("postgresql://", "postgres://")):
             raise Misuse(f"{masked(url)!r} is not a URL such as postgresql://user@host/database")
         return cls(resolve(url, password), masked(url), dict(options))
 
     @property
     def variant(self) -> str:
-        """What else tells one database or login from another: options outrank the URL."""
+        """What else distinguishes two databases or logins: options override the URL."""
         told = repr(sorted((name, str(value)) for name, value in self.options.items()))
         return hashlib.sha256(told.encode()).hexdigest()
 
     def connect(self, application: str) -> Connection:
-        """Open a session of our own settings, in autocommit.
+        """Open a session with semel's settings, in autocommit.
 
         Raises:
-            Retryable: the server does not answer or does not let us in.
+            Retryable: the server does not answer or refuses the login.
         """
         options = {**_DEFAULTS, **self.options, "application_name": application}
         try:
@@ -88,8 +87,8 @@ class Address:
                 self.url, autocommit=True, prepare_threshold=None, **options
             )
         except psycopg.ProgrammingError:
-            # It may quote the URL, and with it the password.
-            raise Misuse(f"{self.label} is not a URL that PostgreSQL understands") from None
+            # The driver's text may quote the URL, and with it the password.
+            raise Misuse(f"{self.label} is not a valid PostgreSQL URL") from None
         except psycopg.Error as error:
             reason = scrubbed(" ".join(str(error).split()), self.url)
             raise Retryable(f"{self.label}: {reason}") from None
@@ -99,7 +98,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """How a sink was told to log in; shows no secret."""
+    """A sink's settings for the login; its repr has no password."""
 
     url: str = field(repr=False)
     password: Password = field(repr=False)
@@ -107,16 +106,16 @@ class Login:
 
     @property
     def label(self) -> str:
-        """The URL as people may read it."""
+        """The URL without passwords."""
         return masked(self.url)
 
     def address(self) -> Address:
-        """Resolve the password as it is now."""
+        """Resolve the current password."""
         return Address.of(self.url, self.password, self.options)
 
 
 def application_name(scope: Scope | None, epoch: int = 0) -> str:
-    """Name the sessions of one owner."""
+    """Return the name of the sessions of one owner."""
     return "semel" if scope is None else f"semel:{scope.slug}:{epoch}"
 
 
@@ -143,7 +142,7 @@ class Pool:
         self._reaper: threading.Timer | None = None
 
     def take(self, address: Address, application: str) -> Connection:
-        """Lend a connection that was alive a moment ago.
+        """Lend a connection that was open a moment ago.
 
         Raises:
             Retryable: all are lent, or the server does not answer.
@@ -163,7 +162,7 @@ class Pool:
                     self._lent[id(connection)] = (key, connection)
                     return connection
                 connection.close()
-            self._opening[address.label] += 1  # it counts from now on, not when it is open
+            self._opening[address.label] += 1  # counts now, so that two threads respect the limit
         try:
             connection = address.connect(application)
             with self._changed:
@@ -186,7 +185,7 @@ class Pool:
             self._changed.notify()
 
     def close_idle(self, older_than_seconds: float = 0.0, label: str | None = None) -> None:
-        """Close what nobody has used for a while."""
+        """Close connections that were not used for a while."""
         now = time.monotonic()
         with self._changed:
             for key, waiting in self._idle.items():
@@ -226,10 +225,12 @@ class Pool:
 
 
 def pool() -> Pool:
-    """Return this process's pool; a fork gets its own, and never touches its parent's sockets."""
+    """Return this process's pool; a fork gets its own and never uses its parent's sockets."""
     global _pool
     if _pool.pid != os.getpid():
-        _inherited.append(_pool)  # garbage collection would say good-bye on a shared socket
+        _inherited.append(
+            _pool
+        )  # garbage collection would close the parent's session over the shared socket
         _pool = Pool()
     return _pool
 
@@ -246,14 +247,14 @@ def session(address: Address, application: str) -> Iterator[Connection]:
 
 
 def _is_alive(connection: Connection) -> bool:
-    """Tell whether a connection is idle and its server has not hung up; asks nobody."""
+    """Return whether a connection is idle and still open, without a round trip."""
     if connection.closed or connection.info.transaction_status is not TransactionStatus.IDLE:
         return False
     return not _has(connection, select.POLLIN | select.POLLHUP)
 
 
 def _has_ended(connection: Connection) -> bool:
-    """Tell whether the server has hung up; an answer that nobody has read yet is no farewell."""
+    """Return whether the server has closed the connection; unread data does not count."""
     return _has(connection, getattr(select, "POLLRDHUP", select.POLLHUP))
 
 

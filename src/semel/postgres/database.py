@@ -1,8 +1,9 @@
-"""A sink's database as one owner of a scope sees it: sessions, fences, locks.
+"""A sink's access to its database: sessions, fences, locks and held transactions.
 
 A held transaction has two advisory locks, one for its attempt and one for its
-cycle.  Whoever needs one of them ends the session that has it, if that works
-for the same or an older epoch: what it held is staged, and can be run again.
+cycle.  A process that needs one of them ends the session that holds it, if that
+session has the same or an older epoch: its rows are staged, and the transaction
+can be run again.
 """
 
 from __future__ import annotations
@@ -64,20 +65,20 @@ class SinkDatabase:
 
     @property
     def address(self) -> Address:
-        """Where the database is, with the password as it is now."""
+        """The address of the database, with the current password."""
         return self._address()
 
     def epoch(self, scope: Scope) -> int:
-        """Return the epoch this object was fenced with; 0 if it never was."""
+        """Return the epoch of this object's fence; 0 if there is none."""
         return self._epochs.get(scope, 0)
 
     def application(self, scope: Scope | None) -> str:
-        """Name the sessions that work for this owner."""
+        """Return the name of this owner's sessions."""
         return application_name(scope, self.epoch(scope) if scope else 0)
 
     @contextmanager
     def session(self, scope: Scope | None = None) -> Iterator[Connection]:
-        """Lend a connection, with semel's tables in place and PostgreSQL's errors translated."""
+        """Lend a connection; create semel's tables, and translate PostgreSQL's errors."""
         with (
             translated(f"sink {self.sink}"),
             session(self.address, self.application(scope)) as connection,
@@ -87,7 +88,7 @@ class SinkDatabase:
 
     @contextmanager
     def asking(self, scope: Scope | None = None) -> Iterator[Connection]:
-        """Lend a connection to whoever only asks: nothing is made; see `has_books`."""
+        """Lend a connection for reading only; creates no tables, see `has_books`."""
         with (
             translated(f"sink {self.sink}"),
             session(self.address, self.application(scope)) as connection,
@@ -95,7 +96,7 @@ class SinkDatabase:
             yield connection
 
     def has_books(self, connection: Connection) -> bool:
-        """Tell whether semel's tables are in place; before the first owner, none are."""
+        """Return whether semel's tables exist; before the first owner they do not."""
         self._is_ready = self._is_ready or self.books.exist(connection)
         return self._is_ready
 
@@ -118,20 +119,20 @@ class SinkDatabase:
                 if time.monotonic() > deadline:
                     raise Retryable(
                         f"sink {self.sink}: a session of an older owner of {scope} holds the "
-                        f"fence and does not end; see application_name in pg_stat_activity"
+                        f"fence and does not end; end it (see application_name in pg_stat_activity)"
                     )
         self._epochs[scope] = epoch
 
     def check_fence(self, scope: Scope) -> None:
-        """Tell an owner whose session was ended whether a newer owner has ended it.
+        """Raise if a newer owner has ended this owner's session.
 
         Raises:
-            Fenced: there is one.  A database that cannot be asked says nothing.
+            Fenced: there is a newer owner.  Without an answer nothing is raised.
         """
         with (
             suppress(Retryable, Permanent),
             translated(f"sink {self.sink}"),
-            # Of the pool's own, more may have been ended.
+            # More connections of the pool may have been ended, too.
             closing(self.address.connect(self.application(scope))) as connection,
         ):
             self._check_newest(connection, scope, self.epoch(scope))
@@ -150,7 +151,7 @@ class SinkDatabase:
         newest = self._check_newest(connection, scope, epoch)
         self._end_older(connection, scope, epoch)
         if newest == epoch:
-            return True  # writing it again would wait for our own held transactions
+            return True  # an update would wait for our own held transactions, which share-lock it
         names = [scope.slug, self.sink, scope.ledger, scope.app, scope.query]
         try:
             run(
@@ -201,14 +202,14 @@ class SinkDatabase:
         as_owner: bool = False,
         with_cycle: bool = False,
     ) -> Known:
-        """Begin a transaction that alone works on this attempt; say what the books know.
+        """Begin a transaction with the attempt's lock; return the records of the attempt.
 
-        *as_owner* checks the fence, and keeps it from moving until the transaction ends;
-        *with_cycle* keeps the cycle's other attempts out, too.
+        *as_owner* checks the fence, and locks it until the transaction ends; *with_cycle*
+        locks the cycle against its other attempts, too.
 
         Raises:
             Fenced: a newer owner exists.
-            Retryable: a newer owner is at work on it.
+            Retryable: a newer owner holds the lock.
         """
         keys = [self._lock_key(txn)]
         if with_cycle:
@@ -241,7 +242,7 @@ class SinkDatabase:
     def begin_together(
         self, connection: Connection, txns: Sequence[SinkTxnId]
     ) -> dict[SinkTxnId, Known]:
-        """Begin a transaction that alone works on those of *txns* with which nobody else does."""
+        """Begin a transaction with the locks of those of *txns* that no other session holds."""
         tried = ", ".join(f"pg_try_advisory_xact_lock({self._lock_key(txn)})" for txn in txns)
         asked = [question for txn in txns for question in self.books.questions(txn)]
         _, _, locked, *answers = run(connection, [*self._begin, f"SELECT {tried}", *asked])
@@ -271,15 +272,15 @@ class SinkDatabase:
     # Held transactions
 
     def take(self, scope: Scope) -> Connection:
-        """Lend a connection that may outlive the call; `give_back` or `hold` it."""
+        """Lend a connection beyond the call; the caller must `give_back` or `hold` it."""
         return pool().take(self.address, self.application(scope))
 
     def hold(self, txn: SinkTxnId, connection: Connection) -> None:
-        """Keep an open transaction until it is committed or released."""
+        """Store an open transaction until it is committed or released."""
         self._held[txn] = connection
 
     def held(self, txn: SinkTxnId) -> Connection | None:
-        """Take back the open transaction of *txn*, if this process still has it."""
+        """Return and remove the open transaction of *txn*, if this process still has it."""
         connection = self._held.pop(txn, None)
         if connection is not None and connection.closed:
             give_back(connection)
@@ -287,24 +288,24 @@ class SinkDatabase:
         return connection
 
     def is_held(self, txn: SinkTxnId) -> bool:
-        """Tell whether this process holds an open transaction for *txn*."""
+        """Return whether this process holds an open transaction for *txn*."""
         return txn in self._held and not self._held[txn].closed
 
     def release(self, txn: SinkTxnId) -> None:
-        """Roll an open transaction back; what it was made from stays staged."""
+        """Roll back an open transaction; its rows stay staged."""
         connection = self._held.pop(txn, None)
         if connection is not None:
             give_back(connection)
 
     def close(self) -> None:
-        """Roll back what is held and close idle connections."""
+        """Roll back held transactions and close idle connections."""
         for txn in [*self._held]:
             self.release(txn)
         pool().close_idle(label=self.address.label)
 
 
 def give_back(connection: Connection) -> None:
-    """Give a connection back to the pool, without its transaction."""
+    """Roll back, and return a connection to the pool."""
     with suppress(psycopg.Error):
         if connection.info.transaction_status not in (_IDLE, _GONE):
             connection.execute("ROLLBACK")

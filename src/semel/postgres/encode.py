@@ -3,8 +3,8 @@
     header · rows · trailer          row = number of fields, then each field
                                      field = length (-1: null), then its bytes
 
-A column becomes a `EncodedColumn`: parts of fixed width that numpy lays out for all
-rows at once, and at most one body of any length that Arrow joins in.
+A column becomes an `EncodedColumn`: parts of fixed width that numpy lays out for all
+rows at once, and at most one body of variable length that Arrow joins in.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRAILER: Final = b"\xff\xff"
 
 _NULL: Final = pa.scalar(b"\xff\xff\xff\xff", pa.binary())
 
-# PostgreSQL counts from 2000-01-01.
+# PostgreSQL's epoch is 2000-01-01.
 _EPOCH_DAYS: Final = 10_957
 _EPOCH_MICROSECONDS: Final = _EPOCH_DAYS * 86_400_000_000
 
@@ -37,10 +37,10 @@ class EncodedColumn:
     """One column of a batch, ready to be joined into its rows."""
 
     parts: Sequence[tuple[str, Values | int]]
-    """Numpy type and values of what every row has, its length first."""
+    """Numpy type and values of the fixed parts of every row, the length first."""
 
     body: Any = None
-    """A binary array of what follows; null where the parts' length says null."""
+    """A binary array of the variable part; null if the length says null."""
 
     valid: Any = None
     """Which rows are not null, if some are and there is no body."""
@@ -110,7 +110,7 @@ def used_bytes(column: Any) -> memoryview:
 
 
 def nothing(column: Any) -> EncodedColumn:
-    """Encode a column that has no values at all."""
+    """Encode a column of nulls."""
     return EncodedColumn(((">i4", -1),))
 
 
@@ -156,7 +156,7 @@ def times(column: Any) -> EncodedColumn:
 
 
 def unrounded(encode: Encode, digits: int) -> Encode:
-    """Refuse moments of more than *digits* after the second's point: the server would round."""
+    """Refuse times with more than *digits* fractional digits, which the server would round."""
     unit = 10 ** (6 - digits)
 
     def checked(column: Any) -> EncodedColumn:
@@ -164,7 +164,7 @@ def unrounded(encode: Encode, digits: int) -> Encode:
         kind = pa.time64("us") if is_time else pa.timestamp("us", column.type.tz)
         moments = column.cast(kind).cast(pa.int64()).drop_null().to_numpy()
         if (moments % unit).any():
-            raise ValueError(f"a moment has more than {digits} digits after the second's point")
+            raise ValueError(f"a time has more than {digits} fractional digits")
         return encode(column)
 
     return checked
@@ -178,17 +178,17 @@ def intervals(column: Any) -> EncodedColumn:
 
 
 def texts(column: Any) -> EncodedColumn:
-    """Encode for text and its kin."""
+    """Encode for text, varchar and similar types."""
     body = column.cast(pa.binary())
     content = np.frombuffer(used_bytes(body), np.uint8)
-    # A quick look at all bytes, then a slow one: what is under a null does not count.
+    # A fast check of all bytes first, then an exact one: bytes under a null do not count.
     if content.size and content.min() == 0 and pc.any(pc.match_substring(column, "\0")).as_py():
         raise ValueError("PostgreSQL's text cannot hold the character NUL (U+0000)")
     return _bytes(body)
 
 
 def has_longer(column: Any, characters: int) -> bool:
-    """Tell whether a text has more than so many characters."""
+    """Return whether a text has more than this number of characters."""
     return bool(pc.any(pc.greater(pc.utf8_length(column), characters)).as_py())
 
 
@@ -202,7 +202,7 @@ def uuids(column: Any) -> EncodedColumn:
     if pa.types.is_binary(column.type):
         body = column
         if pc.any(pc.not_equal(pc.binary_length(body), 16)).as_py():
-            raise ValueError("a uuid has 16 bytes")
+            raise ValueError("a uuid must have 16 bytes")
         return _bytes(body)
     digits = pc.fill_null(pc.replace_substring(column, "-", ""), "0" * 32)
     if pc.any(pc.not_equal(pc.binary_length(digits), 32)).as_py():
@@ -234,7 +234,7 @@ def arrays(element: Encode, element_oid: int) -> Encode:
             column = column.cast(pa.list_(column.type.value_type))
         bounds = np.frombuffer(column.buffers()[1], np.int32)
         bounds = bounds[column.offset : column.offset + len(column) + 1]
-        # Only what this slice holds: its neighbours are encoded with theirs.
+        # Only the values of this slice: a sliced array shares its buffers with its neighbours.
         values = plain(column.values.slice(int(bounds[0]), int(bounds[-1] - bounds[0])))
         bounds = bounds - bounds[0]
         encoded = _alone(element(values), len(values))
@@ -279,7 +279,7 @@ def _valid(column: Any) -> Any:
 
 
 def _check_lowest(column: Any, lowest: int) -> None:
-    """Refuse what would wrap around when PostgreSQL's epoch is subtracted."""
+    """Refuse values that would overflow when PostgreSQL's epoch is subtracted."""
     found = pc.min(column).as_py()
     if found is not None and found < lowest:
         raise ValueError(f"{found} is out of PostgreSQL's range")

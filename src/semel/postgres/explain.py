@@ -1,4 +1,4 @@
-"""Which rows a constraint refused: their keys, looked up among the staged ones."""
+"""The keys of the rows that a constraint refused, looked up in the staging tables."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CHECK: Final = "23514"
 def explained(
     connection: Connection, error: psycopg.Error, promise: PreparedToken, schema: str
 ) -> str:
-    """Say what was refused, with the keys of the first few rows.
+    """Return what was refused, with the keys of the first few rows.
 
-    A unique or foreign key is named by the server itself.
+    For a unique or foreign key the server's own message names the key.
     """
     tables = [f"{quoted(schema)}.{quoted(piece)}" for piece in promise.pieces]
     said = f"table {promise.target}: {words(error)}"
@@ -71,4 +71,4 @@ def _ask(
     try:
         return connection.execute(query.encode(), values).fetchall()
     except psycopg.Error:
-        return []  # an explanation is welcome and never necessary
+        return []  # the refusal must be reported even without an explanation

@@ -3,7 +3,7 @@
     Retryable   the connection, the server's state, locks, deadlocks, resources
     Permanent   constraints, values, names, types, privileges
 
-Anything else is unknown, and unknown is asked again.
+Any other error is unknown, and the call is repeated.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ UNDEFINED_TABLE: Final = "42P01"
 UNDEFINED_OBJECT: Final = "42704"
 TWO_ROWS_FOR_ONE_KEY: Final = "21000"
 
-# Classes of SQLSTATE that stay as they are until somebody changes the rows, the
-# table or the rights.  https://www.postgresql.org/docs/current/errcodes-appendix.html
+# Classes of SQLSTATE that recur until the rows, the table or the rights change.
+# https://www.postgresql.org/docs/current/errcodes-appendix.html
 _PERMANENT_CLASSES: Final = frozenset(
     {
         "0A",  # feature not supported
@@ -41,20 +41,20 @@ _PERMANENT_CLASSES: Final = frozenset(
     }
 )
 
-# A failover leaves a session on a server that only reads; a new session finds the other.
+# After a failover a session may be on a read-only server; a new session finds the primary.
 _READ_ONLY: Final = "25006"
 
 _LONGEST_DETAIL: Final = 400
 
 
 def is_permanent(error: psycopg.Error) -> bool:
-    """Tell whether the same statement would fail in the same way again."""
+    """Return whether the same statement would fail in the same way again."""
     state = error.sqlstate
     return state is not None and state != _READ_ONLY and state[:2] in _PERMANENT_CLASSES
 
 
 def words(error: psycopg.Error) -> str:
-    """Say in one line what the server said; the detail names the row's key."""
+    """Return the server's message in one line; its detail names the row's key."""
     diagnosis = error.diag
     text = diagnosis.message_primary or " ".join(str(error).split())
     if diagnosis.message_detail:
@@ -79,7 +79,7 @@ def error_of(error: psycopg.Error, where: str) -> SemelError:
 
 @contextmanager
 def translated(where: str) -> Iterator[None]:
-    """Raise PostgreSQL's errors as semel's own."""
+    """Translate PostgreSQL's errors into semel's."""
     try:
         yield
     except psycopg.Error as error:

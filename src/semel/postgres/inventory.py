@@ -1,4 +1,4 @@
-"""What a sink's database holds: looked up, listed and swept."""
+"""The attempts in a sink's database: look up, list, abort and sweep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from semel.postgres.names import literal
 from semel.postgres.prepared import Prepared, roll_back
 from semel.postgres.staging import Staging, drop
 
-# Each takes a lock of its own and a few for every table: the server's default allows thousands.
+# Each attempt needs a lock, and a few more per table; the server's default allows thousands.
 _ABORTED_AT_ONCE: Final = 100
 
 
@@ -31,7 +31,7 @@ class Inventory:
         self._prepared = prepared
 
     def find(self, connection: Connection, txn: SinkTxnId) -> SinkFinding:
-        """Say what the books, the tables and the prepared transactions show."""
+        """Return the state of an attempt from books, tables and prepared transactions."""
         known = self._books.ask(connection, txn)
         proof = known.proof
         if proof is not None and proof.attempt == txn.attempt and proof.finished:
@@ -68,7 +68,7 @@ class Inventory:
         return {name for (name,) in rows}
 
     def held(self, connection: Connection, scope: Scope) -> list[SinkTxnId]:
-        """List what is prepared and has no finished proof of its own."""
+        """List the prepared attempts without a finished proof."""
         statement = (
             f"SELECT generation, batch, attempt FROM {self._books.table('sink_attempt')} a "
             f"WHERE {self._books.where(scope)} AND state = 'prepared' AND NOT EXISTS "
@@ -108,7 +108,7 @@ class Inventory:
     def abort_together(
         self, connection: Connection, txns: Sequence[SinkTxnId]
     ) -> Iterator[SinkTxnId]:
-        """Drop the things of those attempts that are free and not committed, some at a time."""
+        """Drop the data of those attempts that are not locked and not committed, in groups."""
         for first in range(0, len(txns), _ABORTED_AT_ONCE):
             some = txns[first : first + _ABORTED_AT_ONCE]
             for txn in some:
@@ -126,9 +126,9 @@ class Inventory:
     def sweep(
         self, connection: Connection, scope: Scope, is_loser: Callable[[SinkTxnId], bool]
     ) -> list[SinkTxnId]:
-        """Drop what losers and the late tasks of finished attempts have left.
+        """Drop the data of losers and of late tasks of finished attempts.
 
-        What cannot be dropped now, because somebody reads it, stays for the next time.
+        Tables that cannot be dropped now, because they are being read, stay for the next sweep.
         """
         swept = []
         for txn in self._leavings(connection, scope):
@@ -165,7 +165,7 @@ class Inventory:
         if known.proof is None or known.proof.attempt != txn.attempt:
             return is_loser(txn) and isinstance(self.abort(connection, txn), SinkOK)
         if not known.proof.finished:
-            return False  # its commit has begun, and can only go on
+            return False  # its commit has begun and can only be completed
         pieces = [piece.name for piece in known.staged]
         drop(connection, self._books, txn, pieces, self._books.forget(txn))
         self._prepared.drop(connection, txn)

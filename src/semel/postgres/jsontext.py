@@ -1,4 +1,4 @@
-"""Nested Arrow values as JSON text, exact where Python's own encoder is not."""
+"""Nested Arrow values as JSON text, more exact than Python's own encoder."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 def json_text(value: Any) -> str:
     """Write *value* as JSON.
 
-    Decimals stay numbers with all their digits; bytes become base64, times ISO 8601, and
-    numbers that JSON does not have (NaN, infinities) their names.
+    Decimals stay numbers with all their digits; bytes become base64, times ISO 8601;
+    numbers that JSON does not have (NaN, infinities) become their names as text.
     """
     match value:
         case None:

@@ -36,21 +36,21 @@ from semel.secrets import HIDDEN, Password, masked, scrubbed
 
 FAULTS: Final[Mapping[str, tuple[type[LedgerUnavailable | LedgerUnusable], str]]] = {
     # SQLSTATE, or its class   what to raise       what to say
-    "0A": (LedgerUnusable, "the server cannot do what a ledger needs"),
+    "0A": (LedgerUnusable, "the server does not support a feature that a ledger needs"),
     "25006": (LedgerUnusable, "the database is read-only; use the primary server"),
-    "28": (LedgerUnusable, "the server does not let us in"),
+    "28": (LedgerUnusable, "the server refuses the login"),
     "3D": (LedgerUnusable, "the database does not exist; create it"),
     "3F": (LedgerUnusable, "there is no such schema, or this user may not use it; grant it"),
     "42501": (LedgerUnusable, "this user may not do that; grant it"),
-    "42": (LedgerUnusable, "the ledger's tables are not as semel made them"),
+    "42": (LedgerUnusable, "the ledger's tables are not as semel created them"),
     "53100": (LedgerUnusable, "the disk is full; no decision was taken; make room"),
     "54": (LedgerUnusable, "a limit of the server is reached"),
     "55P03": (LedgerUnavailable, "another session holds the scope's lock"),
     "XX": (LedgerUnusable, "the database is damaged; restore a backup of it"),
 }
-"""What stays as it is until somebody acts; everything else is unavailable now."""
+"""Errors that recur until a person acts; after any other the ledger is unavailable now."""
 
-# pg_stat_activity shows the names of this user's sessions; the lock tells the ledger's own
+# pg_stat_activity shows the names of this user's sessions; the lock distinguishes the ledger's
 # sessions from those of sinks in the same database.  The last argument is in milliseconds.
 _END_HOLDERS: Final = """
     SELECT pid, pg_terminate_backend(pid, 5000) AS ended
@@ -64,7 +64,8 @@ _END_HOLDERS: Final = """
                       AND relation = to_regclass('semel_scope'))
 """
 
-# The session that sent a commit without an answer; a name lasts as long as a transaction.
+# The session that sent a commit without an answer.  Its name is set per transaction, so a
+# reused session does not match.
 _END_LOST: Final = """
     SELECT pg_terminate_backend(pid, 5000)
       FROM pg_stat_activity
@@ -77,13 +78,13 @@ class _RolledBack(psycopg.errors.TransactionRollback):
 
 
 class ScopeLocked(LedgerUnavailable):
-    """Another session holds the scope's lock for longer than we wait."""
+    """Another session held the scope's lock for longer than the lock timeout."""
 
 
 class PostgresLedger(SqlLedger):
     """A ledger in one schema of a database; pickles as its URL and connects when first used.
 
-    Writers of one scope take turns on the scope's row.  Times are the server's.
+    A lock on the scope's row lets one writer of a scope in at a time.  Times are the server's.
     """
 
     def __init__(
@@ -105,10 +106,10 @@ class PostgresLedger(SqlLedger):
     def acquire(
         self, scope: Scope, owner: Owner, seconds: float, takeover: Takeover = Takeover.WAIT
     ) -> ScopeLease:
-        """Become the owner of *scope* and bump its epoch.
+        """Become the owner of *scope* and raise its epoch.
 
         A predecessor that was stopped inside a transaction holds the scope's lock: its
-        session is ended, if the scope may be taken at all.
+        session is ended, if the scope may be taken.
         """
         try:
             return super().acquire(scope, owner, seconds, takeover)
@@ -120,10 +121,10 @@ class PostgresLedger(SqlLedger):
             return super().acquire(scope, owner, seconds, takeover)
 
     def backup(self, destination: str | Path) -> NoReturn:
-        """Name the command that copies the ledger: PostgreSQL has its own.
+        """Raise an error with the `pg_dump` command that copies the ledger.
 
-        Only the ledger's tables are named: a sink may keep its records in the same schema, and
-        those must stay as they are when the ledger goes back.
+        It names only the ledger's tables: a sink may keep its records in the same schema, and
+        those must not be restored with the ledger.
 
         Raises:
             Misuse: always.
@@ -131,7 +132,7 @@ class PostgresLedger(SqlLedger):
         url, schema, *_ = self._given
         place = masked(url).replace(f":{HIDDEN}@", "@")
         raise Misuse(
-            f"a ledger in PostgreSQL is copied by PostgreSQL: pg_dump --format=custom "
+            f"copy a ledger in PostgreSQL with: pg_dump --format=custom "
             f"--table='{schema}.semel_*' --file={shlex.quote(str(destination))} "
             f"--dbname={shlex.quote(place)}"
         )
@@ -153,7 +154,7 @@ class PostgresDriver:
     }
 
     def __init__(self, url: str, schema: str, password: Password, lock_seconds: float) -> None:
-        Address.of(url, "", {})  # a URL of another kind is refused here, not at the first use
+        Address.of(url, "", {})  # refuses a URL of another kind here, not at the first use
         self._url = url
         self._schema = schema
         self._password = password
@@ -166,7 +167,7 @@ class PostgresDriver:
         return masked(self._url)
 
     def connect(self, known: str | None) -> Session:
-        """Open a connection; what a lost one may still be doing is brought to its end first."""
+        """Open a connection; first end a lost session, whose COMMIT could still arrive."""
         address = Address.of(self._url, self._password, {})
         self._secret_url = address.url
         try:
@@ -193,7 +194,7 @@ class PostgresDriver:
         return kind(self.url, f"{meaning} ({state + ': ' if state else ''}{told})")
 
     def leaves_doubt(self, error: Exception, session: Session) -> bool:
-        """An error that the server sent says no; a farewell, or no answer at all, says nothing."""
+        """Return whether the outcome is unknown: only an error from the server means no commit."""
         assert isinstance(error, psycopg.Error)
         if error.diag.severity_nonlocalized == "ERROR" or isinstance(error, _RolledBack):
             return False
@@ -204,7 +205,7 @@ class PostgresDriver:
 
 @dataclass
 class PostgresSession:
-    """One connection.  Its settings last for a transaction, so that a pooler may stand between."""
+    """One connection.  Its settings are set per transaction, so that a pooler may be used."""
 
     connection: Connection
     schema: str
@@ -245,12 +246,12 @@ class PostgresSession:
         self._cursor.executemany(_worded(statement).encode(), many)
 
     def has_table(self, name: str) -> bool:
-        """Tell whether the table exists in the ledger's schema."""
+        """Return whether the table exists in the ledger's schema."""
         found = self.run("SELECT to_regclass(%(name)s) IS NOT NULL AS found", {"name": name})
         return bool(found[0]["found"])
 
     def lock_schema(self) -> None:
-        """Let nobody else make or change the tables meanwhile; make the schema."""
+        """Keep other processes from changing the tables meanwhile; create the schema."""
         self.run("SELECT pg_advisory_xact_lock(hashtext('semel_ledger'))")
         values = {"name": self.schema}
         if not self.run("SELECT 1 FROM pg_namespace WHERE nspname = %(name)s", values):
@@ -271,7 +272,7 @@ class PostgresSession:
 
 @cache
 def _worded(statement: str) -> str:
-    """Write a statement of `semel.ledger` in PostgreSQL's and psycopg's way."""
+    """Return a statement of `semel.ledger` in the dialect of PostgreSQL and psycopg."""
     if statement in (statements.LOCK_SCOPE, statements.READ_SCOPE):
         statement = statement.format_map(PostgresDriver.words)
     return re.sub(r"(?<!:):([a-z_][a-z0-9_]*)", r"%(\1)s", statement)

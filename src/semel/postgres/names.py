@@ -1,4 +1,4 @@
-"""Names in SQL: read as they are written, and quoted wherever they are used."""
+"""Names in SQL: kept exactly as written, and always quoted."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _TABLE: Final = re.compile(rf"(?:({_PART})\.)?({_PART})")
 
 
 def quoted(name: str) -> str:
-    """Return *name* as an identifier that means exactly it."""
+    """Return *name* as a quoted identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(value: str) -> str:
-    """Return *value* as a string constant, whatever standard_conforming_strings says."""
+    """Return *value* as a string constant, valid for any standard_conforming_strings."""
     text = "'" + value.replace("'", "''") + "'"
     return f" E{text.replace(chr(92), chr(92) * 2)}" if "\\" in text else text
 

@@ -59,21 +59,21 @@ def _digits_of(column: Any) -> tuple[list[Values], Values, int]:
 
 
 def _view(column: Any, dtype: Any, per_row: int) -> Values:
-    """Look at a fixed-width column's own memory, one line per row."""
+    """Return a view of a fixed-width column's memory, one line per row."""
     words = np.frombuffer(column.buffers()[1], dtype=dtype)
     begin = column.offset * per_row
     return words[begin : begin + len(column) * per_row].reshape(len(column), per_row)
 
 
 def _without_nulls(column: Any, values: Values) -> Values:
-    """Put zeros where nulls are: Arrow leaves whatever was in that memory."""
+    """Replace nulls by zeros: under a null, Arrow's memory is undefined."""
     if not column.null_count:
         return values
     return np.where(pc.is_valid(column).to_numpy(zero_copy_only=False), values, 0)
 
 
 def _word_digits(signed: Values, scale: int) -> tuple[list[Values], Values]:
-    # The absolute value of the lowest word overflows into itself, and is right when unsigned.
+    # abs() of the smallest 64-bit integer overflows to itself, which is right when unsigned.
     rest = np.abs(signed).view(np.uint64)
     largest = int(rest.max(initial=0))
     digits = []

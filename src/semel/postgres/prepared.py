@@ -1,10 +1,10 @@
-"""Prepared mode: every task's rows in the target itself, in a prepared transaction.
+"""Prepared mode: every task writes to the target itself, in a prepared transaction.
 
     task: COPY, proof of the task, PREPARE TRANSACTION     prepare: verify, roll losers back
     commit: the cycle's proof, then COMMIT PREPARED one by one
 
-The fastest way, for appends only.  Readers may see part of a batch for the
-moment between the first COMMIT PREPARED and the last.
+The fastest mode, for appends only.  Readers may see part of a batch for a moment,
+between the first COMMIT PREPARED and the last.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LONGEST_GID: Final = 199
 
 @dataclass(frozen=True, slots=True)
 class Gid:
-    """The name of one task's prepared transaction, from which everything can be read back."""
+    """The name of one task's prepared transaction, which contains all its ids."""
 
     txn: SinkTxnId
     epoch: int
@@ -52,7 +52,7 @@ class Gid:
 
     @classmethod
     def of(cls, sink: str, txn: SinkTxnId, epoch: int, task: str) -> Gid:
-        """Name the prepared transaction of one task attempt."""
+        """Return the name of one task attempt's prepared transaction."""
         hashed = hashlib.sha256(task.encode()).hexdigest()[:16]
         name = f"semel:{txn.scope.slug}:{sink}:e{epoch}{cls.place(txn)}{hashed}"
         if len(name) > _LONGEST_GID:
@@ -61,7 +61,7 @@ class Gid:
 
     @staticmethod
     def place(txn: SinkTxnId) -> str:
-        """Return the part of the name that all tasks of an attempt share, whatever the epoch."""
+        """Return the part of the name that all tasks of an attempt share, in every epoch."""
         return f":g{txn.cycle.generation}:b{txn.cycle.batch}:{txn.attempt}:"
 
     @classmethod
@@ -80,7 +80,7 @@ class Gid:
 
 @dataclass(frozen=True, slots=True)
 class PreparedStager:
-    """The executor's side: every task attempt prepares a transaction of its own."""
+    """The executor's side: every task attempt prepares its own transaction."""
 
     address: Address
     application: str
@@ -98,7 +98,7 @@ class PreparedStager:
 
 
 class _TaskTransaction:
-    """One task attempt's rows, copied into the target, where nobody sees them, and prepared."""
+    """One task attempt's rows, copied into the target, invisible, and prepared."""
 
     mode = "prepared"
 
@@ -123,8 +123,8 @@ class _TaskTransaction:
         stager = self._stager
         names = [quoted(fitted.column.name) for fitted in rows.fitted]
         names += [quoted(stager.cycle_column)] if stager.cycle_column else []
-        # A key that two tasks insert would make the second wait for the first one's
-        # decision, which waits for the second.
+        # If two tasks insert one key, the second waits for the first one's decision, which
+        # waits for the second: the timeout ends this deadlock.
         timeout = f"SET LOCAL lock_timeout = '{int(stager.lock_seconds * 1000)}ms'"
         run(connection, ["BEGIN", timeout])
         return f"COPY {stager.target.name} ({', '.join(names)}) FROM STDIN (FORMAT binary)"
@@ -155,9 +155,9 @@ class Prepared:
         self._sink = database.sink
 
     def clear_way(self, connection: Connection, txn: SinkTxnId) -> None:
-        """Roll back what tasks of older owners prepared for this cycle and nobody took up.
+        """Roll back transactions that tasks of older owners prepared for this cycle.
 
-        It may hold the very keys that are to be staged again.
+        They may hold the keys that the next attempt inserts.
         """
         attempts = run(
             connection,
@@ -193,7 +193,7 @@ class Prepared:
     def prepare(
         self, txn: SinkTxnId, promise: PreparedToken, receipts: Sequence[Receipt]
     ) -> SinkOutcome:
-        """Verify that every winner is prepared, remember it, and roll the losers back."""
+        """Check that every winner is prepared, record the attempt, and roll the losers back."""
         connection = self._database.take(txn.scope)
         try:
             known = self._database.begin(connection, txn, as_owner=True, with_cycle=True)
@@ -202,7 +202,9 @@ class Prepared:
             present = {gid.name for gid in self.gids(connection, txn)}
             for receipt in receipts:
                 if receipt.tally.rows and receipt.detail["piece"] not in present:
-                    return SinkRetryable(f"{txn}: what task {receipt.task} prepared is gone")
+                    return SinkRetryable(
+                        f"{txn}: the prepared transaction of task {receipt.task} is missing"
+                    )
             reach(CrashPoint.POSTGRES_PREPARE_RAN, self._sink)
             run(
                 connection,
@@ -221,7 +223,7 @@ class Prepared:
         return SinkOK(promise.token())
 
     def commit(self, txn: SinkTxnId, promise: PreparedToken) -> SinkOutcome:
-        """Write the cycle's proof, commit every task, and say that it is finished."""
+        """Write the cycle's proof, commit every task, and mark the cycle as finished."""
         connection = self._database.take(txn.scope)
         try:
             known = self._database.begin(connection, txn, with_cycle=True)
@@ -258,7 +260,7 @@ class Prepared:
         return SinkOK()
 
     def _commit_one(self, connection: Connection, txn: SinkTxnId, piece: str) -> bool:
-        """Commit one task, or find that somebody has."""
+        """Commit one task, or find that another process has."""
         try:
             connection.execute(f"COMMIT PREPARED {literal(piece)}".encode())
         except psycopg.Error as error:
@@ -271,22 +273,22 @@ class Prepared:
     def _settled_or_lost(
         self, connection: Connection, txn: SinkTxnId, pieces: set[str]
     ) -> SinkOutcome:
-        """Look again: another process may have finished, and forgotten the tasks' proofs."""
+        """Look again: another process may have finished, and deleted the tasks' proofs."""
         return settled(txn, self._books.ask(connection, txn)) or _lost(txn, pieces)
 
     def done(self, connection: Connection, txn: SinkTxnId) -> set[str]:
-        """List the tasks whose transaction is committed: their proofs became visible with it."""
+        """List the committed tasks: a task's proof becomes visible with its transaction."""
         table = self._books.table("sink_task_proof")
         rows = run(connection, [f"SELECT piece FROM {table} WHERE {self._books.where(txn)}"])[0]
         return {piece for (piece,) in rows}
 
     def drop(self, connection: Connection, txn: SinkTxnId) -> None:
-        """Roll back whatever is prepared for this attempt."""
+        """Roll back every prepared transaction of this attempt."""
         roll_back(connection, [gid.name for gid in self.gids(connection, txn)])
 
 
 def roll_back(connection: Connection, names: Sequence[str]) -> None:
-    """Roll back prepared transactions, those that others have settled left out."""
+    """Roll back prepared transactions, except those that another process has settled."""
     for name in names:
         try:
             connection.execute(f"ROLLBACK PREPARED {literal(name)}".encode())
@@ -297,7 +299,7 @@ def roll_back(connection: Connection, names: Sequence[str]) -> None:
 
 
 def check_direct(rows: RowEncoder) -> None:
-    """Refuse columns that only the final transaction of staging mode could cast.
+    """Refuse columns that only the final transaction of staging mode can cast.
 
     Raises:
         Permanent: there is such a column.
@@ -313,6 +315,6 @@ def check_direct(rows: RowEncoder) -> None:
 
 def _lost(txn: SinkTxnId, pieces: set[str]) -> SinkFatal:
     return SinkFatal(
-        f"{txn} is lost: {len(pieces)} prepared transactions are gone and were not committed, "
-        f"{sorted(pieces)[0]} among them"
+        f"{txn} is lost: {len(pieces)} prepared transactions are missing and were not committed, "
+        f"among them {sorted(pieces)[0]}"
     )

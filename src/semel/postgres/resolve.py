@@ -1,8 +1,8 @@
-"""The way out of a cycle that a foreign writer made unfinishable after a crash.
+"""The resolution of a stuck cycle: commit what the table accepts, divert the rest.
 
-The decision is COMMIT and the rows are staged, but a constraint refuses some
-of them now.  The rest is committed with the cycle's proof, and the refused
-rows go to a reject table, each with the reason.
+A cycle is stuck if its decision is COMMIT and its rows are staged, but a constraint
+refuses some of them, because another program changed the table after a crash.  The
+refused rows go to a reject table, each with the reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from semel.postgres.statements import PreparedToken, cycle_text, insert
 
 @dataclass(frozen=True, slots=True)
 class Diverted:
-    """What became of a stuck cycle's rows."""
+    """How many rows of a stuck cycle were committed and diverted."""
 
     written: int
     diverted: int
@@ -40,9 +40,9 @@ def divert(
     promise: PreparedToken,
     reject_table: str,
 ) -> Diverted:
-    """Commit what can be committed and divert the rest, in one transaction.
+    """Commit the accepted rows and divert the others, in one transaction.
 
-    Repeatable: a cycle that is finished already is left as it is.
+    Repeatable: a finished cycle is not changed.
 
     Raises:
         NeedsOperator: the transaction is not held here.
@@ -78,7 +78,7 @@ def _reject_table(name: TableName) -> str:
 def _bring(
     connection: Connection, schema: str, txn: SinkTxnId, promise: PreparedToken, reject: TableName
 ) -> tuple[int, int]:
-    """Insert ever smaller groups of rows until the refused ones are alone."""
+    """Insert smaller and smaller groups of rows until the refused rows are single."""
     written = diverted = 0
     for piece in promise.pieces:
         table = f"{quoted(schema)}.{quoted(piece)}"

@@ -18,11 +18,11 @@ class Column:
     name: str
     type: PgType
     is_required: bool
-    """Not null, and nothing fills it in when it is left out."""
+    """Not null, without a default."""
 
     is_not_null: bool
     is_generated: bool
-    """Computed by the server; nobody may write it."""
+    """Computed by the server; it cannot be written."""
 
     is_identity_always: bool
     """Numbered by the server; writing it needs OVERRIDING SYSTEM VALUE."""
@@ -30,7 +30,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """A table with its columns and the keys that can settle a conflict."""
+    """A table with its columns and the keys that ON CONFLICT can use."""
 
     name: TableName
     columns: tuple[Column, ...]
@@ -38,8 +38,7 @@ class TargetTable:
     """Columns of each unique index that `ON CONFLICT` may name."""
 
     is_exclusive: bool
-    """A row may have to wait for another transaction's: some index, of whatever kind, is unique
-    or excludes."""
+    """Some index, of any kind, is unique or excludes: a row may wait for another transaction."""
 
     def column(self, name: str) -> Column | None:
         """Return a column by its exact name."""
@@ -48,7 +47,7 @@ class TargetTable:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """One column of the rows and the column that it goes into."""
+    """One column of the rows, and the target's column for it."""
 
     column: Column
     wire: Wire
@@ -65,7 +64,7 @@ SELECT c.oid, n.nspname, c.relname, c.relkind
  WHERE c.oid = to_regclass(%s)
 """
 
-# A domain is followed down to its base type; its own modifier, such as a scale, counts first.
+# A domain is resolved to its base type; its own modifier, such as a scale, has precedence.
 _COLUMNS: Final = """
 WITH RECURSIVE resolved AS (
     SELECT a.attnum, a.atttypid AS typ, a.atttypmod AS modifier
@@ -92,7 +91,7 @@ SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),
  ORDER BY a.attnum
 """
 
-# A partial index, an index on an expression or a deferrable constraint cannot settle conflicts.
+# ON CONFLICT cannot use a partial index, an expression index or a deferrable constraint.
 _KEYS: Final = """
 SELECT array_agg(a.attname::text)
   FROM pg_catalog.pg_index i
@@ -112,7 +111,7 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_index i
 
 
 def find_target(connection: Connection, name: TableName) -> TargetTable | str:
-    """Describe the table *name*, or say why it cannot be written to."""
+    """Describe the table *name*, or return why it cannot be written to."""
     with connection.transaction():
         row = connection.execute(_FIND, [str(name)]).fetchone()
         if row is None:
@@ -120,7 +119,7 @@ def find_target(connection: Connection, name: TableName) -> TargetTable | str:
         oid, schema, table, kind = row
         if kind not in ("r", "p"):
             return "is not an ordinary or partitioned table"
-        # With nothing on the path, every type but the built-in ones is named with its schema.
+        # With an empty path, format_type names every type outside pg_catalog with its schema.
         connection.execute("SET LOCAL search_path = pg_catalog")
         columns = connection.execute(_COLUMNS, {"table": oid}).fetchall()
         keys = connection.execute(_KEYS, [oid]).fetchall()
@@ -177,9 +176,9 @@ def _column(
 
 
 def fit(target: TargetTable, schema: Any, filled: Sequence[str] = ()) -> list[Fitted] | list[str]:
-    """Find the way of every column of *schema*, or list everything that is in the way.
+    """Match every column of *schema* with the target, or list every problem.
 
-    *filled* are columns that semel fills in itself.
+    *filled* are columns that semel fills itself.
     """
     fitted: list[Fitted] = []
     problems: list[str] = []
@@ -220,7 +219,7 @@ def fit(target: TargetTable, schema: Any, filled: Sequence[str] = ()) -> list[Fi
 def create_statement(
     name: TableName, schema: Any, key: Sequence[str], cycle_column: str | None
 ) -> str:
-    """Write the statement that makes a table for *schema*."""
+    """Return the statement that creates a table for *schema*."""
     lines = [
         f"{quoted(field.name)} {created_type(field.type)}"
         + ("" if field.nullable or field.name in key else " NOT NULL")

@@ -1,4 +1,4 @@
-"""Rows in a PostgreSQL table, once each."""
+"""The sink for a PostgreSQL table: every row once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ Mode = Literal["staging", "prepared", "auto"]
 
 _LOCK_SECONDS: Final = 10.0
 
-# So often in a row, and mode auto stays with staging: every failure stages a batch twice.
+# After this many failures in a row, mode auto stays with staging: each failure stages a batch
+# twice.
 _FAILURES_IN_A_ROW: Final = 3
 
 
@@ -111,16 +112,18 @@ class PostgresSink:
     def _check_settings(self) -> None:
         wanted = self._wanted
         if wanted.mode not in ("staging", "prepared", "auto"):
-            raise Misuse(f"sink {self.name}: mode is staging, prepared or auto: {wanted.mode!r}")
+            raise Misuse(
+                f"sink {self.name}: mode must be staging, prepared or auto, got {wanted.mode!r}"
+            )
         if wanted.create_table not in ("never", "if-missing"):
-            raise Misuse(f"sink {self.name}: create_table is never or if-missing")
+            raise Misuse(f"sink {self.name}: create_table must be never or if-missing")
         if wanted.write is Write.UPSERT and not wanted.key:
             raise Misuse(f"sink {self.name}: an upsert needs key=[…]")
         if wanted.version_column and wanted.write is not Write.UPSERT:
-            raise Misuse(f"sink {self.name}: a version_column belongs to write='upsert'")
+            raise Misuse(f"sink {self.name}: a version_column needs write='upsert'")
         if wanted.mode == "prepared" and wanted.write is not Write.APPEND:
             raise Misuse(
-                f"sink {self.name}: prepared mode can only append, and this is {wanted.write} "
+                f"sink {self.name}: prepared mode can only append, and write is {wanted.write!r} "
                 f"(the default with a key); use write='append', mode='staging' or mode='auto'"
             )
         Address.of(self._login.url, "", {})
@@ -128,11 +131,11 @@ class PostgresSink:
     # Before the first batch
 
     def expect_speculation(self) -> None:
-        """Use staging mode where the table has a unique index: a task's copy would wait for it."""
+        """Use staging mode for a table with a unique index: a task's copy would wait for it."""
         self._wanted = replace(self._wanted, speculates=True)
 
     def check(self, schema: Schema | None) -> None:
-        """Find out whether rows of *schema* can be written; create the table if asked to."""
+        """Check that rows of *schema* can be written; create the table if configured."""
         with self._database.asking() as connection, self._database.asking() as another:
             refuse_pooler(self.name, connection, another)
             if self._wanted.mode != "prepared" or not self._database.has_books(connection):
@@ -151,7 +154,7 @@ class PostgresSink:
             checked = self._checked or check(connection, self._wanted, None)
             if checked is None:
                 raise Permanent(
-                    f"table {self._wanted.table} does not exist; check(schema) makes it"
+                    f"table {self._wanted.table} does not exist; check(schema) creates it"
                 )
             self._checked = checked
             is_hasty = checked.mode == "prepared" and not self._is_slow(txn.cycle)
@@ -176,7 +179,7 @@ class PostgresSink:
         )
 
     def _check_again(self, connection: Connection) -> Checked:
-        """Look at the table again; a table that has vanished is not made a second time."""
+        """Check the table again; a table that was dropped is not created a second time."""
         wanted = replace(self._wanted, create_table="never")
         self._checked = check(connection, wanted, self._schema)
         if self._checked is None:
@@ -189,7 +192,9 @@ class PostgresSink:
             way = self._prepared if promise.mode == "prepared" else self._staging
             outcome = way.prepare(txn, promise, receipts)
             if isinstance(outcome, SinkRetryable):
-                self._database.check_fence(txn.scope)  # who fences ends our sessions, too
+                self._database.check_fence(
+                    txn.scope
+                )  # a newer owner ends our sessions, which looks like a lost connection
         except (Fenced, NeedsOperator, Permanent) as error:
             return SinkFatal(reason_of(error))
         if isinstance(outcome, SinkOK):
@@ -235,7 +240,7 @@ class PostgresSink:
     def _note_failure(self, txn: SinkTxnId) -> None:
         """Prefer staging mode for the next attempt, if this one was in prepared mode."""
         if txn in self._hasty:
-            # Perhaps two tasks insert one key: staging mode has the constraint's own error.
+            # Perhaps two tasks insert one key: staging mode reports the constraint's own error.
             self._slow_cycle = txn.cycle
             self._failures += 1
             log.warning(
@@ -246,16 +251,18 @@ class PostgresSink:
         self._checked = None  # perhaps the table was altered
 
     def _is_slow(self, cycle: CycleId) -> bool:
-        """Tell whether prepared mode has failed for this cycle, or for too many before it."""
+        """Return whether prepared mode has failed for this cycle, or for too many before it."""
         gave_up = self._wanted.mode == "auto" and self._failures >= _FAILURES_IN_A_ROW
         return gave_up or cycle == self._slow_cycle
 
     def _promise(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> PreparedToken:
         full = [receipt for receipt in receipts if receipt.tally.rows]
         kinds = {(r.detail["mode"], str(r.detail["columns"])) for r in full}
-        schemas = {r.detail["schema"] for r in full}  # empty where rows do not come back exactly
+        schemas = {
+            r.detail["schema"] for r in full
+        }  # empty if the rows cannot be read back exactly
         if len(kinds) > 1 or len(schemas - {""}) > 1:
-            raise NeedsOperator(f"{txn}: its tasks have staged rows of different kinds")
+            raise NeedsOperator(f"{txn}: its tasks have staged rows of different schemas")
         detail: Mapping[str, Any] = (
             full[0].detail if full else {"mode": "staging", "columns": [], "numbered": []}
         )
@@ -315,7 +322,7 @@ class PostgresSink:
     def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
         """Count and hash the rows that *cycle* appended; None without a cycle column.
 
-        None, too, for upserts (later cycles replace rows) and for columns that do not come
+        None, too, for upserts (later cycles replace rows) and for columns that are not read
         back as they were written: nested values, jsonb, uuids from text, padded characters,
         texts whose spaces were cut off at the column's length, dates outside of the years 1 to
         9999.
@@ -325,7 +332,7 @@ class PostgresSink:
             return read_tally(connection, promise, cycle)
 
     def guarantee(self) -> Guarantee:
-        """State what is promised, as far as it was checked."""
+        """Return the guarantee, as far as it was checked."""
         return guarantee(self._wanted, self._checked)
 
     def close(self) -> None:
@@ -335,11 +342,11 @@ class PostgresSink:
     # For `semel cycle resolve`
 
     def resolve_retry(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
-        """Try to commit a stuck cycle again, after what was in the way has been removed."""
+        """Try to commit a stuck cycle again, after the cause was removed."""
         return self.commit(txn, token)
 
     def resolve_divert(self, txn: SinkTxnId, token: Token, reject_table: str) -> Diverted:
-        """Commit a stuck cycle without the rows that constraints refuse; keep those aside.
+        """Commit a stuck cycle without the rows that constraints refuse; divert those.
 
         Raises:
             NeedsOperator: the transaction is not held here.
@@ -354,6 +361,6 @@ class PostgresSink:
 def _in_order_of_tasks(receipt: Receipt) -> tuple[int, str]:
     """Sort t9-… before t10-…, as Spark numbers the tasks of a job.
 
-    A batch that is sorted by key then arrives sorted, and its index is built in a third less time.
+    A batch that is sorted by key then arrives sorted, and its index is built a third faster.
     """
     return len(receipt.task), receipt.task

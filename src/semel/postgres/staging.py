@@ -2,9 +2,9 @@
 
     task: CREATE TABLE, COPY, register, COMMIT     prepare: all but COMMIT     commit: COMMIT
 
-Readers see a whole batch or nothing of it.  If the held transaction is lost
-(a crash, a restart, a cut connection), the same one is run again from the
-staging tables, which are ordinary, logged ones.
+Readers see a whole batch or none of it.  If the held transaction is lost
+(a crash, a restart, a lost connection), the same one is run again from the
+staging tables, which are ordinary, logged tables.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from semel.postgres.schema import TargetTable
 from semel.postgres.statements import PreparedToken, Write, insert, inserts, newest, union
 from semel.postgres.writer import RowEncoder, TaskWriter
 
-# Each takes a few of the server's shared locks.
+# Every dropped table needs a few of the server's shared locks until the transaction ends.
 _TABLES_DROPPED_AT_ONCE: Final = 100
 _DROP_LOCK_SECONDS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StagingStager:
-    """The executor's side: every task attempt fills a table of its own."""
+    """The executor's side: every task attempt fills its own table."""
 
     address: Address
     application: str
@@ -57,12 +57,12 @@ class StagingStager:
     filled: tuple[str, ...]
 
     def open(self, task: str) -> TaskWriter:
-        """Start to stage for one task attempt; nothing is made before the first row."""
+        """Start to stage for one task attempt; the table is created with the first row."""
         return TaskWriter(self.address, self.application, _TaskTable(self, task))
 
 
 class _TaskTable:
-    """One task attempt's table, made, filled and registered in a single transaction."""
+    """One task attempt's table, created, filled and registered in a single transaction."""
 
     mode = "staging"
 
@@ -90,7 +90,7 @@ class _TaskTable:
                 f"CREATE TABLE {self._table} ({columns}) WITH (autovacuum_enabled = off)",
             ],
         )
-        # Frozen rows: the scan of the final transaction has no hint bits to set.
+        # With frozen rows the final transaction's scan need not write hint bits.
         return f"COPY {self._table} FROM STDIN (FORMAT binary, FREEZE)"
 
     def finish(self, connection: Connection, tally: Tally) -> None:
@@ -120,7 +120,7 @@ class Staging:
     def prepare(
         self, txn: SinkTxnId, promise: PreparedToken, receipts: Sequence[Receipt]
     ) -> SinkOutcome:
-        """Run the final transaction up to its COMMIT, remember it, and hold it."""
+        """Run the final transaction up to its COMMIT, record the attempt, and hold it."""
         connection = self._database.take(txn.scope)
         try:
             known = self._database.begin(connection, txn, as_owner=True, with_cycle=True)
@@ -132,7 +132,7 @@ class Staging:
                 return answer
             reach(CrashPoint.POSTGRES_PREPARE_RAN, self._sink)
             with self._database.session(txn.scope) as another:
-                # This commit waits for the disk, and with it for all staging before it.
+                # This commit is synced to disk, and with it all staging before it in the log.
                 remembered = self._books.remember(
                     txn, "prepared", "staging", promise.digest, promise.pieces
                 )
@@ -146,7 +146,7 @@ class Staging:
         return SinkOK(promise.token())
 
     def commit(self, txn: SinkTxnId, promise: PreparedToken) -> SinkOutcome:
-        """Commit what is held; if nothing is, look for the proof and run it again."""
+        """Commit the held transaction; if it is lost, look for the proof or run it again."""
         connection = self._database.held(txn)
         if connection is None:
             return self._run_again(txn, promise)
@@ -195,7 +195,7 @@ class Staging:
     def _bring(
         self, connection: Connection, txn: SinkTxnId, promise: PreparedToken
     ) -> SinkOutcome | None:
-        """Write the proof and the rows; None if all constraints agree."""
+        """Write the proof and the rows; None if all constraints accept them."""
         statements = inserts(promise, self._books.schema, txn.cycle)
         guarded = promise.write == Write.UPSERT and promise.version_column
         try:
@@ -221,7 +221,7 @@ class Staging:
     def _bring_newest(
         self, connection: Connection, txn: SinkTxnId, promise: PreparedToken, statements: list[str]
     ) -> None:
-        """Upsert by version; only if a key comes twice, pay for sorting the rows."""
+        """Upsert by version; sort the rows only if a key occurs twice, because it is slow."""
         run(connection, ["SAVEPOINT rows"])
         try:
             run(connection, statements)
@@ -233,7 +233,7 @@ class Staging:
             run(connection, ["ROLLBACK TO SAVEPOINT rows", insert(promise, rows, txn.cycle)])
 
     def abort(self, connection: Connection, txn: SinkTxnId) -> SinkOutcome:
-        """Drop this attempt's tables, and remember that it was aborted."""
+        """Drop this attempt's tables, and record that it was aborted."""
         self._database.release(txn)
         known = self._database.begin(connection, txn)
         if known.proof is not None and known.proof.attempt == txn.attempt:
@@ -243,11 +243,11 @@ class Staging:
         return SinkOK()
 
     def give_up(self, connection: Connection, known: Mapping[SinkTxnId, Known]) -> None:
-        """End the begun transaction by remembering these attempts as aborted; drop their tables."""
+        """Record these attempts as aborted in the open transaction, commit, and drop the tables."""
         run(
             connection,
             [
-                # Lost in a crash of the server, it is simply done again.
+                # If a crash of the server loses it, recovery aborts again.
                 "SET LOCAL synchronous_commit = off",
                 *(
                     self._books.remember(txn, "aborted", found.mode or "staging", found.digest, ())
@@ -260,7 +260,7 @@ class Staging:
         drop(connection, self._books, next(iter(known)).scope, pieces)
 
     def tidy(self, connection: Connection, txn: SinkTxnId) -> None:
-        """Drop a finished attempt's tables and old records; what fails is swept later."""
+        """Drop a finished attempt's tables and old records; a later sweep repeats failures."""
         try:
             staged = self._books.table("sink_staged")
             pieces = run(connection, [f"SELECT piece FROM {staged} WHERE {self._books.where(txn)}"])
@@ -287,7 +287,7 @@ def drop(
     pieces: Sequence[str],
     more: Iterable[str] = (),
 ) -> None:
-    """Drop staging tables with their entries in the books, then do *more*."""
+    """Drop staging tables with their entries in the books, then run *more*."""
     begin = [
         "BEGIN",
         "SET LOCAL synchronous_commit = off",
@@ -312,17 +312,19 @@ def drop(
 
 
 def _missing(txn: SinkTxnId, known: Known, receipts: Sequence[Receipt]) -> SinkOutcome | None:
-    """Compare what the winners say with what the books have."""
+    """Compare the receipts of the winners with the books."""
     staged = {piece.name: piece for piece in known.staged}
     for receipt in receipts:
         if not receipt.tally.rows:
             continue
         piece = staged.get(receipt.detail["piece"])
         if piece is None:
-            # Before the decision nothing is lost by staging again.
-            return SinkRetryable(f"{txn}: the table that task {receipt.task} staged is gone")
+            # Before the decision the batch can be staged again without loss.
+            return SinkRetryable(f"{txn}: the staging table of task {receipt.task} is missing")
         if (piece.rows, piece.row_hash) != (receipt.tally.rows, receipt.tally.hash):
-            return SinkFatal(f"{txn}: the table of task {receipt.task} is not what it staged")
+            return SinkFatal(
+                f"{txn}: the staging table of task {receipt.task} differs from its receipt"
+            )
     return None
 
 
@@ -330,6 +332,6 @@ def _stuck(txn: SinkTxnId, answer: SinkOutcome) -> SinkOutcome:
     if not isinstance(answer, SinkFatal):
         return answer
     return SinkFatal(
-        f"{txn} is committed by decision and stuck: {answer.reason}; remove what is in the way "
+        f"the decision for {txn} is COMMIT, and it is stuck: {answer.reason}; remove the cause "
         f"and retry, or divert the rows with `semel cycle resolve`"
     )

@@ -1,4 +1,4 @@
-"""The statements that turn staged rows into visible ones."""
+"""The statements that turn staged rows into visible rows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from semel.postgres.names import literal, quoted
 
 
 class Write(StrEnum):
-    """What happens to a row whose key is there already."""
+    """What happens to a row whose key exists already."""
 
     APPEND = "append"
-    """The constraint's own error, before the decision."""
+    """The constraint refuses it, before the decision."""
 
     IGNORE = "ignore"
-    """The row that is there stays."""
+    """The existing row stays."""
 
     UPSERT = "upsert"
     """The new row replaces it; with a version column, only if its version is higher."""
@@ -27,7 +27,7 @@ class Write(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PreparedToken:
-    """What a token says: all that another process needs to carry the transaction through."""
+    """The content of a token: everything that another process needs to commit or abort."""
 
     mode: str
     cycle: str
@@ -47,16 +47,16 @@ class PreparedToken:
     version_column: str = ""
     cycle_column: str = ""
     overriding: bool = False
-    """Columns that the server numbers itself are written."""
+    """Identity columns, which the server numbers, are written."""
 
     fixed: tuple[str, ...] = ()
-    """Columns that an update must leave as they are."""
+    """Columns that an update must not change."""
 
     schema: str = ""
     """The rows' Arrow schema, if they can be read back exactly."""
 
     def token(self) -> dict[str, Any]:
-        """Write the promise as JSON can hold it."""
+        """Return the token as JSON values."""
         fields = asdict(self)
         fields["columns"] = [list(column) for column in self.columns]
         for name in ("pieces", "key", "fixed"):
@@ -68,7 +68,7 @@ class PreparedToken:
         """Read a token.
 
         Raises:
-            NeedsOperator: it is not this transaction's, or not a token at all.
+            NeedsOperator: it is not this transaction's, or not a token of this sink.
         """
         try:
             fields = dict(token)
@@ -86,7 +86,7 @@ class PreparedToken:
 
 
 def cycle_text(cycle: CycleId) -> str:
-    """Name a cycle in the cycle column: readable, and unique across ledgers.
+    """Return a cycle's name in the cycle column: readable, and unique across ledgers.
 
     ``payments/main/g1.b42@5f0c2d1e``: app, query, generation and batch; then the scope's hash,
     because two ledgers may have an app of the same name.
@@ -95,18 +95,18 @@ def cycle_text(cycle: CycleId) -> str:
 
 
 def inserts(promise: PreparedToken, schema: str, cycle: CycleId) -> list[str]:
-    """Write the statements that bring the staged rows into the target."""
+    """Return the statements that insert the staged rows into the target."""
     tables = [f"{quoted(schema)}.{quoted(piece)}" for piece in promise.pieces]
     if not tables:
         return []
     if promise.write == Write.UPSERT:
-        # One statement, so that the server itself notices a key that comes twice.
+        # One statement, so that the server itself refuses a key that occurs twice.
         return [insert(promise, union(promise, tables), cycle)]
     return [insert(promise, table, cycle) for table in tables]
 
 
 def insert(promise: PreparedToken, rows: str, cycle: CycleId, where: str = "") -> str:
-    """Write one INSERT of *rows*, which is a table or a query in brackets."""
+    """Return one INSERT of *rows*, which is a table or a query in brackets."""
     names = [quoted(name) for name, _ in promise.columns]
     values = [f"s.{quoted(name)}" + (f"::{to}" if to else "") for name, to in promise.columns]
     if promise.cycle_column:
@@ -120,16 +120,16 @@ def insert(promise: PreparedToken, rows: str, cycle: CycleId, where: str = "") -
 
 
 def union(promise: PreparedToken, tables: Sequence[str]) -> str:
-    """Put the rows of all *tables* together."""
+    """Return the union of all *tables*."""
     names = ", ".join(quoted(name) for name, _ in promise.columns)
     return f"({' UNION ALL '.join(f'SELECT {names} FROM {table}' for table in tables)})"
 
 
 def newest(promise: PreparedToken, rows: str) -> str:
-    """Keep only the row with the highest version of every key.
+    """Return only the row with the highest version of every key.
 
-    Rows of equal version are told apart by their whole text, so that it is the same row
-    every time.
+    Rows of equal version are ordered by their whole text, so that a repeated run chooses
+    the same row.
     """
     keys = ", ".join(_cast(promise, name, "u") for name in promise.key)
     version = _cast(promise, promise.version_column, "u")
@@ -140,7 +140,7 @@ def newest(promise: PreparedToken, rows: str) -> str:
 
 
 def repeated_keys(promise: PreparedToken, rows: str) -> str:
-    """Ask which keys come more than once."""
+    """Return the query for the keys that occur more than once."""
     keys = ", ".join(_cast(promise, name, "u") for name in promise.key)
     return (
         f"SELECT concat_ws(', ', {keys}), count(*) FROM {rows} AS u "

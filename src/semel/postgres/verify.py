@@ -1,4 +1,4 @@
-"""The rows of a cycle as readers see them, read back and hashed."""
+"""Verification: the visible rows of a cycle, read back and hashed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROWS_AT_ONCE: Final = 10_000
 
 
 def read_tally(connection: Connection, promise: PreparedToken, cycle: CycleId) -> Tally | None:
-    """Count and hash a cycle's visible rows; None if they cannot be told or compared."""
+    """Count and hash a cycle's visible rows; None if they cannot be found or compared."""
     if not promise.cycle_column or (promise.rows and not promise.schema):
         return None
     total = Tally()
@@ -40,7 +40,7 @@ def read_tally(connection: Connection, promise: PreparedToken, cycle: CycleId) -
     except psycopg.DataError as error:
         if error.sqlstate is not None:
             raise
-        # The rows are there, and no value of Python's: a date before year 1 or after 9999.
+        # The rows exist, but Python has no date before year 1 or after 9999.
         return None
     return total
 
@@ -54,7 +54,7 @@ def _batch(rows: Sequence[tuple[Any, ...]], schema: Any) -> Any:
 
 
 def _plain(values: Sequence[Any], kind: Any) -> Sequence[Any]:
-    """A numeric column may hold integers."""
+    """Convert decimals to integers for an integer column: numeric may hold integers."""
     if not pa.types.is_integer(kind):
         return values
     return [int(value) if isinstance(value, Decimal) else value for value in values]

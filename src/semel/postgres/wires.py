@@ -1,8 +1,8 @@
-"""Which Arrow type may go into which PostgreSQL type, and how it travels.
+"""The table of Arrow and PostgreSQL types: which pairs fit, and how values are encoded.
 
 A pair that is not here would lose something (digits, an instant, a sign) or
-would need a guess.  Strings may go into any type at all: staged as text, and
-cast by the server in the final transaction.
+would need a guess.  Strings fit every type: they are staged as text, and the
+server casts them in the final transaction.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ pa: Any = require("pyarrow", "postgres")
 
 @dataclass(frozen=True, slots=True)
 class PgType:
-    """A column's type as the catalog knows it; domains are already resolved."""
+    """A column's type from the catalog, with domains resolved."""
 
     sql: str
-    """How the type is written: ``numeric(18,2)``."""
+    """The type in SQL: ``numeric(18,2)``."""
 
     cast_sql: str
-    """What text is cast to before the column takes it: nothing may be cut off on the way."""
+    """The type to which text is cast before the assignment, so that nothing is cut off."""
 
     kind: str
-    """The base type's own name: ``int4``; ``text`` stands for all that is sent as text."""
+    """The base type's name: ``int4``; ``text`` for every type that is sent as text."""
 
     element_kind: str = ""
     element_oid: int = 0
     precision: int | None = None
     scale: int | None = None
     length: int | None = None
-    """The most characters it holds; spaces beyond are cut off without a word."""
+    """The maximum length; the server silently cuts off spaces beyond it."""
 
     is_padded: bool = False
-    """Filled up with spaces to its length."""
+    """Padded with spaces to its length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How one column's values travel."""
+    """How one column's values are encoded."""
 
     encode: Encode
     is_cast: bool = False
-    """Sent as text; the server makes the type of it."""
+    """Sent as text, and cast by the server."""
 
     is_exact: bool = True
-    """What is read back equals what was written, value by value."""
+    """A value that is read back equals the written value."""
 
     most_characters: int | None = None
-    """Of a longer value only the spaces at its end may be too many, and those are not kept."""
+    """A longer value is accepted only if the excess is spaces, which the server drops."""
 
 
 def wire(arrow: Any, column: PgType) -> Wire | None:
-    """Return the way from *arrow* to *column*; None if there is none."""
+    """Return the encoding of *arrow* for *column*; None if they do not fit."""
     arrow = _plain_type(arrow)
     if pa.types.is_null(arrow):
         return Wire(encode.nothing)
@@ -80,7 +80,7 @@ def wire(arrow: Any, column: PgType) -> Wire | None:
 
 
 def created_type(arrow: Any) -> str:
-    """Return the type of a column made for *arrow*'s values."""
+    """Return the type of a new column for *arrow*'s values."""
     arrow = _plain_type(arrow)
     if pa.types.is_decimal(arrow):
         whole, scale = max(arrow.precision, arrow.scale), max(arrow.scale, 0)
@@ -143,7 +143,7 @@ def _is_single(arrow: Any) -> bool:
 
 
 def _loses_digits(arrow: Any, column: PgType) -> bool:
-    """The server would round silently to the column's scale."""
+    """Return whether the server would silently round to the column's scale."""
     return column.scale is not None and arrow.scale > column.scale
 
 
@@ -171,7 +171,7 @@ _CAST: Final = Wire(encode.texts, is_cast=True, is_exact=False)
 _Rule = tuple[Callable[[Any], bool], Encode]
 
 _WIRES: Final[Mapping[str, tuple[_Rule, ...]]] = {
-    # PostgreSQL's type: what may go into it, and how.
+    # PostgreSQL's type: which Arrow types fit, and their encoding.
     "bool": ((pa.types.is_boolean, encode.booleans),),
     "int2": ((_is_whole, encode.integers(2)),),
     "int4": ((_is_whole, encode.integers(4)),),

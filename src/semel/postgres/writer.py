@@ -1,4 +1,4 @@
-"""The way of one task's rows: fitted to the target, encoded, copied."""
+"""The writer of one task's rows: fits them to the target, encodes and copies them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from semel.postgres.faults import translated
 from semel.postgres.names import quoted
 from semel.postgres.schema import Fitted, TargetTable, fit
 
-# What is encoded at once: enough for numpy, little enough for memory.
+# The rows encoded at once: enough for numpy to be fast, few enough for memory.
 _MOST_ROWS: Final = 20_000
 _MOST_BYTES: Final = 8 * 2**20
 
 
 class RowEncoder:
-    """Encodes the batches of one task and keeps count of them."""
+    """Encodes the batches of one task and counts their rows."""
 
     def __init__(
         self, target: TargetTable, schema: Any, filled: Sequence[str] = (), last_field: bytes = b""
@@ -75,7 +75,7 @@ class RowEncoder:
             yield encode_rows(fields, part.num_rows, self._last_field)
 
     def end(self) -> bytes:
-        """Return what ends the copy."""
+        """Return the trailer of the copy."""
         return TRAILER
 
     def _encoded(self, fitted: Fitted, column: Any) -> Any:
@@ -84,7 +84,7 @@ class RowEncoder:
             self._was_cut = has_longer(values, most)
         try:
             return fitted.wire.encode(values)
-        except ValueError as error:  # Arrow's errors about values are such
+        except ValueError as error:  # Arrow's errors about values are ValueErrors
             name = quoted(fitted.column.name)
             raise Permanent(
                 f"table {self.target.name}, column {name} ({fitted.column.type.sql}): {error}"
@@ -92,7 +92,7 @@ class RowEncoder:
 
 
 class TaskPlace(Protocol):
-    """Where one task attempt's rows go: a table of its own, or a prepared transaction."""
+    """Where one task attempt's rows go: its own table, or a prepared transaction."""
 
     mode: str
     sink: str
@@ -108,11 +108,11 @@ class TaskPlace(Protocol):
         ...
 
     def finish(self, connection: Connection, tally: Tally) -> None:
-        """End the transaction, leaving what survives this process."""
+        """End the transaction, so that its rows survive this process."""
         ...
 
     def undo(self, connection: Connection) -> None:
-        """Remove what `finish` left."""
+        """Remove the rows of `finish`."""
         ...
 
 
@@ -130,7 +130,7 @@ class TaskWriter:
         self._is_finished = False
 
     def write(self, batch: Batch) -> None:
-        """Copy the rows to their place, where nobody sees them yet."""
+        """Copy the rows to their place, invisible to readers."""
         if not batch.num_rows:
             return
         with self._translated():
@@ -149,7 +149,7 @@ class TaskWriter:
         return copy
 
     def finish(self) -> Receipt:
-        """Make what was copied outlive this process, and describe it."""
+        """Make the copied rows survive this process, and return their receipt."""
         place = self._place
         if self._rows is None or self._copy is None or self._connection is None:
             return Receipt(place.task, detail={"mode": place.mode})
@@ -179,9 +179,9 @@ class TaskWriter:
 
 
 def send(copy: psycopg.Copy, chunk: memoryview | bytes) -> None:
-    """Hand a chunk to the server, and wait until it has taken it.
+    """Send a chunk to the server, and wait until it is sent.
 
-    psycopg only hands it to libpq, whose buffer grows as long as the server is the slower one.
+    psycopg only passes it to libpq, whose buffer grows without limit if the server is slower.
     """
     copy.write(chunk)
     copy.connection.wait(_flush(copy.connection.pgconn))
@@ -196,7 +196,7 @@ def _flush(pgconn: PGconn) -> PQGen[None]:
 
 
 def abandon(connection: Connection, copying: Any) -> None:
-    """End a copy and its connection, whatever state they are in."""
+    """End a copy and its connection, in any state."""
     given_up = GivenUp("the rows were discarded")
     with suppress(psycopg.Error, GivenUp):
         if copying is not None:
@@ -206,14 +206,14 @@ def abandon(connection: Connection, copying: Any) -> None:
 
 
 class GivenUp(Exception):
-    """Told to a copy that is not to be finished."""
+    """Raised inside a copy to abandon it."""
 
 
 def fitted_columns(target: TargetTable, schema: Any, filled: Sequence[str]) -> list[Fitted]:
     """Fit the rows' columns to the target's.
 
     Raises:
-        Permanent: they do not fit; the message lists every reason, with the way out.
+        Permanent: they do not fit; the message lists every reason, with the solution.
     """
     found = fit(target, schema, filled)
     fitted = [item for item in found if isinstance(item, Fitted)]

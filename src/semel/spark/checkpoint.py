@@ -1,13 +1,13 @@
-"""A query's checkpoint, read for what a batch covers.
+"""A query's checkpoint, from which the source range of a batch is read.
 
     metadata            the checkpoint's own id
-    offsets/N           what batch N ends with, written before our function is called
+    offsets/N           the end of batch N, written before our function is called
     commits/N           batch N is done, written after our function returned
-    sources/<i>/…       where a source began; for file sources, the files of each entry
-    state/              there if the query keeps state
+    sources/<i>/…       the start of a source; for file sources, the files of each entry
+    state/              exists if the query keeps state
 
 Ranges come from these files: never from the greatest offset seen (transaction
-markers take offsets, too), never from listeners or progress (they are late).
+markers use offsets, too), never from listeners or progress (they are late).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WITHOUT_ATOMIC_RENAME: Final = frozenset(
 )
 
 NO_DATA: Final = "-"
-"""What Spark writes for a source that has had no data yet."""
+"""Spark's entry for a source without data so far."""
 
 
 class CheckpointFiles(Protocol):
@@ -69,7 +69,7 @@ class LocalFiles:
 
 
 class HadoopFiles:
-    """A checkpoint on any file system that the JVM knows."""
+    """A checkpoint on any file system of the JVM."""
 
     def __init__(self, spark: Any, root: str) -> None:
         self._jvm = spark._jvm
@@ -120,7 +120,7 @@ def open_checkpoint(root: str, spark: Any = None) -> Checkpoint:
 
 
 def _local_path(root: str) -> str:
-    """Read ``file:/path`` and ``file:///path`` as Hadoop does: nothing in it is encoded."""
+    """Read ``file:/path`` and ``file:///path`` as Hadoop does, without URL decoding."""
     if not root.startswith("file:"):
         return root
     path = root.removeprefix("file:")
@@ -128,7 +128,7 @@ def _local_path(root: str) -> str:
 
 
 class Checkpoint:
-    """What is written in one checkpoint."""
+    """The content of one checkpoint."""
 
     def __init__(self, root: str, files: CheckpointFiles) -> None:
         self.root = root
@@ -148,7 +148,7 @@ class Checkpoint:
 
     @property
     def last_finished(self) -> int | None:
-        """The highest batch that Spark has noted as done."""
+        """The highest batch that Spark has marked as done."""
         return self._newest("commits")
 
     @property
@@ -158,25 +158,25 @@ class Checkpoint:
 
     @property
     def is_stateful(self) -> bool:
-        """Tell whether a batch of this query has written state."""
+        """Whether a batch of this query has written state."""
         return bool(self._files.names("state"))
 
     def view(self, batch: int) -> CheckpointView:
-        """Say all that matters when *batch* is about to run."""
+        """Return the state of the checkpoint when *batch* is about to run."""
         return CheckpointView(
             self.id, batch, self.range(batch), self.last_finished, self.is_stateful
         )
 
     def range(self, batch: int) -> BatchRange:
-        """Say what *batch* reads.
+        """Return the source range of *batch*.
 
         Raises:
-            NeedsOperator: the checkpoint's files do not tell.
+            NeedsOperator: a file of the checkpoint is missing or damaged.
         """
         ends = self._offsets(batch)
         if ends is None:
             raise NeedsOperator(
-                f"checkpoint {self.root}: offsets/{batch} is missing, so nobody can tell what "
+                f"checkpoint {self.root}: offsets/{batch} is missing, so it is unknown what "
                 f"batch {batch} reads"
             )
         starts = self._offsets(batch - 1) if batch > 0 else None
@@ -196,7 +196,7 @@ class Checkpoint:
         )
 
     def adoptable(self) -> Adoptable:
-        """Say where this checkpoint would go on, for an operator's `adopt`."""
+        """Return where this checkpoint would continue, for an operator's `adopt`."""
         last = self.last_finished
         planned = self.last_planned
         next_batch = 0 if last is None else last + 1
@@ -206,8 +206,8 @@ class Checkpoint:
             spans, at_start = self.range(last), False
         else:
             raise NeedsOperator(
-                f"checkpoint {self.root} has not begun a batch: start the query once, so that it "
-                f"says where it would begin"
+                f"checkpoint {self.root} has not begun a batch: start the query once, so that "
+                f"Spark writes its start"
             )
         positions = {
             (source.source, partition): Position(span.start if at_start else span.end)
@@ -219,7 +219,7 @@ class Checkpoint:
         return Adoptable(self.id, next_batch, positions, self.is_stateful, read)
 
     def _paths_through(self, batch: int) -> dict[str, tuple[str, ...]]:
-        """Every file that batches up to *batch* have read, by source."""
+        """Return every file that batches up to *batch* have read, by source."""
         return {
             str(index): self._paths(index, -1, int(end["logOffset"]))
             for index, end in enumerate(self._offsets(batch) or [])
@@ -240,7 +240,7 @@ class Checkpoint:
         return SourceRange(source, SourceKind.EPHEMERAL, raw=json.dumps([start, end]))
 
     def _first_offsets(self, index: int) -> Any:
-        """Where a Kafka source began: the start of its first batch is only there."""
+        """Return the start of a Kafka source; only this file has the start of its first batch."""
         found = self._files.read(f"sources/{index}/0")
         if found is None:
             return {}
@@ -248,7 +248,7 @@ class Checkpoint:
         return json.loads(text[text.index("{") :]) if "{" in text else {}
 
     def _paths(self, index: int, after: int, through: int) -> tuple[str, ...]:
-        """The files of a file source's entries in ``(after, through]``."""
+        """Return the files of a file source's entries in ``(after, through]``."""
         wanted = set(range(after + 1, through + 1))
         paths: dict[str, None] = {}
         folder = f"sources/{index}"
@@ -264,7 +264,7 @@ class Checkpoint:
                 found = self._files.read(f"{folder}/{later}") if later else None
             if found is None:
                 raise NeedsOperator(
-                    f"checkpoint {self.root}: {folder}/{entry} is missing, so nobody can tell "
+                    f"checkpoint {self.root}: {folder}/{entry} is missing, so it is unknown "
                     f"which files the batch reads"
                 )
             for line in found.decode().splitlines()[1:]:
@@ -283,7 +283,7 @@ class Checkpoint:
         if lines[0] != "v1":
             raise NeedsOperator(
                 f"checkpoint {self.root}: offsets/{batch} is in format {lines[0]}, and this "
-                f"version of semel knows v1"
+                f"version of semel supports v1"
             )
         return [None if line == NO_DATA else json.loads(line) for line in lines[2:]]
 
@@ -300,12 +300,12 @@ class Checkpoint:
 
 
 def is_file_log(offsets: Any) -> bool:
-    """Tell a file source's position: the newest entry of its own log."""
+    """Return whether *offsets* is a file source's position: the newest entry of its log."""
     return isinstance(offsets, Mapping) and set(offsets) == {"logOffset"}
 
 
 def is_kafka(offsets: Any) -> bool:
-    """Tell Kafka's offsets: by topic, by partition, a number."""
+    """Return whether *offsets* are Kafka's: by topic, by partition, a number."""
     return isinstance(offsets, Mapping) and all(
         isinstance(partitions, Mapping) and all(isinstance(o, int) for o in partitions.values())
         for partitions in offsets.values()

@@ -1,4 +1,4 @@
-"""The function that Spark calls for every batch, and what keeps it honest."""
+"""`ExactlyOnce`: the function that Spark calls for every batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class CycleGaveUp(Retryable):
-    """A batch was aborted as often as the settings allow; nothing of it is visible."""
+    """A batch used up its attempts and was aborted; none of its rows is visible."""
 
     def __init__(self, cycle: str, reason: str) -> None:
         super().__init__(cycle, reason)
@@ -40,7 +40,7 @@ class CycleGaveUp(Retryable):
 
     def __str__(self) -> str:
         return (
-            f"cycle {self.cycle} was aborted: {self.reason}; nothing of it is visible, and the "
+            f"cycle {self.cycle} was aborted: {self.reason}; none of its rows is visible, and the "
             f"batch runs again when the query is started again"
         )
 
@@ -62,7 +62,7 @@ class ExactlyOnce:
 
     *ledger* is a URL (``sqlite:///payments.ledger``, ``postgresql://…``) or a ledger.
     Recovery runs before the first batch; `run` supervises a query and recovers before
-    it even starts.  *checkpoint* is needed on Spark Connect only.
+    it starts.  *checkpoint* is needed on Spark Connect only.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class ExactlyOnce:
         self.sinks = tuple(sinks)
         self.settings = settings or Settings()
         self.outcome: CycleOutcome | None = None
-        """How the last cycle ended: Spark passes an exception on as text only."""
+        """How the last cycle ended; Spark passes an exception on only as text."""
 
         self.failure: BaseException | None = None
-        """What the last batch raised."""
+        """The exception of the last batch."""
 
         self._ledger = ledger
         self._checkpoint = checkpoint
@@ -102,7 +102,7 @@ class ExactlyOnce:
         self._started_ahead = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel without connections, lease and history: another process starts afresh."""
+        """Pickle without connections, lease and history: another process starts new."""
         state = self.__dict__.copy()
         for name in ("_driver", "_heartbeat", "_run", "_started_ahead", "outcome", "failure"):
             del state[name]
@@ -119,7 +119,7 @@ class ExactlyOnce:
 
     @property
     def driver(self) -> Driver:
-        """This process's side of the scope; opens the ledger."""
+        """The driver of this process; opens the ledger."""
         if self._driver is None:
             ledger = open_ledger(self._ledger)
             self._driver = Driver(
@@ -134,12 +134,12 @@ class ExactlyOnce:
 
     @property
     def events(self) -> Events:
-        """Where this pipeline says what happens."""
+        """The events of this pipeline."""
         return self._events
 
     @property
     def given_ledger(self) -> str | Ledger:
-        """The ledger as it was given, not opened: opening it would make it."""
+        """The ledger as it was given, not opened: opening it would create it."""
         return self._ledger
 
     @property
@@ -149,11 +149,11 @@ class ExactlyOnce:
 
     @property
     def scope(self) -> Scope:
-        """What this pipeline's lease, cycles and marks belong to."""
+        """The scope of this pipeline."""
         return self.driver.scope
 
     def recover(self) -> RecoveryReport:
-        """Own the scope and settle everything earlier owners left, before the query starts.
+        """Take the scope and settle everything that earlier owners left, before the query starts.
 
         Raises:
             LeaseHeld: another live process owns the scope.
@@ -185,10 +185,10 @@ class ExactlyOnce:
             driver.stop()
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
-        """Carry one batch through all sinks; what Spark calls.
+        """Carry one batch through all sinks; Spark calls this.
 
-        Raises an ordinary exception whatever happens: a SystemExit or KeyboardInterrupt
-        inside foreachBatch would hang the query.
+        Raises only ordinary exceptions: a SystemExit or KeyboardInterrupt inside
+        foreachBatch would hang the query.
         """
         self.outcome = self.failure = None
         try:
@@ -213,8 +213,8 @@ class ExactlyOnce:
         match self.outcome:
             case CycleReplayed():
                 if run.is_stateful or run.checkpoint.is_stateful:
-                    # Spark noted the batch as done without its state otherwise,
-                    # and the checkpoint would be broken for good.
+                    # Otherwise Spark would mark the batch as done without its state,
+                    # and the checkpoint would stay broken.
                     df.write.format("noop").mode("overwrite").save()
             case CommitAborted(reason):
                 self._run = None
@@ -224,14 +224,14 @@ class ExactlyOnce:
                 raise CycleFatal(str(cycle), reason) from self.outcome.cause
 
     def _run_of(self, df: DataFrame, batch_id: int) -> _Run:
-        """Return what holds for this run of the query, finding it out at its first batch."""
+        """Return the facts about this run of the query, read at its first batch."""
         run_id = _run_id(df)
         if self._run is not None and self._run.id == run_id and self.driver.is_started:
             return self._run
         if self._run is not None and self._run.id != run_id and self._is_active():
             raise Misuse(
                 f"{self!r} is run by another query already; stop that one first, or give each "
-                f"query an ExactlyOnce and a query= of its own"
+                f"query its own ExactlyOnce with its own query="
             )
         self._run = None
         query = running_query(df, self._checkpoint)
@@ -277,7 +277,7 @@ class ExactlyOnce:
             if other.is_running:
                 raise Misuse(
                     f"scope {driver.scope} is run by another query of this process; stop it "
-                    f"first, or give this one a query= of its own"
+                    f"first, or give this one its own query="
                 )
             other.stop()
         if self._heartbeat is not None:
@@ -297,12 +297,12 @@ class ExactlyOnce:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether a query of this process runs through this object now."""
+        """Whether a query of this process uses this object now."""
         return self._run is not None and self._is_active()
 
 
 class _Run:
-    """What holds from one start of the query to its end."""
+    """The facts about one run of the query."""
 
     def __init__(
         self,
@@ -320,11 +320,11 @@ class _Run:
 
 
 def _run_id(df: DataFrame) -> str:
-    """Spark's id of this run of the query; on Connect one process serves one run."""
+    """Return Spark's id of this run of the query; on Connect one process serves one run."""
     if is_connect(df):
         return "connect"
     return df.sparkSession.sparkContext.getLocalProperty("spark.jobGroup.id") or ""
 
 
 _LIVE: dict[Scope, ExactlyOnce] = {}
-"""Who runs which scope in this process: a second query of one scope is told at once."""
+"""The driver of each scope in this process, to refuse a second query of one scope."""

@@ -1,7 +1,7 @@
-"""The running query behind a batch: where its checkpoint is, what it reads, what is refused.
+"""The running query of a batch: its checkpoint, its sources, its unsafe settings.
 
-Spark's public API does not say any of this inside foreachBatch.  What is used
-instead stands here, and only here.
+Spark's public API has none of this inside foreachBatch.  This module alone uses
+Spark's internal API instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 REAL_TIME_BYPASS = "spark.sql.streaming.realTimeMode.allowlistCheck"
 
 SILENT_LOSSES: Final[Mapping[str, tuple[str, str]]] = {
-    # A source's option: the value that loses rows without a word, and which rows.
+    # A source's option: the value that silently loses rows, and which rows.
     "failOnDataLoss": ("false", "lost records"),
     "ignoreMissingFiles": ("true", "files that are gone"),
     "ignoreCorruptFiles": ("true", "files that cannot be read"),
@@ -32,11 +32,11 @@ FILE_SETTINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RunningQuery:
-    """What is known of the query that called us."""
+    """The query that called us."""
 
     checkpoint: str
     source_options: Sequence[Mapping[str, str]]
-    """By the source's place; empty where Spark does not tell."""
+    """By the source's place; empty if Spark does not expose them."""
 
     is_active: Callable[[], bool]
     is_stateful: bool = False
@@ -45,7 +45,7 @@ class RunningQuery:
 
 
 def is_connect(df: DataFrame) -> bool:
-    """Tell whether the frame belongs to a Spark Connect session, which has no JVM here."""
+    """Return whether the frame belongs to a Spark Connect session, which has no JVM here."""
     return type(df).__module__.startswith("pyspark.sql.connect")
 
 
@@ -58,8 +58,8 @@ def running_query(df: DataFrame, checkpoint: str | None) -> RunningQuery:
     if is_connect(df):
         if checkpoint is None:
             raise Misuse(
-                "on Spark Connect the checkpoint cannot be found out: give its path, as the "
-                "server sees it: ExactlyOnce(..., checkpoint='/path')"
+                "on Spark Connect the checkpoint cannot be read from the query: give its path "
+                "on the server: ExactlyOnce(..., checkpoint='/path')"
             )
         return RunningQuery(checkpoint, (), lambda: True)
     session: Any = df.sparkSession
@@ -83,7 +83,7 @@ def running_query(df: DataFrame, checkpoint: str | None) -> RunningQuery:
 
 
 def has_speculation(df: DataFrame) -> bool:
-    """Tell whether a task may run twice at the same time; Spark takes `True` for true."""
+    """Return whether a task may run twice at the same time; Spark accepts `True` for true."""
     return str(df.sparkSession.conf.get("spark.speculation", "false")).strip().lower() == "true"
 
 
@@ -91,26 +91,23 @@ def refuse_unsafe(df: DataFrame, query: RunningQuery, fails_on_data_loss: bool |
     """Refuse settings under which the guarantee cannot hold.
 
     Raises:
-        Misuse: names the setting, the reason and the way out.
+        Misuse: names the setting, the reason and the solution.
     """
     conf = df.sparkSession.conf
     if str(conf.get(REAL_TIME_BYPASS, "true")).lower() == "false":
         raise Misuse(
             f"{REAL_TIME_BYPASS}=false forces Real-Time Mode past its allow-list, where a batch "
-            f"has no end to decide about; remove the setting"
+            f"has no end at which to decide; remove the setting"
         )
     for setting, (value, rows) in FILE_SETTINGS.items():
         if str(conf.get(setting, "false")).lower() == value:
-            raise Misuse(
-                f"{setting}={value}: Spark would pass over {rows} silently; remove the setting"
-            )
+            raise Misuse(f"{setting}={value}: Spark would silently skip {rows}; remove the setting")
     for options in query.source_options:
         declared = {name.lower(): value.lower() for name, value in options.items()}
         for name, (value, rows) in SILENT_LOSSES.items():
             if declared.get(name.lower()) == value:
                 raise Misuse(
-                    f"a source has {name}={value}: it would pass over {rows} silently; remove the "
-                    f"option"
+                    f"a source has {name}={value}: it would silently skip {rows}; remove the option"
                 )
     if is_connect(df) and fails_on_data_loss is None:
         raise Misuse(
@@ -120,20 +117,20 @@ def refuse_unsafe(df: DataFrame, query: RunningQuery, fails_on_data_loss: bool |
         )
     if fails_on_data_loss is False:
         raise Misuse(
-            "fails_on_data_loss=False: a source that passes over lost records silently cannot "
-            "be part of the guarantee; set its failOnDataLoss option to true"
+            "fails_on_data_loss=False: a source that silently skips lost records cannot be part "
+            "of the guarantee; set its failOnDataLoss option to true"
         )
 
 
 def _source_options(execution: Any) -> list[dict[str, str]]:
-    """Leave out what a stream is joined with: only streams have a place among the sources."""
+    """Return the options of the streams, without the static tables that they are joined with."""
     found = execution.analyzedPlan().collectLeaves()
     leaves = [found.apply(index) for index in range(found.size())]
     return [_options_of(leaf) for leaf in leaves if leaf.isStreaming()]
 
 
 def _options_of(leaf: Any) -> dict[str, str]:
-    """Read the options of a leaf: of a V2 source, of a V1 source, or none of a table."""
+    """Return the options of a leaf: a V2 source, a V1 source, or none for a table."""
     try:
         options = leaf.extraOptions().asCaseSensitiveMap()
         return {str(name): str(options[name]) for name in options}
@@ -151,7 +148,7 @@ def _options_of(leaf: Any) -> dict[str, str]:
 
 
 def _is_active(queries: Any, key: Any, run_id: str) -> Callable[[], bool]:
-    """Ask for this run: a query that is started again has the same id."""
+    """Return a check for this run: a query that is started again has the same id."""
 
     def ask() -> bool:
         running = queries.get(key)
@@ -161,7 +158,7 @@ def _is_active(queries: Any, key: Any, run_id: str) -> Callable[[], bool]:
 
 
 def _is_stateful(execution: Any) -> bool:
-    """Every operator that keeps state prints its "state info"."""
+    """Return whether an operator prints "state info", as every one that keeps state does."""
     last = execution.lastExecution()
     return last is not None and "state info" in last.executedPlan().toString()
 

@@ -1,9 +1,9 @@
-"""Reads a cycle's source range again and counts what each sink should have got.
+"""Reading a cycle's source range again, to count the rows that each sink should have.
 
     frame ──▶ select(one column per sink) ──▶ mapInArrow: tally every sink's rows ──▶ add up
 
-The same columns and the same hash as when the rows were staged, so that the
-two can be compared; nothing is written.
+It uses the same columns and the same hash as staging, so that the two can be
+compared; nothing is written.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ TALLIES: Final = "sink int, rows bigint, hash string"
 def tally_source(
     frame: DataFrame | Any, sinks: Sequence[TwoPhaseSink], reader: str = "the reader"
 ) -> dict[str, Tally]:
-    """Return what each sink's rows of *frame* count and hash to, in one pass.
+    """Return the count and hash of each sink's rows of *frame*, in one pass.
 
-    *reader* names in errors where the frame came from.
+    *reader* is the name of the frame's source in errors.
 
     Raises:
         Misuse: it is not a static DataFrame.
@@ -46,7 +46,7 @@ def tally_source(
 
 
 class _Count:
-    """What runs in a task."""
+    """The function that runs in a task."""
 
     def __init__(self, sinks: int) -> None:
         self._sinks = sinks

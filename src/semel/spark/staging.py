@@ -1,9 +1,9 @@
-"""One pass of the plan for all sinks.
+"""The staging job: one pass of the plan for all sinks.
 
     df ──▶ select(one column per sink) ──▶ mapInArrow: every batch to every stager ──▶ receipts
 
-Only the receipts of winning task attempts come back, whatever retries and
-speculation do; what the others staged is never named to a sink.
+Only the receipts of winning task attempts come back, also with retries and
+speculation; the rows of the other attempts are never committed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RECEIPTS: Final = "sink int, receipt string"
 
-# Larger Arrow batches halve the cost of the way to Python up to here and not
+# Larger Arrow batches halve the cost of the transfer to Python up to this size and not
 # beyond; a task holds one batch at a time.
 ROWS_PER_ARROW_BATCH: Final = 20_000
 
@@ -47,7 +47,7 @@ def select_rows(df: DataFrame, sinks: Sequence[TwoPhaseSink]) -> DataFrame:
 def shared_rows(sinks: Sequence[TwoPhaseSink]) -> tuple[list[TwoPhaseSink], list[int]]:
     """Return a sink for every different `rows`, and for each sink its place among them.
 
-    The way to Python costs more than writing: sinks of the same rows are sent them once.
+    The transfer to Python costs more than writing, so equal rows are sent once.
     """
     different: list[TwoPhaseSink] = []
     places = []
@@ -60,12 +60,12 @@ def shared_rows(sinks: Sequence[TwoPhaseSink]) -> tuple[list[TwoPhaseSink], list
 
 
 def _are_same(one: Any, other: Any) -> bool:
-    # Two columns cannot be compared: == makes a third.
+    # Spark columns cannot be compared: == builds a third column.
     return one is other or (isinstance(one, str) and isinstance(other, str) and one == other)
 
 
 def arrow_schemas(selected: DataFrame, sinks: Sequence[TwoPhaseSink]) -> dict[str, pa.Schema]:
-    """Say what each sink's rows look like.
+    """Return the Arrow schema of each sink's rows.
 
     Raises:
         Misuse: a sink's rows are neither a struct nor an array of structs, or have two columns
@@ -82,9 +82,9 @@ def arrow_schemas(selected: DataFrame, sinks: Sequence[TwoPhaseSink]) -> dict[st
             kind = kind.elementType
         if not isinstance(kind, StructType):
             raise Misuse(
-                f"sink {sink.name!r}: rows= is {column.dataType.simpleString()}; it must be a "
-                f"struct (one row), null (no row) or an array of structs (several rows), such as "
-                f"F.struct('id', 'amount')"
+                f"sink {sink.name!r}: rows= must be a struct (one row), null (no row) or an array "
+                f"of structs (several rows), such as F.struct('id', 'amount'), got "
+                f"{column.dataType.simpleString()}"
             )
         twice = sorted(name for name, times in Counter(kind.names).items() if times > 1)
         if twice:
@@ -102,7 +102,7 @@ def stage(
     """Run the plan once, staging every sink's rows; return the winning tasks' receipts.
 
     Raises:
-        StagingFailed: a task failed as often as Spark tries it.
+        StagingFailed: a task failed in every attempt that Spark allows.
     """
     from pyspark.errors import PythonException
 
@@ -121,11 +121,11 @@ def stage(
 
 
 class StagingFailed(Retryable):
-    """A staging task failed; whatever it wrote is never named to a sink."""
+    """A staging task failed; its rows are never committed."""
 
 
 class Tee:
-    """What runs in a task: every Arrow batch goes to every sink's writer.
+    """The function that runs in a task: every Arrow batch goes to every sink's writer.
 
     *places* says which column of a batch holds each sink's rows; by default each has its own.
     """
@@ -169,14 +169,14 @@ class Tee:
         except BaseException:
             # GeneratorExit, too: a speculative copy that lost is closed here.
             for writer in writers:
-                with contextlib.suppress(Exception):  # the others' rows must go, too
+                with contextlib.suppress(Exception):  # one failed discard must not stop the others
                     writer.discard()
             raise
         return receipts
 
 
 def rows_of(column: Any) -> pa.RecordBatch:
-    """Turn a column of structs, or of arrays of structs, into rows; nulls are no rows."""
+    """Turn a column of structs, or of arrays of structs, into rows; a null gives no row."""
     import pyarrow as pa
 
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
@@ -187,7 +187,7 @@ def rows_of(column: Any) -> pa.RecordBatch:
 
 
 def _task_name() -> str:
-    """Name this task attempt: Spark's own number starts at 0 again in each application."""
+    """Return a unique name of this task attempt: Spark's number restarts in each application."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -196,7 +196,7 @@ def _task_name() -> str:
 
 
 def _last_line(text: str) -> str:
-    """The exception itself, without the worker's traceback above it."""
+    """Return the exception itself, without the worker's traceback above it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = lines[-1] if lines else "a staging task failed"
     if "No module named 'semel" in last:

@@ -1,4 +1,4 @@
-"""Keeps a query running, and knows when not to."""
+"""Supervision: keep a query running, and stop where a restart cannot help."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 class Exit(IntEnum):
-    """What `run` returns; for `sys.exit`."""
+    """The result of `run`, for `sys.exit`."""
 
     DONE = 0
     """The query ended by itself, or was stopped."""
 
     GAVE_UP = 75
-    """Retryable failures, more often than allowed; starting again later may help."""
+    """More retryable failures than allowed; starting again later may help."""
 
     FENCED = 3
-    """Another process owns the scope; do not start this one again by itself."""
+    """Another process owns the scope; do not restart this one automatically."""
 
     OPERATOR = 4
     """Records contradict each other, or a promise cannot be kept; see `semel doctor`."""
 
     STRANDED = 5
-    """Decided, but not yet visible in every sink; starting again finishes it."""
+    """Committed, but not yet visible in every sink; starting again finishes it."""
 
     FAILED = 1
-    """The query failed for a reason that is not semel's."""
+    """The query failed for a reason outside semel."""
 
     INTERRUPTED = 130
     """Ctrl-C."""
@@ -59,14 +59,14 @@ NEXT: Final = {
 }
 """What an operator does next, by exit code."""
 
-# A query that is stopped in a batch fails, or so it seems.
+# A query that is stopped during a batch ends with an exception.
 _ENDED_BY_STOPPING: Final = (Exit.DONE, Exit.GAVE_UP, Exit.FAILED)
 
 RESTART_BACKOFF: Final = Backoff(tries=10, first_seconds=1.0, factor=2.0, most_seconds=60.0)
 
 
 class Supervised(Protocol):
-    """What is supervised: an `ExactlyOnce`."""
+    """The supervised pipeline: an `ExactlyOnce`."""
 
     app: str
     query: str
@@ -75,7 +75,7 @@ class Supervised(Protocol):
 
     @property
     def events(self) -> Events:
-        """The bus on which it reports."""
+        """Its events."""
 
     def recover(self) -> object:
         """Settle what earlier runs left."""
@@ -93,8 +93,8 @@ def supervise(
 ) -> Exit:
     """Recover, run the query to its end, and start it again after retryable failures.
 
-    The count of restarts begins anew whenever a cycle of this pipeline succeeds.  SIGTERM ends
-    the query and releases the lease, unless the program has a handler of its own.
+    The count of restarts returns to 0 whenever a cycle of this pipeline succeeds.  SIGTERM ends
+    the query and releases the lease, unless the program has its own handler.
     """
     events, scope = pipeline.events, f"{pipeline.app}/{pipeline.query}"
     failures = 0
@@ -127,9 +127,9 @@ def supervise(
         code, reason = Exit.INTERRUPTED, "interrupted"
     finally:
         unsubscribe()
-    _let_go(pipeline)
+    _release_scope(pipeline)
     say = log.info if code is Exit.DONE else log.error
-    # In the words, too: without a formatter of their own, logs show no fields.
+    # In the text, too: without a special formatter, logs show no extra fields.
     words = f"query ended: {scope}: {reason or code.name.lower()}; next: {NEXT[code]}"
     say(words, extra={"scope": scope, "reason": reason, "next": NEXT[code]})
     return code
@@ -156,13 +156,13 @@ def _once(
 
 
 class _Terminated(BaseException):
-    """SIGTERM came while no query ran."""
+    """SIGTERM arrived while no query ran."""
 
 
 class _Sigterm:
-    """Ends what runs on SIGTERM; on a second one the process ends, as it does without us.
+    """Ends the query on SIGTERM; a second SIGTERM ends the process, as usual.
 
-    A handler of the program's own is left in place.
+    The program's own handler, if there is one, stays in place.
     """
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ class _Sigterm:
         self.has_come = True
         if self.query is None:
             raise _Terminated
-        # Here we are in the middle of a call into the JVM, which must go on until it returns.
+        # The handler interrupts a call into the JVM, which must be able to return.
         threading.Thread(target=_stop, args=[self.query], name="semel-sigterm").start()
 
 
@@ -198,12 +198,12 @@ def _stop(query: StreamingQuery) -> None:
 
 
 def _known_failure(pipeline: Supervised) -> BaseException | None:
-    """What our function raised: Spark's own exception has it as text only."""
+    """Return the exception of our function; Spark's own exception has it only as text."""
     return pipeline.failure
 
 
 def exit_for(error: BaseException, outcome: object) -> Exit:
-    """Say what a failure means for the process."""
+    """Return the exit code for a failure."""
     if isinstance(outcome, CommitFatal):
         if isinstance(outcome.cause, Fenced):
             return Exit.FENCED
@@ -223,7 +223,7 @@ def _exit_of(error: BaseException) -> Exit:
     return Exit.FAILED
 
 
-def _let_go(pipeline: Supervised) -> None:
+def _release_scope(pipeline: Supervised) -> None:
     try:
         pipeline.stop()
     except Exception as error:  # noqa: BLE001  the lease ends by itself

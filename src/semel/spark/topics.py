@@ -1,7 +1,7 @@
 """Kafka's own ids of the topics that a query reads.
 
-A topic that is deleted and made again under its name reads on silently: the
-offsets fit, the records are others.  Only the topic's id tells.
+If a topic is deleted and created again under its name, a query continues silently:
+the offsets fit, but the records are others.  Only the topic's id shows it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SERVERS = "kafka.bootstrap.servers"
 
 
 class TopicIdsUnknown(Retryable):
-    """A Kafka cluster did not tell the ids of its topics."""
+    """A Kafka cluster did not return the ids of its topics."""
 
     def __init__(self, servers: str, reason: str) -> None:
         super().__init__(servers, reason)
@@ -26,11 +26,11 @@ class TopicIdsUnknown(Retryable):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"Kafka at {self.servers} did not tell its topics' ids: {self.reason}"
+        return f"Kafka at {self.servers} did not return its topics' ids: {self.reason}"
 
 
 class TopicIds:
-    """Asks each Kafka source's cluster, through the client that Spark's connector brings."""
+    """Asks each Kafka source's cluster, through the client of Spark's connector."""
 
     def __init__(self, spark: Any, source_options: Sequence[Mapping[str, str]]) -> None:
         self._spark = spark
@@ -40,10 +40,10 @@ class TopicIds:
         self._admins: dict[str, Any] = {}
 
     def added_to(self, batch: BatchRange) -> BatchRange:
-        """Return *batch* with the ids of its topics, where the cluster tells them.
+        """Return *batch* with the ids of its topics, if the cluster has ids.
 
         Raises:
-            TopicIdsUnknown: without its id, a topic made again would be read on silently.
+            TopicIdsUnknown: without its id, a recreated topic would be read silently.
         """
         return BatchRange(tuple(self._added(source) for source in batch.sources))
 
@@ -57,14 +57,14 @@ class TopicIds:
             wanted = [topic for topic in topics if topic not in ids]
             try:
                 ids |= self._ask(server, wanted) if wanted else {}
-            except Exception as error:  # Py4J raises what the JVM did
+            except Exception as error:  # Py4J raises the JVM's exceptions
                 raise TopicIdsUnknown(server, reason_of(error)) from error
         if unknown := [topic for topic in topics if topic not in ids]:
             raise TopicIdsUnknown(", ".join(servers), f"there is no topic {unknown[0]}")
         return replace(source, topic_ids=ids)
 
     def _clusters_of(self, place: int) -> list[str]:
-        """List the source's own cluster first: another may have a topic of the same name."""
+        """Return the clusters, the source's own first: another may have the same topic."""
         own = self._servers[place] if place < len(self._servers) else ""
         others = [server for server in sorted(self._options) if server != own]
         return [own, *others] if own else others
@@ -107,7 +107,7 @@ class TopicIds:
 
 
 def _is_no_such_topic(error: BaseException) -> bool:
-    """Tell Kafka's own "no such topic" from no answer at all."""
+    """Return whether *error* is Kafka's "no such topic", and not a missing answer."""
     cause = getattr(error, "java_exception", None)
     while cause is not None:
         if cause.getClass().getSimpleName() == "UnknownTopicOrPartitionException":

@@ -96,7 +96,7 @@ def _new(**values: Any) -> Insert:
 
 
 def _change(*where: ColumnElement[bool], **values: Any) -> Update:
-    """Change this claim's state; nobody holds a lease on it any more unless *values* say so."""
+    """Change this claim's state; it has no lease afterwards unless *values* say so."""
     released = {"owner": "", "lease_until": 0, "updated_at": now_us()}
     return update(processed_message).where(_ME, *where).values({**released, **values})
 
@@ -311,7 +311,7 @@ CONSUMERS: Final = select(_C.consumer_name).order_by(_C.consumer_name)
 """Who has a claim, of any message: for explanations."""
 
 # Each turn means that another transaction changed or removed the claim between two of our
-# statements; whoever loses five times in a row comes back later.
+# statements; after five times in a row the caller tries again later.
 MOST_TURNS: Final = 5
 
 

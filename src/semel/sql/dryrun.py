@@ -172,7 +172,7 @@ def _parameters(compiled: list[Mapping[str, Any]], raw: Any) -> dict[str, Any]:
         return dict(compiled[0])
     if compiled:
         return {f"row {n}": dict(one) for n, one in enumerate(compiled, 1)}
-    # Without names nobody can tell a secret from a number.
+    # Without names, a secret cannot be told from a number.
     return {"parameters": f"{len(raw)} without names"} if raw else {}
 
 

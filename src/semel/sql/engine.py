@@ -1,19 +1,14 @@
 """Engines that are set up as the claims need it, and the URLs that name them.
 
-Databases' URLs, as people have them: with the settings of PostgreSQL's own clients.
-
     postgresql://db/shop?sslmode=require&application_name=billing
 
-asyncpg takes such settings in a DSN and not one by one, so they are handed to it there.
+A URL may have the settings of PostgreSQL's own clients.  asyncpg takes them in a DSN and not one
+by one, so they are handed to it there.
 
-Engines that are set up as the claims need it.
-
-SQLite needs it most: with the driver's own transactions, a savepoint that was
-released survives the outer ROLLBACK, and a transaction that begins with a read
-cannot become a write.
-
-``sqlite://`` is a database in memory: one for each engine, which lives as long as
-the engine does.  It has one connection, and another one in its place if that is lost.
+SQLite needs the setup most: with the driver's own transactions, a savepoint that was released
+survives the outer ROLLBACK, and a transaction that begins with a read cannot become a write.
+``sqlite://`` is a database in memory: one for each engine, which lives as long as the engine does.
+It has one connection, and another one in its place if that is lost.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class OutboxSignal:
         await self._execute(INSTALL)
 
     async def remove(self) -> None:
-        """Let nobody notify any more."""
+        """Stop the notifications."""
         await self._execute(REMOVE)
 
     @asynccontextmanager

@@ -116,6 +116,8 @@ class _Plan(NamedTuple):
 
 
 _NAMES: Final = frozenset({"message_id", "key", "new_id"})
+# Statements ask for these as they are, so they are written as they are.
+_ASKED_FOR: Final = frozenset({"consumer", "name"})
 _PLANS: Final[dict[tuple[Table, type[Any], tuple[str, ...]], _Plan]] = {}
 
 
@@ -135,7 +137,7 @@ def _conversion(column: Column[Any]) -> tuple[Callable[[Any], Any], Callable[[An
         return time_to_us, seconds_or_none
     if column.name == "headers":
         return headers_to_text, headers_from_text
-    if isinstance(column.type, Text) and column.name != "consumer":
+    if isinstance(column.type, Text) and column.name not in _ASKED_FOR:
         return _plain_text, _as_it_is
     return _number_or_same, _as_it_is
 

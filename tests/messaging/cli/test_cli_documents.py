@@ -13,6 +13,9 @@ from semel.cli.app import app
 from semel.message import Partition
 from semel.messaging.outcome import OutcomeRange
 from semel.messaging.settings import DAY_SECONDS
+from semel.operate.replay import Cursor
+from semel.operate.selection import Letters, to_json
+from semel.operate.stores import ReplayRun
 from semel.policy.vocabulary import GapPolicy
 from semel.testing.contracts.claims_world import CONSUMER as LEASED
 from semel.testing.contracts.claims_world import LEASE_SECONDS, lease
@@ -124,11 +127,19 @@ def test_the_documents_about_replays_keep_their_keys(scene):
     shop.broken = set()
     take("replay run", *run, *letters, "--name", "once more")
     take("replay list", "replay", "list")
+    shop.fill(begin_replay)
+    take("replay stop", "replay", "stop", "running", *ACT)
     take("replay stop: finished", "replay", "stop", "once more", *ACT)
     take("explain", "explain", "m1")
     take("explain: unknown", "explain", "m9")
 
     compare("replay", scene.found)
+
+
+async def begin_replay(world: Any) -> None:
+    run = ReplayRun("running", "billing", to_json(Letters()), "ann", cursor=Cursor().text())
+    async with world.database.begin() as unit:
+        await unit.replays.begin(run)
 
 
 def test_the_documents_about_what_is_missing_keep_their_keys(scene):

@@ -32,7 +32,7 @@ from semel.operate.replay import (
     ReplaySettings,
     abandon_replay,
 )
-from semel.operate.replay_message import Replayed, Turn, replaying
+from semel.operate.replay_message import Replayed, ReplayResult, replaying
 from semel.operate.retention import ReplayRuns, Retention, prune
 from semel.operate.selection import Ids, Letters, Offsets, Times, Waiting, parked_key
 from semel.operate.stores import Act, ReplayState
@@ -324,7 +324,7 @@ def test_a_window_is_never_without_end():
     assert ReplayRules().of("payments").reaches_seconds == DEFAULT_WINDOW_SECONDS
     assert ReplayRule(window_seconds=0.0).reaches_seconds == 0.0
     for wrong in (-1.0, float("inf"), float("nan")):
-        with pytest.raises(Misuse, match="it has an end"):
+        with pytest.raises(Misuse, match="window_seconds must be finite"):
             ReplaySettings(window_seconds=wrong)
 
 
@@ -343,7 +343,7 @@ def test_the_reasons_of_refusals_are_not_collected_without_end():
     cursor = Cursor()
 
     for number in range(MOST_REASONS + 3):
-        cursor.count(Replayed(f"m{number}", Turn.REFUSED, f"reason {number}"))
+        cursor.count(Replayed(f"m{number}", ReplayResult.REFUSED, f"reason {number}"))
 
     kept = Cursor.read(cursor.text()).refusals
     assert len(kept) == MOST_REASONS + 1

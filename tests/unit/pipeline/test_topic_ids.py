@@ -55,7 +55,7 @@ def test_a_source_of_which_spark_does_not_tell_the_cluster_is_found_by_its_topic
 def test_a_cluster_that_does_not_answer_is_not_replaced_by_another():
     clusters = Clusters([LEFT, RIGHT], {"left:9092": None, "right:9092": {"events": "r"}})
 
-    with pytest.raises(TopicIdsUnknown, match=r"left:9092 did not tell .*: no answer"):
+    with pytest.raises(TopicIdsUnknown, match=r"left:9092 did not return .*: no answer"):
         clusters.of(0, "events")
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeAlias
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
-from semel.cli.answer import Answer, table
+from semel.cli.answer import Answer
 from semel.cli.database import (
     Actor,
     Books,
@@ -17,17 +19,9 @@ from semel.cli.database import (
     acting,
     asking,
 )
+from semel.cli.messages import Payload, headers_of, payload_of
 from semel.cli.preamble import begins_with
-from semel.cli.reports.replays import (
-    ChangeReport,
-    DryRunReport,
-    Rehearsal,
-    ReplayAnswer,
-    ReplayList,
-    rehearsal,
-    replay_answer,
-    replay_list,
-)
+from semel.cli.render import Field, Line, Rows, Shape, column, document
 from semel.cli.selection import (
     HandlerOption,
     ModeOption,
@@ -40,15 +34,111 @@ from semel.cli.selection import (
 )
 from semel.cli.words import at, counted, pairs
 from semel.errors import Misuse
+from semel.messaging.outcome import told
 from semel.messaging.settings import DAY_SECONDS
 from semel.operate.deadletters import MOST_RETRIES
-from semel.operate.dryrun import dry_runs
-from semel.operate.replay import Replay, ReplayReport, ReplaySettings, abandon_replay, stop_replay
+from semel.operate.dryrun import DryRun, DryRuns, dry_runs
+from semel.operate.replay import (
+    Replay,
+    ReplayList,
+    ReplayReport,
+    ReplaySettings,
+    ReplayStatus,
+    abandon_replay,
+    replay_status,
+    replays,
+    stop_replay,
+)
+from semel.operate.replay_message import NoPayload, ReplayResult
 from semel.operate.retention import MOST_DAYS
 from semel.operate.selection import Selection
-from semel.operate.stores import OperatorDatabase, ReplayRun, ReplayState
+from semel.operate.stores import OperatorDatabase, ReplayState, RowChange
 
 app = typer.Typer(no_args_is_help=True, help="Handle messages again, carefully.")
+
+
+def what_was_selected(status: ReplayStatus) -> dict[str, Any]:
+    """Which messages; ``kind`` is ids, letters, waiting, offsets or times."""
+    selected: dict[str, Any] = json.loads(status.run.selection)
+    return selected
+
+
+def _count(result: ReplayResult) -> Callable[[ReplayStatus], int]:
+    return lambda status: status.report.counts[result]
+
+
+REPLAY = Shape(
+    ReplayStatus,
+    Field("name", "run.name", head="replay"),
+    Field("consumer", "run.consumer", head="consumer"),
+    Field("state", "report.state", head="state"),
+    Field("why", "report.why"),
+    Field(
+        "counts",
+        "report.counts",
+        means="What became of its messages: handled, duplicate (handled before), failed, refused "
+        "(a person has to look at them), left (waiting, or with another worker), missing (their "
+        "payload is in no table any more).",
+    ),
+    *(column(result, _count(result)) for result in ReplayResult),
+    Field("refusals", "report.refusals"),
+    Field("selection", what_was_selected),
+    Field("actor", "run.actor", head="begun by"),
+    Field("began_at", "run.began_at", head="at", cell=at),
+    Field("updated_at", "run.updated_at"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message that the handler would send."""
+
+    message_id: str
+    topic: str
+    key: str | None
+    payload: Payload
+    headers: dict[str, str]
+
+
+def claim_of(one: DryRun | NoPayload) -> str:
+    """The state of its claim; empty where its consumer has never seen it."""
+    return one.claim.value if isinstance(one, DryRun) and one.claim else ""
+
+
+def outcome_of(one: DryRun | NoPayload) -> str:
+    """What would become of it; empty where it cannot be handled."""
+    return told(one.outcome).value if isinstance(one, DryRun) else ""
+
+
+def why_of(one: DryRun | NoPayload) -> str:
+    """Why it fails, or cannot be handled."""
+    return one.why
+
+
+def changes_of(one: DryRun | NoPayload) -> Sequence[RowChange]:
+    """What the handler would change; secrets are hidden."""
+    return one.changes if isinstance(one, DryRun) else ()
+
+
+def outgoing_of(one: DryRun | NoPayload) -> list[Outgoing]:
+    """What the handler would send."""
+    entries = one.outgoing if isinstance(one, DryRun) else ()
+    return [
+        Outgoing(e.message_id, e.topic, e.key, payload_of(e.value, ""), headers_of(e.headers))
+        for e in entries
+    ]
+
+
+for kind in (DryRun, NoPayload):
+    Shape(
+        kind,
+        Field("message_id"),
+        Field("claim", claim_of),
+        Field("outcome", outcome_of),
+        Field("why", why_of),
+        Field("changes", changes_of),
+        Field("outgoing", outgoing_of),
+    )
 
 NameArgument: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The replay.")]
 
@@ -63,7 +153,7 @@ def run(
     *,
     consumer: HandlerOption,
     name: Annotated[
-        str, typer.Option("--name", help="Of the replay; give it again to go on.")
+        str, typer.Option("--name", help="Of the replay; give it again to resume.")
     ] = "",
     reader: ReaderOption = None,
     policy: StricterOption = None,
@@ -74,15 +164,15 @@ def run(
             "--window-days",
             min=0.0,
             max=MOST_DAYS,
-            help="How old records without a claim may be; 7 where no policy says. Not more "
-            "than retention keeps claims for.",
+            help="How old records without a claim may be; 7 where no policy says. Not longer "
+            "than retention keeps claims.",
         ),
     ] = None,
     canary: Annotated[
         str, typer.Option("--canary", metavar="N,N", help="Messages tried first, by stages.")
     ] = "1,10",
     per_second: Annotated[
-        float | None, typer.Option("--per-second", min=0.001, help="At most so many messages.")
+        float | None, typer.Option("--per-second", min=0.001, help="How many messages at most.")
     ] = None,
     stop_after: Annotated[
         int, typer.Option("--stop-after", min=1, help="Failures that stop it, after the canary.")
@@ -93,9 +183,10 @@ def run(
 ) -> None:
     """Handle selected messages again, under their own ids: first 1, then 10, then the rest.
 
-    What was handled is a duplicate, and nothing is done.  You are asked behind every stage of
-    the canary; --yes goes on by itself.  A replay that was stopped or killed goes on with its
-    --name alone.  Exit code 1: something failed, or is left for a person.
+    A message that was handled before is a duplicate and has no second effect.  After every
+    stage of the canary you are asked whether to go on; --yes goes on without asking.  A replay
+    that was stopped or killed is resumed by its --name alone.  Exit code 1: a message failed,
+    or a person has to look at one.
 
     Example: semel replay run --consumer shop:billing --dead-letters --reason "fixed in 2.4.1"
     """
@@ -114,36 +205,33 @@ def run(
     if handler.replays.joined(settings.rules).refusal is None:
         actor.confirm(answer, f"Replay {selection or name} to {handler.name} in {books.name}?")
 
-    def told(report: ReplayReport) -> None:
+    def progress(report: ReplayReport) -> None:
         answer.tell(lambda: f"{report.name}: {_counts(report)}")
 
     read_again = load_reader(reader)
 
-    async def once(database: OperatorDatabase) -> tuple[ReplayRun, ReplayReport]:
+    async def once(database: OperatorDatabase) -> ReplayStatus:
         replay = Replay(
             handler,
             database,
             selection,
             settings,
-            actor=actor.name,
             name=name,
-            reason=actor.reason,
             reader=read_again,
-            progress=told,
+            progress=progress,
+            actor=actor.name,
+            reason=actor.reason,
         )
         report = await replay.run()
-        async with database.begin() as unit:
-            kept = await unit.replays.get(replay.name)
-        assert kept is not None
-        return kept, report
+        return replace(await replay_status(database, replay.name), report=report)
 
-    kept, report = books.ask(once)
-    while report.asks:
-        answer.say(report.why)
-        name = report.name
+    status = books.ask(once)
+    while status.report.asks:
+        answer.say(status.report.why)
+        name = status.run.name
         actor.confirm(answer, "Go on?")
-        kept, report = books.ask(once)
-    answer.give(replay_answer(books.name, kept, report), show_replay)
+        status = books.ask(once)
+    answer.reply(status, replay_lines, database=books.name)
 
 
 def _stages(text: str) -> tuple[int, ...]:
@@ -154,7 +242,7 @@ def _stages(text: str) -> tuple[int, ...]:
 
 
 def _counts(report: ReplayReport) -> str:
-    return pairs({turn.value: number for turn, number in report.counts.items() if number})
+    return pairs({result.value: number for result, number in report.counts.items() if number})
 
 
 @app.command("dry-run")
@@ -171,8 +259,8 @@ def dry_run(
 ) -> None:
     """Run the handler in a transaction that is rolled back, and show what it would do.
 
-    Row changes and outgoing messages are shown, secrets hidden.  Whatever the handler does
-    outside of its database really happens.  Exit code 1: it fails for a message.
+    Shows row changes and outgoing messages, without secrets.  What the handler does outside
+    of its database really happens.  Exit code 1: it fails for a message.
 
     Example: semel replay dry-run --consumer shop:billing --message m-17
     """
@@ -183,8 +271,7 @@ def dry_run(
     found = books.ask(
         lambda database: dry_runs(handler, database, selection, limit=limit, reader=read_again)
     )
-    report = DryRunReport(books.name, handler.name, [rehearsal(one) for one in found])
-    answer.give(report, show_dry_run)
+    answer.reply(DryRuns(handler.name, found), dry_run_lines, database=books.name)
 
 
 @app.command("status")
@@ -194,15 +281,8 @@ def status(answer: Answer, books: Books, *, name: NameArgument) -> None:
 
     Example: semel replay status replay-1f3a9c07 --database postgresql://db/shop
     """
-    answer.give(books.ask(lambda database: _status(database, books.name, name)), show_replay)
-
-
-async def _status(database: OperatorDatabase, where: str, name: str) -> ReplayAnswer:
-    async with database.begin() as unit:
-        run = await unit.replays.get(name)
-    if run is None:
-        raise Misuse(f"there is no replay {name!r}; see `semel replay list`")
-    return replay_answer(where, run)
+    found = books.ask(lambda database: replay_status(database, name))
+    answer.reply(found, replay_lines, database=books.name)
 
 
 @app.command("list")
@@ -214,104 +294,81 @@ def list_replays(
 
     Example: semel replay list --database postgresql://db/shop
     """
-    report = books.ask(lambda database: replay_list(database, books.name, consumer, limit))
-    answer.give(report, show_list)
+    found = books.ask(lambda database: replays(database, consumer, limit))
+    # Each replay names its database, as in the documents of the other commands.
+    listed = [{"database": books.name, **document(one)} for one in found.replays]
+    answer.reply({"replays": listed}, lambda _: list_lines(found), database=books.name)
 
 
 @app.command("stop")
 @begins_with(acting, "replay stop")
 def stop(answer: Answer, books: Books, actor: Actor, *, name: NameArgument) -> None:
-    """Stop a replay before its next message; `replay run --name` goes on.
+    """Stop a replay before its next message; `replay run --name` resumes it.
 
     Example: semel replay stop replay-1f3a9c07 --reason "the provider complains"
     """
     actor.confirm(answer, f"Stop {name}?")
-
-    async def act(database: OperatorDatabase) -> ReplayAnswer:
-        await stop_replay(database, name, actor=actor.name, reason=actor.reason)
-        return await _status(database, books.name, name)
-
-    answer.give(books.ask(act), show_replay)
+    done = books.ask(lambda database: stop_replay(database, name, **actor.given))
+    answer.reply(done, replay_lines, database=books.name)
 
 
 @app.command("abandon")
 @begins_with(acting, "replay abandon")
 def abandon(answer: Answer, books: Books, actor: Actor, *, name: NameArgument) -> None:
-    """Let a replay go that nobody will go on with; needs a reason.
+    """End a replay for good; needs a reason.
 
     Until then retention deletes no claims of its consumer: the replay would need them.
 
     Example: semel replay abandon replay-1f3a9c07 --reason "the rest was paid by hand"
     """
-    actor.confirm(answer, f"Abandon {name}? Nobody can go on with it then.")
-
-    async def act(database: OperatorDatabase) -> ReplayAnswer:
-        await abandon_replay(database, name, actor=actor.name, reason=actor.reason)
-        return await _status(database, books.name, name)
-
-    answer.give(books.ask(act), show_replay)
+    actor.confirm(answer, f"Abandon {name}? It cannot be resumed then.")
+    done = books.ask(lambda database: abandon_replay(database, name, **actor.given))
+    answer.reply(done, replay_lines, database=books.name)
 
 
-def show_replay(console: Console, report: ReplayAnswer) -> None:
-    """Print how far one replay is."""
-    counts = report.counts
+def replay_lines(status: ReplayStatus) -> Iterator[Line | Rows]:
+    """Put how far one replay is for people."""
+    run, report = status.run, status.report
     colour = {"finished": "green", "failed": "bold red"}.get(report.state, "yellow")
-    console.print(
-        f"[bold]{escape(report.name)}[/] of {escape(report.consumer)}: "
-        f"[{colour}]{report.state}[/], begun by {escape(report.actor)} at {at(report.began_at)}"
+    yield Text.assemble(
+        (run.name, "bold"),
+        f" of {run.consumer}: ",
+        (report.state, colour),
+        f", begun by {run.actor} at {at(run.began_at)}",
     )
-    rows = table("handled", "duplicate", "failed", "refused", "left", "missing")
-    numbers = (counts.handled, counts.duplicate, counts.failed, counts.refused)
-    rows.add_row(*(f"{n:,}" for n in (*numbers, counts.left, counts.missing)))
-    console.print(rows)
-    for reason, number in report.refusals.items():
-        console.print(f"{number:,} refused: {reason}", markup=False)
+    yield REPLAY.table([status], without=("replay", "consumer", "state", "begun by", "at"))
+    yield from (f"{number:,} refused: {reason}" for reason, number in report.refusals.items())
     if report.why:
-        console.print(report.why, markup=False)
+        yield report.why
     if report.state in (ReplayState.STOPPED, ReplayState.FAILED):
-        console.print(
-            f"go on with `semel replay run --name {report.name} …`, or let it go with `semel "
-            f"replay abandon {report.name}`: until then retention deletes no claims",
-            markup=False,
+        yield (
+            f"go on with `semel replay run --name {run.name} …`, or end it for good with `semel "
+            f"replay abandon {run.name}`: until then retention deletes no claims"
         )
 
 
-def show_list(console: Console, report: ReplayList) -> None:
-    """Print one line for each replay."""
-    rows = table("replay", "consumer", "state", "handled", "failed", "begun by", "at")
-    for one in report.replays:
-        rows.add_row(
-            escape(one.name),
-            escape(one.consumer),
-            one.state,
-            f"{one.counts.handled:,}",
-            f"{one.counts.failed:,}",
-            escape(one.actor),
-            at(one.began_at),
+def list_lines(found: ReplayList) -> Iterator[Line | Rows]:
+    """Put one line for each replay for people."""
+    yield REPLAY.table(found.replays, without=("duplicate", "refused", "left", "missing"))
+
+
+def dry_run_lines(found: DryRuns) -> Iterator[Line]:
+    """Put what handling each message would do for people."""
+    for one in found.messages:
+        claim, outcome = claim_of(one), outcome_of(one) or "not possible"
+        yield Text.assemble(
+            (one.message_id, "bold"), f" (its claim: {claim})" if claim else "", f": {outcome}"
         )
-    console.print(rows)
+        if one.why:
+            yield f"  {one.why}"
+        yield from (f"  {_change(change)}" for change in changes_of(one))
+        for entry in outgoing_of(one):
+            text = entry.payload.text or f"<{entry.payload.bytes} bytes>"
+            yield f"  send to {entry.topic}, key {entry.key or '-'}: {text}"
+    yield f"{counted(len(found.messages), 'message')} tried; nothing was kept"
 
 
-def show_dry_run(console: Console, report: DryRunReport) -> None:
-    """Print what handling each message would do."""
-    for one in report.messages:
-        _show_rehearsal(console, one)
-    console.print(f"{counted(len(report.messages), 'message')} tried; nothing was kept")
-
-
-def _show_rehearsal(console: Console, one: Rehearsal) -> None:
-    known = f" (its claim: {one.claim})" if one.claim else ""
-    console.print(f"[bold]{escape(one.message_id)}[/]{known}: {one.outcome or 'not possible'}")
-    if one.why:
-        console.print(f"  {one.why}", markup=False)
-    for change in one.changes:
-        console.print(f"  {_change(change)}", markup=False)
-    for entry in one.outgoing:
-        text = entry.payload.text or f"<{entry.payload.bytes} bytes>"
-        console.print(f"  send to {entry.topic}, key {entry.key or '-'}: {text}", markup=False)
-
-
-def _change(change: ChangeReport) -> str:
+def _change(change: RowChange) -> str:
     rows = "" if change.rows == 1 else f" ({'?' if change.rows is None else change.rows} rows)"
     where = f"{change.change} {change.table} {change.key}".rstrip() + rows
     if change.before and change.after:

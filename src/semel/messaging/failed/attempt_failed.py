@@ -13,11 +13,17 @@ from functools import cache
 
 from semel.codec import Unread, Unreadable
 from semel.lease import Owner, this_process
-from semel.message import Coordinates, Message, digest_of, text_of
+from semel.message import Message, digest_of, text_of
 from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Unit
 from semel.messaging.failed.deadletters import Failed, keep_letter, letter_of
-from semel.messaging.failed.waiting import let_in, overtakes, parked_without_payload, take_out
+from semel.messaging.failed.waiting import (
+    leave_waiting,
+    let_in,
+    overtakes,
+    parked_without_payload,
+    take_out,
+)
 from semel.messaging.failure import Classified, Exhausted, FailureClass, Hopeless, RetryIn, verdict
 from semel.messaging.handle.claims import (
     ERASED,
@@ -46,7 +52,7 @@ from semel.messaging.outcome import (
     Skipped,
     Told,
 )
-from semel.messaging.receive.offsets import Ended, mark_ends, mark_kept
+from semel.messaging.receive.offsets import Ended, mark_kept
 from semel.messaging.records import (
     LEFT_SECONDS,
     DeadLetter,
@@ -169,7 +175,7 @@ class Held:
     """The claim is leased, and no longer ours where it shows another fence."""
 
     from_waiting: bool = False
-    """The message came out of the waiting room, and is still in there."""
+    """The message came out of the waiting table, and is still in there."""
 
 
 async def write_failure(
@@ -204,7 +210,7 @@ async def write_failure(
         case Hopeless() if settings.on_hopeless is GiveUp.PARK:
             return await _park(unit, consumer, message, failure, claim)
         case _:
-            return await _bury(unit, consumer, message, failure, claim)
+            return await _dead_letter(unit, consumer, message, failure, claim)
 
 
 async def _not_sent_again(
@@ -223,7 +229,7 @@ async def _not_sent_again(
         now = await unit.waiting.get(consumer.name, message.id) if claim.from_waiting else None
         if now is None:
             return RetryLater(found.seconds, failure, message.attempt)
-        # Nobody delivers it again: in the room it is due when its row says so.
+        # Nobody delivers it again: it is due when its waiting row says so.
         again = replace(now, waits=Waits.RETRY, attempts=message.attempt, reason=failure.reason)
         again = replace(again, error_code=failure.code, exception=failure.exception)
         await unit.waiting.put(again, found.seconds)
@@ -231,10 +237,11 @@ async def _not_sent_again(
     # Used-up attempts stay counted: where its neighbours bring it back, it is not tried as often.
     if isinstance(found, Hopeless):
         await forget_tries(unit, consumer, message)
-    if claim.from_waiting:
-        await leave_the_room(unit, consumer.name, message.id)
     letter = await make_letter(unit, consumer, message, failure, Told.DLQ, handled)
-    return DeadLettered(failure, is_new=await file(unit, consumer, message, letter))
+    dead = DeadLettered(failure, is_new=await file(unit, consumer, message, letter))
+    if claim.from_waiting:
+        await leave_waiting(unit, consumer.name, Ended(message.id, None, dead))
+    return dead
 
 
 async def _count(unit: Unit, consumer: Consumer, message: Message) -> int:
@@ -369,25 +376,7 @@ async def fence_to_park(unit: Unit, consumer: Consumer, request: ClaimRequest) -
     return answer.fence if isinstance(answer, Claimed) else None
 
 
-async def leave_the_room(
-    unit: Unit,
-    consumer: str,
-    message_id: str,
-    outcome: Outcome | None = None,
-    came_from: Coordinates | None = None,
-) -> None:
-    """Take a message out of the waiting room, and with it the suspicion that it kills.
-
-    In one transaction: nobody hears of the message again who could forget it later.  So is
-    its *outcome* noted of its offset; there is none where it is a dead letter by now.
-    """
-    await unit.waiting.remove(consumer, message_id)
-    await unit.members.acquit(consumer, message_id)
-    if outcome is not None:
-        await mark_ends(unit, consumer, [Ended(message_id, came_from, outcome)])
-
-
-async def _bury(
+async def _dead_letter(
     unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
 ) -> Outcome:
     row = await _fail(unit, consumer, message, ClaimState.FAILED_TERMINAL, failure, claim)
@@ -396,11 +385,12 @@ async def _bury(
     told = Told.SCHEMA_INCOMPATIBLE if failure.failure_class is FailureClass.SCHEMA else Told.DLQ
     letter = await make_letter(unit, consumer, message, failure, told, row)
     await file(unit, consumer, message, letter)
+    dead = DeadLettered(failure, told)
     if claim.from_waiting:
-        await leave_the_room(unit, consumer.name, message.id)
+        await leave_waiting(unit, consumer.name, Ended(message.id, None, dead))
     else:
         await take_out(unit, consumer.name, message.id)
-    return DeadLettered(failure, told)
+    return dead
 
 
 async def write_conflict(

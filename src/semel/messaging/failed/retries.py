@@ -17,7 +17,8 @@ from semel.errors import Fenced, InDoubt, NeedsOperator, Retryable, SemelError
 from semel.message import Message
 from semel.messaging.consumer import Consumer, message_of
 from semel.messaging.database import Database, TransactionEnded, is_refusal
-from semel.messaging.failed.attempt_failed import fence_to_park, leave_the_room
+from semel.messaging.failed.attempt_failed import fence_to_park
+from semel.messaging.failed.waiting import leave_waiting
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handle.attempt import classify, handle_message
 from semel.messaging.handle.batch import drain
@@ -43,6 +44,7 @@ from semel.messaging.receive.crash import (
     outliving,
     unless_begun,
 )
+from semel.messaging.receive.offsets import Ended
 from semel.messaging.records import WaitingMessage, Waits
 from semel.messaging.redact import place_of, reason_of
 
@@ -113,7 +115,7 @@ async def _some(
             due = await unit.waiting.take_due(name, limit, after_place)
             is_many = handle is None and len(due) > 1
             noted += [waiting.message_id for waiting in due] if is_many else []
-            suspects = await note_tries(unit, name, noted)
+            suspects = await note_tries(unit, name, noted) if is_many else {}
         reach(CrashPoint.RETRY_TAKE_AFTER, name)
         if is_many:
             fresh = [waiting for waiting in due if waiting.message_id not in suspects]
@@ -224,7 +226,7 @@ async def _set_aside(
         await unit.claims.reopen(consumer.name, now.message_id)
         if not await unit.claims.mark_failed(consumer.name, now.message_id, failure, fence):
             handled = Skipped()
-            await leave_the_room(unit, consumer.name, now.message_id, handled, now.source)
+            await leave_waiting(unit, consumer.name, Ended(now.message_id, now.source, handled))
             return handled
         parked = replace(now, waits=Waits.PARKED, reason=why.reason, exception=why.exception)
         await unit.waiting.put(replace(parked, error_code=code))

@@ -1,17 +1,15 @@
 """The waiting table: putting messages in, taking them out, and which version goes first.
 
-Keeping a failed message: in the waiting room, or among the dead letters.
+Offsets are marked, and crash notes cleared, in the transaction that puts a message in or takes
+it out: so an audit can tell what is kept from what is lost, and no note is left behind.
 
-Its offset is marked in the same transaction, so that an audit can tell what is kept from
-what is lost.
-
-Versions and the waiting room: the one that others of its key wait for overtakes them.
+The version is the order: the one that others of its key wait for overtakes them.
 
     v3 came, v2 did not ─▶ v3 waits and holds the key
                            v2 comes ─▶ handled at once; if it fails, its turn is its own
     v3, v2, v1 came     ─▶ v2 queues up behind v3, until v1 is applied
 
-The version is the order.  By their arrival alone, v2 would wait for v3, and v3 for v2.
+By their arrival alone, v2 would wait for v3, and v3 for v2.
 """
 
 from __future__ import annotations
@@ -46,15 +44,26 @@ async def mark_waiting(unit: Unit, consumer: str, message: Message) -> None:
         await mark_kept(unit, consumer, message.source, now)
 
 
+async def leave_waiting(unit: Unit, consumer: str, *ended: Ended) -> None:
+    """Remove messages that are over from the waiting table, and clear their crash notes.
+
+    Whoever wrote the notes: no later attempt comes that could clear them.  How each message
+    ended is marked of its offset; nothing where it is a dead letter by now.
+    """
+    ids = [one.message_id for one in ended]
+    await unit.waiting.remove_many(consumer, ids)
+    # The notes of many are looked up first: nearly all are this worker's, cleared at once.
+    for message_id in ids if len(ids) == 1 else await unit.members.notes(consumer, ids):
+        await unit.members.acquit(consumer, message_id)
+    await mark_ends(unit, consumer, ended)
+
+
 async def take_out(unit: Unit, consumer: str, message_id: str) -> None:
-    """Take a dead letter out of the waiting room, where another delivery or a replay put it."""
+    """Remove a dead letter from the waiting table, where another delivery or a replay put it."""
     waiting = await unit.waiting.get(consumer, message_id)
     if waiting is not None:
-        await unit.waiting.remove(consumer, message_id)
-        # Nobody will take it out of there any more, and with it the note of a worker that died.
-        await unit.members.acquit(consumer, message_id)
         ended = Ended(message_id, waiting.source, Refused("dead letter"))
-        await mark_ends(unit, consumer, [ended])
+        await leave_waiting(unit, consumer, ended)
 
 
 def parked_without_payload(waiting: WaitingMessage, erased_at: float) -> WaitingMessage:

@@ -28,7 +28,6 @@ from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failed.attempt_failed import (
     Held,
     forget_tries,
-    leave_the_room,
     park_poison,
     write_conflict,
     write_failure,
@@ -36,6 +35,7 @@ from semel.messaging.failed.attempt_failed import (
 )
 from semel.messaging.failed.waiting import (
     is_next,
+    leave_waiting,
     let_next_go,
     mark_waiting,
     parked_without_payload,
@@ -72,6 +72,7 @@ from semel.messaging.outcome import (
     Skipped,
     alert,
 )
+from semel.messaging.receive.offsets import Ended
 from semel.messaging.records import BEHIND, Gap, WaitingMessage, Waits
 from semel.messaging.redact import ERASED_REASON
 from semel.policy.vocabulary import GapPolicy
@@ -218,8 +219,8 @@ class Attempt:
             outcome = await self.refuse(unit, answer)
         if self.from_waiting and self.answer is None and ends_waiting(answer):
             # A batch removes the rows of all that it claimed, in one statement.
-            source = self.message.source
-            await leave_the_room(unit, self.consumer.name, self.message.id, outcome, source)
+            ended = Ended(self.message.id, self.message.source, outcome)
+            await leave_waiting(unit, self.consumer.name, ended)
         return outcome
 
     async def enter(self, unit: Unit) -> Outcome | None:

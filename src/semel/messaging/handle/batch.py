@@ -26,7 +26,7 @@ from semel.errors import Fenced, InDoubt
 from semel.message import Message
 from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Database, TransactionEnded, Unit
-from semel.messaging.failed.waiting import is_next
+from semel.messaging.failed.waiting import is_next, leave_waiting
 from semel.messaging.failure import Classified
 from semel.messaging.handle.attempt import (
     Attempt,
@@ -47,7 +47,7 @@ from semel.messaging.outcome import (
     settlement,
 )
 from semel.messaging.receive.crash import outlived
-from semel.messaging.receive.offsets import Ended, FetchMarks, mark_ends
+from semel.messaging.receive.offsets import Ended, FetchMarks
 from semel.messaging.records import Waits
 from semel.messaging.redact import reason_of
 from semel.messaging.settings import Order
@@ -618,14 +618,9 @@ class _Drain:
         reach(CrashPoint.CLAIM_AFTER, name)
         for message, answer in zip(due, answers, strict=True):
             self.outcomes[message.id] = await self._one(unit, message, answer)
-        over = [ended.message_id for ended in self._leaving]
-        await unit.waiting.remove_many(name, over)
-        await mark_ends(unit, name, self._leaving)
-        # Nothing is outlived before the commit is, and it takes the note along.
+        # Both in this transaction: a note disappears only if its message is committed.
         await outlived(unit, name, list(self.outcomes))
-        for message_id in await unit.members.notes(name, over):
-            # Another worker's, which may die before it takes it back.
-            await unit.members.acquit(name, message_id)
+        await leave_waiting(unit, name, *self._leaving)
 
     async def _still_due(self, unit: Unit, messages: Mapping[str, Message]) -> list[Message]:
         """Lock what nobody has handled, locked or changed since it was read."""

@@ -38,7 +38,8 @@ from semel.errors import Fenced, InDoubt, Retryable, SemelError
 from semel.message import Message
 from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Database, Unit
-from semel.messaging.failed.attempt_failed import keep_attempt, leave_the_room
+from semel.messaging.failed.attempt_failed import keep_attempt
+from semel.messaging.failed.waiting import leave_waiting
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handle.attempt import Attempt, ends_waiting
 from semel.messaging.handle.cancel import called, end, owned
@@ -52,6 +53,7 @@ from semel.messaging.handle.claims import (
     Stale,
 )
 from semel.messaging.outcome import Handled, Outcome, RetryLater, Skipped
+from semel.messaging.receive.offsets import Ended
 from semel.messaging.records import WaitingMessage
 from semel.policy.vocabulary import StalePolicy
 
@@ -104,7 +106,7 @@ async def _complete_stale(
     await unit.claims.mark_completed(consumer.name, message.id, stale.fence)
     waiting = await unit.waiting.get(consumer.name, message.id)
     came_from = waiting.source if waiting else None
-    await leave_the_room(unit, consumer.name, message.id, Handled(), came_from)
+    await leave_waiting(unit, consumer.name, Ended(message.id, came_from, Handled()))
     return Skipped("inspected: its effect had happened")
 
 
@@ -208,8 +210,8 @@ class Lease:
         if self.waiting is not None:
             if self.waiting.held:
                 await unit.waiting.hold(self.consumer, [self.waiting.key or ""])
-            came_from = self.waiting.source
-            await leave_the_room(unit, self.consumer, self.message_id, Handled(), came_from)
+            ended = Ended(self.message_id, self.waiting.source, Handled())
+            await leave_waiting(unit, self.consumer, ended)
 
 
 async def handle_leased(
@@ -288,7 +290,7 @@ async def _leased(
     else:
         outcome = await attempt.refuse(unit, answer)
     if waiting is not None and ends_waiting(answer):
-        await leave_the_room(unit, consumer.name, message.id, outcome, waiting.source)
+        await leave_waiting(unit, consumer.name, Ended(message.id, waiting.source, outcome))
     return outcome
 
 

@@ -1,35 +1,22 @@
 """After a crash: find the message that kills its process, and quarantine it.
 
-Who may run in this process: all of its work at once, or one suspect alone.
+A process that dies cannot say which message killed it.  Three things find out:
 
-A process dies with everything that runs in it, so a death says something about
-one message only if nothing else ran.  Runners, retry workers and inbox workers
-of a process share its turns, on whatever event loops and threads they run.
+    Membership   a row for each process: its partitions, and how many records it may have had.
+                 The next owner of such a partition handles that many records alone.
+    Turns        while a suspect is tried alone, nothing else runs in the process.
+    guarded      note the try ─▶ commit ─▶ run ─▶ clear the note
+                    └─ too many deaths ─▶ quarantine: parked, or a dead letter
 
-Notes of tries: which worker wrote one, and whether its process can still outlive that.
+Only a death leaves a note behind: an exception, a stop's deadline and a database that refuses
+are survived.  A note counts once the process that wrote it is gone.
 
-    written ─▶ the writer runs: says nothing ─▶ taken back, or inherited when it is old
-       └─▶ the writer is gone: not outlived, the message is a suspect
+    written ─▶ its writer runs: says nothing ─▶ cleared by it, or inherited when it is old
+       └─▶ its writer is gone: a death, the message is a suspect
 
-A writer that runs is at the message now, or could not take its note back; a worker
-owes that, whoever handles the message meanwhile, and pays when the database answers.
-
-After an unclean stop: which records are handled one at a time, and for how long.
-
-A process that dies cannot say which message killed it.  Its row says which
-partitions it worked on and how many records it had; whoever gets such a
-partition handles that many records alone (`semel.messaging.receive.crash`).  In
-normal operation this costs one small transaction per start.
-
-One message that may kill its process: its try is written first, and the killer put aside.
-
-    note the try ─▶ commit ─▶ read ─▶ handle ─▶ take the note back
-       └─ not outlived too often ─▶ parked; a dead letter where reading it kills
-
-While it is tried alone, nothing else runs in the process (`semel.messaging.receive.crash`):
-a death is its own.  Only a death leaves the note of a try behind, which counts
-once its writer is gone (`semel.messaging.receive.crash`); an exception, a stop's deadline
-and a database that refuses are outlived.
+One rule clears the notes of messages that are over, whoever wrote them: a message that leaves
+the waiting table takes them along (`semel.messaging.failed.waiting.leave_waiting`), and
+`guarded` clears those of deliveries, which come again until they are acknowledged.
 """
 
 from __future__ import annotations
@@ -39,12 +26,20 @@ import json
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from typing import Final, TypeVar
 
 from semel.codec import Unread, Unreadable
 from semel.crashpoints import CrashPoint, reach
@@ -54,23 +49,29 @@ from semel.lease import Owner, owner_text, this_process
 from semel.message import Coordinates, Message, Partition, Record
 from semel.messaging.consumer import Consumer, invokes, unread
 from semel.messaging.database import Database, Unit
-from semel.messaging.failed.attempt_failed import (
-    fence_to_park,
-    leave_the_room,
-    write_unreadable,
-)
+from semel.messaging.failed.attempt_failed import fence_to_park, write_unreadable
+from semel.messaging.failed.waiting import leave_waiting
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handle.attempt import Attempt
 from semel.messaging.handle.claims import (
+    CLOSED,
     TERMINAL,
     ClaimRequest,
-    ClaimRow,
     ClaimState,
     HeldElsewhere,
     refusal,
 )
-from semel.messaging.outcome import Ack, Outcome, Refused, settlement
+from semel.messaging.outcome import (
+    Ack,
+    DeadLettered,
+    Handled,
+    Outcome,
+    Refused,
+    RetryStored,
+    settlement,
+)
 from semel.messaging.receive.broker import Subscription
+from semel.messaging.receive.offsets import Ended
 from semel.messaging.records import LEFT_SECONDS, Member, Note, WaitingMessage
 from semel.messaging.redact import reason_of
 
@@ -255,44 +256,39 @@ def _me() -> str:
 
 
 async def note_try(unit: Unit, consumer: str, message_id: str) -> int:
-    """Note that a message is about to be tried; return how many tries count, with this one.
+    """Note that a message is about to be tried alone; return how many tries count, with this one.
 
-    More than one makes it a suspect: so many less one were not outlived.
+    More than one: all before it ended with the death of their process.
     """
-    me = _me()
-    before = (await unit.members.note(consumer, [message_id], me)).get(message_id)
-    if before is None:
+    suspects = await note_tries(unit, consumer, [message_id])
+    if message_id not in suspects:
         return 1
-    if before.writer == me:
-        # This worker has outlived it, and only could not say so.
-        return before.tries
-    if await _is_gone(unit, consumer, before):
-        return await unit.members.suspect(consumer, message_id, me)
-    await _inherit(unit, consumer, message_id, before)
-    return 1
+    if suspects[message_id].writer == _me():
+        # This worker survived it, and only could not clear its note.
+        return suspects[message_id].tries
+    return await unit.members.suspect(consumer, message_id, _me())
 
 
-async def note_tries(unit: Unit, consumer: str, message_ids: Collection[str]) -> frozenset[str]:
-    """Note one try of each of several messages, together; return those that are suspects.
+async def note_tries(unit: Unit, consumer: str, message_ids: Collection[str]) -> Mapping[str, Note]:
+    """Note one try of each of several messages, together; return the notes of the suspects.
 
-    What was noted before stays as it is: a suspect is to be tried alone.
+    A suspect's note stays as it is: it counts on when the suspect is tried alone.
     """
     me = _me()
-    before = await unit.members.note(consumer, message_ids, me)
-    suspects = set()
-    for message_id, note in before.items():
+    suspects: dict[str, Note] = {}
+    for message_id, note in (await unit.members.note(consumer, message_ids, me)).items():
         is_mine = note.writer == me
         if note.tries > 1 if is_mine else await _is_gone(unit, consumer, note):
-            suspects.add(message_id)
+            suspects[message_id] = note
         elif not is_mine:
             await _inherit(unit, consumer, message_id, note)
-    return frozenset(suspects)
+    return suspects
 
 
 async def _inherit(unit: Unit, consumer: str, message_id: str, note: Note) -> None:
-    """Write one's own note for an old one of a process that runs, and could not take it back.
+    """Replace an old note of a process that runs, and could not clear it, by one's own.
 
-    A message that its writer is at is locked or leased, and nobody else gets as far as this.
+    While its writer handles the message it is locked or leased, and this is not reached.
     """
     if await unit.now() >= note.noted_at + LEFT_SECONDS:
         await unit.members.acquit_many(consumer, [message_id], note.writer)
@@ -300,7 +296,7 @@ async def _inherit(unit: Unit, consumer: str, message_id: str, note: Note) -> No
 
 
 async def outlived(unit: Unit, consumer: str, message_ids: Collection[str]) -> None:
-    """Take back what this worker noted; what others did is theirs."""
+    """Clear the notes of this worker; those of others stay."""
     await unit.members.acquit_many(consumer, message_ids, _me())
 
 
@@ -308,7 +304,7 @@ async def outlived(unit: Unit, consumer: str, message_ids: Collection[str]) -> N
 async def outliving(
     consumer: str, database: Database, message_ids: Collection[str]
 ) -> AsyncIterator[None]:
-    """Take back what was noted of messages however the block ends, unless the process does.
+    """Clear the notes of messages however the block ends, unless the process dies.
 
     A database that refuses or a stop's deadline is no death.
     """
@@ -321,7 +317,7 @@ async def outliving(
 async def unless_begun(
     consumer: str, database: Database, message_ids: Collection[str]
 ) -> AsyncIterator[None]:
-    """Take back what was noted of messages if the block raises: nothing is tried then.
+    """Clear the notes of messages if the block raises: nothing is tried then.
 
     Around the transaction that notes it, too: a commit whose answer was lost leaves the note.
     """
@@ -335,11 +331,10 @@ async def unless_begun(
 async def take_back(
     consumer: str, database: Database, message_ids: Collection[str], *, whoever: bool = False
 ) -> None:
-    """Do what `outlived` does in a transaction of its own, if the database answers.
+    """Clear notes in a transaction of its own, if the database answers.
 
-    Where it does not, a note stays that says nothing while this process runs.  A worker owes
-    it, and takes it back with the next ones, whatever they are.  *whoever* wrote them: for
-    messages that are over.
+    Where it does not, a note stays that says nothing while this process runs, and the worker
+    clears it together with its next ones.  *whoever* wrote them: for messages that are over.
     """
     writer = _WRITER.get()
     owed = set[str]() if writer is None else writer.owed
@@ -359,14 +354,8 @@ async def take_back(
         owed -= now
 
 
-async def is_noted_by_another(unit: Unit, consumer: str, message_id: str) -> bool:
-    """Tell whether the note of a message is that of another worker."""
-    note = (await unit.members.notes(consumer, [message_id])).get(message_id)
-    return note is not None and note.writer != _me()
-
-
 async def forget_note(unit: Unit, consumer: str, message_id: str) -> None:
-    """Take back what was noted of a message that is over, unless its writer is still at it."""
+    """Clear the note of a message that is over, unless its writer runs and may be at it."""
     note = (await unit.members.notes(consumer, [message_id])).get(message_id)
     if note is None:
         return
@@ -547,161 +536,9 @@ class _Suspects:
 
 
 CRASHED: Final = "CRASHED"
-"""The code of a message that was put aside because it kills."""
+"""The code of a message that was quarantined because it kills."""
 
-
-async def handle_record(
-    consumer: Consumer,
-    database: Database,
-    record: Record,
-    handle: Callable[[Message | Unreadable], Awaitable[Outcome]],
-    put_aside: Callable[[Message | Unreadable, Outcome], None] = lambda arrival, outcome: None,
-) -> Outcome:
-    """Read and handle a record that may kill the process; put it aside if it did so too often.
-
-    A message is parked.  What kills while it is read is no message yet: its bytes become a
-    dead letter, as those of any record that cannot be read.  *put_aside* hears of what was
-    durably put aside, and not handled.
-    """
-    limit = consumer.settings.poison_attempts
-    reason = f"the process died {limit} times while it read this record alone"
-    unread = Unreadable(record, Unread.UNDECODABLE, reason)
-    async with TURNS.alone():
-        async with unless_begun(consumer.name, database, [unread.id]), database.begin() as unit:
-            buried: Outcome | None = None
-            if await note_try(unit, consumer.name, unread.id) > limit:
-                buried = await write_unreadable(unit, consumer, unread)
-                await outlived(unit, consumer.name, [unread.id])
-        if buried is not None:
-            # The letter only says that it cannot be read.
-            EVENTS.measure(Metric.POISON, record.at.topic, "")
-            _log_poison(consumer, unread.id)
-            put_aside(unread, buried)
-            return buried
-        async with unless_begun(consumer.name, database, [unread.id]):
-            arrival = consumer.reading.read(record)
-            if not isinstance(arrival, Unreadable):
-                suspect = _Suspect(arrival, was_read_as=unread.id, deaths=limit)
-                begun = await _begin(consumer, database, suspect)
-        if isinstance(arrival, Unreadable):
-            await take_back(consumer.name, database, [unread.id], whoever=True)
-            return await handle(arrival)
-        if begun.aside is not None:
-            put_aside(arrival, begun.aside)
-        return await _carry_out(consumer, database, begun, lambda: handle(arrival))
-
-
-async def handle_waiting(
-    consumer: Consumer,
-    database: Database,
-    waiting: WaitingMessage,
-    handle: Callable[[], Awaitable[Outcome]],
-) -> Outcome:
-    """Read and handle a message out of the waiting room; park it if it kills too often.
-
-    Nobody's row says that it is in flight, so its try is always written first.  Only where an
-    earlier try was not outlived is it handled alone, and only such tries count.  What another
-    owner holds under a living lease is neither tried nor parked.
-    """
-    message = unread(waiting)
-    limit = consumer.settings.poison_attempts
-    with suppress(_IsSuspected):
-        async with TURNS.beside_others():
-            first = _Suspect(message, waiting, deaths=limit + 1, tries_at_most=1)
-            begun = await _begin(consumer, database, first)
-            return await _carry_out(consumer, database, begun, handle)
-    async with TURNS.alone():
-        # The first death is not its own for sure: others ran beside it.
-        suspect = _Suspect(message, waiting, deaths=limit + 1)
-        begun = await _begin(consumer, database, suspect)
-        return await _carry_out(consumer, database, begun, handle)
-
-
-@dataclass(frozen=True, slots=True)
-class _Suspect:
-    """A message that may kill the process."""
-
-    message: Message
-    waiting: WaitingMessage | None = None
-    """It comes out of the waiting room, and was not read yet."""
-
-    was_read_as: str = ""
-    """The suspicion that reading the record would kill, which it did not."""
-
-    deaths: int = 1
-    """How many tries that were not outlived put it aside."""
-
-    tries_at_most: int | None = None
-    """It is only handled here as long as it is not tried more often than this."""
-
-
-class _IsSuspected(Exception):
-    """An earlier try of a message was not outlived."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A try that is about to be made, or the end of all tries."""
-
-    message: Message
-    is_noted: bool
-    aside: Outcome | None
-    is_anothers: bool = False
-    """The note that stands is another worker's: it ran when this try began, or its lease did."""
-
-
-async def _begin(consumer: Consumer, database: Database, suspect: _Suspect) -> _Begun:
-    """Write the try before it is made; put the message aside instead if it killed too often.
-
-    Only a try that was not outlived counts: a message that fails and comes back is not one
-    that kills.
-    """
-    name, message = consumer.name, suspect.message
-    noted: list[str] = []
-    async with unless_begun(name, database, noted), database.begin() as unit:
-        if suspect.was_read_as:
-            # Whoever else noted it may die of something else: reading it does not kill.
-            await unit.members.acquit(name, suspect.was_read_as)
-        row = await unit.claims.look_up(name, message.id)
-        runs = await _runs(unit, consumer, suspect, row)
-        may_kill = runs in (_Runs.YES, _Runs.AGAIN)
-        tries = await note_try(unit, name, message.id) if may_kill else 0
-        if suspect.tries_at_most is not None and tries > suspect.tries_at_most:
-            raise _IsSuspected
-        noted += [message.id] if may_kill else []
-        aside: Outcome | None = None
-        if runs is _Runs.ASIDE or tries > suspect.deaths:
-            aside = await _put_aside(unit, consumer, suspect, runs)
-        if runs is _Runs.OVER and row is not None and row.state is ClaimState.COMPLETED:
-            # Whoever noted it: he may die before he takes it back, and nobody comes here again.
-            await unit.members.acquit(name, message.id)
-        elif runs is _Runs.OVER or aside is not None:
-            await forget_note(unit, name, message.id)
-        is_anothers = False
-        if runs is not _Runs.OVER and aside is None and suspect.waiting is None:
-            is_anothers = await is_noted_by_another(unit, name, message.id)
-    reach(CrashPoint.CAREFUL_ATTEMPT_AFTER, name)
-    return _Begun(message, tries > 0, aside, is_anothers)
-
-
-async def _carry_out(
-    consumer: Consumer,
-    database: Database,
-    begun: _Begun,
-    handle: Callable[[], Awaitable[Outcome]],
-) -> Outcome:
-    """Make the try that is written, and take it back if the process outlives it."""
-    message = begun.message
-    if begun.aside is not None:
-        _log_poison(consumer, message.id)
-        return begun.aside
-    noted = [message.id] if begun.is_noted else []
-    async with outliving(consumer.name, database, noted):
-        outcome = await handle()
-    if begun.is_anothers and isinstance(settlement(outcome), Ack):
-        # Its writer is dead, or may die, and nobody comes back to a message that is over.
-        await take_back(consumer.name, database, [message.id], whoever=True)
-    return outcome
+Result = TypeVar("Result")
 
 
 class _Runs(Enum):
@@ -711,54 +548,233 @@ class _Runs(Enum):
     AGAIN = "again"
     """For a duplicate, which is invoked."""
 
-    ASIDE = "aside"
+    QUARANTINED = "quarantined"
     """It would, for a duplicate that has killed: a dead letter says so."""
 
     NOT = "not"
     """Not now; it comes back."""
 
     OVER = "over"
-    """Never again."""
+    """No more, unless a person sends it back."""
+
+    DONE = "done"
+    """Never again: its effect is durable."""
 
 
-async def _runs(unit: Unit, consumer: Consumer, suspect: _Suspect, row: ClaimRow | None) -> _Runs:
-    message = suspect.message
+async def _always(unit: Unit) -> _Runs:
+    return _Runs.YES
+
+
+class Clear(Enum):
+    """Which notes go after a try that was survived."""
+
+    OWN = "own"
+    ALL = "all"
+    """It is over, and no attempt comes that could clear the notes of workers that die."""
+
+    CLEARED = "cleared"
+    """The transaction that ended the message has cleared them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Something that may kill the process, and what to do if it does."""
+
+    id: str
+    """Under which its tries are noted."""
+
+    deaths: int
+    """How many tries that ended with a death quarantine it."""
+
+    quarantine: Callable[[Unit, _Runs], Awaitable[Outcome | None]]
+    """Quarantines it in the open transaction; None where it is over by now."""
+
+    tell: Callable[[Outcome], None] = lambda outcome: None
+    """Hears of the quarantine once it is durable."""
+
+    runs: Callable[[Unit], Awaitable[_Runs]] = _always
+    is_alone: bool = True
+    """False: other work runs beside it, and it is refused where it has killed before."""
+
+
+class IsSuspected(Exception):
+    """An earlier try ended with the death of its process."""
+
+
+async def guarded(
+    consumer: Consumer,
+    database: Database,
+    suspect: Suspect,
+    run: Callable[[], Awaitable[Result]],
+    clears: Callable[[Result], Clear] = lambda result: Clear.OWN,
+) -> Result | Outcome:
+    """Run something that may kill the process, with a note of the try; or quarantine it.
+
+    The result says which notes it *clears*.
+
+    Raises:
+        IsSuspected: it has to be tried alone; nothing was noted.
+    """
+    name, noted = consumer.name, list[str]()
+    quarantined: Outcome | None = None
+    async with unless_begun(name, database, noted), database.begin() as unit:
+        runs = await suspect.runs(unit)
+        tries = 0
+        if runs in (_Runs.YES, _Runs.AGAIN):
+            tries = await note_try(unit, name, suspect.id)
+            if tries > 1 and not suspect.is_alone:
+                raise IsSuspected
+            noted.append(suspect.id)
+        if runs is _Runs.QUARANTINED or tries > suspect.deaths:
+            quarantined = await suspect.quarantine(unit, runs)
+        if runs is _Runs.DONE:
+            await unit.members.acquit(name, suspect.id)
+        elif runs is _Runs.OVER or quarantined is not None:
+            await forget_note(unit, name, suspect.id)
+    reach(CrashPoint.CAREFUL_ATTEMPT_AFTER, name)
+    if quarantined is not None:
+        log.error("poison message quarantined", extra={"consumer": name, "id": suspect.id})
+        suspect.tell(quarantined)
+        return quarantined
+    async with unless_begun(name, database, noted):
+        result = await run()
+    match clears(result):
+        case Clear.ALL if runs not in (_Runs.OVER, _Runs.DONE):
+            await take_back(name, database, [suspect.id], whoever=True)
+        case Clear.OWN | Clear.ALL:
+            await take_back(name, database, noted)
+        case Clear.CLEARED:
+            pass
+    return result
+
+
+async def handle_record(
+    consumer: Consumer,
+    database: Database,
+    record: Record,
+    handle: Callable[[Message | Unreadable], Awaitable[Outcome]],
+    quarantined: Callable[[Message | Unreadable, Outcome], None] = lambda arrival, outcome: None,
+) -> Outcome:
+    """Read and handle a record that may kill the process; quarantine it if it did so too often.
+
+    A message is parked.  What kills while it is read is no message yet: its bytes become a
+    dead letter, as those of any record that cannot be read.  *quarantined* hears of what was
+    durably quarantined, and not handled.
+    """
+    limit = consumer.settings.poison_attempts
+    reason = f"the process died {limit} times while it read this record alone"
+    unread = Unreadable(record, Unread.UNDECODABLE, reason)
+
+    async def quarantine(unit: Unit, runs: _Runs) -> Outcome:
+        return await write_unreadable(unit, consumer, unread)
+
+    def tell_unread(outcome: Outcome) -> None:
+        # The letter only says that it cannot be read.
+        EVENTS.measure(Metric.POISON, record.at.topic, "")
+        quarantined(unread, outcome)
+
+    async def read() -> Message | Unreadable:
+        return consumer.reading.read(record)
+
+    reading = Suspect(unread.id, limit, quarantine, tell_unread)
+    async with TURNS.alone():
+        # Once it is read, reading it does not kill: every note of that is cleared.
+        arrival = await guarded(consumer, database, reading, read, lambda read: Clear.ALL)
+        if isinstance(arrival, Unreadable):
+            return await handle(arrival)
+        if not isinstance(arrival, Message):
+            return arrival
+        message = arrival
+        suspect = _message(
+            consumer, message, limit, tell=lambda outcome: quarantined(message, outcome)
+        )
+        return await guarded(consumer, database, suspect, lambda: handle(message), _delivered)
+
+
+async def handle_waiting(
+    consumer: Consumer,
+    database: Database,
+    waiting: WaitingMessage,
+    handle: Callable[[], Awaitable[Outcome]],
+) -> Outcome:
+    """Read and handle a waiting message; park it if it kills too often.
+
+    No process's row says that it is in flight, so its try is always noted first.  Only after
+    a death is it handled alone.  What another owner holds under a living lease is neither
+    tried nor parked.
+    """
+    # The first death is not its own for sure: others ran beside it.
+    limit = consumer.settings.poison_attempts + 1
+    suspect = _message(consumer, unread(waiting), limit, from_waiting=True)
+    with suppress(IsSuspected):
+        async with TURNS.beside_others():
+            beside = replace(suspect, is_alone=False)
+            return await guarded(consumer, database, beside, handle, _waited)
+    async with TURNS.alone():
+        return await guarded(consumer, database, suspect, handle, _waited)
+
+
+def _delivered(outcome: Outcome) -> Clear:
+    # What waits for its retry has a next attempt, whose note may stand by now.
+    is_over = isinstance(settlement(outcome), Ack) and not isinstance(outcome, RetryStored)
+    return Clear.ALL if is_over else Clear.OWN
+
+
+def _waited(outcome: Outcome) -> Clear:
+    # These leave the waiting table; of another outcome, another worker may be the cause.
+    return Clear.CLEARED if isinstance(outcome, Handled | DeadLettered) else Clear.OWN
+
+
+def _message(
+    consumer: Consumer,
+    message: Message,
+    deaths: int,
+    tell: Callable[[Outcome], None] = lambda outcome: None,
+    *,
+    from_waiting: bool = False,
+) -> Suspect:
+    """Return a message as a suspect, whose claim says whether it runs."""
+
+    async def runs(unit: Unit) -> _Runs:
+        return await _runs(unit, consumer, message, from_waiting=from_waiting)
+
+    async def quarantine(unit: Unit, runs: _Runs) -> Outcome:
+        return await _quarantine(unit, consumer, message, runs, from_waiting=from_waiting)
+
+    return Suspect(message.id, deaths, quarantine, tell, runs)
+
+
+async def _runs(unit: Unit, consumer: Consumer, message: Message, *, from_waiting: bool) -> _Runs:
+    row = await unit.claims.look_up(consumer.name, message.id)
     no = None if row is None else refusal(row, message.digest, await unit.now())
     if invokes(consumer, no):
         # Its claim stays COMPLETED, whatever it does: only the letter tells that it kills.
         letter = await unit.dead_letters.get(consumer.name, message.id)
         killed = letter is not None and letter.error_code == CRASHED
-        return _Runs.ASIDE if killed else _Runs.AGAIN
-    if row is not None and row.state in (_OVER if suspect.waiting is None else TERMINAL):
-        return _Runs.OVER
+        return _Runs.QUARANTINED if killed else _Runs.AGAIN
+    if row is not None and row.state in (TERMINAL if from_waiting else CLOSED):
+        return _Runs.DONE if row.state is ClaimState.COMPLETED else _Runs.OVER
     if isinstance(no, HeldElsewhere):
         return _Runs.NOT
-    return _Runs.YES if no is None or suspect.waiting is not None else _Runs.NOT
+    return _Runs.YES if no is None or from_waiting else _Runs.NOT
 
 
-_OVER: Final = TERMINAL | {ClaimState.PARKED}
-
-
-async def _put_aside(unit: Unit, consumer: Consumer, suspect: _Suspect, runs: _Runs) -> Outcome:
-    if runs is _Runs.ASIDE:
+async def _quarantine(
+    unit: Unit, consumer: Consumer, message: Message, runs: _Runs, *, from_waiting: bool
+) -> Outcome:
+    if runs is _Runs.QUARANTINED:
         over = Refused(f"dead letter ({CRASHED})")
-        if suspect.waiting is not None:
-            message = suspect.message
-            await leave_the_room(unit, consumer.name, message.id, over, message.source)
+        if from_waiting:
+            await leave_waiting(unit, consumer.name, Ended(message.id, message.source, over))
         return over
     limit = consumer.settings.poison_attempts
     reason = f"the process died {limit} times while it handled this message alone"
     failure = Classified(FailureClass.POISON, CRASHED, reason, "")
-    message = suspect.message.tried(limit)
-    attempt = Attempt(consumer, message, from_waiting=suspect.waiting is not None)
+    attempt = Attempt(consumer, message.tried(limit), from_waiting=from_waiting)
     if runs is _Runs.AGAIN:
         # Its effect is durable, so there is nothing to park; what it sends may be lost.
-        attempt.message = message.repeated()
+        attempt.message = attempt.message.repeated()
         return await attempt.write_failure(unit, failure)
     # It may have been leased since it was looked at.
     attempt.fence = await fence_to_park(unit, consumer, ClaimRequest.of(message))
     return await attempt.park(unit, failure)
-
-
-def _log_poison(consumer: Consumer, id: str) -> None:
-    log.error("poison message put aside", extra={"consumer": consumer.name, "id": id})

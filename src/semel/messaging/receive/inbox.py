@@ -1,21 +1,17 @@
 """The inbox: messages are stored first, and handled in the same transaction or by a worker later.
 
-Storing incoming messages first, and handling them in the same transaction or later.
-
     store_and_handle   begin ─▶ store ─▶ handle ─▶ mark processed ─▶ commit ─▶ (ack)
     store              begin ─▶ store ─▶ commit ─▶ (ack)       … and an inbox's worker, later
 
-An id is stored once for each consumer.  Whoever delivers acknowledges after the
-answer: by then the message is durable here, or its effect is.
-
-The worker of an inbox: handles stored messages, and finds out the one that kills it.
+An id is stored once for each consumer.  Acknowledge after the answer: by then the message is
+durable here, or its effect is.  The worker takes stored messages from the table:
 
     take ─▶ handle, each in a savepoint ─▶ commit        a batch, in normal operation
     take ─▶ note the try ─▶ commit ─▶ handle alone       after an unclean stop
 
-A process that dies cannot say which message killed it.  Its row, which a clean
-stop removes, says how many messages it had; whoever finds the row handles that
-many one by one, and one that was not outlived too often is a dead letter.
+A worker's row, which a clean stop removes, says how many messages it had; the next worker that
+finds the row handles that many alone, and one that kills too often is a dead letter
+(`semel.messaging.receive.crash`).
 """
 
 from __future__ import annotations
@@ -63,14 +59,14 @@ from semel.messaging.outcome import (
     tell_received,
 )
 from semel.messaging.receive.crash import (
+    CRASHED,
     TURNS,
+    Suspect,
     Writer,
+    guarded,
     is_gone,
-    note_try,
     noting_as,
     outlived,
-    outliving,
-    unless_begun,
 )
 from semel.messaging.records import InboxMessage, Member
 from semel.messaging.redact import ERASED_REASON, reason_of
@@ -326,29 +322,30 @@ class InboxWorker:
             return await self._work(self._batch)
 
     async def _work_alone(self) -> int:
-        """Handle one message that may kill the process; bury it if it did so too often."""
-        consumer, limit = self.consumer, self.consumer.settings.poison_attempts
-        noted: list[str] = []
-        async with unless_begun(consumer.name, self.database, noted), self.database.begin() as unit:
-            taken = await unit.inbox.take_due(consumer.name, 1)
-            tries, buried = 0, None
-            for stored in taken:
-                noted.append(stored.message_id)
-                tries = await note_try(unit, consumer.name, stored.message_id)
-                if tries > limit:
-                    why = f"the process died {limit} times while it handled this message alone"
-                    failure = Classified(FailureClass.POISON, "CRASHED", why, "")
-                    buried = await self._bury(unit, stored, failure, Told.DLQ)
-                    await outlived(unit, consumer.name, [stored.message_id])
-        reach(CrashPoint.CAREFUL_ATTEMPT_AFTER, consumer.name)
-        if buried is not None:
-            tell(taken[0], buried, consumer.name)
-        if 0 < tries <= limit:
-            only = taken[0].message_id
-            async with outliving(consumer.name, self.database, [only]):
-                await self._work(1, only=only)
+        """Handle one message while nothing else runs in the process."""
+        async with self.database.begin() as unit:
+            taken = await unit.inbox.take_due(self.consumer.name, 1)
+        if taken:
+            await self._guarded(taken[0])
         await self._row.outlived(len(taken))
         return len(taken)
+
+    async def _guarded(self, stored: InboxMessage) -> None:
+        """Handle a message that may kill the process; dead-letter it if it did so too often."""
+        consumer, limit = self.consumer, self.consumer.settings.poison_attempts
+
+        async def quarantine(unit: Unit, runs: object) -> Outcome | None:
+            why = f"the process died {limit} times while it handled this message alone"
+            failure = Classified(FailureClass.POISON, CRASHED, why, "")
+            return await self._dead_letter(unit, stored, failure, Told.DLQ)
+
+        def tell_quarantined(outcome: Outcome) -> None:
+            tell(stored, outcome, consumer.name)
+
+        suspect = Suspect(stored.message_id, limit, quarantine, tell_quarantined)
+        await guarded(
+            consumer, self.database, suspect, lambda: self._work(1, only=stored.message_id)
+        )
 
     async def _work(self, limit: int, only: str | None = None) -> int:
         """Handle what is due; with *only*, nothing but this message, which was outlived then."""
@@ -405,7 +402,7 @@ class InboxWorker:
             )
         fate = verdict(consumer.settings.retry, failure, stored.attempts + 1)
         if not isinstance(fate, RetryIn):
-            return await self._bury(unit, stored, failure, _told(error, failure))
+            return await self._dead_letter(unit, stored, failure, _told(error, failure))
         why = f"{failure.code}: {failure.reason}"
         attempts = await unit.inbox.failed(consumer.name, stored.message_id, why, fate.seconds)
         await keep_attempt_of_inbox(unit, consumer.name, stored.message_id, failure)
@@ -413,7 +410,7 @@ class InboxWorker:
         log.warning("message failed", extra=nouns)
         return RetryStored(failure, attempts)
 
-    async def _bury(
+    async def _dead_letter(
         self, unit: Unit, stored: InboxMessage, failure: Classified, told: Told
     ) -> Outcome | None:
         name, why = self.consumer.name, f"{failure.code}: {failure.reason}"

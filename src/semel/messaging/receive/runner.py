@@ -339,7 +339,7 @@ class Runner:
             elif await self._membership.is_careful(at):
                 with noting_as(self._writer):
                     outcomes[at] = await handle_record(
-                        self.consumer, self.database, record, self._suspect, self._put_aside
+                        self.consumer, self.database, record, self._suspect, self._quarantined
                     )
                 if isinstance(settlement(outcomes[at]), Nack):
                     blocked.add(at.place)
@@ -352,7 +352,7 @@ class Runner:
     async def _suspect(self, arrival: Arrival) -> Outcome:
         return await self._one(self._received(arrival))
 
-    def _put_aside(self, arrival: Arrival, outcome: Outcome) -> None:
+    def _quarantined(self, arrival: Arrival, outcome: Outcome) -> None:
         tell(self._received(arrival), outcome, self.subscription.group)
 
     async def _in_lanes(
