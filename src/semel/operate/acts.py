@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse, Permanent, SemelError, reason_of
 from semel.messaging.handle.claims import ClaimState, Failure, is_leased
-from semel.messaging.records import DeadLetter, WaitingMessage
+from semel.messaging.records import DeadLetter, StoredMessage
 from semel.operate.stores import OperatorDatabase, OperatorUnit, Revision
 
 Result = TypeVar("Result")
@@ -125,7 +125,7 @@ async def overrule(unit: OperatorUnit, consumer: str, message_id: str, failure: 
     return await unit.claims.mark_failed(consumer, message_id, failure)
 
 
-async def keep_payload(unit: OperatorUnit, message: WaitingMessage | DeadLetter) -> None:
+async def keep_payload(unit: OperatorUnit, message: StoredMessage) -> None:
     """Keep the payload of a message that one person removes, as a revision.
 
     Only deleting, which needs two people, and erasing remove a payload.
@@ -145,6 +145,13 @@ async def keep_payload(unit: OperatorUnit, message: WaitingMessage | DeadLetter)
     )
 
 
+def need_payload(message: StoredMessage) -> None:
+    """Raise NotPossible if the message's payload was erased."""
+    if message.erased_at is not None:
+        why = "its payload was erased, so it can only be skipped or deleted"
+        raise NotPossible(message.consumer, message.message_id, why)
+
+
 async def need_not_handled(unit: OperatorUnit, consumer: str, message_id: str) -> None:
     """Raise NotPossible if the message's claim is completed: it never opens again."""
     row = await unit.claims.look_up(consumer, message_id)
@@ -157,7 +164,7 @@ async def need_not_handled(unit: OperatorUnit, consumer: str, message_id: str) -
         )
 
 
-async def need_nobody_at_it(unit: OperatorUnit, consumer: str, message_id: str) -> None:
+async def need_no_live_lease(unit: OperatorUnit, consumer: str, message_id: str) -> None:
     """Raise NotPossible if a worker holds a live lease on the message.
 
     Call with its waiting row locked.  A worker that handles the message may have had its effect

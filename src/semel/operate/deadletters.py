@@ -35,6 +35,7 @@ from semel.operate.acts import (
     need_actor,
     need_not_handled,
     need_not_too_often,
+    need_payload,
     need_reason,
     need_review,
     overrule,
@@ -237,9 +238,7 @@ async def send_back(unit: OperatorUnit, stored: InboxMessage) -> None:
     if stored.processed_at is not None:
         why = f"a person ended it ({stored.error})" if stored.error else "it was handled"
         raise NotPossible(consumer, message_id, f"{why}; it is never tried again")
-    if stored.erased_at is not None:
-        why = "its payload was erased, so it can only be skipped or deleted"
-        raise NotPossible(consumer, message_id, why)
+    need_payload(stored)
     await need_not_handled(unit, consumer, message_id)
     if await unit.waiting.get(consumer, message_id) is not None:
         why = "a message with this id waits for the retry worker; skip that one first"
@@ -275,9 +274,7 @@ async def _need_letter(unit: OperatorUnit, consumer: str, message_id: str) -> De
 async def _move_to_waiting(unit: OperatorUnit, letter: DeadLetter, waits: Waits) -> None:
     """Move a letter to the waiting table."""
     consumer, message_id = letter.consumer, letter.message_id
-    if letter.erased_at is not None:
-        why = "its payload was erased, so it can only be skipped or deleted"
-        raise NotPossible(consumer, message_id, why)
+    need_payload(letter)
     if await unit.waiting.get(consumer, message_id) is not None:
         raise NotPossible(consumer, message_id, "a message with this id waits already")
     await need_review(unit, letter)

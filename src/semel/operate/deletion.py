@@ -23,7 +23,7 @@ from semel.operate.acts import (
     NotPossible,
     acting,
     need_actor,
-    need_nobody_at_it,
+    need_no_live_lease,
     need_reason,
     overrule,
 )
@@ -150,7 +150,7 @@ async def approve_delete(
             came_from = waiting.source if waiting else None
             if not await unit.waiting.remove(consumer, message_id):
                 raise NoSuchMessage(consumer, message_id, WAITING)
-            await need_nobody_at_it(unit, consumer, message_id)
+            await need_no_live_lease(unit, consumer, message_id)
             # Another operator may have fixed it between the two statements.
             revisions = await unit.revisions.of(consumer, message_id)
             _need_the_same(request, revisions[-1] if revisions else None)

@@ -37,8 +37,9 @@ from semel.operate.acts import (
     complete_without_effect,
     keep_payload,
     need_actor,
-    need_nobody_at_it,
+    need_no_live_lease,
     need_not_handled,
+    need_payload,
     need_reason,
 )
 from semel.operate.stores import (
@@ -217,11 +218,11 @@ async def fix(
     new_hash = digest_of(payload)
     async with acting(database) as unit:
         before = await need_waiting(unit, consumer, message_id)
-        _need_payload(before)
+        need_payload(before)
         new_id = await _new_id(unit, before, ids, payload)
         if not await unit.waiting.revise(consumer, message_id, payload, new_hash, new_id):
             raise NoSuchMessage(consumer, message_id, WAITING)
-        await need_nobody_at_it(unit, consumer, message_id)
+        await need_no_live_lease(unit, consumer, message_id)
         revision = await _add_revision(
             unit, before, payload, ids, actor=need_actor(actor), reason=reason
         )
@@ -311,7 +312,7 @@ async def skip(
         message = await need_waiting(unit, consumer, message_id)
         if not await unit.waiting.remove(consumer, message_id):
             raise NoSuchMessage(consumer, message_id, WAITING)
-        await need_nobody_at_it(unit, consumer, message_id)
+        await need_no_live_lease(unit, consumer, message_id)
         await keep_payload(unit, message)
         await complete_without_effect(unit, consumer, message_id, SKIPPED)
         await mark(unit, consumer, Mark.SKIPPED, message.source)
@@ -329,19 +330,9 @@ async def need_waiting(unit: OperatorUnit, consumer: str, message_id: str) -> Wa
     return message
 
 
-def _need_payload(message: WaitingMessage) -> None:
-    """Raise NotPossible if the payload was erased."""
-    if message.erased_at is not None:
-        raise NotPossible(
-            message.consumer,
-            message.message_id,
-            "its payload was erased, so it can only be skipped or deleted",
-        )
-
-
 async def _release(unit: OperatorUnit, message: WaitingMessage) -> None:
     consumer, message_id = message.consumer, message.message_id
-    _need_payload(message)
+    need_payload(message)
     if is_made_up(message_id):
         why = (
             "it has a generated id, because its record had none or its id has another payload; "
