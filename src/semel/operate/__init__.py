@@ -12,23 +12,27 @@ Of a pipeline (`Pipeline.of(driver)` says which sinks are asked):
     cycles_to_verify, verify       rows staged against rows visible
     plan_adoption, adopt           go on with a checkpoint that does not follow from the ledger
     plan_resolution, resolve       carry a stuck cycle through
+    ledger                         check, copy and restore the ledger itself
 
 Of messages:
 
     Replay, dry_runs               handle selected messages again, or see what that would do
+    replays, replay_status         how far replays are; stop_replay, abandon_replay
     Ids, Letters, Waiting, Offsets, Times, parked_key    which messages
     parking                        fix, release, skip and label parked messages
     deadletters                    look at a dead letter; retry, park or skip it
     deletion                       delete a message, with the approval of a second person
     explain_message                what is known about a message
     completeness                   whether every offset was handled
+    outbox                         how full an outbox is; send parked messages again, drop them
+    audit                          what people did, and whether anybody changed the record of it
     retention                      delete what is old; erase a person's payloads
     review                         what a policy guarantees, and what is wrong with it
 
-Files: adoption doctor guarantee pipelines recovery resolution status verification (pipelines);
-replay replay_message selection dryrun parking deadletters deletion explain completeness
-retention outbox (messages); acts (one audited act), audit (the trail), stores (what only
-operators need of a database).
+Files: adoption doctor guarantee ledger pipelines recovery resolution status verification
+(pipelines); replay replay_message selection dryrun parking deadletters deletion explain
+completeness retention outbox (messages); acts (one audited act), audit (the trail), stores
+(what only operators need of a database).
 """
 
 from typing import TYPE_CHECKING
@@ -38,7 +42,16 @@ from semel.lazy import lazily
 if TYPE_CHECKING:
     from semel.messaging.outcome import OutcomeRange
     from semel.messaging.records import DeadLetterFilter, WaitingFilter
-    from semel.operate import completeness, deadletters, deletion, parking, retention
+    from semel.operate import (
+        audit,
+        completeness,
+        deadletters,
+        deletion,
+        ledger,
+        outbox,
+        parking,
+        retention,
+    )
     from semel.operate.adoption import adopt, plan_adoption
     from semel.operate.doctor import Patient, diagnose
     from semel.operate.dryrun import dry_runs
@@ -46,7 +59,14 @@ if TYPE_CHECKING:
     from semel.operate.guarantee import guarantee_of
     from semel.operate.pipelines import Pipeline
     from semel.operate.recovery import plan_recovery, recover
-    from semel.operate.replay import Replay, ReplaySettings
+    from semel.operate.replay import (
+        Replay,
+        ReplaySettings,
+        abandon_replay,
+        replay_status,
+        replays,
+        stop_replay,
+    )
     from semel.operate.resolution import Choice, Way, plan_resolution, resolve
     from semel.operate.selection import Ids, Letters, Offsets, Times, Waiting, parked_key
     from semel.operate.status import Files, history_of, status_of
@@ -72,8 +92,10 @@ __all__ = [
     "Waiting",
     "WaitingFilter",
     "Way",
+    "abandon_replay",
     "acting_from",
     "adopt",
+    "audit",
     "completeness",
     "cycles_to_verify",
     "deadletters",
@@ -83,17 +105,22 @@ __all__ = [
     "explain_message",
     "guarantee_of",
     "history_of",
+    "ledger",
     "open_checkpoint",
+    "outbox",
     "parked_key",
     "parking",
     "plan_adoption",
     "plan_recovery",
     "plan_resolution",
     "recover",
+    "replay_status",
+    "replays",
     "resolve",
     "retention",
     "review",
     "status_of",
+    "stop_replay",
     "verify",
 ]
 
@@ -116,8 +143,10 @@ __getattr__ = lazily(
         "Waiting": "semel.operate.selection",
         "WaitingFilter": "semel.messaging.records",
         "Way": "semel.operate.resolution",
+        "abandon_replay": "semel.operate.replay",
         "acting_from": "semel.operate.stores",
         "adopt": "semel.operate.adoption",
+        "audit": "semel.operate.audit",
         "completeness": "semel.operate.completeness",
         "cycles_to_verify": "semel.operate.verification",
         "deadletters": "semel.operate.deadletters",
@@ -127,17 +156,22 @@ __getattr__ = lazily(
         "explain_message": "semel.operate.explain",
         "guarantee_of": "semel.operate.guarantee",
         "history_of": "semel.operate.status",
+        "ledger": "semel.operate.ledger",
         "open_checkpoint": "semel.spark.checkpoint",
+        "outbox": "semel.operate.outbox",
         "parked_key": "semel.operate.selection",
         "parking": "semel.operate.parking",
         "plan_adoption": "semel.operate.adoption",
         "plan_recovery": "semel.operate.recovery",
         "plan_resolution": "semel.operate.resolution",
         "recover": "semel.operate.recovery",
+        "replay_status": "semel.operate.replay",
+        "replays": "semel.operate.replay",
         "resolve": "semel.operate.resolution",
         "retention": "semel.operate.retention",
         "review": "semel.policy",
         "status_of": "semel.operate.status",
+        "stop_replay": "semel.operate.replay",
         "verify": "semel.operate.verification",
     },
 )
