@@ -22,8 +22,8 @@ from docs.markdown import attribute_docs, first_sentence, rules_of, table
 from docs.messaging_tables import MESSAGING
 from docs.policy_tables import REFERENCE, Rows
 from semel import errors, events
+from semel.cli.answer import MEANS
 from semel.cli.app import app
-from semel.cli.exits import MEANS
 from semel.crashpoints import CrashPoint
 from semel.ledger.schema import INDEXES, VERSION
 from semel.ledger.schema import TABLES as LEDGER_TABLES

@@ -12,17 +12,17 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from enum import IntEnum
 from typing import Any, Final, TypeVar
 
 import typer
 from rich.console import Console
 
-from semel.cli.exits import ExitCode, exit_code_of
 from semel.cli.plain import PlainConsole
 from semel.cli.render import Line, Rows, document, print_lines
-from semel.errors import Misuse, SemelError
+from semel.errors import Fenced, LeaseHeld, Misuse, Retryable, SemelError
 from semel.messaging.redact import reason_of
 from semel.secrets import scrubbed
 
@@ -37,6 +37,50 @@ PROGRESS_SECONDS: Final = 1.0
 
 
 Result = TypeVar("Result")
+
+
+class ExitCode(IntEnum):
+    """What the exit code of every command means.
+
+    Where a supervised query ends for the same reason, `semel.spark.supervise.Exit` has the same
+    number.
+    """
+
+    OK = 0
+    ATTENTION = 1
+    USAGE = 2
+    FENCED = 3
+    OPERATOR = 4
+    BUG = 70
+    TRY_LATER = 75
+    INTERRUPTED = 130
+
+
+MEANS: Final[Mapping[ExitCode, str]] = {
+    ExitCode.OK: "fine; nothing needs a person",
+    ExitCode.ATTENTION: "the command worked and found something: stranded, different, weakened",
+    ExitCode.USAGE: "wrong arguments, or they name a thing that does not exist",
+    ExitCode.FENCED: "another process owns the scope",
+    ExitCode.OPERATOR: "records contradict each other, or a thing is unusable; nothing was forced",
+    ExitCode.BUG: "a fault in semel itself; --debug shows where",
+    ExitCode.TRY_LATER: "something does not answer now; nothing is lost",
+    ExitCode.INTERRUPTED: "Ctrl-C, or the answer to a question was no",
+}
+"""One line each, as `semel --help` prints them."""
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """Say with which code an error ends the command."""
+    match error:
+        case Fenced() | LeaseHeld():
+            return ExitCode.FENCED
+        case Retryable():
+            return ExitCode.TRY_LATER
+        case Misuse():
+            return ExitCode.USAGE
+        case SemelError():
+            return ExitCode.OPERATOR
+    return ExitCode.BUG
 
 
 class Answer:

@@ -21,7 +21,7 @@ import typer
 from semel.cli.answer import Answer, answering
 from semel.cli.options import MOST_ROWS, DebugOption, JsonOption, YesOption
 from semel.cli.plain import given
-from semel.cli.words import lasting
+from semel.cli.render import lasting
 from semel.errors import MissingExtra, Misuse
 from semel.operate.stores import Account, OperatorDatabase, acting_from
 from semel.secrets import masked

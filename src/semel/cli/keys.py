@@ -1,4 +1,4 @@
-"""The keys of every command's JSON document, read from the reports themselves.
+"""The keys of every command's JSON document, read from the answers and their shapes.
 
 `docs/reference/json.md` is this module's `page`; a test compares the two.
 """

@@ -9,8 +9,7 @@ from typing import Any
 
 from semel.cli.answer import Answer
 from semel.cli.database import Actor, Books
-from semel.cli.render import WRITERS, Line, bold
-from semel.cli.words import counted
+from semel.cli.render import WRITERS, Line, bold, counted
 from semel.message import Coordinates
 from semel.messaging.records import DeadLetter, StoredMessage, WaitingMessage
 from semel.operate.acts import Acts, on_each

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from semel.cli.exits import MEANS, ExitCode, exit_code_of
-from semel.cli.words import lasting
+from semel.cli.answer import MEANS, ExitCode, exit_code_of
+from semel.cli.render import lasting
 from semel.errors import Fenced, LeaseHeld, Misuse, NeedsOperator, Permanent, Retryable
 from semel.memory.sink import MemorySink
 from semel.spark.supervise import Exit

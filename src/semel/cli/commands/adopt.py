@@ -11,9 +11,8 @@ from rich.text import Text
 from semel.cli.answer import Answer
 from semel.cli.options import LedgerOption
 from semel.cli.preamble import Operator, begins_with, changing
-from semel.cli.render import Field, Line, Rows, Shape, red
+from semel.cli.render import Field, Line, Rows, Shape, counted, red
 from semel.cli.target import ledger_url, open_existing
-from semel.cli.words import counted
 from semel.ledgers import open_ledger
 from semel.operate.adoption import Adoption, AdoptionPlan, Means, PositionChange, plan_adoption
 from semel.operate.adoption import adopt as go_on

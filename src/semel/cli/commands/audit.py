@@ -15,9 +15,8 @@ from semel.cli.database import Books, ConsumerFilter, ConsumerOption, LimitOptio
 from semel.cli.options import MOST
 from semel.cli.plain import given
 from semel.cli.preamble import begins_with
-from semel.cli.render import WRITERS, Field, Line, Rows, Shape, column, red
+from semel.cli.render import WRITERS, Field, Line, Rows, Shape, at, column, counted, listed, red
 from semel.cli.selection import ReaderOption, load_reader, partition_of
-from semel.cli.words import at, counted, listed
 from semel.errors import Misuse
 from semel.message import Partition
 from semel.operate.audit import (

@@ -10,8 +10,7 @@ import typer
 from semel.cli.answer import Answer
 from semel.cli.database import Books, ConsumerOption, LimitOption, asking
 from semel.cli.preamble import begins_with
-from semel.cli.render import Field, Line, Rows, Shape, name_of
-from semel.cli.words import at, counted, lasting
+from semel.cli.render import Field, Line, Rows, Shape, at, counted, lasting, name_of
 from semel.operate.explain import LeasedClaim, LeasedClaims, claims_in_progress, stale_claims
 
 app = typer.Typer(no_args_is_help=True, help="Look at what is handled under a lease now.")

@@ -35,8 +35,7 @@ from semel.cli.messages import (
     reply_asked,
 )
 from semel.cli.preamble import begins_with
-from semel.cli.render import Field, Line, Rows, Shape, column, facts, name_of
-from semel.cli.words import at, counted, some_of
+from semel.cli.render import Field, Line, Rows, Shape, at, column, counted, facts, name_of, some_of
 from semel.messaging.records import DeadLetter, DeadLetterFilter
 from semel.operate.deadletters import (
     MOST_RETRIES,

@@ -10,9 +10,8 @@ from rich.text import Text
 
 from semel.cli.answer import Answer
 from semel.cli.preamble import begins_with, looking
-from semel.cli.render import Field, Line, Rows, Shape, bold, column, red, start_of
+from semel.cli.render import Field, Line, Rows, Shape, bold, column, lasting, red, start_of
 from semel.cli.target import Target
-from semel.cli.words import lasting
 from semel.operate.doctor import (
     Diagnosis,
     OpenAttempt,

@@ -11,8 +11,7 @@ from semel.cli.answer import Answer
 from semel.cli.database import Actor, Books, acting
 from semel.cli.plain import given
 from semel.cli.preamble import begins_with
-from semel.cli.render import Field, Line, Shape
-from semel.cli.words import counted
+from semel.cli.render import Field, Line, Shape, counted
 from semel.errors import Misuse
 from semel.operate.retention import Erased
 from semel.operate.retention import erase as erase_payloads

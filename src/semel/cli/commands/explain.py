@@ -21,9 +21,8 @@ from semel.cli.database import (
 )
 from semel.cli.plain import given
 from semel.cli.preamble import begins_with
-from semel.cli.render import Field, Line, Rows, Shape, bold, column, name_of
+from semel.cli.render import Field, Line, Rows, Shape, at, bold, column, counted, listed, name_of
 from semel.cli.selection import load_consumer
-from semel.cli.words import at, counted, listed
 from semel.errors import Misuse
 from semel.messaging.records import FailedAttempt, Gap
 from semel.operate.explain import (

@@ -19,9 +19,8 @@ from semel.cli.options import (
     YesOption,
     who_is_it,
 )
-from semel.cli.render import Field, Line, Rows, Shape, bold, red
+from semel.cli.render import Field, Line, Rows, Shape, bold, counted, listed, red
 from semel.cli.target import need_ledger
-from semel.cli.words import counted, listed
 from semel.errors import Misuse
 from semel.lease import Takeover
 from semel.operate.ledger import (

@@ -11,9 +11,23 @@ import typer
 from semel.cli.answer import Answer
 from semel.cli.options import MOST_ROWS
 from semel.cli.preamble import begins_with, looking
-from semel.cli.render import WRITERS, Field, Line, Rows, Shape, bold, facts, red, start_of
+from semel.cli.render import (
+    WRITERS,
+    Field,
+    Line,
+    Rows,
+    Shape,
+    at,
+    bold,
+    counted,
+    facts,
+    lasting,
+    listed,
+    pairs,
+    red,
+    start_of,
+)
 from semel.cli.target import Target
-from semel.cli.words import at, counted, lasting, listed, pairs
 from semel.operate.status import (
     Files,
     History,

@@ -20,8 +20,19 @@ from semel.cli.database import (
 )
 from semel.cli.messages import act_on_each
 from semel.cli.preamble import begins_with
-from semel.cli.render import Field, Line, Rows, Shape, column, facts, name_of
-from semel.cli.words import at, counted, lasting, some_of
+from semel.cli.render import (
+    Field,
+    Line,
+    Rows,
+    Shape,
+    at,
+    column,
+    counted,
+    facts,
+    lasting,
+    name_of,
+    some_of,
+)
 from semel.errors import Misuse
 from semel.lease import Owner
 from semel.messaging.send.outbox import Leader, OutboxEntry

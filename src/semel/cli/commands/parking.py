@@ -45,8 +45,7 @@ from semel.cli.messages import (
 from semel.cli.options import MOST
 from semel.cli.plain import given
 from semel.cli.preamble import begins_with
-from semel.cli.render import Field, Line, Rows, Shape, column, facts, name_of
-from semel.cli.words import at, counted, some_of
+from semel.cli.render import Field, Line, Rows, Shape, at, column, counted, facts, name_of, some_of
 from semel.errors import Misuse
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.records import HeldKey, WaitingFilter, WaitingMessage, Waits

@@ -11,11 +11,9 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import typer
 from rich.text import Text
 
-from semel.cli.answer import Answer, answering
-from semel.cli.exits import ExitCode
+from semel.cli.answer import Answer, ExitCode, answering
 from semel.cli.options import DebugOption, JsonOption
-from semel.cli.render import Field, Line, Rows, Shape, bold
-from semel.cli.words import counted
+from semel.cli.render import Field, Line, Rows, Shape, bold, counted
 from semel.policy import (
     Answer as PolicyAnswer,
 )

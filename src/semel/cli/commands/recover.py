@@ -18,9 +18,8 @@ from semel.cli.answer import Answer
 from semel.cli.commands.doctor import unfinished_lines
 from semel.cli.options import PipelineOption
 from semel.cli.preamble import Operator, begins_with, changing
-from semel.cli.render import WRITERS, Field, Line, Rows, Shape, red
+from semel.cli.render import WRITERS, Field, Line, Rows, Shape, counted, pairs, red
 from semel.cli.target import need_pipeline
-from semel.cli.words import counted, pairs
 from semel.errors import LeaseHeld
 from semel.lease import Takeover
 from semel.operate.doctor import short_name

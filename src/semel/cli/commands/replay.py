@@ -21,7 +21,7 @@ from semel.cli.database import (
 )
 from semel.cli.messages import Payload, headers_of, payload_of
 from semel.cli.preamble import begins_with
-from semel.cli.render import Field, Line, Rows, Shape, column, document
+from semel.cli.render import Field, Line, Rows, Shape, at, column, counted, document, pairs
 from semel.cli.selection import (
     HandlerOption,
     ModeOption,
@@ -32,7 +32,6 @@ from semel.cli.selection import (
     rules_of,
     selection_of,
 )
-from semel.cli.words import at, counted, pairs
 from semel.errors import Misuse
 from semel.messaging.outcome import told
 from semel.messaging.settings import DAY_SECONDS

@@ -12,9 +12,8 @@ from semel.cli.answer import Answer
 from semel.cli.database import Actor, Books, ConsumerOption, acting
 from semel.cli.options import MOST_ROWS
 from semel.cli.preamble import begins_with
-from semel.cli.render import Line
+from semel.cli.render import Line, counted, lasting
 from semel.cli.selection import PolicyOption, ReaderOption, load_reader
-from semel.cli.words import counted, lasting
 from semel.errors import Misuse
 from semel.messaging.settings import DAY_SECONDS
 from semel.operate.retention import (

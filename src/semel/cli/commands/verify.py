@@ -12,9 +12,8 @@ from rich.text import Text
 
 from semel.cli.answer import answering
 from semel.cli.options import MOST_ROWS, DebugOption, JsonOption, PipelineOption
-from semel.cli.render import Field, Line, Rows, Shape
+from semel.cli.render import Field, Line, Rows, Shape, counted
 from semel.cli.target import load_object, need_pipeline
-from semel.cli.words import counted
 from semel.errors import Misuse
 from semel.operate.pipelines import Pipeline
 from semel.operate.verification import (
