@@ -129,7 +129,7 @@ def test_a_topic_made_again_under_its_name_is_refused(topic: Topic) -> None:
     with pytest.raises(StreamingQueryException):
         topic.run(pipeline)
 
-    assert "deleted and made again" in str(pipeline.failure)
+    assert "deleted and created again" in str(pipeline.failure)
     assert topic.visible() == ["0", "1", "2", "3"]
 
 

@@ -214,7 +214,7 @@ def test_a_committed_folder_that_is_no_longer_whole_is_named(sink, txn):
     outcome = sink.commit(txn, token)
 
     assert isinstance(outcome, SinkFatal)
-    assert "no longer whole" in outcome.reason
+    assert "no longer complete" in outcome.reason
     assert "lacks" in sink.look_up(txn, token).evidence
 
 

@@ -44,7 +44,7 @@ class PositionRules(LedgerWorld):
             (offsets(0, 10), "overlap"),
             (offsets(11, 20), "gap"),
             (offsets(10, 9), "before its start"),
-            (offsets(10, 20, topic_id="two"), "made again"),
+            (offsets(10, 20, topic_id="two"), "created again"),
         ],
     )
     def test_a_batch_that_does_not_follow_is_refused_and_moves_nothing(
@@ -82,7 +82,7 @@ class PositionRules(LedgerWorld):
         driver.commit(offsets(0, 10, topic_id="one"), 0)
         txn = driver.reach(CycleState.PREPARED, 1, offsets(10, 20))
 
-        with pytest.raises(NeedsOperator, match="cannot be asked for"):
+        with pytest.raises(NeedsOperator, match="id cannot be read here"):
             ledger.decide_commit(driver.lease, txn)
 
         assert driver.end() == 10
