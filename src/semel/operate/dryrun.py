@@ -146,7 +146,7 @@ class _Within:
 
 
 class _RehearsedLease(Lease):
-    """A lease of a message that nobody has claimed."""
+    """The lease that a dry run gives to the handler; no claim is behind it."""
 
     async def _complete(self, unit: Unit, result: str | None) -> None:
         if self.completed:

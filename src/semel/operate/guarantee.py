@@ -76,7 +76,7 @@ class PipelineGuarantee:
 
     @property
     def needs_attention(self) -> bool:
-        """Tell whether a setting weakens the guarantee; with *strict* also what is unstated."""
+        """Return whether a setting weakens the guarantee or, if *strict*, a sink states none."""
         weak = bool(self.weakened_by) or any(sink.guarantee.weakened_by for sink in self.sinks)
         return weak or (self.strict and not all(sink.stated for sink in self.sinks))
 
@@ -97,7 +97,7 @@ def guarantee_of(
         ledger=ledger.url,
         guarantee=(
             f"{batch}, become visible once in {names}; under the one decision per cycle that "
-            f"ledger {ledger.url} keeps for {scope}; whatever of the failures below happens"
+            f"ledger {ledger.url} keeps for {scope}; even under the failures listed below"
         ),
         failures_covered=FAILURES_COVERED,
         not_covered=NOT_COVERED,

@@ -1,4 +1,4 @@
-"""A replay: selected messages are handled again, carefully, and only those that were not.
+"""A replay: handle selected messages again, in careful steps; handled ones are skipped.
 
     begin ─▶ 1 ─▶ 10 ─▶ the rest ─▶ end        a canary before everything else
               └──────┴── failures ─▶ stop       the next run goes on from there
@@ -256,7 +256,7 @@ class Replay:
     ) -> None:
         """Prepare a replay; without a *selection* it must have been begun before.
 
-        What the consumer's policy says about replays holds, whatever the settings say.
+        The consumer's policy about replays holds, even if the settings allow more.
         *handle* is how its messages are handled, where its mode does not say that.
         """
         self.consumer = consumer
@@ -501,7 +501,7 @@ class Replay:
 async def stop_replay(
     database: OperatorDatabase, name: str, *, actor: str, reason: str = ""
 ) -> ReplayStatus:
-    """Stop a replay before its next message, whichever process runs it.
+    """Stop a replay before its next message; it may run in another process.
 
     Raises:
         Misuse: there is no such replay, or it does not run.
@@ -513,9 +513,10 @@ async def stop_replay(
 async def abandon_replay(
     database: OperatorDatabase, name: str, *, actor: str, reason: str
 ) -> ReplayStatus:
-    """End a replay for good, whichever process runs it: retention need not wait for it.
+    """End a replay permanently, so retention need not wait for it.
 
-    It cannot be resumed; another replay can select the messages that it has not handled.
+    It may run in another process. It cannot be resumed; another replay can select the
+    messages that it has not handled.
 
     Raises:
         Misuse: there is no such replay, it is over already, or no reason is given.

@@ -51,7 +51,7 @@ class Letters:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Messages of the waiting room, in the order in which they came."""
+    """Messages in the waiting table, in the order in which they came."""
 
     which: WaitingFilter = field(default_factory=WaitingFilter)
 
@@ -96,7 +96,7 @@ def parked_key(key: str) -> Waiting:
 async def settled(
     selection: Selection, consumer: str, unit: OperatorUnit, reader: Reader | None
 ) -> Selection:
-    """Return the selection with what a later look would see differently made fast.
+    """Return the selection with its times and offsets fixed, so a later run finds the same.
 
     Raises:
         Misuse: it needs a reader, or is about another consumer, or about nothing.
@@ -198,7 +198,7 @@ def from_json(text: str) -> Selection:
         said = json.loads(text)
         return _read(said.pop("kind"), said)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Misuse(f"{text!r} is no selection of messages") from error
+        raise Misuse(f"{text!r} is not a selection of messages") from error
 
 
 def _read(kind: str, said: dict[str, Any]) -> Selection:

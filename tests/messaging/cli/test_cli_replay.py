@@ -189,7 +189,7 @@ def test_a_dry_run_shows_what_would_be_written(shop):
     assert first["changes"][0]["after"] == {"id": "m1"}
     assert (second["outcome"], second["why"]) == ("dlq", "REJECTED: no such account")
     assert "insert paid: id m1" in text
-    assert "nobody has its payload any more" in text
+    assert "its payload is in no table any more" in text
     assert "2 messages tried; nothing was kept" in text
     assert shop.paid() == []
 
