@@ -1,4 +1,4 @@
-"""How a record becomes JSON and a table: one declaration per kind of record serves both.
+"""Records as JSON and as tables: one declaration per kind of record serves both.
 
     ATTEMPT = Shape(
         AttemptRecord,
