@@ -96,7 +96,7 @@ def _of_consumer(policy: Policy, effective: Effective) -> Iterator[EffectiveKey]
         line = policy.source.lines.get(path)
         value = value_words(derived.get(key) if own is None else own)
         if key == "retry.maxAttempts" and own == UNBOUNDED:
-            value = "without end"
+            value = "no limit"
         yield EffectiveKey(key, value, _origin(path, line), line)
 
 

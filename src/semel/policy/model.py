@@ -5,7 +5,7 @@
       consumers:   <name>: ConsumerPolicy
 
 Policies are per consumer, not only per topic: different consumers of a topic
-have different effects.  Where topic and consumer both speak, the stricter one
+have different effects.  Where topic and consumer both set a value, the stricter one
 wins (`OVERLAPS`); where neither does, defaults follow from other keys.
 """
 
@@ -218,7 +218,7 @@ def _entries(document: Document, name: str) -> Mapping[Any, Any]:
 
 
 class _SchemaOfFile(GenerateJsonSchema):
-    """pydantic's JSON Schema, without what a YAML file cannot say and nobody needs to read."""
+    """pydantic's JSON Schema, without what a YAML file cannot contain and titles of keys."""
 
     def nullable_schema(self, schema: Any) -> JsonSchemaValue:
         """Leave null out: a key without a value is refused."""
@@ -315,7 +315,7 @@ OVERLAPS: Final[Mapping[str, Overlap]] = {
 
 
 def strictest(overlap: Overlap, *said: Any) -> Any:
-    """Return the strictest of what was said; None where nobody said anything."""
+    """Return the strictest of the given values; None if there are none."""
     spoken = [value for value in said if value is not None]
     return max(spoken, key=overlap.strictness) if spoken else None
 
@@ -345,16 +345,16 @@ class Effective:
     consumer: ConsumerPolicy
     topic: TopicPolicy
     guarantee: Semantics | None
-    """The weakest semantics that is wanted; None where nobody wants any."""
+    """The weakest semantics that is wanted; None if the policy does not say."""
 
     ordering: Ordering
     replay: ReplayAllowed
     replay_window: timedelta | None
     attempts: int | None
-    """How often a message is tried; None: without end."""
+    """How often a message is tried; None: no limit."""
 
     poison_attempts: int | None
-    """How often a poison message is tried; None: without end."""
+    """How often a poison message is tried; None: no limit."""
 
     jitter: bool
     on_exhausted: GiveUp
@@ -377,7 +377,7 @@ class Effective:
 
     @property
     def needed_ttl(self) -> timedelta:
-        """How long a claim must be kept to recognise whatever can come again."""
+        """How long a claim must be kept to recognise every message that can come again."""
         return SAFETY * max(window.length for window in self.windows)
 
     @property
