@@ -4,7 +4,7 @@
     def status(answer: Answer, target: Target, files: FilesOption = False) -> None: ...
 
 The command line gets the options of `looking` and of `status`; the command gets
-what `looking` made of its own, and the rest.
+the objects that `looking` made, and its own options.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ Of messages:
     open_gaps, close_gaps, pass_over_gaps    versions of a key that did not come
     completeness                   whether every offset was handled
     outbox                         how full an outbox is; send parked messages again, drop them
-    audit                          what people did, and whether anybody changed the record of it
+    audit                          what people did, and whether the record of it was changed
     retention                      delete what is old; erase a person's payloads
     review                         what a policy guarantees, and what is wrong with it
 

@@ -2,12 +2,12 @@
 
 handled + skipped + deleted + duplicate + parked + dead + waiting + refused + holes
 = all offsets, or the offsets that are missing.  An offset that was delivered several
-times is in several ranges, and counts once, as the most that became of it.
+times is in several ranges, and counts once, with its strongest outcome.
 
 A message that was noted as waiting, parked or dead, and did not end, is looked for in the
 waiting table and among the dead letters.  Where it is now is what counts; a message that is
-in neither is lost.  For an offset that was never noted, the claims are asked, which know the
-offset that they were made for: a process may die between an effect and the note of it.
+in neither is lost.  An offset that was never noted is looked up in the claims, which
+have the offset of their message: a process may die between an effect and its note.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ MOST_ASKED: Final = 100_000
 
 
 class Standing(StrEnum):
-    """What became of an offset, the most first."""
+    """What became of an offset, the strongest outcome first."""
 
     HANDLED = "handled"
     """Its effect is durable, from the delivery or from a later attempt."""
@@ -150,7 +150,7 @@ KEPT: Final = frozenset(
     for outcome, standing in STANDINGS.items()
     if standing in (Standing.DEAD, Standing.PARKED, Standing.WAITING)
 ) - frozenset[str](Found)
-"""Behind which a message must be found, unless something stronger is noted."""
+"""Outcomes whose message must be in a table, unless a stronger outcome is noted."""
 
 
 FOUND: Final[Mapping[Waits, Found]] = {
@@ -185,7 +185,7 @@ class PartitionAudit:
 
     counts: Mapping[Standing, int]
     unknown: tuple[Stretch, ...] = ()
-    """Offsets of which nothing is known: they were lost, or passed by somebody else."""
+    """Offsets of which nothing is known: they were lost, or another program passed them."""
 
     lost: tuple[Stretch, ...] = ()
     """Offsets whose messages waited, were parked or dead, and are nowhere any more."""

@@ -88,7 +88,7 @@ async def dry_run(consumer: Consumer, database: OperatorDatabase, message: Messa
             async with unit.watching() as changes:
                 outcome = await _handled(database, unit, attempt)
             written = await unit.outbox.children(parent_of(consumer.name, message.id))
-            # One that says that the message is dead is there because it failed before.
+            # A claim of a dead letter exists because the message failed before.
             outgoing = [entry for entry in written if not is_letter_record(entry)]
     except Exception as error:
         if not attempt.began:

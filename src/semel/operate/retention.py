@@ -110,10 +110,10 @@ class Retention:
     """How long the broker may deliver a message again."""
 
     replay_window_seconds: float = WEEK_SECONDS
-    """How far back somebody may replay."""
+    """How far back a replay may reach."""
 
     dead_letter_age_seconds: float = WEEK_SECONDS
-    """How old a dead letter may become before somebody has dealt with it."""
+    """How old a dead letter may become before it is sent back, parked or skipped."""
 
     parking_age_seconds: float = WEEK_SECONDS
     """How long a message may be parked."""
@@ -365,12 +365,12 @@ async def erase(
 ) -> Erased:
     """Remove payloads and headers of a key's messages, or of one message, for all consumers.
 
-    With what handling them put into the outbox, the results that were kept, and why attempts
-    failed, for an exception may quote what it was given.  An id that a
-    person gave the message counts as its own, and so does a conflict that came with it.  All
-    of it is one transaction; *progress* hears how many waiting messages were closed so far.
-    The audit entry says how much was erased and why, by whom, and holds no payload; of the
-    key it has the hash, for the key itself may name a person.
+    Also removed: what handling them put into the outbox, the results that were kept, and why
+    attempts failed, because an exception may quote its input.  Ids that a person gave the
+    message, and conflicts that came with its id, are included.  All of it is one transaction;
+    *progress* is called with the number of waiting messages that were closed so far.  The audit
+    entry says how much was erased, why and by whom, and holds no payload; it has the hash of
+    the key, because the key itself may name a person.
 
     Only what is stored is erased: what an attempt that runs now stores later, and what the
     broker delivers later, is new.

@@ -1,7 +1,7 @@
 """The stores that only operators use, and a transaction with them and the engine's stores.
 
-An audit entry names the actor, which is what somebody says, and the account of the operating
-system where they said it: two people who decide one act have two accounts.
+An audit entry names the actor, a name that the caller gives, and the account of the operating
+system: two people who decide one act must have two accounts.
 """
 
 from __future__ import annotations

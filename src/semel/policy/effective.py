@@ -127,7 +127,7 @@ def _derived(policy: Policy, effective: Effective) -> Mapping[str, Any]:
 def _of_both(
     matter: str, key: str, path: Path, source: Source, effective: Effective
 ) -> EffectiveKey:
-    """Say who won where topic and consumer may both speak."""
+    """Return whose value holds where topic and consumer may both set one."""
     value = value_words(getattr(effective, matter))
     by = effective.decided_by.get(matter)
     if by is None:

@@ -137,7 +137,7 @@ class Policy(Section):
             found = PolicyFile.model_validate(document.values).delivery_semantics
         except ValidationError as invalid:
             document.add_errors(invalid)
-            # Without its context: pydantic's own sentences must not stand above ours.
+            # Raised without a context, so pydantic's own messages are not printed above ours.
             raise PolicyInvalid(name, document.problems) from None
         if document.problems:
             raise PolicyInvalid(name, document.problems)
@@ -271,7 +271,7 @@ def key_schema(path: Path) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A matter on which a topic and a consumer may both speak."""
+    """A setting that a topic and a consumer may both have."""
 
     topic_key: str
     consumer_key: str
@@ -311,7 +311,7 @@ OVERLAPS: Final[Mapping[str, Overlap]] = {
         lambda window: -window, "the shorter one"),
 }
 # fmt: on
-"""Every matter on which both may speak, and who wins."""
+"""Every setting that both may have, and whose value holds."""
 
 
 def strictest(overlap: Overlap, *said: Any) -> Any:

@@ -37,7 +37,7 @@ class Case:
     effective: Effective
     guarantee: Guarantee
     policy: Policy
-    """The whole file: what one consumer sends, another one reads."""
+    """The whole file: one consumer may read what another one sends."""
 
     @property
     def source(self) -> Source:

@@ -138,8 +138,8 @@ def place_words(place: FromHeader | FromPayload | FromCoordinates) -> str:
             return "coordinates"
 
 
-# Beyond any sense as a number of messages, attempts, seconds or milliseconds, and small enough
-# to be multiplied without a thought.
+# More than any useful number of messages, attempts, seconds or milliseconds, and small enough
+# to be multiplied safely.
 MOST: Final = 10**9
 
 UNBOUNDED: Final = 0
