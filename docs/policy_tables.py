@@ -93,14 +93,14 @@ def strategies() -> Rows:
 def semantics() -> Rows:
     """From the ack and the repetition to the semantics."""
     rows = [(ack, repetition, found) for (ack, repetition), found in SEMANTICS.items()]
-    return ("the broker is told", "a repetition is", "semantics of the effect"), rows
+    return ("the message is acknowledged", "a repetition is", "semantics of the effect"), rows
 
 
 class Publishing(StrEnum):
     """What a producer's repeated publish looks like to consumers."""
 
     NEW_MESSAGE = "another message"
-    """Nobody can tell that it is a repetition."""
+    """Consumers cannot recognise it as a repetition."""
 
     ONE_RECORD = "nothing"
     """The broker drops it."""
@@ -146,12 +146,12 @@ class SetUp:
 
     @property
     def producer_repeats(self) -> bool:
-        """Tell whether a repeated publish has its effect again."""
+        """Return whether a repeated publish has its effect again."""
         return PRODUCER_REPEATS[self.publishing, self.repetition]
 
     @property
     def repeated_by(self) -> tuple[str, ...]:
-        """Name whoever can cause the effect to happen twice."""
+        """Return which side can cause the effect to happen twice."""
         consumer = SEMANTICS[self.ack, self.repetition] is Semantics.AT_LEAST_ONCE
         return (("the producer",) if self.producer_repeats else ()) + (
             ("the consumer",) if consumer else ()

@@ -40,7 +40,7 @@ BASE = frozenset(
 )
 HALVES = frozenset({"messaging", "pipeline"})
 OPERATE = frozenset({"operate"})
-"""What people ask and do, in both halves."""
+"""The operators' functions, for pipelines and messages."""
 
 BINDINGS = frozenset(
     {

@@ -33,7 +33,7 @@ FORMAT: Final = 1
 PIPE_COLUMNS: Final = 160
 
 PROGRESS_SECONDS: Final = 1.0
-"""How often long work says how far it is: a line for every step would be read by nobody."""
+"""Seconds between two progress lines: a line for every step would be too many to read."""
 
 
 Result = TypeVar("Result")
@@ -70,7 +70,7 @@ MEANS: Final[Mapping[ExitCode, str]] = {
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """Say with which code an error ends the command."""
+    """Return the code with which an error ends the command."""
     match error:
         case Fenced() | LeaseHeld():
             return ExitCode.FENCED
@@ -84,7 +84,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 
 class Answer:
-    """One command's way to speak."""
+    """The output of one command."""
 
     def __init__(self, command: str, as_json: bool, debug: bool) -> None:
         self.command = command
@@ -111,7 +111,7 @@ class Answer:
         self._later.callback(close)
 
     def say(self, text: str) -> None:
-        """Print a message, which is no part of the answer."""
+        """Print a message, which is not part of the answer."""
         PlainConsole(file=sys.stderr, soft_wrap=True, highlight=False, emoji=False).print(
             self.scrub(text), markup=False
         )
@@ -144,14 +144,14 @@ class Answer:
         """Go on only if the operator agrees.
 
         Raises:
-            Misuse: nobody can be asked.
+            Misuse: the question cannot be asked.
             typer.Abort: the answer was no.
         """
         if yes:
             return
         if self.as_json:
             rehearsal = ", or use --dry-run" if self.can_rehearse else ""
-            raise Misuse(f"with --json nobody is asked: add --yes to do it{rehearsal}")
+            raise Misuse(f"with --json there is no question: add --yes to do it{rehearsal}")
         typer.confirm(question, abort=True, err=True)
 
     def scrub(self, text: str) -> str:
@@ -173,7 +173,7 @@ class Answer:
 
     def finish(self) -> None:
         """Print the JSON document, if one was asked for, and end with the code."""
-        with suppress(Exception):  # the answer stands, whatever a server says to a goodbye
+        with suppress(Exception):  # the answer is complete; an error on closing does not change it
             self._later.close()
         if self.as_json:
             head = {"command": self.command, "format": FORMAT, "exit": int(self.code)}
@@ -185,7 +185,7 @@ class Answer:
 
 @contextmanager
 def answering(command: str, as_json: bool, debug: bool) -> Iterator[Answer]:
-    """Run a command's body and end the process with its answer, whatever happens in it."""
+    """Run a command's body and end the process with its answer, even after an error."""
     answer = Answer(command, as_json, debug)
     try:
         yield answer

@@ -1,4 +1,4 @@
-"""What the commands of the messaging half begin with: a database, and who acts.
+"""The common options of the message commands: a database, and who acts.
 
 @begins_with(asking, "dlq list")
 def list_letters(answer: Answer, books: Books, *, limit: LimitOption = 50) -> None: ...
@@ -28,7 +28,7 @@ from semel.secrets import masked
 
 DATABASE_VARIABLE: Final = "SEMEL_DATABASE"
 
-# Long enough that most commands say nothing, short enough that nobody thinks it hangs.
+# Long enough that most commands print nothing, short enough that none seems to hang.
 STILL_SECONDS: Final = 5.0
 
 AS_JSON_TOO: Final = ', or json:"…" for one that a shell cannot say.'
@@ -146,10 +146,10 @@ class Actor:
         return {"actor": self.name, "reason": self.reason}
 
     def confirm(self, answer: Answer, question: str) -> None:
-        """Ask unless told not to.
+        """Ask, unless --yes is given.
 
         Raises:
-            Misuse: nobody can be asked.
+            Misuse: the question cannot be asked.
             typer.Abort: the answer was no.
         """
         answer.confirm(question, self.yes)
@@ -175,7 +175,7 @@ def inspecting(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> Iterator[tuple[Answer, Books, str]]:
-    """Answer with what was in a message; whoever looked is written down."""
+    """Answer with what was in a message; the audit trail keeps who looked."""
     with answering(name, as_json, debug) as answer:
         yield answer, _books(answer, database), actor or your_name()
 
@@ -196,7 +196,7 @@ def acting(
 
 
 def this_account() -> str:
-    """Name the user that the system knows, whatever the environment says, and the host."""
+    """Return the user of the operating system and the host; ignores the environment."""
     try:
         import pwd
 

@@ -1,4 +1,4 @@
-"""What several commands show of a message, and how they act on one message after the other."""
+"""Messages in several commands: how they are shown, and acts on one after the other."""
 
 from __future__ import annotations
 

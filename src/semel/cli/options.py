@@ -15,7 +15,7 @@ MOST: Final = 2**63 - 1
 """The largest number that a database keeps."""
 
 MOST_ROWS: Final = 10**9
-"""More than anybody reads."""
+"""More rows than a person reads."""
 
 LedgerOption: TypeAlias = Annotated[
     str | None,

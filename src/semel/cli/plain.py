@@ -1,6 +1,6 @@
-"""What other people chose, on a terminal: ids, keys and reasons, with nothing in them that acts.
+"""Safe text for a terminal: ids, keys and reasons that other people chose, with escapes.
 
-A producer may put an escape sequence into a key, and whoever lists dead letters would run it.
+A producer may put an escape sequence into a key; listing dead letters must not run it.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def given(text: str) -> str:
     try:
         found = json.loads(text.removeprefix(AS_JSON))
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is no text in JSON: {error}") from error
+        raise typer.BadParameter(f"{text!r} is not a text in JSON: {error}") from error
     return str(found)
 
 
 class PlainConsole(Console):
-    """A console that shows every text as it is, whoever wrote it."""
+    """A console that never reads text as markup, and escapes what acts on a terminal."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Make a text for the screen."""

@@ -1,10 +1,10 @@
-"""What several commands begin with: the same options, and what becomes of them.
+"""Preambles: options that several commands share, and the objects made from them.
 
     @begins_with(looking, "status")
     def status(answer: Answer, target: Target, files: FilesOption = False) -> None: ...
 
 The command line gets the options of `looking` and of `status`; the command gets
-what `looking` made of its own, and the rest.
+the objects that `looking` made, and its own options.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from semel.messaging.records import is_plain_text
 
 _KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
 
-# Ids and keys come from messages, and the names of files from elsewhere: any bytes will do.
+# Ids, keys and file names come from elsewhere, so any bytes are allowed.
 _ANY_BYTES: Final = frozenset(
     {"message", "messages", "key", "new_id", "payload", "database", "ledger"}
 )
@@ -69,7 +69,7 @@ class Operator:
     takeover: Takeover
 
     def confirm(self, answer: Answer, act: str, question: str) -> None:
-        """Insist on a reason, and ask unless told not to.
+        """Require a reason, and ask, unless --yes is given.
 
         Raises:
             Misuse: there is no reason, or the answer is no.
@@ -133,10 +133,10 @@ def begins_with(
 
 
 def _need_text(options: list[inspect.Parameter], given: dict[str, Any]) -> None:
-    """See that what is to be looked for or written is text.
+    """Raise if an option or argument is not text.
 
     Raises:
-        Misuse: the shell gave bytes that are none.
+        Misuse: the shell gave bytes that are not UTF-8.
     """
     for option in options:
         value = given[option.name]
@@ -145,7 +145,7 @@ def _need_text(options: list[inspect.Parameter], given: dict[str, Any]) -> None:
         info = get_args(option.annotation)[1]
         # Beside a type, Typer keeps an option's first name for its default.
         named = info.default if isinstance(info.default, str) else info.metavar
-        raise Misuse(f"{named}: {value!r} is no UTF-8 text; look at the shell's encoding")
+        raise Misuse(f"{named}: {value!r} is not UTF-8 text; look at the shell's encoding")
 
 
 def _of(given: dict[str, Any], options: list[inspect.Parameter]) -> dict[str, Any]:

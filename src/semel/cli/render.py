@@ -1,4 +1,4 @@
-"""How a record becomes JSON and a table: one declaration per kind of record serves both.
+"""Records as JSON and as tables: one declaration per kind of record serves both.
 
     ATTEMPT = Shape(
         AttemptRecord,
@@ -49,7 +49,7 @@ def cell_of(value: Any) -> str:
 
 
 def name_of(value: Any) -> str:
-    """Write an id or a key that somebody else chose; a long one loses its middle."""
+    """Write an id or a key that a producer chose; the middle of a long one is left out."""
     return shortened(str(value)) if value not in (None, "") else "-"
 
 

@@ -1,4 +1,4 @@
-"""The options that say which messages a replay is about, and what handles them."""
+"""The options that select the messages of a replay, and what handles them."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def partition_of(text: str) -> Partition:
     """
     topic, _, number = text.rpartition("/")
     if not topic or not number.isdecimal():
-        raise Misuse(f"{text!r} is no partition: write it as topic/number, such as payments/0")
+        raise Misuse(f"{text!r} is not a partition: write it as topic/number, such as payments/0")
     return Partition(topic, int(number))
 
 
@@ -175,7 +175,7 @@ def time_of(text: str) -> float:
     try:
         found = dt.datetime.fromisoformat(text)
     except ValueError as error:
-        raise Misuse(f"{text!r} is no time: write it as 2026-11-16T08:30") from error
+        raise Misuse(f"{text!r} is not a time: write it as 2026-11-16T08:30") from error
     return (found if found.tzinfo else found.replace(tzinfo=dt.UTC)).timestamp()
 
 

@@ -1,6 +1,6 @@
-"""What a command is about: a ledger that exists, or a pipeline by its name.
+"""The target of a command: a ledger that exists, or a pipeline by its name.
 
-Asking changes nothing: a ledger that is not there is never made by asking for it.
+A command that asks changes nothing: it never creates a ledger.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MayBeMissing(Protocol):
     """A ledger that the first use would make."""
 
     def exists(self) -> bool:
-        """Tell whether the ledger is there, without making it."""
+        """Return whether the ledger exists, without creating it."""
         ...
 
 
@@ -84,7 +84,7 @@ def find_target(
 
 
 def need_pipeline(answer: Answer, spec: str | None) -> Pipeline:
-    """Load the pipeline that a command cannot do without, and see that its ledger is there.
+    """Load the pipeline that a command needs, and check that its ledger exists.
 
     Raises:
         Misuse: none is named, or it does not exist, or its ledger does not.
@@ -99,7 +99,7 @@ def need_pipeline(answer: Answer, spec: str | None) -> Pipeline:
 
 
 def need_configured(answer: Answer, spec: str | None) -> Configured:
-    """Load the pipeline that a command cannot do without; its ledger need not exist yet.
+    """Load the pipeline that a command needs; its ledger need not exist yet.
 
     Raises:
         Misuse: none is named, or it does not exist.
@@ -114,7 +114,7 @@ def need_configured(answer: Answer, spec: str | None) -> Configured:
 
 
 def need_ledger(answer: Answer, url: str | None) -> Ledger:
-    """Open the ledger that a command cannot do without.
+    """Open the ledger that a command needs.
 
     Raises:
         Misuse: none is named, or it does not exist.
@@ -139,7 +139,7 @@ def open_existing(answer: Answer, url: str, way_out: str = "") -> Ledger:
     """Open a ledger, and never make one.
 
     Raises:
-        Misuse: there is no ledger at *url*, or it is no ledger's URL.
+        Misuse: there is no ledger at *url*, or it is not a ledger's URL.
         LedgerUnavailable, LedgerUnusable: it does not answer, or cannot be read.
     """
     answer.hide(url)
@@ -229,7 +229,7 @@ def _import(option: str, spec: str, name: str) -> Any:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        # Whatever the module prints must not end up in the middle of a JSON document.
+        # What the module prints must not end up in the middle of a JSON document.
         with redirect_stdout(sys.stderr):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:

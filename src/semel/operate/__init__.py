@@ -1,7 +1,8 @@
-"""What people ask and do, in both halves: plain answers, without a terminal.
+"""The operators' functions, for pipelines and messages: plain answers, without a terminal.
 
-The commands are made of these.  A function that only asks changes nothing.  One that acts
-takes who acts and why, and the ledger or the audit trail keeps it.  Nothing here prints.
+The commands call these functions.  A function that asks changes nothing.  A function that
+acts takes an actor and a reason, and records both in the ledger or the audit trail.  Nothing
+here prints.
 
 Of a pipeline (`Pipeline.of(driver)` says which sinks are asked):
 
@@ -27,7 +28,7 @@ Of messages:
     open_gaps, close_gaps, pass_over_gaps    versions of a key that did not come
     completeness                   whether every offset was handled
     outbox                         how full an outbox is; send parked messages again, drop them
-    audit                          what people did, and whether anybody changed the record of it
+    audit                          what people did, and whether the record of it was changed
     retention                      delete what is old; erase a person's payloads
     review                         what a policy guarantees, and what is wrong with it
 

@@ -1,4 +1,4 @@
-"""What the acts of operators have in common: actor, reason, transaction, refusals, loop guard."""
+"""The common parts of operator acts: actor, reason, transaction, refusals, loop guard."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Acts:
 
     @property
     def needs_attention(self) -> bool:
-        """Say whether one of them could not be done."""
+        """Return whether one of them could not be done."""
         return not all(one.done for one in self.messages)
 
 
@@ -168,7 +168,7 @@ async def need_no_live_lease(unit: OperatorUnit, consumer: str, message_id: str)
     """Raise NotPossible if a worker holds a live lease on the message.
 
     Call with its waiting row locked.  A worker that handles the message may have had its effect
-    already, so nobody may decide about it before the lease ends.
+    already, so no decision is allowed before the lease ends.
     """
     row = await unit.claims.look_up(consumer, message_id)
     if row is not None and is_leased(row, await unit.now()):
@@ -185,7 +185,7 @@ SENT_BACK: Final = frozenset({"dlq.retry", "inbox.retry", "park.release"})
 
 
 LEFT_LETTERS: Final = SENT_BACK | {"dlq.park"}
-"""The acts after which a dead letter is a new failure, which nobody has looked at."""
+"""The acts after which a dead letter is a new failure, and a person must look at it again."""
 
 
 async def times_sent_back(unit: OperatorUnit, consumer: str, message_id: str) -> int:
@@ -210,14 +210,14 @@ async def need_not_too_often(
 
 
 async def need_review(unit: OperatorUnit, letter: DeadLetter) -> None:
-    """Raise NotPossible if the policy wants a person to look first, and nobody has.
+    """Raise NotPossible if the policy requires a review, and there was none.
 
-    Only a look after the last failure counts.
+    Only a review after the last failure counts.
     """
     if not letter.needs_review:
         return
     acts = [e.act.act for e in await unit.audit.about(letter.consumer, letter.message_id)]
-    # A person who looked before it was sent back saw another failure.
+    # A review from before it was sent back was about another failure.
     for act in reversed(acts):
         if act == LOOKED_AT:
             return
@@ -226,6 +226,6 @@ async def need_review(unit: OperatorUnit, letter: DeadLetter) -> None:
     raise NotPossible(
         letter.consumer,
         letter.message_id,
-        "its policy wants a person to look at it first (dlq.manualReviewRequired), and nobody has "
-        "looked since its last failure: semel dlq show",
+        "its policy wants a person to look at it first (dlq.manualReviewRequired), "
+        "and there was no review since its last failure: semel dlq show",
     )

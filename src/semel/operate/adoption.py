@@ -1,4 +1,4 @@
-"""Go on with a checkpoint whose start does not follow from the ledger, by an operator's word."""
+"""Adoption: an operator decides that a checkpoint goes on, though the ledger ends elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit trail: what people did, and whether the chain of its entries is whole."""
+"""The audit trail: what people did, and a check that no entry was changed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def audit_entries(
 
 
 def break_in(entries: Sequence[AuditEntry], before: AuditEntry | None = None) -> str | None:
-    """Say where a stretch of the chain is broken; None where it is whole."""
+    """Return where a stretch of the chain is broken; None if it is whole."""
     number = before.number if before else 0
     previous = before.hash if before else FIRST_HASH
     for entry in entries:
@@ -94,7 +94,7 @@ async def verify_audit(
     last: AuditEntry | None = None
     while True:
         async with database.begin() as unit:
-            # The head first: whatever it says, the entries behind this line must have.
+            # Read the head first, so the entries that are read next contain all that it counts.
             number, head_hash = await unit.audit.head()
             page = await unit.audit.read(last.number if last else 0, PAGE)
         where = break_in(page, last) or _against(noted, page)

@@ -2,12 +2,12 @@
 
 handled + skipped + deleted + duplicate + parked + dead + waiting + refused + holes
 = all offsets, or the offsets that are missing.  An offset that was delivered several
-times is in several ranges, and counts once, as the most that became of it.
+times is in several ranges, and counts once, with its strongest outcome.
 
 A message that was noted as waiting, parked or dead, and did not end, is looked for in the
 waiting table and among the dead letters.  Where it is now is what counts; a message that is
-in neither is lost.  For an offset that was never noted, the claims are asked, which know the
-offset that they were made for: a process may die between an effect and the note of it.
+in neither is lost.  An offset that was never noted is looked up in the claims, which
+have the offset of their message: a process may die between an effect and its note.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def add(stretches: list[Stretch], new: Stretch) -> None:
 async def pieces(
     reader: Reader, partition: Partition, stretch: Stretch, start: int
 ) -> list[tuple[Stretch, bool | None]]:
-    """Cut a stretch into what has records, what has none, and what nobody can say."""
+    """Split a stretch into offsets with records, without records, and unknown."""
     found: list[tuple[Stretch, bool | None]] = []
     if stretch.first < start:
         gone = Stretch(stretch.first, min(stretch.last, start - 1))
@@ -71,17 +71,17 @@ async def pieces(
     return found
 
 
-# Whoever moves or ends a message while the audit looks for it is seen by the next look.
+# A message may be moved or ended while the audit searches; the next search sees it.
 MOST_LOOKS: Final = 3
 
 
-# Claims have no index on where a message came from.  A crash leaves a few offsets unnoted; so
-# many have another cause.
+# Claims have no index on where a message came from.  A crash leaves a few offsets
+# unnoted; more than this have another cause.
 MOST_ASKED: Final = 100_000
 
 
 class Standing(StrEnum):
-    """What became of an offset, the most first."""
+    """What became of an offset, the strongest outcome first."""
 
     HANDLED = "handled"
     """Its effect is durable, from the delivery or from a later attempt."""
@@ -112,7 +112,7 @@ class Standing(StrEnum):
 
 
 class Found(StrEnum):
-    """Where the message of an offset is, now that somebody looks."""
+    """Where the message of an offset is at the time of the audit."""
 
     HANDLED = "found_handled"
     DEAD = "found_dead"
@@ -150,7 +150,7 @@ KEPT: Final = frozenset(
     for outcome, standing in STANDINGS.items()
     if standing in (Standing.DEAD, Standing.PARKED, Standing.WAITING)
 ) - frozenset[str](Found)
-"""Behind which a message must be found, unless something stronger is noted."""
+"""Outcomes whose message must be in a table, unless a stronger outcome is noted."""
 
 
 FOUND: Final[Mapping[Waits, Found]] = {
@@ -185,7 +185,7 @@ class PartitionAudit:
 
     counts: Mapping[Standing, int]
     unknown: tuple[Stretch, ...] = ()
-    """Offsets of which nothing is known: they were lost, or passed by somebody else."""
+    """Offsets of which nothing is known: they were lost, or another program passed them."""
 
     lost: tuple[Stretch, ...] = ()
     """Offsets whose messages waited, were parked or dead, and are nowhere any more."""
@@ -248,8 +248,8 @@ def audit_ranges(
 ) -> PartitionAudit:
     """Add the ranges of one partition up; pure.
 
-    *found* says which offsets' messages are in our tables, as `Found`; without it, whatever
-    was kept is taken for being there.
+    *found* says which offsets' messages are in our tables, as `Found`; without it, every
+    message that was stored counts as found.
     """
     known = list(ranges)
     extent = extent or Extent()
@@ -332,7 +332,7 @@ async def audit_completeness(
         await _audited(database, consumer, place, extents.get(place, Extent()), reader)
         for place in partitions
     ]
-    # Who handles messages without a runner leaves marks, and no deliveries to compare them with.
+    # A program without a runner writes marks, but no deliveries to compare them with.
     return [audit for audit in audits if audit.ranges or audit.partition in extents]
 
 
@@ -364,7 +364,7 @@ async def _audited(
 async def _begun(
     place: Partition, ranges: Sequence[OutcomeRange], extent: Extent, reader: Reader | None
 ) -> Extent:
-    """Say where an audit begins, as far as the broker knows."""
+    """Return where an audit begins, if the broker knows it."""
     if reader is None or extent.first is not None:
         return extent
     start, _ = await reader.bounds(place)
@@ -403,7 +403,7 @@ async def _found(
 async def _handled(
     database: OperatorDatabase, consumer: str, place: Partition, unknown: Sequence[Stretch]
 ) -> list[OutcomeRange]:
-    """Ask the claims about offsets that nobody noted: a crash may have come before the note."""
+    """Look up unnoted offsets in the claims: a crash may have come before the note."""
     found: list[OutcomeRange] = []
     asked = islice(offsets_in(unknown), MOST_ASKED)
     while page := list(islice(asked, PAGE)):
@@ -415,7 +415,7 @@ async def _handled(
 
 
 async def _checked(audit: PartitionAudit, reader: Reader) -> PartitionAudit:
-    """Tell holes from losses by what the broker still has."""
+    """Distinguish holes from losses by what the broker still has."""
     start, end = await reader.bounds(audit.partition)
     unknown: list[Stretch] = []
     holes: list[Stretch] = []

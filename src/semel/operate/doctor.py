@@ -37,9 +37,9 @@ from semel.pipeline.txn import Scope, SinkTxnId
 
 # A commit that takes longer than this is no longer "in flight" to an operator.
 LONG_IN_FLIGHT_SECONDS: Final = 300.0
-# Fewer finished cycles say nothing about a rhythm.
+# With fewer finished cycles, the interval between them is unknown.
 ENOUGH_CYCLES: Final = 5
-# Below this nobody minds, whatever the share of the interval.
+# A shorter commit is never reported, even if it takes most of the interval.
 UNNOTICED_COMMIT_SECONDS: Final = 0.5
 
 
@@ -108,7 +108,7 @@ class Stranded:
 
     @property
     def is_contradiction(self) -> bool:
-        """Tell whether the sink cannot do what the decision demands.
+        """Return whether the sink cannot do what the decision demands.
 
         While an owner is at work, its ledger and its sinks are asked at different moments.
         """
@@ -197,7 +197,7 @@ class Diagnosis:
 
     @property
     def needs_attention(self) -> bool:
-        """Tell whether there is a problem, or where it is *strict* a weakness."""
+        """Return whether there is a problem or, if *strict*, a weakness."""
         found = any(scope.problems for scope in self.scopes)
         return found or (self.strict and bool(self.weakened_by))
 
@@ -218,7 +218,7 @@ def diagnose(
     strict: bool = False,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Diagnosis:
-    """Find every stranded transaction and whatever else needs a person; changes nothing."""
+    """Find stranded transactions and all other things that need a person; changes nothing."""
     patients = list(patients)
     weak = list(of_ledger(ledger)) if not patients else []
     for patient in patients:
@@ -352,7 +352,7 @@ def _of_attempts(seen: Examination) -> Iterable[tuple[Kind, str]]:
             )
             yield (
                 Kind.STRANDED,
-                f"{name} is {attempt.record.state} in the ledger and nobody is at work on it: "
+                f"{name} is {attempt.record.state} in the ledger and no process works on it: "
                 f"starting the job, or `semel recover`, {does}",
             )
 

@@ -88,7 +88,7 @@ async def dry_run(consumer: Consumer, database: OperatorDatabase, message: Messa
             async with unit.watching() as changes:
                 outcome = await _handled(database, unit, attempt)
             written = await unit.outbox.children(parent_of(consumer.name, message.id))
-            # One that says that the message is dead is there because it failed before.
+            # A claim of a dead letter exists because the message failed before.
             outgoing = [entry for entry in written if not is_letter_record(entry)]
     except Exception as error:
         if not attempt.began:
@@ -146,7 +146,7 @@ class _Within:
 
 
 class _RehearsedLease(Lease):
-    """A lease of a message that nobody has claimed."""
+    """The lease that a dry run gives to the handler; no claim is behind it."""
 
     async def _complete(self, unit: Unit, result: str | None) -> None:
         if self.completed:

@@ -1,4 +1,4 @@
-"""What is known of messages: one message's story, claims in progress, and gaps between versions.
+"""What is known of messages: the history of one, claims in progress, gaps between versions.
 
 A gap is closed after a person looked at it, or passed over: the person decides that the missing
 versions never come, and the lowest version that did come is handled next.  Each act is one

@@ -1,4 +1,4 @@
-"""What a pipeline does once, where, and under which failures; and the settings that weaken it."""
+"""The guarantee of a pipeline: what happens once, under which failures, and what weakens it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from semel.pipeline.ledger import Ledger
 from semel.pipeline.sink import DescribesGuarantee, Guarantee, TwoPhaseSink
 
 # A renewal is due after a third of the lease; a pause of the JVM or of the
-# network for two thirds of it hands the scope to somebody else.
+# network for two thirds of it hands the scope to another process.
 SHORT_LEASE_SECONDS: Final = 10.0
 LONG_LEASE_SECONDS: Final = 600.0
 
-# Fewer, and a `semel verify` on Monday cannot look at Saturday.
+# With fewer, `semel verify` on Monday cannot compare the cycles of Saturday.
 FEW_CYCLES: Final = 100
 
 _FLEETING: Final = re.compile(r"/(tmp|var/tmp|dev/shm|run)/")
@@ -76,7 +76,7 @@ class PipelineGuarantee:
 
     @property
     def needs_attention(self) -> bool:
-        """Tell whether a setting weakens the guarantee; with *strict* also what is unstated."""
+        """Return whether a setting weakens the guarantee or, if *strict*, a sink states none."""
         weak = bool(self.weakened_by) or any(sink.guarantee.weakened_by for sink in self.sinks)
         return weak or (self.strict and not all(sink.stated for sink in self.sinks))
 
@@ -97,7 +97,7 @@ def guarantee_of(
         ledger=ledger.url,
         guarantee=(
             f"{batch}, become visible once in {names}; under the one decision per cycle that "
-            f"ledger {ledger.url} keeps for {scope}; whatever of the failures below happens"
+            f"ledger {ledger.url} keeps for {scope}; even under the failures listed below"
         ),
         failures_covered=FAILURES_COVERED,
         not_covered=NOT_COVERED,

@@ -122,7 +122,7 @@ class Restoration:
 
 @runtime_checkable
 class CanBeBackedUp(Protocol):
-    """A ledger that outlives its process."""
+    """A ledger that is stored on disk."""
 
     def backup(self, destination: str | Path) -> None:
         """Copy the ledger to a new file."""

@@ -1,4 +1,4 @@
-"""What recovery would do with what an earlier owner left, and doing it by an operator's word."""
+"""Recovery by an operator: show what it would do with an earlier owner's cycles, and do it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class RecoveryPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether there is nothing to settle."""
+        """Return whether there is nothing to settle."""
         return not (self.attempts or self.stranded)
 
     @property
     def needs_attention(self) -> bool:
-        """Tell whether there is something to settle, or something in the way."""
+        """Return whether there is something to settle, or something in the way."""
         return not self.is_empty or bool(self.blocked_by)
 
 
@@ -61,7 +61,7 @@ class Recovered:
 
     @property
     def needs_attention(self) -> bool:
-        """Tell whether something is left that only a person can settle."""
+        """Return whether something is left that only a person can settle."""
         return bool(self.report.left_as_is)
 
 
@@ -95,7 +95,7 @@ def _blocks(pipeline: Pipeline, owner: ScopeOwner, seen: Examination) -> Iterabl
             try:
                 check_ledger(pipeline.ledger, pipeline.scope, [sink])
                 check_marks(pipeline.ledger, pipeline.scope, [sink])
-            except Exception as error:  # noqa: BLE001  whatever it is, it is in the way
+            except Exception as error:  # noqa: BLE001  any error is in the way
                 yield reason_of(error)
     for one in seen.stranded:
         if one.is_contradiction:

@@ -1,11 +1,11 @@
-"""A replay: selected messages are handled again, carefully, and only those that were not.
+"""A replay: handle selected messages again, in careful steps; handled ones are skipped.
 
     begin ─▶ 1 ─▶ 10 ─▶ the rest ─▶ end        a canary before everything else
               └──────┴── failures ─▶ stop       the next run goes on from there
 
 The message's id stays, so a message that was handled is a duplicate and has no second
-effect.  The cursor is durable before and after every message that is tried: a replay that
-is killed goes on with the very message that it was trying.
+effect.  The cursor is committed before and after every message that is tried: a replay that
+is killed goes on with the message that it was trying.
 
 A person can stop a replay for a while, or abandon it; each is one transaction with its entry
 in the audit trail.
@@ -225,7 +225,7 @@ class ReplaySettings:
     The claims of older records may be deleted, so it is unknown whether they were handled."""
 
     rules: ReplayRules = field(default_factory=ReplayRules)
-    """What another policy says than the consumer's own; the stricter of both holds."""
+    """Another policy besides the consumer's own; the stricter of both holds."""
 
     def __post_init__(self) -> None:
         if self.stop_after_failures < 1 or self.most_replays < 1 or min(self.canary, default=1) < 1:
@@ -256,7 +256,7 @@ class Replay:
     ) -> None:
         """Prepare a replay; without a *selection* it must have been begun before.
 
-        What the consumer's policy says about replays holds, whatever the settings say.
+        The consumer's policy about replays holds, even if the settings allow more.
         *handle* is how its messages are handled, where its mode does not say that.
         """
         self.consumer = consumer
@@ -422,7 +422,7 @@ class Replay:
             )
 
     def _check_allowed(self, selection: Selection) -> None:
-        """Refuse what no message of the selection would be allowed."""
+        """Raise if the policy forbids every message of the selection."""
         topic = topic_of(selection)
         refusal = self._rules.refusal if topic is None else self._rules.of(topic).refusal
         if refusal is not None:
@@ -460,7 +460,7 @@ class Replay:
                 counts = {turn.value: number for turn, number in report.counts.items()}
                 said = why
                 if last is not None and last.result is ReplayResult.FAILED:
-                    # The trail is never erased, and an exception may quote its message.
+                    # The audit trail is never erased, so it must not quote the message.
                     said = f"message {last.message_id!r} failed: {last.code}"
                 await self._audit(unit, "replay.end", state=state.value, why=said, counts=counts)
                 return report
@@ -501,7 +501,7 @@ class Replay:
 async def stop_replay(
     database: OperatorDatabase, name: str, *, actor: str, reason: str = ""
 ) -> ReplayStatus:
-    """Stop a replay before its next message, whichever process runs it.
+    """Stop a replay before its next message; it may run in another process.
 
     Raises:
         Misuse: there is no such replay, or it does not run.
@@ -513,9 +513,10 @@ async def stop_replay(
 async def abandon_replay(
     database: OperatorDatabase, name: str, *, actor: str, reason: str
 ) -> ReplayStatus:
-    """End a replay for good, whichever process runs it: retention need not wait for it.
+    """End a replay permanently, so retention need not wait for it.
 
-    It cannot be resumed; another replay can select the messages that it has not handled.
+    It may run in another process. It cannot be resumed; another replay can select the
+    messages that it has not handled.
 
     Raises:
         Misuse: there is no such replay, it is over already, or no reason is given.

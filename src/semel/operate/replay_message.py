@@ -210,7 +210,7 @@ class Source:
         return self._item(records[0]) if records else SelectedMessage(message_id, place)
 
     async def message(self, item: SelectedMessage) -> Message | NoPayload:
-        """Read the message that would be handled, from whichever table has it."""
+        """Read the message that would be handled from the table that has it."""
         name, message_id = self.consumer.name, item.message_id
         async with self.database.begin() as unit:
             waiting = await unit.waiting.get(name, message_id)
@@ -231,7 +231,7 @@ class Source:
             found = message_of(self.consumer, letter)
         if isinstance(found, Unreadable):
             return NoPayload(message_id, f"it cannot be read: {found.reason}")
-        return found or NoPayload(message_id, "nobody has its payload any more")
+        return found or NoPayload(message_id, "its payload is in no table any more")
 
     async def _letters(
         self, selection: Letters, after: Any
@@ -328,7 +328,7 @@ async def try_given_up(
     nothing is written, and it comes back.
 
     Raises:
-        NotPossible: it cannot be sent back, or was so *at_most* times.
+        NotPossible: it cannot be sent back, or was sent back *at_most* times.
         Undecodable: its payload cannot be read.
         InDoubt: it is unknown whether the commit happened; the row shows it later.
     """
@@ -395,7 +395,7 @@ Handle: TypeAlias = Callable[[Message, WaitingMessage | None], Awaitable[Outcome
 """How a consumer's messages are handled, where that is not in one transaction."""
 
 
-# After these many tries, whatever holds the lock does not end by itself.
+# After this many tries, the transaction that holds the lock will not end soon.
 TRIES: Final = 3
 
 
@@ -416,8 +416,8 @@ def replaying(consumer: Consumer) -> Consumer:
     """Return the consumer as a replay runs it.
 
     Duplicates are skipped even where deliveries invoke the handler, and what fails waits in
-    the retry table: no broker will deliver it again.  Nothing holds a partition back, then; a
-    key is held, whatever the consumer does with deliveries.
+    the retry table: no broker will deliver it again.  So no partition is held back; a
+    key is held, even if deliveries of the consumer do not hold it.
     """
     settings = consumer.settings
     by_partition = settings.order is Order.PARTITION
@@ -543,7 +543,7 @@ class Replayer:
             outcome = await handle_unreadable(self.consumer, self.database, item.arrival)
             tell(item.arrival, outcome, self.consumer.name)
             return replayed(message_id, outcome)
-        return Replayed(message_id, ReplayResult.MISSING, "nobody has its payload any more")
+        return Replayed(message_id, ReplayResult.MISSING, "its payload is in no table any more")
 
     def _refusal(self, item: SelectedMessage, *kept: StoredMessage | None) -> str | None:
         """Say why the policy of its topic forbids it; where the topic is unknown, of any."""
@@ -653,7 +653,7 @@ class Replayer:
                 lambda: try_given_up(self.consumer, self.database, stored, act, most),
             )
         except Undecodable:
-            # Refusals are kept with the replay, and why bytes are no message may quote them.
+            # Refusals are kept with the replay, so they must not quote the payload.
             return Replayed(message_id, ReplayResult.REFUSED, "it cannot be read")
         return replayed(message_id, outcome)
 

@@ -1,4 +1,4 @@
-"""The way out of a cycle that is committed and cannot be finished by recovery."""
+"""Resolving a stuck cycle: it is committed, and recovery cannot finish it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ResolvesByRetry(Protocol):
 
 @runtime_checkable
 class ResolvesByDiverting(Protocol):
-    """A sink that can put refused rows aside."""
+    """A sink that can divert refused rows."""
 
     def resolve_divert(self, txn: SinkTxnId, token: Token, reject_table: str) -> Any:
         """Commit what can be committed and divert the rest."""
@@ -101,7 +101,7 @@ class Resolution:
 
     @property
     def needs_attention(self) -> bool:
-        """Tell whether the cycle is still stuck."""
+        """Return whether the cycle is still stuck."""
         return not self.finished
 
 

@@ -91,7 +91,7 @@ def shortest_ttl(
     *retention* is the topic's own: how long the broker may deliver a message again.
 
     Raises:
-        Misuse: a window is negative or no number, or the safety factor below 1.
+        Misuse: a window is negative or not a number, or the safety factor below 1.
     """
     windows = (retention, replay_window, dlq_age, parking_age)
     if not all(map(math.isfinite, (*windows, safety))) or min(windows) < 0 or safety < 1:
@@ -110,10 +110,10 @@ class Retention:
     """How long the broker may deliver a message again."""
 
     replay_window_seconds: float = WEEK_SECONDS
-    """How far back somebody may replay."""
+    """How far back a replay may reach."""
 
     dead_letter_age_seconds: float = WEEK_SECONDS
-    """How old a dead letter may become before somebody has dealt with it."""
+    """How old a dead letter may become before it is sent back, parked or skipped."""
 
     parking_age_seconds: float = WEEK_SECONDS
     """How long a message may be parked."""
@@ -197,9 +197,9 @@ async def prune(
     """Delete what is over and older than its time to live, a batch per transaction.
 
     May be stopped and run again at any time.  IN_PROGRESS, FAILED_RETRYABLE and PARKED are
-    never deleted, whatever their age.  With a *reader*, the outcomes of offsets that the broker
-    has deleted are deleted too.  Where an *actor* is named, the audit trail gets one entry with
-    the first batch, and one with the counts at the end, unless nothing was deleted.
+    never deleted, however old they are.  With a *reader*, the outcomes of offsets that the
+    broker has deleted are deleted too.  Where an *actor* is named, the audit trail gets one
+    entry with the first batch, and one with the counts at the end, unless nothing was deleted.
 
     Raises:
         ReplayRuns: a replay of the consumer has not finished, or began meanwhile.
@@ -229,7 +229,7 @@ async def prune(
 def _deletes(consumer: str, settings: Retention) -> list[tuple[str, Delete]]:
     ttl, batch = settings.ttl_seconds, settings.batch
     claims, inbox, attempts, approvals = (Sweep() for _ in range(4))
-    # What is kept about messages that are gone goes behind the messages.
+    # Records about deleted messages are deleted after the messages.
     return [
         ("claims", lambda unit: unit.claims.delete_expired(consumer, ttl, batch, claims)),
         ("inbox", lambda unit: unit.inbox.delete_processed(consumer, ttl, batch, inbox)),
@@ -280,7 +280,7 @@ def retention_of(policy: Policy, consumer: str) -> Retention:
     What the policy does not say of a topic's retention is taken for the broker's usual week.
 
     Raises:
-        Misuse: one of the windows outlasts ``claims.ttl``.
+        Misuse: one of the windows is longer than ``claims.ttl``.
         PolicyNameUnknown: there is no such consumer.
     """
     from semel.policy.model import SAFETY, USUAL_RETENTION
@@ -365,12 +365,12 @@ async def erase(
 ) -> Erased:
     """Remove payloads and headers of a key's messages, or of one message, for all consumers.
 
-    With what handling them put into the outbox, the results that were kept, and why attempts
-    failed, for an exception may quote what it was given.  An id that a
-    person gave the message counts as its own, and so does a conflict that came with it.  All
-    of it is one transaction; *progress* hears how many waiting messages were closed so far.
-    The audit entry says how much was erased and why, by whom, and holds no payload; of the
-    key it has the hash, for the key itself may name a person.
+    Also removed: what handling them put into the outbox, the results that were kept, and why
+    attempts failed, because an exception may quote its input.  Ids that a person gave the
+    message, and conflicts that came with its id, are included.  All of it is one transaction;
+    *progress* is called with the number of waiting messages that were closed so far.  The audit
+    entry says how much was erased, why and by whom, and holds no payload; it has the hash of
+    the key, because the key itself may name a person.
 
     Only what is stored is erased: what an attempt that runs now stores later, and what the
     broker delivers later, is new.

@@ -6,8 +6,8 @@
     Offsets       a stretch of a topic's partition, read from the broker again
     Times         the same, by the broker's time
 
-A replay keeps what it was begun with, so what comes meanwhile is not part of it;
-only a message that is parked meanwhile is, if its filter finds it.
+A replay keeps the selection that it was begun with: messages that come later are not part of
+it, except those that are parked later and match its filter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from semel.messaging.receive.broker import Reader
 from semel.messaging.records import DeadLetterFilter, WaitingFilter, Waits, hash_of_key
 from semel.operate.stores import OperatorUnit
 
-# A database's finest time: a letter of this very moment is part of a replay that begins now.
+# The shortest time that a database stores: a letter of this moment is part of the replay.
 MOMENT_SECONDS: Final = 1e-6
 
 
@@ -51,7 +51,7 @@ class Letters:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Messages of the waiting room, in the order in which they came."""
+    """Messages in the waiting table, in the order in which they came."""
 
     which: WaitingFilter = field(default_factory=WaitingFilter)
 
@@ -96,7 +96,7 @@ def parked_key(key: str) -> Waiting:
 async def settled(
     selection: Selection, consumer: str, unit: OperatorUnit, reader: Reader | None
 ) -> Selection:
-    """Return the selection with what a later look would see differently made fast.
+    """Return the selection with its times and offsets fixed, so a later run finds the same.
 
     Raises:
         Misuse: it needs a reader, or is about another consumer, or about nothing.
@@ -124,7 +124,7 @@ async def settled(
 
 
 def asked(selection: Selection) -> Selection:
-    """Return a selection as somebody asked for it, without what `settled` found."""
+    """Return a selection as it was requested, without what `settled` found."""
     match selection:
         case Letters(which):
             return Letters(replace(which, consumer=None))
@@ -198,7 +198,7 @@ def from_json(text: str) -> Selection:
         said = json.loads(text)
         return _read(said.pop("kind"), said)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Misuse(f"{text!r} is no selection of messages") from error
+        raise Misuse(f"{text!r} is not a selection of messages") from error
 
 
 def _read(kind: str, said: dict[str, Any]) -> Selection:

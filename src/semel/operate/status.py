@@ -45,7 +45,7 @@ class ScopeOwner:
 
     @property
     def is_live(self) -> bool:
-        """Tell whether the scope's open cycles may be work in progress."""
+        """Return whether the scope's open cycles may be work in progress."""
         return self.ownership is Ownership.LIVE
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class ScopeStatus:
 
     @property
     def needs_attention(self) -> bool:
-        """Tell whether there are open cycles and no live owner works on them."""
+        """Return whether there are open cycles and no live owner works on them."""
         return any(self.open.values()) and not self.owner.is_live
 
     @property
@@ -96,7 +96,7 @@ class ScopeStatus:
         """What to do next, where something is to be done."""
         if not self.needs_attention:
             return ""
-        return "nobody works on its open cycles: start the job again, or see `semel doctor`"
+        return "no process works on its open cycles: start the job again, or see `semel doctor`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Status:
 
     @property
     def needs_attention(self) -> bool:
-        """Tell whether one of the scopes does."""
+        """Return whether one of the scopes needs attention."""
         return any(scope.needs_attention for scope in self.scopes)
 
 
@@ -234,7 +234,7 @@ def _positions(
     for (source, partition), position in positions.ends.items():
         ends.setdefault(source, {})[partition] = position.end
     paths = {source: len(found) for source, found in positions.paths.items()}
-    # A source of files has no ends; the newest attempt tells that it exists.
+    # A source of files has no ends; the newest attempt shows that it exists.
     for record in newest:
         for one in record.range.sources if record.range else ():
             if one.kind is SourceKind.FILES:

@@ -1,7 +1,7 @@
-"""The stores that only operators need, and the transaction that has them beside the engine's.
+"""The stores that only operators use, and a transaction with them and the engine's stores.
 
-An audit entry names the actor, which is what somebody says, and the account of the operating
-system where they said it: two people who decide one act have two accounts.
+An audit entry names the actor, a name that the caller gives, and the account of the operating
+system: two people who decide one act must have two accounts.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def acting_from(account: Account) -> Iterator[None]:
         _ACCOUNT.reset(token)
 
 
-# They have no width and are no format characters; a name does not need them.
+# They are invisible, but not format characters; a name does not need them.
 _INVISIBLE: Final = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0")
 
 
 def same_name(one: str, other: str) -> bool:
-    """Tell whether two names read the same, whatever their case, spaces and hidden signs.
+    """Return whether two names are equal, ignoring case, spaces and hidden characters.
 
-    Letters of different alphabets that look alike are different: names are no proof.
+    Letters of different alphabets that look alike are different: a name is not a proof.
     """
     return _plain(one) == _plain(other)
 
@@ -184,10 +184,10 @@ class Asked(StrEnum):
     """What can be asked for."""
 
     DELETE_WAITING = "park.delete"
-    """Remove a waiting message for good."""
+    """Remove a waiting message permanently."""
 
     DELETE_LETTER = "dlq.delete"
-    """Take a dead letter away for good."""
+    """Remove a dead letter permanently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class Approvals(Protocol):
     async def delete_decided(
         self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
     ) -> int:
-        """Delete requests decided so long ago whose message is gone; return how many.
+        """Delete old decided requests whose message is gone; return how many.
 
         With a *sweep*: only behind what it reached.
         """
@@ -346,10 +346,10 @@ class ReplayState(StrEnum):
     """How a replay stands."""
 
     RUNNING = "running"
-    """Somebody is at it, or died at it."""
+    """A process runs it, or died while it ran."""
 
     STOPPED = "stopped"
-    """It waits for somebody who runs it again."""
+    """It waits until a person runs it again."""
 
     FAILED = "failed"
     """It stopped by itself, because too much failed; it can be run again."""
@@ -432,12 +432,12 @@ class Replays(Protocol):
         """Return the names of a consumer's replays that can go on, whether they run or not.
 
         Until the transaction ends, no replay begins, and one that is being begun is waited
-        for: what is deleted on the strength of the answer is deleted before or not at all.
+        for, so the answer stays true while the caller deletes.
         """
         ...
 
     async def delete_over(self, consumer: str, ttl_seconds: float, limit: int) -> int:
-        """Delete replays that are over since so long; return how many."""
+        """Delete replays that ended at least that long ago; return how many."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Rows staged, rows visible, rows in the source: per cycle and sink, counted and hashed.
+"""Verification: compare the rows staged, visible and in the source, per cycle and sink.
 
 source ──(--source)──▶ staged (in the token) ──▶ visible
 """
@@ -83,7 +83,7 @@ class SinkCheck:
 
     @property
     def needs_attention(self) -> bool:
-        """Tell whether a comparison failed, or could not be made for want of an answer."""
+        """Return whether a comparison failed, or a sink did not answer."""
         return not self.verdicts <= FINE
 
 
@@ -98,7 +98,7 @@ class Verification:
 
     @property
     def needs_attention(self) -> bool:
-        """Tell whether one of the checks does."""
+        """Return whether one of the checks needs attention."""
         return any(check.needs_attention for check in self.checks)
 
 

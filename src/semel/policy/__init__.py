@@ -1,4 +1,4 @@
-"""The policy file: what topics promise, how consumers keep it, and what it comes to.
+"""The policy file: what topics promise, how consumers keep it, and the real guarantee.
 
     text ──▶ Policy ──▶ Effective ──▶ Guarantee ──▶ findings ──▶ answers
              model      model         guarantee     rules        questions

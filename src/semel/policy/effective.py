@@ -96,7 +96,7 @@ def _of_consumer(policy: Policy, effective: Effective) -> Iterator[EffectiveKey]
         line = policy.source.lines.get(path)
         value = value_words(derived.get(key) if own is None else own)
         if key == "retry.maxAttempts" and own == UNBOUNDED:
-            value = "without end"
+            value = "no limit"
         yield EffectiveKey(key, value, _origin(path, line), line)
 
 
@@ -127,7 +127,7 @@ def _derived(policy: Policy, effective: Effective) -> Mapping[str, Any]:
 def _of_both(
     matter: str, key: str, path: Path, source: Source, effective: Effective
 ) -> EffectiveKey:
-    """Say who won where topic and consumer may both speak."""
+    """Return whose value holds where topic and consumer may both set one."""
     value = value_words(getattr(effective, matter))
     by = effective.decided_by.get(matter)
     if by is None:

@@ -1,6 +1,6 @@
-"""What really happens once, where, and under which failures: computed, never claimed.
+"""The real guarantee: what happens once, where, and under which failures, computed.
 
-    when the broker is told  ×  how a repetition is met  ──▶  semantics
+    when the message is acknowledged  ×  how a repetition is met  ──▶  semantics
 
 Every effect of a consumer has a promise of its own, because the weakest one
 says nothing about the others: rows may be effectively-once while an e-mail of
@@ -28,7 +28,7 @@ from semel.policy.vocabulary import (
 
 
 class Ack(StrEnum):
-    """When the broker is told, as far as it matters for the semantics."""
+    """When a message is acknowledged, as far as it matters for the semantics."""
 
     BEFORE = "before the work"
     AFTER = "after the work"
@@ -53,7 +53,7 @@ class Repetition(StrEnum):
 
 
 SEMANTICS: Final[Mapping[tuple[Ack, Repetition], Semantics]] = {
-    # Whatever comes after the ack is lost by a crash, however well it is protected.
+    # A crash loses all work after the ack, however well it is protected.
     (Ack.BEFORE, Repetition.APPLIED): Semantics.AT_MOST_ONCE,
     (Ack.BEFORE, Repetition.RECOGNISED): Semantics.AT_MOST_ONCE,
     (Ack.BEFORE, Repetition.ONE_TRANSACTION): Semantics.AT_MOST_ONCE,
@@ -164,8 +164,8 @@ def rows_repetition(effective: Effective) -> tuple[Repetition, str]:
 
 _LEASE_LOST: Final[Mapping[StalePolicy, str]] = {
     StalePolicy.RECLAIM: "when a lease runs out, work that may be done already is done again",
-    StalePolicy.WAIT: "a handler that died is parked, and nobody knows whether its work is done",
-    StalePolicy.ABANDON: "a handler that died is parked, and nobody knows whether its work is done",
+    StalePolicy.WAIT: "a handler that died is parked, and its work may or may not be done",
+    StalePolicy.ABANDON: "a handler that died is parked, and its work may or may not be done",
     StalePolicy.INSPECT: "",
 }
 
@@ -192,7 +192,7 @@ def _records(effective: Effective) -> Promise:
 def _call(effective: Effective, effect: SideEffect) -> Promise:
     what = f"side effect {effect.name!r}"
     if effect.intent is not None:
-        later = "and whoever carries it out may get it again, with the same id"
+        later = "and its receiver may get it again, with the same id"
         return _written(effective, f"the intent of {what}", later)
     if effect.idempotency_key:
         kept = "as long as its provider keeps the key"
@@ -201,7 +201,7 @@ def _call(effective: Effective, effect: SideEffect) -> Promise:
 
 
 def _written(effective: Effective, what: str, again: str) -> Promise:
-    """Promise what is a row like the others, for somebody else to carry out."""
+    """Promise a message that is written as a row; another process sends it."""
     repetition, why = rows_repetition(effective)
     if repetition is Repetition.APPLIED:
         return _promise(effective, repetition, what, (), why)

@@ -2,7 +2,7 @@
 
     policy ──▶ effective ──▶ guarantee ──▶ rules ──▶ findings ──▶ questions
 
-Pure: it looks at the policy and at nothing else.
+Pure: it reads the policy only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Review:
 
     @property
     def refused(self) -> bool:
-        """Tell whether the combination cannot keep what it promises."""
+        """Return whether the combination cannot keep what it promises."""
         return any(finding.severity is Severity.REFUSED for finding in self.findings)
 
 
@@ -96,7 +96,7 @@ def review(policy: Policy, consumer: str, topic: str | None = None) -> Review:
 
 
 def _of_topics(policy: Policy) -> tuple[Finding, ...]:
-    """Name the topics that nobody reads; nothing else can be wrong with a topic alone."""
+    """Return the topics without a consumer; nothing else can be wrong with a topic alone."""
     read = {topic for consumer in policy.consumers for topic in policy.topics_of(consumer)}
     return tuple(
         Finding(

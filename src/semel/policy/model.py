@@ -5,7 +5,7 @@
       consumers:   <name>: ConsumerPolicy
 
 Policies are per consumer, not only per topic: different consumers of a topic
-have different effects.  Where topic and consumer both speak, the stricter one
+have different effects.  Where topic and consumer both set a value, the stricter one
 wins (`OVERLAPS`); where neither does, defaults follow from other keys.
 """
 
@@ -137,7 +137,7 @@ class Policy(Section):
             found = PolicyFile.model_validate(document.values).delivery_semantics
         except ValidationError as invalid:
             document.add_errors(invalid)
-            # Without its context: pydantic's own sentences must not stand above ours.
+            # Raised without a context, so pydantic's own messages are not printed above ours.
             raise PolicyInvalid(name, document.problems) from None
         if document.problems:
             raise PolicyInvalid(name, document.problems)
@@ -218,7 +218,7 @@ def _entries(document: Document, name: str) -> Mapping[Any, Any]:
 
 
 class _SchemaOfFile(GenerateJsonSchema):
-    """pydantic's JSON Schema, without what a YAML file cannot say and nobody needs to read."""
+    """pydantic's JSON Schema, without what a YAML file cannot contain and titles of keys."""
 
     def nullable_schema(self, schema: Any) -> JsonSchemaValue:
         """Leave null out: a key without a value is refused."""
@@ -271,7 +271,7 @@ def key_schema(path: Path) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A matter on which a topic and a consumer may both speak."""
+    """A setting that a topic and a consumer may both have."""
 
     topic_key: str
     consumer_key: str
@@ -311,11 +311,11 @@ OVERLAPS: Final[Mapping[str, Overlap]] = {
         lambda window: -window, "the shorter one"),
 }
 # fmt: on
-"""Every matter on which both may speak, and who wins."""
+"""Every setting that both may have, and whose value holds."""
 
 
 def strictest(overlap: Overlap, *said: Any) -> Any:
-    """Return the strictest of what was said; None where nobody said anything."""
+    """Return the strictest of the given values; None if there are none."""
     spoken = [value for value in said if value is not None]
     return max(spoken, key=overlap.strictness) if spoken else None
 
@@ -345,16 +345,16 @@ class Effective:
     consumer: ConsumerPolicy
     topic: TopicPolicy
     guarantee: Semantics | None
-    """The weakest semantics that is wanted; None where nobody wants any."""
+    """The weakest semantics that is wanted; None if the policy does not say."""
 
     ordering: Ordering
     replay: ReplayAllowed
     replay_window: timedelta | None
     attempts: int | None
-    """How often a message is tried; None: without end."""
+    """How often a message is tried; None: no limit."""
 
     poison_attempts: int | None
-    """How often a poison message is tried; None: without end."""
+    """How often a poison message is tried; None: no limit."""
 
     jitter: bool
     on_exhausted: GiveUp
@@ -377,7 +377,7 @@ class Effective:
 
     @property
     def needed_ttl(self) -> timedelta:
-        """How long a claim must be kept to recognise whatever can come again."""
+        """How long a claim must be kept to recognise every message that can come again."""
         return SAFETY * max(window.length for window in self.windows)
 
     @property

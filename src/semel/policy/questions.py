@@ -196,7 +196,7 @@ QUESTIONS: Final = (
         "offsetCommit.timing", _crash_before_ack,
         ("commits-before-processing", "lease-repeats-work", "assumes-no-duplicates")),
     Question("What happens if a crash occurs after a side effect?", "sideEffects",
-        _by_effect("only the wish is written, with the rows", "called again with the same key",
+        _by_effect("only the intent is written, with the rows", "called again with the same key",
             "repeated"),
         ("side-effect-unprotected",)),
     Question("Is ordering required?", "topic:ordering", _ordering,

@@ -3,8 +3,8 @@
     text ──▶ values ──▶ pydantic ──▶ model
                └ lines     └ errors ──▶ PolicyProblem: line, key, what was expected, what was meant
 
-The only module that knows the YAML library.  Nothing is constructed from tags:
-a text can name no Python class, and an alias cannot multiply itself.  What a
+The only module that uses the YAML library.  Nothing is constructed from tags:
+a text cannot name a Python class, and an alias is never copied.  What a
 key expects is read from the JSON Schema, so messages and editors agree.
 """
 

@@ -1,4 +1,4 @@
-"""What the lint looks for: one table of rules, and the functions that find."""
+"""The rules of the lint: one table, and the functions that find violations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Case:
     effective: Effective
     guarantee: Guarantee
     policy: Policy
-    """The whole file: what one consumer sends, another one reads."""
+    """The whole file: one consumer may read what another one sends."""
 
     @property
     def source(self) -> Source:
@@ -201,10 +201,10 @@ PASSED_IN_RETRY: Final = frozenset({RetryMode.RETRY_TABLE, RetryMode.RETRY_TOPIC
 # A dead letter is left behind, not overtaken; `dead-letter-leaves-hole` says so.
 PASSED_IN_BATCH: Final = frozenset({BatchPolicy.INDEPENDENT})
 
-# More help nobody: what a thousand attempts do not mend, a person has to look at.
+# More attempts do not help: after a thousand failures a person has to look.
 MOST_ATTEMPTS: Final = 1_000
 DAY_SECONDS: Final = 86_400
-# A message beside its partition holds nobody up; a broker's usual retention is as long.
+# A message beside its partition delays no other; a broker's usual retention is as long.
 WEEK_SECONDS: Final = 7 * DAY_SECONDS
 
 UNREADABLE_CODES: Final = frozenset(
@@ -343,7 +343,7 @@ def _without_effect(case: Case) -> Iterator[Nouns]:
 
 
 class Cannot(NamedTuple):
-    """Something that a policy can say and no consumer of semel's does."""
+    """A setting that a policy can have and that semel's consumers do not support."""
 
     is_said: Callable[[Effective], bool]
     instead: str
@@ -362,7 +362,7 @@ def _parks(e: Effective) -> bool:
 
 
 def _stores(e: Effective) -> bool:
-    """Tell whether a batch stores what fails; what `retry.mode` does has a rule of its own."""
+    """Return whether a batch stores what fails; `retry.mode` has a rule of its own."""
     return e.consumer.batch is not None and e.consumer.batch.policy is BatchPolicy.DEAD_LETTER
 
 
@@ -466,8 +466,8 @@ RULES: Final = (
         "another topic, counts as a new one",
         "let the producer give an id, and name its header or field"),
     Rule("lease-repeats-work", WARN, "lease.stale", once(_lease_repeats_work),
-        "in mode leased the claim and the rows of {consumer} are two transactions: after a crash "
-        "between them nobody knows whether the work is done",
+        "in mode leased the claim and the rows of {consumer} are two transactions: "
+        "after a crash between them it is unknown whether the work is done",
         "use mode transactional, a strategy that the rows themselves enforce, or stale: inspect"),
     Rule("claims-ttl-too-short", REFUSED, "claims.ttl", _ttl_too_short,
         "claims are kept for {ttl}, and {window} is {length}: a message that comes again at the "
@@ -479,12 +479,12 @@ RULES: Final = (
     Rule("side-effect-unprotected", REFUSED, "sideEffects", _unprotected,
         "side effect '{effect}' has neither an idempotency key nor a durable intent: it is "
         "at-least-once, and a crash, a retry or a redelivery repeats it",
-        "give its provider a key (idempotencyKey: true), or write the wish (intent: outbox)",
+        "give its provider a key (idempotencyKey: true), or write the intent (intent: outbox)",
         AntiPattern.SIDE_EFFECTS_WITHOUT_IDEMPOTENCY),
     Rule("batch-repeats-calls", NOTE, "batch", _calls_in_batches,
         "the handler is called again after a part of its batch failed, and side effect '{effect}' "
         "with it, without any crash",
-        "write the wish (intent: outbox), which is undone with the part"),
+        "write the intent (intent: outbox), which is undone with the part"),
     Rule("commits-before-processing", REFUSED, "offsetCommit.timing",
         once(lambda c: c.own.critical and _ack(c) is Ack.BEFORE),
         "{consumer} is critical and commits the offset before the work: a crash loses the message",
@@ -529,27 +529,29 @@ RULES: Final = (
         "use onExhausted: park, where they must wait for it"),
     Rule("retries-forever", REFUSED, "retry.maxAttempts",
         once(lambda c: c.effective.attempts is None),
-        "{consumer} retries without end: one poison message holds up everything behind it for ever",
+        "{consumer} retries without a limit: "
+        "one poison message holds up everything behind it for ever",
         "set retry.maxAttempts to 1 or more", AntiPattern.RETRYING_FOREVER),
     Rule("retries-exceed-lag-slo", WARN, "retry", _blocks_too_long,
         "one failing message can hold its partition up for {blocked} s, and the lag must not "
         "exceed {slo} s", "use retry.mode: retry-table, or fewer or shorter waits"),
     Rule("retries-too-long", WARN, "retry.maxAttempts", _retries_too_long,
         "{consumer} tries a failing message {attempts} times, with waits of {lasting} in all, "
-        "before anybody hears of it",
-        "use fewer attempts or shorter waits: what is set aside is kept, and can be sent back",
+        "before a person can see it",
+        "use fewer attempts or shorter waits: "
+        "dead letters and parked messages are kept, and can be sent back",
         AntiPattern.RETRYING_FOREVER),
     Rule("retries-unreadable", WARN, "retry.retryable", _retries_unreadable,
         "{code} is retried, and the same bytes cannot be read the next time either",
         "take it out of retry.retryable: it goes to the dead letters at once",
         AntiPattern.IGNORING_UNREADABLE),
     Rule("unreadable-unheard", WARN, "dlq.enabled", once(lambda c: not c.own.dlq.enabled),
-        "dead letters are not enabled, and a message that cannot be read has nowhere to go where "
-        "somebody hears of it",
+        "dead letters are not enabled, and a message that cannot be read "
+        "has no place where a person can find it",
         "set dlq.enabled: true, with an owner", AntiPattern.IGNORING_UNREADABLE, REFUSED),
     Rule("dlq-without-owner", REFUSED, "dlq.owner",
         once(lambda c: c.own.dlq.enabled and not c.own.dlq.owner),
-        "the dead letters of {consumer} belong to nobody: what arrives there is lost, only later",
+        "the dead letters of {consumer} have no owner: what arrives there is lost, only later",
         "name a team in dlq.owner", AntiPattern.DLQ_WITHOUT_OWNER),
     Rule("dlq-topic-is-read", REFUSED, "dlq.topic", _letters_come_back,
         "the dead letters of {consumer} are published to {target}, {way}: each comes back as a "
@@ -560,26 +562,26 @@ RULES: Final = (
         "name a team in parking.owner"),
     Rule("parked-without-review", WARN, "dlq.manualReviewRequired", once(
             lambda c: c.own.dlq.manual_review_required and c.effective.on_exhausted is GiveUp.PARK),
-        "a review is required of dead letters, and {consumer} parks what it cannot handle: that "
-        "is released or replayed without anybody having looked at it",
+        "a review is required of dead letters, and {consumer} parks what it cannot handle: "
+        "those messages are released or replayed without a review",
         "set onExhausted: dlq, or take dlq.manualReviewRequired out"),
     Rule("no-lag-alert", WARN, "lagSlo", once(lambda c: c.own.lag_slo is None),
-        "nobody hears when {consumer} falls behind",
+        "there is no alert when {consumer} falls behind",
         "set lagSlo.maxLagSeconds", AntiPattern.NO_LAG_ALERT),
     Rule("no-runbook", WARN, "runbook", once(
             lambda c: not c.own.runbook and (c.own.critical or c.own.dlq.manual_review_required)),
         "a person has to act for {consumer}, and no runbook says how",
         "write one and name it in runbook"),
     Rule("without-effect", WARN, "", _without_effect,
-        "{key} has no effect unless {unless}", "take it out, or see that it has"),
+        "{key} has no effect unless {unless}", "take it out, or change that"),
     Rule("not-carried-out", REFUSED, "", _not_carried_out,
         "{key} cannot be carried out for {consumer}: {instead}", "{way_out}"),
     Rule("code-unknown", WARN, "retry.retryable", _misspelt,
-        "{code} is no failure code of semel's: did you mean {near}?",
-        "correct it, or see that a handler of {consumer} raises exactly this code"),
+        "{code} is not a failure code of semel: did you mean {near}?",
+        "correct it, or let a handler of {consumer} raise exactly this code"),
     Rule("code-of-your-own", NOTE, "retry.retryable", _of_their_own,
-        "{code} is no failure code of semel's, so only a handler of {consumer} can give it",
-        "see that one raises RetryableMessageError or NonRetryableMessageError with this code"),
+        "{code} is not a failure code of semel, so only a handler of {consumer} can give it",
+        "let one raise RetryableMessageError or NonRetryableMessageError with this code"),
 )
 # fmt: on
 """Everything that the lint looks for: code, severity, key, finder, sentence, way out."""

@@ -1,4 +1,4 @@
-"""The keys of a policy file: what a topic and a consumer can say.
+"""The keys of a policy file: the settings of a topic and of a consumer.
 
 A key's name is the field's in camel case; the docstring below a field is the
 key's description.  The JSON Schema, the error messages and the reference are
@@ -138,12 +138,12 @@ def place_words(place: FromHeader | FromPayload | FromCoordinates) -> str:
             return "coordinates"
 
 
-# Beyond any sense as a number of messages, attempts, seconds or milliseconds, and small enough
-# to be multiplied without a thought.
+# More than any useful number of messages, attempts, seconds or milliseconds, and small enough
+# to be multiplied safely.
 MOST: Final = 10**9
 
 UNBOUNDED: Final = 0
-"""The number of attempts that means: without end."""
+"""The number of attempts that means: no limit."""
 
 # The largest number that is not infinite; JSON has no word for those that are.
 _LARGEST: Final = 1.7976931348623157e308
@@ -262,18 +262,18 @@ class Idempotency(Section):
 
 
 class OffsetCommit(Section):
-    """When the broker is told."""
+    """When a message is acknowledged."""
 
     timing: CommitTiming = CommitTiming.AFTER_DB_TRANSACTION
-    """When the broker is told that a message is done."""
+    """When a message is acknowledged to the broker."""
 
 
 class Retry(Section):
     """How often, how soon, and where a failed message is tried again."""
 
     max_attempts: Attempts = 5
-    """How often a message is tried, the first time included. 0, -1 and .inf are read as
-    without end, which the lint refuses.
+    """How often a message is tried, the first time included.
+    0, -1 and .inf mean no limit, which the lint refuses.
     """
     backoff: Backoff = Backoff.EXPONENTIAL_JITTER
     """How the waits between attempts grow."""
@@ -284,9 +284,9 @@ class Retry(Section):
     jitter: Flag | None = unsaid("as `backoff` says")
     """Whether waits are shortened at random."""
     retryable: tuple[Code, ...] = ()
-    """Codes that are retried, whatever their class and exception."""
+    """Codes that are retried, regardless of class and exception."""
     non_retryable: tuple[Code, ...] = ()
-    """Codes that are not retried, whatever their class and exception."""
+    """Codes that are not retried, regardless of class and exception."""
     mode: RetryMode = RetryMode.BLOCKING
     """Where a message waits for its next attempt."""
 
@@ -330,7 +330,7 @@ class Poison(Section):
     """Messages that fail every time."""
 
     max_attempts_before_park: Count | None = unsaid("`retry.maxAttempts`")
-    """After how many attempts a poison message is set aside."""
+    """After how many attempts a poison message is not tried again."""
 
 
 class LagSlo(Section):
@@ -386,11 +386,11 @@ class SideEffect(Section):
     idempotency_key: Flag | None = unsaid("`idempotency.externalProviderIdempotency`")
     """Whether its provider gets, and recognises, an idempotency key."""
     intent: Intent | None = None
-    """Where the wish for it becomes durable, to be carried out later."""
+    """Where its intent becomes durable, to be carried out later."""
 
     @property
     def is_protected(self) -> bool:
-        """A repetition is recognised by its provider, or its wish is durable."""
+        """A repetition is recognised by its provider, or its intent is durable."""
         return bool(self.idempotency_key) or self.intent is not None
 
 
@@ -456,7 +456,7 @@ class ConsumerPolicy(Section):
     idempotency: Idempotency = Idempotency()
     """How repetitions are recognised, and what is done with them."""
     offset_commit: OffsetCommit = OffsetCommit()
-    """When the broker is told."""
+    """When a message is acknowledged."""
     retry: Retry = Retry()
     """How often, how soon, and where a failure is tried again."""
     on_exhausted: GiveUp | None = unsaid("`dlq` where it is enabled, else `park`")

@@ -25,7 +25,7 @@ class Ordering(StrEnum):
     """Which order the messages of a topic keep, from the weakest to the strongest."""
 
     NONE = "none"
-    """Any order will do."""
+    """Any order is allowed."""
     PER_KEY = "per-key"
     """Messages of one key are handled in the order of their partition."""
     GLOBAL = "global"
@@ -76,7 +76,7 @@ class Duplicates(StrEnum):
 
 
 class CommitTiming(StrEnum):
-    """When the broker is told that a message is done (S3-11)."""
+    """When a message is acknowledged to the broker (S3-11)."""
 
     BEFORE_PROCESSING = "before-processing"
     """Before the work: a crash loses the message."""
@@ -155,11 +155,11 @@ class GapPolicy(StrEnum):
     PARK_KEY = "park-key"
     """The key waits for a person, with its later messages behind it."""
     ALERT = "alert"
-    """The message is applied across the gap: it is told of, and listed until somebody closes it."""
+    """The message is applied across the gap; the gap is reported, and listed until it is closed."""
 
 
 class Intent(StrEnum):
-    """Where the wish for a side effect becomes durable before anybody carries it out."""
+    """Where the intent of a side effect becomes durable before it is carried out."""
 
     OUTBOX = "outbox"
     """In the outbox, with the handler's own transaction."""

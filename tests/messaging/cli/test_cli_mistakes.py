@@ -21,7 +21,7 @@ ON = ("--consumer", "billing")
 
 
 NO_TEXT = "caf\udce9"
-"""How Python reads an argument that is no UTF-8."""
+"""How Python reads an argument that is not UTF-8."""
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_an_argument_that_is_no_text_is_a_mistake(books, command, option):
     error = books.ask(*command, code=2)["error"]
 
     assert error.startswith(f"{option}: ")
-    assert "no UTF-8" in error
+    assert "is not UTF-8 text" in error
 
 
 def test_ids_and_keys_may_be_any_bytes_as_those_of_messages(books):

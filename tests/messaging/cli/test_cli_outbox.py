@@ -80,7 +80,7 @@ def test_a_relay_that_fell_silent_is_named_too(books):
 
     books.fill(silent)
 
-    assert "nobody; the last was process" in books.read("outbox", "status")
+    assert "none; the last was process" in books.read("outbox", "status")
 
 
 def test_parked_messages_are_listed_without_their_payloads(books):

@@ -82,7 +82,7 @@ def test_keys_and_several_ids_are_named_so_too(books):
 
 
 def test_what_is_no_json_behind_the_word_is_refused_and_other_ids_are_as_they_are(books):
-    assert "no text in JSON" in books.read("parking", "show", 'json:"m', *ON, code=2)
+    assert "is not a text in JSON" in books.read("parking", "show", 'json:"m', *ON, code=2)
 
     books.fill(lambda world: park(world, "json:m"))
     assert books.ask("parking", "show", "json:m", *ON)["message"]["message_id"] == "json:m"

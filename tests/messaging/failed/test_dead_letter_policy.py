@@ -132,7 +132,7 @@ class DeadLetterReview(DatabaseContract):
         service.refuse("m1")
         assert counts(await service.run(Letters(DeadLetterFilter()))) == {"failed": 1}
 
-        with pytest.raises(NotPossible, match="looked since its last failure"):
+        with pytest.raises(NotPossible, match="there was no review since its last failure"):
             await retry_dead_letter(world.database, BILLING, "m1", **ANN)
 
     @in_world

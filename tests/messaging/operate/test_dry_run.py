@@ -221,7 +221,7 @@ class TestSelectedDryRuns(InMemory, DatabaseContract):
         assert isinstance(read, DryRun)
         assert isinstance(unread, NoPayload)
         assert "cannot be read" in unread.why
-        assert nobody == [NoPayload("m9", "nobody has its payload any more")]
+        assert nobody == [NoPayload("m9", "its payload is in no table any more")]
 
 
 class Sql(DryRuns):

@@ -87,7 +87,7 @@ class TestSelections(InMemory):
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "moods"}', '{"kind": "ids"}'])
     def test_something_else_is_no_selection(self, text):
-        with pytest.raises(Misuse, match="no selection"):
+        with pytest.raises(Misuse, match="is not a selection"):
             from_json(text)
 
     @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_the_templates_consumers_have_the_guarantees_that_follow_from_it():
         (
             {"mode": "leased", "lease": {"stale": "abandon"}},
             "at-least-once for rows in the handler's database: a handler that died is parked, and "
-            "nobody knows whether its work is done",
+            "its work may or may not be done",
         ),
         (
             {"mode": "leased", "lease": {"stale": "inspect"}},
@@ -119,7 +119,7 @@ def test_what_happens_to_the_work_follows_from_the_policy(consumer, first):
         (
             {"sideEffects": [{"name": "letter", "intent": "outbox"}]},
             "effectively-once for the intent of side effect 'letter', under process crash, broker "
-            "redelivery and replay within 14d, and whoever carries it out may get it again, with "
+            "redelivery and replay within 14d, and its receiver may get it again, with "
             "the same id",
         ),
         (

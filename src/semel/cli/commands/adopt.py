@@ -1,4 +1,4 @@
-"""`semel adopt`: an operator's word that a checkpoint may go on."""
+"""`semel adopt`: accept a checkpoint that does not follow from the ledger."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ ENTRY = Shape(
 
 
 def is_whole(found: Verified | Broken) -> bool:
-    """Whether nobody changed the trail."""
+    """Whether the trail is unchanged."""
     return isinstance(found, Verified)
 
 

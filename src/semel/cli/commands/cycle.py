@@ -1,4 +1,4 @@
-"""`semel cycle resolve`: carry a stuck cycle through, by an operator's word."""
+"""`semel cycle resolve`: finish a stuck cycle by an operator's decision."""
 
 from __future__ import annotations
 

@@ -192,7 +192,9 @@ def skip(
 
     Example: semel dlq skip m-17 --consumer billing --reason "a test order"
     """
-    actor.confirm(answer, f"Skip {counted(len(messages), 'dead letter')} of {consumer} for good?")
+    actor.confirm(
+        answer, f"Skip {counted(len(messages), 'dead letter')} of {consumer} permanently?"
+    )
     act_on_each(answer, books, actor, skip_dead_letter, messages, "skipped", consumer=consumer)
 
 
@@ -228,7 +230,7 @@ def inspection_lines(found: LetterInspection) -> Iterator[Line | Rows]:
             "exception": f"{one.exception or '-'} ({one.error_code})",
             "attempts": f"{one.attempts}, first failed {at(one.first_failed_at)}, "
             f"last {at(one.last_failed_at)}",
-            "owner": one.owner or "nobody",
+            "owner": one.owner or "none",
             "type": f"{one.message_type or '-'}, schema {one.schema_version or '-'}",
             "correlation": one.correlation_id,
             "headers": headers_of(one.headers),

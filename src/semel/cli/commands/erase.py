@@ -50,7 +50,7 @@ def erase(
     if (key is None) == (message is None):
         raise Misuse("say what to erase: --key, or --message")
     what = f"the key {key!r}" if key is not None else f"message {message!r}"
-    actor.confirm(answer, f"Erase every payload of {what} in {books.name}, for good?")
+    actor.confirm(answer, f"Erase every payload of {what} in {books.name}, permanently?")
 
     def progress(messages: int) -> None:
         answer.tell(lambda: f"{counted(messages, 'waiting message')} closed so far")

@@ -1,4 +1,4 @@
-"""`semel explain` and `semel gaps list | close`: one message's story, and missing versions."""
+"""`semel explain` and `semel gaps list | close`: the history of a message; missing versions."""
 
 from __future__ import annotations
 

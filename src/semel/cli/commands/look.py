@@ -112,7 +112,7 @@ def status(
 ) -> None:
     """Show who owns each scope, and where it stands.
 
-    Exit code 1: a scope has open cycles and nobody is at work on them.
+    Exit code 1: a scope has open cycles and no process works on them.
 
     Example: semel status --ledger sqlite:///payments.ledger
     """

@@ -1,4 +1,4 @@
-"""`semel outbox status | parked | retry | drop`: what is on its way out."""
+"""`semel outbox status | parked | retry | drop`: messages that wait to be sent."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ ENTRY = Shape(
 @app.command("status")
 @begins_with(asking, "outbox status")
 def status(answer: Answer, books: Books, *, outbox: OutboxOption = "outbox") -> None:
-    """Show how many messages wait, for how long, and who relays them.
+    """Show how many messages wait, for how long, and which process relays them.
 
     Exit code 1: messages are parked, or they wait and no relay runs.
 
@@ -175,9 +175,9 @@ def drop(
 
     Later messages of their keys go on.  Exit code 1: one of them could not be dropped.
 
-    Example: semel outbox drop m-17 --reason "the customer was told by phone"
+    Example: semel outbox drop m-17 --reason "the customer was called"
     """
-    actor.confirm(answer, f"Drop {counted(len(messages), 'message')} of {outbox} for good?")
+    actor.confirm(answer, f"Drop {counted(len(messages), 'message')} of {outbox} permanently?")
     act_on_each(answer, books, actor, drop_message, messages, "dropped", outbox=outbox)
 
 
@@ -189,7 +189,7 @@ def status_lines(status: OutboxStatus) -> Iterator[Line]:
     elif leader.seconds_left > 0:
         relays = f"{owner_of(leader)}, for {lasting(leader.seconds_left)} more unless renewed"
     else:
-        relays = f"nobody; the last was {owner_of(leader) or 'stopped'}"
+        relays = f"none; the last was {owner_of(leader) or 'stopped'}"
     yield facts(
         {
             "outbox": status.outbox,

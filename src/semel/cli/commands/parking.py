@@ -341,7 +341,7 @@ def skip_messages(
 
     Example: semel parking skip m-17 --consumer billing --reason "a test order"
     """
-    actor.confirm(answer, f"Skip {counted(len(messages), 'message')} of {consumer} for good?")
+    actor.confirm(answer, f"Skip {counted(len(messages), 'message')} of {consumer} permanently?")
     act_on_each(answer, books, actor, skip, messages, "skipped", consumer=consumer)
 
 
@@ -407,7 +407,9 @@ def approve(
     """
     books = replace(books, account=replace(books.account, shared=shared_account))
     decide = refuse_delete if refuse else approve_delete
-    question = f"Refuse request {number}?" if refuse else f"Delete for good, by request {number}?"
+    question = (
+        f"Refuse request {number}?" if refuse else f"Delete permanently, by request {number}?"
+    )
     actor.confirm(answer, question)
     decided = Request(books.ask(lambda d: decide(d, number, **actor.given)), actor.name)
     answer.reply(decided, decided_lines, database=books.name)

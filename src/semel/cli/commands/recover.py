@@ -99,7 +99,7 @@ def plan_lines(plan: RecoveryPlan) -> Iterator[Line | Rows]:
         decisions = Counter(one.decision.value for one in plan.stranded)
         yield f"{counted(len(plan.attempts), 'open cycle')}; in the sinks: {pairs(decisions)}"
         yield from unfinished_lines(plan.attempts, plan.stranded)
-        yield "then: whatever losing attempts have left in the sinks is swept"
+        yield "then: rows that losing attempts left in the sinks are swept"
     for block in plan.blocked_by:
         yield red("in the way", f"  {block}")
 

@@ -1,4 +1,4 @@
-"""`semel replay run | dry-run | status | list | stop | abandon`: messages handled again."""
+"""`semel replay run | dry-run | status | list | stop | abandon`: handle messages again."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def stop(answer: Answer, books: Books, actor: Actor, *, name: NameArgument) -> N
 @app.command("abandon")
 @begins_with(acting, "replay abandon")
 def abandon(answer: Answer, books: Books, actor: Actor, *, name: NameArgument) -> None:
-    """End a replay for good; needs a reason.
+    """End a replay permanently; needs a reason.
 
     Until then retention deletes no claims of its consumer: the replay would need them.
 
@@ -341,8 +341,8 @@ def replay_lines(status: ReplayStatus) -> Iterator[Line | Rows]:
         yield report.why
     if report.state in (ReplayState.STOPPED, ReplayState.FAILED):
         yield (
-            f"go on with `semel replay run --name {run.name} …`, or end it for good with `semel "
-            f"replay abandon {run.name}`: until then retention deletes no claims"
+            f"go on with `semel replay run --name {run.name} …`, or end it permanently with "
+            f"`semel replay abandon {run.name}`: until then retention deletes no claims"
         )
 
 

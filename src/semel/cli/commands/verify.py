@@ -99,7 +99,7 @@ def verify(
 ) -> None:
     """Compare, per cycle and sink, the rows that were staged with those that readers see.
 
-    Rows are counted and hashed, whatever their order.  A sink that cannot attribute rows to
+    Rows are counted and hashed; their order does not matter.  A sink that cannot attribute rows to
     cycles says so.  Exit code 1: something differs or does not answer.
 
     Example: semel verify --pipeline payments:pipeline --cycle g1.b42
