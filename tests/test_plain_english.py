@@ -137,6 +137,7 @@ CLEAN = (
     f"{SRC}/pipeline",
     f"{SRC}/postgres",
     f"{SRC}/spark",
+    f"{SRC}/sql",
     f"{SRC}/testing",
 )
 """The parts that are clean: files, folders with everything in them, or patterns."""
