@@ -291,7 +291,8 @@ def test_no_folder_has_more_files_than_a_stranger_can_look_through(tree):
     assert [f"{folder}: {n}" for folder, n in counts.items() if n > MOST_FILES] == []
 
 
-ENGINE_FILES, ENGINE_LINES = 50, 15_000
+# A budget may only fall; the targets are 45 files and 12,000 lines.
+ENGINE_FILES, ENGINE_LINES = 47, 13_300
 
 
 def test_both_engines_stay_small():
