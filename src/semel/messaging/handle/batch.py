@@ -563,7 +563,7 @@ async def drain(
     left, size = list(messages), 1
     while left and not stopping():
         began = SYSTEM_CLOCK.monotonic()
-        found = await _handle_together(consumer, database, {id: messages[id] for id in left[:size]})
+        found = await handle_together(consumer, database, {id: messages[id] for id in left[:size]})
         if not found:
             break
         yield found
@@ -571,10 +571,10 @@ async def drain(
         size = 2 * size if SYSTEM_CLOCK.monotonic() < began + TOGETHER_SECONDS else 1
 
 
-async def _handle_together(
+async def handle_together(
     consumer: Consumer, database: Database, messages: Mapping[str, Message]
 ) -> dict[str, Outcome]:
-    """Handle messages in one transaction; none at all where it was not kept."""
+    """Handle waiting messages in one transaction; none at all where it was not kept."""
     drained = _Drain(consumer, database)
     try:
         async with database.begin() as unit:
