@@ -87,7 +87,8 @@ def test_what_its_owner_still_handles_when_another_reads_it_happens_once(serve, 
 
         assert sorted(await service.effects()) == ["m1", "m2", "m3", "m4"]
         assert sorted(service.calls) == ["m1", "m2", "m3", "m4"]
-        assert [word for word in said["A"] if word in ("broker commit", "refused")] == late
+        # On a slow machine A may get the partition back later, and commits there by right.
+        assert [word for word in said["A"] if word in ("broker commit", "refused")][:2] == late
         assert service.broker.lag(GROUP, TOPIC) == 0
 
     serve(scenario, patience=patience, partitions=partitions)
