@@ -154,10 +154,13 @@ CLEAN = (
     f"{SRC}/memory",
     f"{SRC}/messaging/classic.py",
     f"{SRC}/messaging/consumer.py",
+    f"{SRC}/messaging/database.py",
+    f"{SRC}/messaging/failed",
     f"{SRC}/messaging/failure.py",
+    f"{SRC}/messaging/handle",
     f"{SRC}/messaging/outcome.py",
-    f"{SRC}/messaging/receive/broker.py",
-    f"{SRC}/messaging/receive/lanes.py",
+    f"{SRC}/messaging/records.py",
+    f"{SRC}/messaging/receive",
     f"{SRC}/messaging/redact.py",
     f"{SRC}/messaging/send",
     f"{SRC}/messaging/settings.py",
@@ -166,6 +169,7 @@ CLEAN = (
     f"{SRC}/policy",
     f"{SRC}/postgres",
     f"{SRC}/spark",
+    f"{SRC}/sql",
     f"{SRC}/testing",
 )
 """The parts that are clean: files, folders with everything in them, or patterns."""

@@ -1,11 +1,11 @@
-"""One database, one transaction: the protocols of the nine stores and of the unit that has them.
+"""The database as the engine uses it: protocols of the nine stores and of one transaction.
 
     async with database.begin() as unit:
         answer = await unit.claims.try_claim("billing", request)
         …
-                                            committed here, all of it, or none
+                                            committed here: everything, or nothing
 
-`semel.sql` implements them; the engine knows no other way in.
+`semel.sql` implements them.  The engine reaches the database only through these protocols.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ log = logging.getLogger("semel.messaging")
 
 @dataclass(slots=True)
 class Sweep:
-    """How far one run of retention has come through a table.
+    """How far one run of retention has come in a table.
 
-    The next batch begins behind what was looked at: otherwise every batch would read again all
-    the rows that stay.
+    Each batch begins where the last one ended: otherwise every batch would read all the rows
+    again that stay.
     """
 
     reached: dict[str, float] = field(default_factory=dict)
-    """By part of the table: the place of the row that was deleted last."""
+    """The place of the row that was deleted last, by part of the table."""
 
     def since(self, part: str = "") -> float:
-        """Return where the next batch begins, the place itself included."""
+        """Return the first place of the next batch."""
         return self.reached.get(part, 0)
 
     def note(self, places: list[int] | list[float], part: str = "") -> int:
-        """Note the places of rows that were deleted; return how many they are."""
+        """Record the places of deleted rows; return how many there are."""
         if places:
             self.reached[part] = max(places)
         return len(places)
@@ -71,16 +71,17 @@ class ProcessedMessageStore(Protocol):
     """
 
     async def claim(self, *, consumer_name: str, event_id: str) -> bool:
-        """Claim a message; False where it was handled before.
+        """Claim a message; False if it was handled before.
 
         Raises:
-            NotClaimable: it is neither: held elsewhere, not due, parked, dead, or a conflict.
+            NotClaimable: neither is true: the message is held by another owner, not due, parked,
+                a dead letter, or a conflict.
             Retryable: the database could not be asked.
         """
         ...
 
     async def try_claim(self, consumer: str, request: ClaimRequest) -> ClaimAnswer:
-        """Claim in its final state: COMPLETED, if and when the caller's transaction commits.
+        """Claim as COMPLETED: the final state, durable when the caller's transaction commits.
 
         Raises:
             Locked: another transaction holds it, and did not end within the lock timeout.
@@ -93,8 +94,8 @@ class ProcessedMessageStore(Protocol):
     ) -> list[ClaimAnswer]:
         """Claim a batch in one statement, sorted; answers in the given order.
 
-        They are those that claims one by one would give: an id that comes a second time in
-        the batch is a duplicate of itself, or a conflict.
+        The answers are the same as for claims one by one: an id that occurs a second time in
+        the batch is a duplicate of the first, or a conflict.
 
         Raises:
             Locked: one of them is held by another transaction; claim them one by one.
@@ -121,55 +122,54 @@ class ProcessedMessageStore(Protocol):
     async def renew(self, consumer: str, message_id: str, fence: int, seconds: float) -> bool:
         """Make the lease last *seconds* from now; False if the lease was lost.
 
-        A lease that ran out and was not taken is still its owner's.
+        An owner may renew a lease that has run out, if no other owner has taken it.
         """
         ...
 
     async def lock_expired(self, consumer: str, message_id: str, fence: int) -> bool:
-        """Keep a lease that ran out from being renewed or taken until this transaction ends.
+        """Lock an expired lease: until this transaction ends, it cannot be renewed or taken.
 
-        False, and nothing locked, where *fence* is not its fence any more, or it lasts again.
+        False, and nothing locked, if *fence* is no longer its fence, or it was renewed.
         """
         ...
 
     async def mark_completed(
         self, consumer: str, message_id: str, fence: int | None = None, result: str | None = None
     ) -> bool:
-        """Complete a leased claim; False, and nothing changed, where *fence* is not its fence.
+        """Complete a leased claim; False, and nothing changed, if *fence* is not its fence.
 
-        No result is kept of a message that was erased.  Without a fence: complete whatever is
-        not completed (an operator's skip).
+        No result is kept of a message that was erased.  Without a fence: complete a claim in any
+        other state (an operator's skip).
         """
         ...
 
     async def mark_failed(
         self, consumer: str, message_id: str, failure: Failure, fence: int | None = None
     ) -> bool:
-        """Write a failed attempt; False, and nothing changed, where its state is `CLOSED`.
+        """Write a failed attempt; False, and nothing changed, if its state is `CLOSED`.
 
-        An attempt that fails late finds what others, or a person, made of the message
-        meanwhile; only `reopen` leads out of it.  With a fence: only if the claim is still
-        leased under it.
+        Another worker or a person may have closed the message while it was tried; only `reopen`
+        opens it again.  With a fence: only if the claim is still leased under it.
         """
         ...
 
     async def erase(self, consumer: str, message_id: str) -> bool:
         """Remove the kept result of a message, and note that its payload was erased.
 
-        Waits for a transaction that holds the claim; its state stays.  Tells whether there
+        Waits for a transaction that holds the claim; the state stays.  Returns whether there
         was a result.
         """
         ...
 
     async def erase_key(self, key: str) -> int:
-        """Remove the results that were kept with this key, and note that; say how many."""
+        """Remove the results that were kept with this key, and note that; return how many."""
         ...
 
     async def undo(self, consumer: str, message_id: str, failure: Failure) -> ClaimRow:
         """Turn a claim that *this* transaction took into a failed attempt, and return it.
 
-        For batches, where the claims of failed messages and the effects of the others
-        share a transaction.
+        For batches: the claims of failed messages and the effects of the others are in one
+        transaction.
 
         Raises:
             Misuse: there is no such claim.
@@ -177,13 +177,13 @@ class ProcessedMessageStore(Protocol):
         ...
 
     async def give_back(self, consumer: str, message_id: str, claimed: Claimed) -> None:
-        """Give up a claim that *this* transaction took, as if it had never been asked for."""
+        """Undo a claim that *this* transaction took, as if it had not been taken."""
         ...
 
     async def keep_result(
         self, consumer: str, message_id: str, result: str, key: str | None = None
     ) -> None:
-        """Write what the handler returned beside a claim that this transaction took.
+        """Write what the handler returned to a claim that this transaction took.
 
         With the message's *key*, by which it can be erased.  Nothing is kept of a message
         that was erased.
@@ -191,7 +191,7 @@ class ProcessedMessageStore(Protocol):
         ...
 
     async def pass_over(self, consumer: str, message_id: str, code: str) -> None:
-        """Write beside a claim that this transaction took why its message has no effect.
+        """Write to a claim that this transaction took why its message has no effect.
 
         One of the codes of `WITHOUT_EFFECT`: nothing is sent again for its duplicates.
         """
@@ -202,7 +202,7 @@ class ProcessedMessageStore(Protocol):
         ...
 
     async def reopen(self, consumer: str, message_id: str) -> bool:
-        """Make a dead or parked message claimable again, its attempts counted from the start.
+        """Make a dead-lettered or parked message claimable again, with its attempts back at 0.
 
         False, and nothing changed, in every other state.
         """
@@ -215,33 +215,35 @@ class ProcessedMessageStore(Protocol):
     async def in_progress(
         self, consumer: str, limit: int, *, expired: bool = False
     ) -> Sequence[ClaimRow]:
-        """List the claims under a lease, the one that ends first before the others.
+        """List the claims under a lease, in the order in which the leases end.
 
         With *expired*: only those whose lease has run out.
         """
         ...
 
     async def consumers_of(self, message_id: str) -> Sequence[str]:
-        """Name the consumers that have a claim on a message, in order."""
+        """Return the consumers that have a claim on a message, sorted."""
         ...
 
     async def handled_from(
         self, consumer: str, places: Sequence[Coordinates]
     ) -> Sequence[Coordinates]:
-        """Return those places whose messages have a claim that is COMPLETED, with its effect.
+        """Return those places whose messages have a COMPLETED claim with an effect.
 
-        A claim knows the delivery that was claimed first.  Slow: every claim is looked at.
+        A claim has the coordinates of the delivery that was claimed first.  Slow: it reads every
+        claim.
         """
         ...
 
     async def delete_expired(
         self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
     ) -> int:
-        """Delete at most *limit* terminal claims that were last changed so long ago.
+        """Delete at most *limit* terminal claims that did not change within the TTL.
 
-        The claim of a message that waits or is a dead letter stays: sending it back must find
-        whether it was handled.  So does that of one whose outgoing messages are still here:
-        `semel.operate.retention` finds them by it.  With a *sweep*: only behind what it reached.
+        The claim of a message that waits or is a dead letter stays: sending the message back
+        reads from it whether it was handled.  The claim of a message whose outgoing messages are
+        still in the outbox stays, too: `semel.operate.retention` finds them by it.  With a
+        *sweep*: only claims after the place that it reached.
         """
         ...
 
@@ -251,21 +253,21 @@ class WaitingRoom(Protocol):
 
         RETRY    waits for its time
         PARKED   waits for a person
-        BEHIND   waits for an earlier message of its key that is one of the other two
+        BEHIND   waits for an earlier message of its key, which is RETRY or PARKED
 
     With order per key a waiting message holds its key: later messages of the key wait BEHIND
     it, in order of arrival, and leave in that order.  A key is held exactly as long as the
     table has a message of it; the transaction that removes the last one frees the key.  Only
-    the version that others of its key wait for overtakes them
+    one message may overtake the others of its key: the version that they all wait for
     (`semel.messaging.failed.waiting`).
     """
 
     async def hold(self, consumer: str, keys: Sequence[str]) -> frozenset[str]:
-        """Lock the keys, in sorted order, until the transaction ends; say which are held.
+        """Lock the keys, in sorted order, until the transaction ends; return which are held.
 
-        Called with the claim by consumers that keep order per key: between this answer and
-        the commit no other transaction can begin to hold one of the keys.  Holding may end
-        meanwhile: a message with nothing of its key before it has its turn at once.
+        Consumers that keep order per key call it together with the claim: between this answer
+        and the commit no other transaction can begin to hold one of the keys.  Holding may end
+        meanwhile: then a message that waits BEHIND has its turn at once.
 
         Raises:
             Locked: another transaction has one of the keys for longer than the lock timeout.
@@ -273,30 +275,30 @@ class WaitingRoom(Protocol):
         ...
 
     async def put(self, waiting: WaitingMessage, delay_seconds: float = 0.0) -> None:
-        """Add a message at the end of the queue; one that is there already is updated.
+        """Add a message at the end of the queue, or update it if it is in the table.
 
-        *delay_seconds* until it is due, on the database's clock.  An update changes for what it
-        waits, and after which failure; place, payload, label and the first failure's time stay.
-        An erased message stays parked.
+        It is due after *delay_seconds*, on the database's clock.  An update changes what it waits
+        for, and the failure; place, payload, label and the time of the first failure stay.  An
+        erased message stays parked.
         """
         ...
 
     async def take_due(
         self, consumer: str, limit: int, after_place: int = 0
     ) -> Sequence[WaitingMessage]:
-        """Lock and return messages whose turn it is, in order of place, behind *after_place*.
+        """Lock and return messages whose turn it is, in order of place, after *after_place*.
 
-        These are RETRY messages that are due, and BEHIND messages before which nothing of
-        their key is left.  Only the first of each held key.  Messages that another
-        transaction has locked are left out.
+        These are RETRY messages that are due, and BEHIND messages that are the first of their
+        key.  Only the first of each held key.  Messages that another transaction has locked are
+        left out.
         """
         ...
 
     async def take(self, consumer: str, message_id: str) -> WaitingMessage | None:
         """Lock and return one message, if it is its turn; as `take_due` does with many.
 
-        For a worker that took several and begins a transaction for each: another worker may
-        have handled it, and a person may have changed it, meanwhile.
+        For a worker that read several messages and begins a transaction for each: meanwhile
+        another worker may have handled it, or a person may have changed it.
         """
         ...
 
@@ -307,7 +309,7 @@ class WaitingRoom(Protocol):
         ...
 
     async def seconds_to_next(self, consumer: str) -> float | None:
-        """Return the seconds until `take_due` has something; None where nothing waits for time."""
+        """Return the seconds until `take_due` finds a message; None if no message will be due."""
         ...
 
     async def get(self, consumer: str, message_id: str) -> WaitingMessage | None:
@@ -323,7 +325,7 @@ class WaitingRoom(Protocol):
         ...
 
     async def held_keys(self, consumer: str, limit: int) -> Sequence[HeldKey]:
-        """Return the keys that are held, the longest first."""
+        """Return the held keys, those that are held longest first."""
         ...
 
     async def remove(self, consumer: str, message_id: str) -> bool:
@@ -335,50 +337,50 @@ class WaitingRoom(Protocol):
         ...
 
     async def label(self, consumer: str, message_id: str, label: str) -> bool:
-        """Write what a person classified it as."""
+        """Write the label that a person gave the message."""
         ...
 
     async def release(self, consumer: str, message_id: str) -> bool:
-        """Make a parked message a retry that is due, in its place; an operator's act.
+        """Make a parked message a retry that is due now, in its place; an operator's act.
 
-        False, and nothing changed, where it is not parked, or was erased.
+        False, and nothing changed, if it is not parked, or was erased.
         """
         ...
 
     async def let_go(self, consumer: str, message_id: str) -> bool:
-        """Give a message its turn whatever of its key is before it; it holds its key no more.
+        """Let a message overtake the earlier ones of its key; it no longer holds its key.
 
-        What it waits for besides that, its time or a person, it goes on waiting for.
+        It still waits until it is due, or for a person.
         """
         ...
 
     async def revise(
         self, consumer: str, message_id: str, payload: bytes, payload_hash: str, new_id: str
     ) -> bool:
-        """Replace what will be handled, and under which id; the place in the queue stays.
+        """Replace the payload and the id of a message; its place in the queue stays.
 
-        False, and nothing changed, where there is no such message or it was erased.
+        False, and nothing changed, if there is no such message or it was erased.
         """
         ...
 
     async def erase(self, which: WaitingFilter) -> int:
         """Remove payload, headers and reason of matching messages; hashes and error codes stay.
 
-        What was erased cannot be handled: it is parked from now on.
+        An erased message cannot be handled, so it is parked.
         """
         ...
 
     async def places(
         self, consumer: str, partition: Partition, first: int, last: int, limit: int
     ) -> Sequence[tuple[int, Waits]]:
-        """Return the first offsets between two, both included, whose messages wait, in order.
+        """Return the first offsets from *first* to *last* whose messages wait, in order.
 
-        With what each waits for: for the audit of completeness.
+        Each with what it waits for.  For the audit of completeness.
         """
         ...
 
     async def forget_keys(self, consumer: str, older_than_seconds: float, limit: int) -> int:
-        """Delete at most *limit* old locks of keys that no transaction holds."""
+        """Delete at most *limit* old rows of key locks that no transaction has locked."""
         ...
 
 
@@ -386,7 +388,7 @@ class DeadLetters(Protocol):
     """The dead letters, in one open transaction: messages that could not be handled."""
 
     async def put(self, letter: DeadLetter) -> bool:
-        """Write a dead letter; False where a later failure of the same message updates it.
+        """Write a dead letter; False if the message had one, which is updated.
 
         The first failure's time and the original payload stay.
         """
@@ -405,13 +407,13 @@ class DeadLetters(Protocol):
         ...
 
     async def remove(self, consumer: str, message_id: str) -> bool:
-        """Take a dead letter away: it was replayed, skipped, parked or deleted."""
+        """Remove a dead letter: it was replayed, skipped, parked or deleted."""
         ...
 
     async def places(
         self, consumer: str, partition: Partition, first: int, last: int, limit: int
     ) -> Sequence[int]:
-        """Return the first offsets between two, both included, that have letters, in order.
+        """Return the first offsets from *first* to *last* that have dead letters, in order.
 
         For the audit of completeness.
         """
@@ -423,21 +425,21 @@ class DeadLetters(Protocol):
 
 
 class FailedAttempts(Protocol):
-    """The failed attempts, in one open transaction: when and why each try of a message failed.
+    """The failed attempts, in one open transaction: when and why each attempt failed.
 
-    A message that succeeds at once has none.  The first and the latest ones are kept, so a
-    message that is tried for ever does not fill the disk.
+    A message that succeeds at once has none.  Only the first and the latest ones are kept, so a
+    message that is tried again and again does not fill the disk.
     """
 
     async def add(self, attempt: FailedAttempt) -> None:
         """Write a message's next failed attempt, in the transaction that holds its claim.
 
-        Of more than `MOST_KEPT`, those between the first and the latest go.
+        If there are more than `MOST_KEPT`, delete those between the first and the latest.
         """
         ...
 
     async def of(self, consumer: str, message_id: str) -> Sequence[FailedAttempt]:
-        """Return the attempts of one message that are kept, in the order of their writing."""
+        """Return the kept attempts of one message, in the order in which they were written."""
         ...
 
     async def erase(self, which: MessageFilter) -> int:
@@ -447,9 +449,9 @@ class FailedAttempts(Protocol):
     async def delete_gone(
         self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
     ) -> int:
-        """Delete attempts so old whose message is gone from everywhere; return how many.
+        """Delete old attempts whose message is in no table any more; return how many.
 
-        With a *sweep*: only behind what it reached.
+        With a *sweep*: only attempts after the place that it reached.
         """
         ...
 
@@ -458,7 +460,7 @@ class InboxStore(Protocol):
     """The inbox, in one open transaction: messages stored first and handled later (S4-8, S4-9)."""
 
     async def store(self, message: InboxMessage) -> bool:
-        """Write a message that is due at once; False where its id is there already.
+        """Write a message that is due at once; False if its id is stored already.
 
         Waits for another transaction that is writing the same id.
 
@@ -470,16 +472,16 @@ class InboxStore(Protocol):
     async def withdraw(self, consumer: str, message_id: str) -> None:
         """Remove a message that *this* transaction stored, as if it had never come.
 
-        Whoever waits to store the same id stores it when the transaction has ended.
+        A transaction that waits to store the same id stores it when this one has ended.
         """
         ...
 
     async def take_due(self, consumer: str, limit: int) -> Sequence[InboxMessage]:
         """Lock and return unprocessed messages that are due, in order of arrival.
 
-        Of each key only the first, and none whose key another transaction has locked.  One
-        that waits for its next attempt holds back its key; one that is not tried any more
-        does not.
+        Only the first of each key, and none if another transaction has locked it.  A message
+        that waits for its next attempt blocks the later ones of its key; one that is not tried
+        any more does not.
         """
         ...
 
@@ -492,22 +494,22 @@ class InboxStore(Protocol):
     ) -> int:
         """Write a failed attempt and when it is due again (None: never); return the attempts.
 
-        A processed message stays as it is.  An erased one is never due again, and of the
-        error nothing is written.
+        A processed message stays unchanged.  An erased one is never due again, and its error is
+        not written.
         """
         ...
 
     async def try_again(self, consumer: str, message_id: str) -> bool:
-        """Make a message that is not tried any more due now, its attempts forgotten.
+        """Make a message that is not tried any more due now, with its attempts back at 0.
 
         False, and nothing changed, in every other state; an erased one is never tried again.
         """
         ...
 
     async def close(self, consumer: str, message_id: str, word: str) -> bool:
-        """Mark a message as processed without an effect, by a person's *word*; an operator's act.
+        """Mark a message as processed without an effect; an operator's act.
 
-        The word is its error from then on.  False, and nothing changed, where it is processed.
+        *word* becomes its error.  False, and nothing changed, if it is processed already.
         """
         ...
 
@@ -516,28 +518,28 @@ class InboxStore(Protocol):
         ...
 
     async def consumers_of(self, message_id: str) -> Sequence[str]:
-        """Name the consumers for which a message is stored, in order."""
+        """Return the consumers for which a message is stored, sorted."""
         ...
 
     async def pending(self, consumer: str) -> int:
-        """Count what is not processed yet and will be tried."""
+        """Count the messages that are not processed yet and will be tried."""
         ...
 
     async def delete_processed(
         self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
     ) -> int:
-        """Delete at most *limit* messages that were processed so long ago.
+        """Delete at most *limit* messages that were processed before the given age.
 
-        Those stay whose outgoing messages are still here: `semel.operate.retention` finds them so.
-        With a *sweep*: only behind what it reached.
+        A message whose outgoing messages are still in the outbox stays: `semel.operate.retention`
+        finds them by it.  With a *sweep*: only messages after the place that it reached.
         """
         ...
 
     async def erase(self, which: MessageFilter) -> int:
-        """Remove payload, headers and result of matching messages; what waited is not tried.
+        """Remove payload, headers and result of matching messages; they are not tried again.
 
-        What was not processed has the error ``ERASED`` instead of an exception's words.  Where
-        it has no dead letter it is closed: nothing is left of it that a person could act on.
+        An unprocessed message gets the error ``ERASED`` instead of the text of an exception.  If
+        it has no dead letter it is closed, because a person could do nothing with it.
 
         Waits for transactions that hold one of them.
 
@@ -548,7 +550,7 @@ class InboxStore(Protocol):
 
 
 class Members(Protocol):
-    """The running processes, in one open transaction, and the notes of what they try.
+    """The running processes and their crash notes, in one open transaction.
 
     A process writes its row when it starts, names the partitions it works on, and removes the
     row at a clean stop.  A row without its process means that a message in flight may have
@@ -560,7 +562,7 @@ class Members(Protocol):
         ...
 
     async def leave(self, consumer: str, name: str) -> None:
-        """Remove a row: its process ended cleanly, or what it left was worked off."""
+        """Remove a row: its process ended cleanly, or all that it left was handled."""
         ...
 
     async def others(
@@ -576,63 +578,65 @@ class Members(Protocol):
     async def suspect(self, consumer: str, message_id: str, writer: str) -> int:
         """Note one more try of a message, by *writer* from now on; return how many there are.
 
-        Counts on until `acquit`: the note of a message that killed its process stays.
+        The number grows until the note is cleared: the note of a message that killed its process
+        stays.
         """
         ...
 
     async def note(
         self, consumer: str, message_ids: Collection[str], writer: str
     ) -> Mapping[str, Note]:
-        """Note one try of each of several messages, together; return what was noted before.
+        """Note one try of each of several messages, together; return the earlier notes.
 
-        What was noted before, here or by `suspect`, stays as it is, and no other transaction
-        changes it before this one ends.
+        Earlier notes, written here or by `suspect`, stay unchanged, and no other transaction can
+        change them before this one ends.
         """
         ...
 
     async def notes(self, consumer: str, message_ids: Collection[str]) -> Mapping[str, Note]:
-        """Return what is noted of messages."""
+        """Return the notes of messages, by id."""
         ...
 
     async def acquit(self, consumer: str, message_id: str) -> None:
-        """Delete the note of a message, whichever process wrote it."""
+        """Clear the note of a message: delete it, regardless of the process that wrote it."""
         ...
 
     async def acquit_many(self, consumer: str, message_ids: Collection[str], writer: str) -> None:
-        """Delete the notes that *writer* wrote of several messages; those of others stay."""
+        """Clear the notes that *writer* wrote of several messages; those of others stay."""
         ...
 
     async def forget_notes(self, consumer: str, older_than_seconds: float, limit: int) -> int:
-        """Delete at most *limit* notes that are that old; return how many."""
+        """Delete at most *limit* notes older than that; return how many."""
         ...
 
     async def release(self, consumer: str, name: str, partition: Partition) -> None:
-        """Take a partition off a row; the last one removes the row if it has expired."""
+        """Remove a partition from a row; after the last one, remove the row if it has expired."""
         ...
 
     async def forget_expired(self, consumer: str) -> int:
         """Remove the rows that name no partition and have expired; return how many.
 
-        What such a process left was worked off before anybody could know that it had ended.
+        Another process has handled all that such a process left, before its row expired.
         """
         ...
 
 
 class OutcomeStore(Protocol):
-    """What became of every offset, as ranges, in one open transaction (B-7).
+    """The outcome of every offset, as ranges, in one open transaction (B-7).
 
         handled + duplicate + skipped + parked + dead-lettered + holes = all offsets
 
     A hole is an offset that the broker never delivers: a transaction marker, or a record that
     compaction removed.  An offset in no range is a loss, or was not reached yet.
 
-    A delivery writes its outcome after its transaction, many at once.  A message that waits or
-    is a dead letter has not ended with its delivery: the transaction that stores it or removes
-    it marks the offset.  Marks replace nothing, and count more than what the delivery said.
+    The outcomes of deliveries are written after their transactions, many at once.  A message that
+    waits or is a dead letter is not finished with its delivery: the transaction that stores it
+    or removes it writes a mark for the offset.  Marks replace nothing, and have precedence over
+    the outcome of the delivery.
     """
 
     async def record(self, consumer: str, ranges: Sequence[OutcomeRange]) -> None:
-        """Write ranges; one that continues a kept range of the same outcome extends it.
+        """Write ranges; a range that continues a stored one of the same outcome extends it.
 
         An offset may be in several ranges: it was delivered several times.
         """
@@ -643,7 +647,7 @@ class OutcomeStore(Protocol):
         ...
 
     async def covering(self, consumer: str, at: Coordinates) -> Sequence[OutcomeRange]:
-        """Return the ranges that an offset is in, in the order in which they began."""
+        """Return the ranges that contain an offset, in the order in which they began."""
         ...
 
     async def partitions(self, consumer: str) -> Sequence[Partition]:
@@ -651,9 +655,10 @@ class OutcomeStore(Protocol):
         ...
 
     async def prune(self, consumer: str, partition: Partition, below: int, limit: int) -> int:
-        """Forget ranges that lie wholly below an offset, the lowest first; return how many.
+        """Delete ranges that end below an offset, the lowest first; return how many.
 
-        How a message ended is not forgotten before what says that it was kept.
+        The mark that a message was kept is deleted before the mark of how it ended: the other
+        order would let the message look lost.
         """
         ...
 
@@ -662,7 +667,7 @@ class OutboxStore(Protocol):
     """The outbox, in one open transaction."""
 
     async def add(self, entries: Sequence[OutboxEntry]) -> None:
-        """Write entries; one that is there already is left as it is.
+        """Write entries; one whose id is there already stays unchanged.
 
         Raises:
             OutboxConflict: an id is there with another topic, key or payload.
@@ -672,27 +677,27 @@ class OutboxStore(Protocol):
     async def lead(
         self, outbox: str, owner: str, seconds: float, *, instead_of: str = ""
     ) -> Leadership | None:
-        """Take or keep the leadership; None while another owner's lease lives.
+        """Take or keep the leadership; None while the lease of another owner lasts.
 
-        The epoch stays the same while the owner does, and rises with every other one.  The
-        lease of *instead_of*, an owner that is known to be gone, is not waited for.
+        The epoch rises with every new owner.  *instead_of* is an owner that is known to be gone:
+        its lease is not waited for.
         """
         ...
 
     async def leader(self, outbox: str) -> Leader | None:
-        """Return who relays; None if the outbox never had a leader."""
+        """Return the leader; None if the outbox never had one."""
         ...
 
     async def resign(self, leadership: Leadership) -> None:
-        """Give the leadership up; nothing happens where it was lost."""
+        """Give the leadership up; does nothing if it was lost."""
         ...
 
     async def read(self, outbox: str, after_place: int, limit: int) -> Sequence[OutboxEntry]:
-        """Return entries behind *after_place* that are not parked, in order."""
+        """Return entries after *after_place* that are not parked, in order."""
         ...
 
     async def delete(self, leadership: Leadership, places: Sequence[int]) -> int:
-        """Delete exactly these entries, if the leadership still stands.
+        """Delete exactly these entries, if the leadership still holds.
 
         Raises:
             LeadershipLost: another leader took over; nothing was deleted.
@@ -708,7 +713,7 @@ class OutboxStore(Protocol):
         ...
 
     async def park(self, leadership: Leadership, place: int, reason: str) -> None:
-        """Park an entry that the broker will never take, and count the failure.
+        """Park an entry that the broker will never accept, and count the failure.
 
         Raises:
             LeadershipLost: another leader took over; nothing was parked.
@@ -723,7 +728,7 @@ class OutboxStore(Protocol):
         ...
 
     async def drop(self, outbox: str, message_id: str) -> bool:
-        """Take a parked entry out for good; an operator's act."""
+        """Delete a parked entry permanently; an operator's act."""
         ...
 
     async def parked(self, outbox: str, limit: int) -> Sequence[OutboxEntry]:
@@ -731,26 +736,26 @@ class OutboxStore(Protocol):
         ...
 
     async def parked_keys(self, outbox: str) -> frozenset[tuple[str, str]]:
-        """Return (topic, key) of parked entries that later ones wait for; of erased ones, none.
+        """Return (topic, key) of the parked entries that block later ones.
 
-        What was erased is never sent, so nothing can overtake it.
+        Erased entries block none: they are never sent.
         """
         ...
 
     async def children(self, parent: str) -> Sequence[OutboxEntry]:
-        """Return entries that handling one message wrote and that are still here."""
+        """Return the entries in the outbox that the handling of one message wrote."""
         ...
 
     async def numbers(self, outbox: str) -> OutboxNumbers:
-        """Count what is pending and say how old the oldest is."""
+        """Return how many entries are pending, and the age of the oldest."""
         ...
 
     async def erase(
         self, *, message_id: str | None = None, key: str | None = None, parent: str | None = None
     ) -> int:
-        """Remove value, headers and the broker's words of matching entries, and park them all.
+        """Remove value, headers and the broker's reason of matching entries, and park them.
 
-        *key*: of an entry, or of the message that caused it.
+        *key* is that of an entry, or of the message that caused it.
 
         Raises:
             Misuse: no id, no key and no parent is given.
@@ -762,7 +767,7 @@ class Versions(Protocol):
     """The applied versions, in one open transaction."""
 
     async def current(self, consumer: str, key: str) -> int | None:
-        """Lock a key and return the version that was applied last; None where none was."""
+        """Lock a key and return the version that was applied last; None if there is none."""
         ...
 
     async def advance(self, consumer: str, key: str, version: int) -> None:
@@ -770,7 +775,7 @@ class Versions(Protocol):
         ...
 
     async def open_gap(self, gap: Gap) -> None:
-        """List a gap; one that is listed already keeps its time."""
+        """Write a gap; one that is open already keeps its time."""
         ...
 
     async def close_gaps(
@@ -778,7 +783,7 @@ class Versions(Protocol):
     ) -> int:
         """Close the key's gaps whose missing versions are all at or below *up_to*.
 
-        Of those, with *after*, only the ones of which the last is behind it: a gap that ends at
+        With *after*, only gaps whose last missing version is greater than it.  A gap that ends at
         or before the version that was applied last was crossed, and nothing has filled it.
         """
         ...
@@ -788,21 +793,21 @@ class Versions(Protocol):
         ...
 
     async def delete_closed(self, consumer: str, ttl_seconds: float, limit: int) -> int:
-        """Delete gaps that are closed since so long; return how many."""
+        """Delete gaps that were closed longer ago than that; return how many."""
         ...
 
 
 class TransactionEnded(Misuse):
     """A handler ended the transaction of its unit, past every guard.
 
-    Whatever had been done in it may be durable, including claims of messages that were
-    not handled.  Nothing more is done in it, and no message of a batch is acknowledged.
+    Everything done in it may be durable, including the claims of messages that were not
+    handled.  So nothing more is done in it, and no message of the batch is acknowledged.
     """
 
     def __init__(self, message_id: str = "") -> None:
         super().__init__(message_id)
         self.message_id = message_id
-        """Of the message whose handler used the connection last; empty where none did."""
+        """The message whose handler used the connection last; empty if no handler did."""
 
     def __str__(self) -> str:
         handler = f"the handler of message {self.message_id!r}" if self.message_id else "a handler"
@@ -818,7 +823,7 @@ class Unit(Protocol):
 
     @property
     def session(self) -> Any:
-        """What handlers get: it can write, but not end the transaction."""
+        """What handlers get: it can write, but cannot end the transaction."""
         ...
 
     @property
@@ -828,7 +833,7 @@ class Unit(Protocol):
 
     @property
     def attempts(self) -> FailedAttempts:
-        """Each try that failed."""
+        """The failed attempts."""
         ...
 
     @property
@@ -858,7 +863,7 @@ class Unit(Protocol):
 
     @property
     def outcomes(self) -> OutcomeStore:
-        """What became of every offset."""
+        """The outcome of every offset."""
         ...
 
     @property
@@ -869,15 +874,15 @@ class Unit(Protocol):
     def savepoint(self) -> AbstractAsyncContextManager[None]:
         """Undo what the block did if it raises, and only that.
 
-        Leaving the block sends the session's pending writes, so that their errors are the
-        block's.
+        The end of the block flushes the session, so that errors of pending writes belong to the
+        block.
         """
         ...
 
     async def begin_message(self) -> None:
-        """Let the next handler find the session as if no other had used it.
+        """Prepare the session for the next handler, as if no other had used it.
 
-        It reads what the database has, what the messages before it wrote included.
+        The handler reads the database, including what earlier messages of the batch wrote.
         """
         ...
 
@@ -887,7 +892,7 @@ class Unit(Protocol):
 
 
 class Database(Protocol):
-    """Where messages, claims and effects live."""
+    """The database of messages, claims and effects."""
 
     @property
     def classification(self) -> Classification:
@@ -897,7 +902,7 @@ class Database(Protocol):
     def begin(self) -> AbstractAsyncContextManager[Unit]:
         """Open a transaction: committed when the block ends, rolled back when it raises.
 
-        Isolation is READ COMMITTED, whatever the engine's default.
+        Isolation is READ COMMITTED, regardless of the engine's default.
 
         Raises:
             Retryable: there is no connection, or the commit was refused for now (a
@@ -907,15 +912,16 @@ class Database(Protocol):
         ...
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         ...
 
 
 def is_refusal(database: Database, consumer: str, error: Exception) -> bool:
-    """Tell whether *error* is the database's own, and log it; False where it is something else.
+    """Return whether *error* comes from the database, and log it; False for any other error.
 
-    A failover, a migration or a missing right passes, and a service that had ended would not
-    come back by itself.  It may be a bug as well, so that it is told as one, every time.
+    The caller then tries again: a failover or a migration ends, a missing right is granted, and a
+    service that had stopped would not start again by itself.  But the cause may also be a bug,
+    so it is logged as an error every time.
     """
     if not database.classification.is_of_database(error):
         return False

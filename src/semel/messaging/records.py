@@ -1,15 +1,15 @@
-"""The rows of the stores as plain values: stored messages, attempts, members, gaps; and their ids.
+"""The rows of the stores as plain values, and the ids under which they are stored.
 
-A message that waits, a dead letter and a message of the inbox are all a `StoredMessage`: what the
-message carried, and beside it what became of it.
+A waiting message, a dead letter and a message of the inbox are all a `StoredMessage`: the message
+itself, and what became of it.
 
-An id that is too long for an index, or is not plain text, is stored as its hash.  Dead letters
-that cannot be stored under their own id get one that is made up here:
+An id that is too long for an index, or is not plain text, is stored as its hash.  A dead letter
+that cannot be stored under its own id gets a generated one:
 
     conflict:<16 digits of the payload's hash>:<the id it came with>   the id has another payload
     unreadable:<topic>/<partition>/<offset>                            no id could be read
 
-Nothing is ever handled under such an id.
+No message is ever handled under a generated id.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ LONGEST_ID_BYTES: Final = 512
 
 
 def stored_id(message_id: str) -> str:
-    """Return the id as databases store it: itself, or a hash if it is long or no plain text.
+    """Return the id as databases store it: itself, or its hash if it is long or not plain text.
 
-    An id that looks like such a hash is hashed, too, so that no two ids become one.
+    An id that looks like such a hash is hashed, too, so that two ids are never stored as one.
     """
     raw = message_id.encode("utf-8", "surrogatepass")
     plain = len(raw) <= LONGEST_ID_BYTES and is_plain_text(message_id)
@@ -40,7 +40,7 @@ def stored_id(message_id: str) -> str:
 
 
 def original_id(message_id: str) -> str | None:
-    """Return what is stored beside a hashed id, for people; None if the id is not hashed."""
+    """Return the text stored beside a hashed id, for people; None if the id is not hashed."""
     if stored_id(message_id) == message_id:
         return None
     return message_id.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
@@ -52,7 +52,7 @@ def hash_of_key(key: str) -> str:
 
 
 def is_plain_text(text: str) -> bool:
-    """Tell whether every database takes *text* as it is."""
+    """Return whether every database stores *text* unchanged."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -65,7 +65,7 @@ BEHIND: Final = "BEHIND"
 
 
 class Waits(StrEnum):
-    """For what a message waits."""
+    """What a message waits for."""
 
     RETRY = "retry"
     """For its time."""
@@ -74,7 +74,7 @@ class Waits(StrEnum):
     """For a person."""
 
     BEHIND = "behind"
-    """For an earlier message of its key that is one of the other two."""
+    """For an earlier message of its key, which is a retry or parked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class StoredMessage:
     message_id: str
     _: KW_ONLY
     payload: bytes | None
-    """None once it was erased."""
+    """None after it was erased."""
 
     key: str | None = None
     headers: Mapping[str, bytes] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class StoredMessage:
 
     @property
     def source(self) -> Coordinates | None:
-        """Where the record stood, if that is known."""
+        """The coordinates of the record, if they are known."""
         if self.partition is None or self.offset is None:
             return None
         return Coordinates(self.topic, self.partition, self.offset)
@@ -129,7 +129,7 @@ def fields_of_message(consumer: str, message: Message) -> dict[str, Any]:
 
 
 def fields_of_stored(stored: StoredMessage) -> dict[str, Any]:
-    """Return what every stored message has as arguments, to store it in another table."""
+    """Return the common fields as arguments, to store the message in another table."""
     return {one.name: getattr(stored, one.name) for one in fields(StoredMessage)}
 
 
@@ -143,7 +143,7 @@ class WaitingMessage(StoredMessage):
     """The order of arrival; the table gives it."""
 
     held: bool = False
-    """It holds its key (the consumer keeps order per key)."""
+    """It holds its key: later messages of the key wait behind it."""
 
     due_at: float = 0.0
     reason: str = ""
@@ -152,7 +152,7 @@ class WaitingMessage(StoredMessage):
     since: float = 0.0
     first_failed_at: float = 0.0
     label: str = ""
-    """What a person classified it as."""
+    """The label that a person gave it."""
 
     @classmethod
     def of(cls, consumer: str, message: Message, waits: Waits, *, held: bool) -> WaitingMessage:
@@ -162,7 +162,7 @@ class WaitingMessage(StoredMessage):
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """Which messages are meant; what is None does not matter."""
+    """Selects messages; a field that is None selects all."""
 
     consumer: str | None = None
     message_id: str | None = None
@@ -171,10 +171,10 @@ class MessageFilter:
 
 @dataclass(frozen=True, slots=True)
 class WaitingFilter(MessageFilter):
-    """Which waiting messages are meant; what is None does not matter."""
+    """Selects waiting messages; a field that is None selects all."""
 
     conflicts_with: str | None = None
-    """Conflicts that came with this id, and have a made-up one."""
+    """Conflicts that came with this id, and are stored under a generated one."""
 
     waits: Waits | None = None
     label: str | None = None
@@ -187,7 +187,7 @@ class WaitingFilter(MessageFilter):
 
 @dataclass(frozen=True, slots=True)
 class HeldKey:
-    """A key whose later messages queue up."""
+    """A key whose messages wait in the waiting table."""
 
     consumer: str
     key: str
@@ -206,29 +206,29 @@ class DeadLetter(StoredMessage):
     first_failed_at: float
     last_failed_at: float
     owner: str = ""
-    """The team that looks after it."""
+    """The team that is responsible for it."""
 
     outcome: str = "dlq"
     """``dlq``, ``deserialization_failure``, ``schema_incompatible`` or ``conflict``."""
 
     needs_review: bool = False
-    """A person must have looked at it before it is handled again."""
+    """A person must review it before it is handled again."""
 
     expected_hash: str = ""
     """For a conflict: the hash of the payload that came first."""
 
     @property
     def was_no_message(self) -> bool:
-        """Tell whether its record could not be read, and is filed under its coordinates."""
+        """Return whether its record could not be read: then its id is its coordinates."""
         return self.source is not None and self.message_id == unreadable_id(self.source)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter(MessageFilter):
-    """Which dead letters are meant; what is None does not matter."""
+    """Selects dead letters; a field that is None selects all."""
 
     conflicts_with: str | None = None
-    """Conflicts that came with this id, and have a made-up one."""
+    """Conflicts that came with this id, and are stored under a generated one."""
 
     topic: str | None = None
     error_code: str | None = None
@@ -236,28 +236,28 @@ class DeadLetterFilter(MessageFilter):
     since: float | None = None
     until: float | None = None
     after: tuple[float, str] | None = None
-    """Only letters behind this (first_failed_at, message_id): for pages."""
+    """Only letters after this (first_failed_at, message_id): for pages."""
 
 
 FIRST_KEPT: Final = 5
 LATEST_KEPT: Final = 45
 MOST_KEPT: Final = FIRST_KEPT + LATEST_KEPT
-"""Of one message; how a long trouble began says more than its middle."""
+"""Of one message: the first and the latest explain a long outage better than its middle."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """One try that failed."""
+    """One failed attempt."""
 
     consumer: str
     message_id: str
     number: int
-    """Counted from the start again when somebody sends the message back."""
+    """Starts at 1 again when an operator sends the message back."""
 
     error_code: str
     failure_class: str
     reason: str = ""
-    """Empty once the message's payload was erased: an exception may quote it."""
+    """Empty after the message's payload was erased: an exception may quote it."""
 
     exception: str = ""
     worker: str = ""
@@ -265,7 +265,7 @@ class FailedAttempt:
 
     key: str | None = None
     at: float = 0.0
-    """When its claim says so; 0 for now, which the store writes."""
+    """The time in its claim; 0 means now, and the store writes the database's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +296,7 @@ class Member:
     """Unique per start."""
 
     owner: str
-    """`semel.lease.Owner` as JSON: whether the process still runs."""
+    """`semel.lease.Owner` as JSON: shows whether the process still runs."""
 
     partitions: frozenset[Partition]
     in_flight: int
@@ -307,11 +307,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What was noted of a message that was about to be tried."""
+    """The crash note of a message that was about to be tried."""
 
     tries: int
     writer: str
-    """Who tried it last: `semel.lease.Owner` as JSON, its instance that of the worker, if known."""
+    """The last process that tried it: `semel.lease.Owner` as JSON, with the worker if known."""
 
     noted_at: float = 0.0
 
@@ -335,13 +335,13 @@ class Gap:
 
 
 LEFT_SECONDS: Final = 60.0
-"""How old a note is when a process elsewhere that has no row as a member is gone, and one that
-runs has left it behind."""
+"""From this age on a note was left behind: a writer on another host that is no member is taken
+to be gone, and one that runs did not clear it."""
 
 CONFLICT: Final = "conflict:"
 HASH_DIGITS: Final = 16
 CAME_AS_AT: Final = len(CONFLICT) + HASH_DIGITS + 1
-"""Where in the id of a conflict the id begins that it came with."""
+"""The index in the id of a conflict at which the original id begins."""
 
 _MADE_UP: Final = re.compile(
     rf"{CONFLICT}[0-9a-f]{{{HASH_DIGITS}}}:.*|{UNREADABLE}.+/\d+/\d+", re.DOTALL
@@ -349,17 +349,17 @@ _MADE_UP: Final = re.compile(
 
 
 def is_made_up(message_id: str) -> bool:
-    """Tell whether an id is one of these."""
+    """Return whether an id is a generated one."""
     return _MADE_UP.fullmatch(message_id) is not None
 
 
 def conflict_id(message_id: str, payload_hash: str) -> str:
-    """Return what a payload is filed under that came with the id of another one."""
+    """Return the id for a payload that came with the id of another payload."""
     return f"{CONFLICT}{payload_hash[:HASH_DIGITS]}:{came_as(message_id)}"
 
 
 def came_as(message_id: str) -> str:
-    """Return how conflicts name the id they came with; a hash of it where it is long."""
+    """Return an id as the ids of conflicts contain it: unchanged, or its hash if it is long."""
     kept = stored_id(message_id)
     if len(kept.encode()) <= LONGEST_ID_BYTES - CAME_AS_AT:
         return kept
@@ -367,5 +367,5 @@ def came_as(message_id: str) -> str:
 
 
 def is_conflict_with(filed_as: str, message_id: str) -> bool:
-    """Tell whether *filed_as* is the id of a conflict that came with *message_id*."""
+    """Return whether *filed_as* is the id of a conflict that came with *message_id*."""
     return filed_as.startswith(CONFLICT) and filed_as[CAME_AS_AT:] == came_as(message_id)

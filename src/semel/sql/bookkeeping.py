@@ -1,4 +1,4 @@
-"""The books of consumers in PostgreSQL and SQLite: running members, offsets, versions."""
+"""Members, crash notes, outcomes of offsets, and versions, in PostgreSQL and SQLite."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _FOUND: Final = select(crash_suspect).order_by(_S.message_id)
 
 
 class SqlMembers(ConnectionStore):
-    """The members of one open transaction, and the crash notes."""
+    """The members and their crash notes, in one open transaction."""
 
     what = "the members"
 
@@ -105,7 +105,7 @@ class SqlMembers(ConnectionStore):
         by_name = {stored_id(message_id): message_id for message_id in message_ids}
         if not by_name:
             return {}
-        # Sorted, so that two workers wait for each other in one direction only.
+        # Sorted, so that two workers lock the rows in the same order and cannot deadlock.
         rows = [_try(consumer, name, writer) for name in sorted(by_name)]
         new = set((await self._run(NOTE.values(rows))).scalars())
         known = {name: message_id for name, message_id in by_name.items() if name not in new}
@@ -188,9 +188,9 @@ _RANGE: Final[dict[str, Any]] = {
     "outcome": bindparam("what", type_=Text),
 }
 _ENDS_BEFORE: Final = and_(*(_O[name] == new for name, new in _RANGE.items()), _O.last == _FROM - 1)
-# Two ranges may end at the same offset, after redeliveries: one of them goes on.  The
-# condition is asked again of the row itself: if another process has extended it while
-# we waited for its lock, what that process wrote must not be cut off.
+# After redeliveries, two ranges may end at the same offset: extend only one of them.  The
+# UPDATE repeats the condition of the subquery: if another process extended the range while
+# this one waited for its lock, the range must not become shorter.
 _NEIGHBOUR: Final = select(_O.number).where(_ENDS_BEFORE).limit(1).scalar_subquery()
 EXTEND: Final = (
     update(consumer_outcome).where(_O.number == _NEIGHBOUR, _ENDS_BEFORE).values(last=_UNTIL)
@@ -199,7 +199,7 @@ ADD_RANGE: Final = insert(consumer_outcome).values(first=_FROM, last=_UNTIL, **_
 
 
 class SqlOutcomeStore(ConnectionStore):
-    """The ranges of one open transaction."""
+    """The outcome ranges, in one open transaction."""
 
     what = "the outcomes"
 
@@ -257,7 +257,7 @@ class SqlOutcomeStore(ConnectionStore):
             .order_by(_O.first, _O.number)
             .limit(limit)
         )
-        # Asked again of the row itself: it may have been extended while we waited for it.
+        # Repeat the condition: the range may have been extended while this waited for its lock.
         low = delete(consumer_outcome).where(_O.number.in_(old), _O.last < below)
         return await self._count(low)
 
@@ -288,7 +288,7 @@ OPEN: Final = _GAP.on_conflict_do_update(
     index_elements=list(sequence_gap.primary_key),
     set_={
         "found": _GAP.excluded.found,
-        # One that is open keeps its time; one that was closed is a new one.
+        # An open gap keeps its time; a closed one opens again with a new time.
         "since": case((_G.closed_at.is_(None), _G.since), else_=_GAP.excluded.since),
         "closed_at": None,
         "how": "",
@@ -297,7 +297,7 @@ OPEN: Final = _GAP.on_conflict_do_update(
 
 
 class SqlVersions(ConnectionStore):
-    """The versions of one open transaction."""
+    """The applied versions and the gaps, in one open transaction."""
 
     what = "the versions"
 
@@ -306,7 +306,8 @@ class SqlVersions(ConnectionStore):
         locked = select(_V.version).where(_V.consumer == consumer, _V.key == name).with_for_update()
         found = (await self._run(locked)).first()
         if found is None:
-            # Two transactions that both see no row would both apply the first version.
+            # Without a row there is nothing to lock, and two transactions that both see no row
+            # would both apply the first version.
             await self._run(BEGIN.values(consumer=consumer, key=name, version=None))
             found = (await self._run(locked)).one()
         return None if found.version is None else int(found.version)
@@ -350,6 +351,6 @@ class SqlVersions(ConnectionStore):
     async def delete_closed(self, consumer: str, ttl_seconds: float, limit: int) -> int:
         is_old = (_G.consumer == consumer, _G.closed_at <= now_us() - to_us(ttl_seconds))
         old = select(_G.key, _G.expected).where(*is_old).order_by(_G.closed_at).limit(limit)
-        # Asked again of the row itself: the gap may have opened again while we waited for it.
+        # Repeat the condition: the gap may have opened again while this waited for its lock.
         gone = delete(sequence_gap).where(tuple_(_G.key, _G.expected).in_(old), *is_old)
         return await self._count(gone)

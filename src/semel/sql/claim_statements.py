@@ -1,11 +1,11 @@
-"""The statements of the claims, written once for PostgreSQL and SQLite, and their rows.
+"""The SQL of the claims, written once for PostgreSQL and SQLite, and how rows are read.
 
-    TAKE     one round trip, and the only one for a message that is new
-    WHY      what stands in the way, and the database's time
-    RETAKE   what failed and is due, or whose lease ran out
+    TAKE     insert a claim: one round trip, and the only one for a new message
+    WHY      read the existing claim, and the database's time
+    RETAKE   take a claim that failed and is due, or whose lease ran out
 
-`ON CONFLICT DO UPDATE … WHERE` is used nowhere: it locks the row where its condition
-is false, too, and two deliveries of a handled message would wait for each other.
+No statement uses `ON CONFLICT DO UPDATE … WHERE`: it locks the row even if the condition is
+false, so two deliveries of a handled message would wait for each other.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ _DUE: Final = or_(
     and_(_C.state == ClaimState.IN_PROGRESS.value, _C.lease_until <= now_us()),
 )
 
-# An empty hash is one that is not known, and conflicts with nothing.
+# An empty hash means "unknown", and conflicts with no other hash.
 _SAME_PAYLOAD: Final = or_(_C.payload_hash == "", _DIGEST == "", _C.payload_hash == _DIGEST)
 
-# The first hash that is known stays; `expect_payload` alone replaces it.
+# The first known hash stays; only `expect_payload` replaces it.
 _KEPT_HASH: Final = case((_C.payload_hash == "", _DIGEST), else_=_C.payload_hash)
 _LEASED: Final = and_(_C.state == ClaimState.IN_PROGRESS.value, _C.fence == _SEEN)
 _NOT_COMPLETED: Final = _C.state != ClaimState.COMPLETED.value
@@ -96,7 +96,7 @@ def _new(**values: Any) -> Insert:
 
 
 def _change(*where: ColumnElement[bool], **values: Any) -> Update:
-    """Change this claim's state; it has no lease afterwards unless *values* say so."""
+    """Change the state of this claim, and end its lease unless *values* set a new one."""
     released = {"owner": "", "lease_until": 0, "updated_at": now_us()}
     return update(processed_message).where(_ME, *where).values({**released, **values})
 
@@ -114,8 +114,8 @@ RETAKE: Final = _change(
     due_at=0,
 ).returning(_C.attempts)
 
-# The time makes a fence that was never given before, even if retention has removed the
-# claim that had the last one; a clock that went back does not make it fall.
+# The time as fence: a value that was never used before, even if retention has deleted the
+# claim with the last one.  If the clock went back, the fence still rises.
 _NEXT_FENCE: Final = case((_C.fence >= now_us(), _C.fence + 1), else_=now_us())
 
 LEASE: Final = _new(
@@ -142,7 +142,8 @@ RENEW: Final = (
     update(processed_message).where(_ME, _LEASED).values(lease_until=now_us() + _LEASE_US)
 )
 
-# An update that changes nothing: what it finds is true until the transaction ends.
+# An update that changes no value: it locks the row, so the condition holds until the
+# transaction ends.
 LOCK_EXPIRED: Final = (
     update(processed_message)
     .where(_ME, _LEASED, _C.lease_until <= now_us())
@@ -178,7 +179,7 @@ FAIL: Final = _change(_NOT_CLOSED, payload_hash=_KEPT_HASH, **_FAILED)
 FAIL_LEASED: Final = _change(_LEASED, payload_hash=_KEPT_HASH, **_FAILED)
 UNDO: Final = _change(payload_hash=_KEPT_HASH, **_FAILED).returning(processed_message)
 
-# A claim that never failed and was never leased is new with this transaction.
+# A claim that never failed and was never leased was inserted by this transaction.
 GIVE_BACK_NEW: Final = delete(processed_message).where(_ME, _C.error_code == "", _C.fence == 0)
 
 GIVE_BACK: Final = _change(
@@ -208,7 +209,7 @@ REOPEN: Final = _change(
     due_at=now_us(),
 )
 
-# No changes of state: retention counts on from the last one.
+# `updated_at` stays: erasing is not a change of state, and must not restart retention.
 ERASED: Final = (
     update(processed_message).where(_ME).values(erased_at=func.coalesce(_C.erased_at, now_us()))
 )
@@ -220,7 +221,7 @@ _FORGET: Final = update(processed_message).values(
 FORGET_RESULT: Final = _FORGET.where(_ME, _C.result.is_not(None))
 FORGET_RESULTS: Final = _FORGET.where(_C.result_key == _OF_KEY)
 
-# A clock that is read for every row cannot bound an index scan; read once, it can.
+# In a subquery the clock is read once.  Read for every row, it could not bound an index scan.
 _LONG_AGO: Final = select(now_us() - _AGE_US).scalar_subquery()
 
 _OLD: Final = (
@@ -230,8 +231,8 @@ _OLD: Final = (
         _C.state == bindparam("over", type_=Text),
         _C.updated_at >= bindparam("since", type_=BigInteger),
         _C.updated_at <= _LONG_AGO,
-        # Whoever sends it back asks the claim whether it was handled, and `erase` asks it whose
-        # outgoing messages are meant.
+        # Keep the claim while the message exists elsewhere: sending the message back reads from
+        # it whether it was handled, and `erase` which outgoing messages belong to it.
         is_over(_BY, _C.message_id),
     )
     .order_by(_C.updated_at)
@@ -243,13 +244,13 @@ _OLD: Final = (
 DELETE_OLD: Final = (
     delete(processed_message)
     .where(_C.consumer_name == _BY, _C.message_id.in_(select(_OLD.c.message_id)))
-    # sqlite3 counts the rows of a statement that begins with DELETE, and of no other.
+    # With RETURNING, because sqlite3 has no row count for a DELETE that begins with WITH.
     .returning(_C.updated_at)
 )
 
 
 def _take_many_at_once() -> Insert:
-    """Insert a batch from arrays: one statement, whose text does not depend on their length."""
+    """Insert a batch from arrays: one statement, whose text is the same for every length."""
     given = (
         func.unnest(
             bindparam("ids", type_=ARRAY(Text)),
@@ -260,7 +261,7 @@ def _take_many_at_once() -> Insert:
         .table_valued("id", "original", "digest", "source")
         .render_derived(name="given")
     )
-    # Once, not once for each row.
+    # Read the clock once, not once for each row.
     moment = select(now_us()).scalar_subquery()
     rows = {
         _C.consumer_name: _BY,
@@ -281,7 +282,7 @@ def _take_many_at_once() -> Insert:
 
 
 TAKE_MANY: Final = _take_many_at_once()
-"""PostgreSQL's; sorted by bytes, as Python sorts text, or two workers wait for each other."""
+"""For PostgreSQL.  Sorted by bytes, as Python sorts text: two workers cannot deadlock."""
 
 WHY_MANY: Final[Select[Any]] = select(processed_message, now_us().label("now")).where(
     _C.consumer_name == _BY, _C.message_id == any_(bindparam("ids", type_=ARRAY(Text)))
@@ -308,10 +309,10 @@ HANDLED_FROM: Final = select(_C.source).where(
 )
 
 CONSUMERS: Final = select(_C.consumer_name).order_by(_C.consumer_name)
-"""Who has a claim, of any message: for explanations."""
+"""The consumers that have a claim on a message: for explanations."""
 
-# Each turn means that another transaction changed or removed the claim between two of our
-# statements; after five times in a row the caller tries again later.
+# A further turn means that another transaction changed or removed the claim between two of
+# our statements.  After five turns the caller gives up and tries again later.
 MOST_TURNS: Final = 5
 
 
@@ -325,42 +326,42 @@ class Asked:
 
     @classmethod
     def of(cls, consumer: str, request: ClaimRequest) -> Asked:
-        """Name the message as it is stored."""
+        """Return the message with its id as it is stored."""
         return cls(consumer, request, stored_id(request.message_id))
 
     def key(self) -> dict[str, Any]:
-        """Return the parameters of a statement about the one row."""
+        """Return the parameters that select the row."""
         return {"by": self.consumer, "id": self.id}
 
     def key_and_hash(self) -> dict[str, Any]:
-        """Return those of a statement that compares the payload, too."""
+        """Return the parameters that select the row, and the payload's hash."""
         return {**self.key(), "digest": self.request.payload_hash}
 
     def new(self) -> dict[str, Any]:
-        """Return those of a new row."""
+        """Return the parameters of a new row."""
         more = {"original": self.original, "source": self.source}
         return {**self.key_and_hash(), **more}
 
     @property
     def source(self) -> str:
-        """Where the delivery stood, as it is kept."""
+        """The coordinates of the delivery, as they are stored."""
         return plain(self.request.source)
 
     @property
     def original(self) -> str | None:
-        """What is kept beside a hashed id."""
+        """The original id, stored beside a hashed one; None where the id is not hashed."""
         asked = self.request.message_id
         return None if asked == self.id else original_id(asked)
 
     def row(self, found: Row[Any]) -> ClaimRow:
-        """Read the row."""
+        """Read the row of this message."""
         return row_of(self.consumer, self.request.message_id, found)
 
     def changes_all_the_time(self) -> DatabaseConflict:
-        """Say that others were faster, every time."""
+        """Return the error for a claim that other transactions changed in every turn."""
         return DatabaseConflict(
-            f"{self}: other transactions changed the claim {MOST_TURNS} times between asking and "
-            f"taking; nothing was changed here, it comes back"
+            f"{self}: other transactions changed the claim {MOST_TURNS} times between reading and "
+            f"taking it; nothing was changed here, the message comes back"
         )
 
     def __str__(self) -> str:
@@ -368,7 +369,7 @@ class Asked:
 
 
 def row_of(consumer: str, message_id: str, found: Row[Any]) -> ClaimRow:
-    """Read a row of the message with this id."""
+    """Read the claim of the message with this id."""
     return ClaimRow(
         consumer,
         message_id,

@@ -1,4 +1,4 @@
-"""The claims in PostgreSQL and SQLite, in a session that may be anybody's."""
+"""The claims in PostgreSQL and SQLite, in the transaction of any `AsyncSession`."""
 
 from __future__ import annotations
 
@@ -40,12 +40,11 @@ from semel.sql.types import to_seconds, to_us
 
 
 class SqlAlchemyProcessedMessageStore:
-    """The claims of the transaction that *session* is in; it is begun here, and never ended.
+    """The claims, in the transaction of *session*; this class may begin it, and never ends it.
 
-    Any `AsyncSession` will do.  Where its transaction begins with a claim, it is READ COMMITTED
-    on PostgreSQL, whatever the engine's default; on SQLite the engine must be one of
-    `semel.sql.engine`.  After `Locked` or any other error the transaction is over: roll
-    it back.
+    Any `AsyncSession` will do.  If the transaction begins with a claim, it is READ COMMITTED on
+    PostgreSQL, regardless of the engine's default.  On SQLite the engine must come from
+    `semel.sql.engine`.  After `Locked` or any other error, roll the transaction back.
     """
 
     def __init__(self, session: AsyncSession) -> None:
@@ -151,7 +150,7 @@ class SqlAlchemyProcessedMessageStore:
             leased = {**me.key_and_hash(), **written(failure), "seen": fence}
             return await self._change(sql.FAIL_LEASED, me, leased)
         for _ in range(MOST_TURNS):
-            # The rollback of the attempt has usually taken its claim away.
+            # Usually there is no row: the rollback of the attempt has removed its claim.
             if await self._row(sql.FAIL_NEW, me, {**me.new(), **written(failure)}):
                 return True
             if await self._change(sql.FAIL, me, {**me.key_and_hash(), **written(failure)}):
@@ -230,9 +229,9 @@ class SqlAlchemyProcessedMessageStore:
     async def delete_expired(
         self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
     ) -> int:
-        """Delete at most *limit* terminal claims that were last changed so long ago.
+        """Delete at most *limit* terminal claims that did not change within the TTL.
 
-        Claims that another transaction is changing are left for the next time.
+        Claims that another transaction has locked are left for the next run.
         """
         deleted, sweep = 0, sweep or Sweep()
         for state in sorted(TERMINAL):
@@ -243,7 +242,7 @@ class SqlAlchemyProcessedMessageStore:
         return deleted
 
     async def _answer(self, me: Asked, why: Row[Any]) -> ClaimAnswer | None:
-        """Say why a message is not new, or take it all the same; None where that has changed."""
+        """Answer for a claim that exists, or take it again; None if it changed meanwhile."""
         row, now = me.row(why), to_seconds(why.now)
         no = refusal(row, me.request.payload_hash, now)
         if no is not None:

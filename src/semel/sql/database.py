@@ -1,4 +1,4 @@
-"""PostgreSQL and SQLite as the messaging half's database: one transaction, all stores."""
+"""The messaging half's database in PostgreSQL or SQLite: all stores in one transaction."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SqlUnit:
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        """Take back what the block did if it raises, the session's pending objects included."""
+        """Undo what the block did if it raises, including the session's pending objects."""
         inside: Exception | None = None
         failed = False
         try:
@@ -88,14 +88,14 @@ class SqlUnit:
                         self._connection.refuse_if_idle()
                     raise
         except Exception as error:
-            # Neither the block nor its checks failed, but the end of the savepoint: it is gone,
-            # and with it the transaction that it was made in.
+            # The block and its checks succeeded, and ending the savepoint failed: it no longer
+            # exists, so the transaction around it was ended, too.
             if error is not inside and is_unknown_savepoint(error, after_a_failure=failed):
                 self._connection.savepoint_is_gone()
             raise
 
     async def begin_message(self) -> None:
-        """Let the next handler find the session as if it were its own."""
+        """Prepare the session for the next handler, as if it were a new session."""
         if not has_failed(self._connection):
             self._connection.refuse_if_idle()
         await self.session.begin_message()
@@ -113,8 +113,8 @@ class SqlDatabase:
     """A PostgreSQL or SQLite database with semel's tables in it.
 
     ``SqlDatabase("sqlite://")`` is a new database in memory, for tests and for trying things
-    out: it has one connection, whose units come one after the other, and is gone with this
-    object.  Its tables are made as those of any other database, by `create_tables`.
+    out.  It has one connection, so one unit waits for the other, and its data end with this
+    object.  Create its tables with `create_tables`, as in any other database.
     """
 
     def __init__(
@@ -134,25 +134,25 @@ class SqlDatabase:
         self._lock_seconds = lock_seconds
         self._session_options = session_options or {}
         self._is_known = False
-        # A database in memory has one connection, and its units share it one after the other.
+        # A database in memory has one connection: only one unit may be open at a time.
         self._turns = asyncio.Lock() if is_in_memory(self.engine.url) else None
         self._options: dict[str, Any] = {}
         if self.is_postgres:
-            # Whatever the engine's default: at a higher level the second of two claims
+            # Do not use the engine's default: at a higher level the second of two claims
             # fails with 40001 instead of finding the first.
             self._options["isolation_level"] = "READ COMMITTED"
 
     @property
     def is_postgres(self) -> bool:
-        """Tell PostgreSQL from SQLite."""
+        """True for PostgreSQL, False for SQLite."""
         return self.engine.dialect.name == "postgresql"
 
     async def create_tables(self) -> None:
-        """Make semel's tables; doing so again changes nothing.  `semel db create` does the same.
+        """Create semel's tables; a second call changes nothing.  `semel db create` does the same.
 
         Raises:
             SchemaUnusable: there are tables of a newer version, or tables that are not semel's.
-            Misuse: the role may not make tables.
+            Misuse: the role may not create tables.
             Retryable: the database does not answer.
         """
         await create(self.engine)
@@ -161,7 +161,7 @@ class SqlDatabase:
     async def begin(self) -> AsyncIterator[SqlUnit]:
         """Open a transaction; committed when the block ends, rolled back when it raises.
 
-        The first one sees to it that the tables are of the version that this code knows.
+        The first call checks that the tables have the version that this code knows.
 
         Raises:
             Locked: the database is in memory, and another unit was open for too long.
@@ -178,12 +178,13 @@ class SqlDatabase:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait until no other unit is open, where all share one connection."""
+        """Wait until no other unit is open, if all units share one connection."""
         if self._turns is None:
             yield
             return
         try:
-            # Not with `asyncio.wait_for`, which loses a cancellation that comes with the lock.
+            # Not with `asyncio.wait_for`: in Python 3.11 it loses a cancellation that arrives
+            # together with the lock.
             async with asyncio.timeout(self._lock_seconds):
                 await self._turns.acquire()
         except TimeoutError as error:
@@ -205,7 +206,8 @@ class SqlDatabase:
                 connection.info.pop(FAILED, None)
                 await self._limit_locks(connection)
             session = HandlerSession(connection, **self._session_options)
-            # From now on `session.begin()` in a handler is refused by SQLAlchemy itself.
+            # The session takes its connection now, so that SQLAlchemy itself refuses
+            # `session.begin()` in a handler.
             await session.connection()
             connection.hold()
             try:
@@ -219,8 +221,8 @@ class SqlDatabase:
                 await session.release()
             await _committed(transaction, connection)
         except BaseException:
-            # Also where the commit was refused: the pool does not reset a connection whose
-            # transaction SQLAlchemy believes to be over, and SQLite's would stay open.
+            # Also after a refused commit: SQLAlchemy then considers the transaction ended, the
+            # pool does not reset the connection, and SQLite's transaction would stay open.
             await _rolled_back(connection)
             raise
         finally:
@@ -232,16 +234,16 @@ class SqlDatabase:
             await connection.execute(text(f"SET LOCAL lock_timeout = {limit}"))
 
     async def close(self) -> None:
-        """Give the connections back, if the engine was made here."""
+        """Close the connections, if this object created the engine."""
         if self._is_own:
             await self.engine.dispose()
 
 
 async def _rolled_back(connection: UnitConnection) -> None:
-    """Roll back; a connection that may still be in its transaction is given up with it.
+    """Roll back; discard the connection if it may still be in its transaction.
 
-    A driver refuses to end a transaction while a statement runs that a handler left behind, and
-    SQLAlchemy believes that it is over: the next one to get the connection would be in it.
+    A handler may leave a statement running.  The driver then refuses to end the transaction, but
+    SQLAlchemy considers it ended: the next user of the connection would be inside it.
     """
     with suppress(SQLAlchemyError, OSError):
         await connection.rollback()
@@ -254,15 +256,15 @@ async def _committed(transaction: AsyncTransaction, connection: UnitConnection) 
         await transaction.commit()
     except (SQLAlchemyError, OSError) as error:
         if isinstance(error, InterfaceError) and connection.is_in_transaction:
-            # The driver's own refusal, and not the database's: nothing was sent.
+            # The driver refused, not the database: nothing was sent.
             raise Misuse(
-                "a handler ended while a statement of its session still ran, which cannot be "
-                "committed: nothing of it was kept. Await whatever was started before returning"
+                "a handler returned while a statement of its session was still running: the "
+                "transaction was rolled back. Await everything that was started before returning"
             ) from error
         if code_of(error) == "CONNECTION_LOST":
             raise CommitInDoubt(
                 "the commit was sent and the connection ended before the answer; "
-                "the message comes back, and its claim says what became of it"
+                "the message comes back, and its claim says whether the commit succeeded"
             ) from error
         ours = translated_error(error, "the commit")
         if ours is None:
@@ -276,7 +278,7 @@ async def open_existing(url: str) -> SqlDatabase:
     Raises:
         Misuse: there is no database at *url*, its server does not know the role or the
             password, or it has no such tables.
-        Permanent: what is there is no database.
+        Permanent: the file is not a database.
         Retryable: it does not answer.
     """
     parsed = read_url(url)
@@ -293,8 +295,8 @@ async def open_existing(url: str) -> SqlDatabase:
         await database.close()
         raise Misuse(
             f"database {masked(url)} lacks the table {missing[0]}"
-            f"{f' and {len(missing) - 1} more' if missing[1:] else ''}; make them with `semel db "
-            f"create`, or say which database the consumers use"
+            f"{f' and {len(missing) - 1} more' if missing[1:] else ''}; create them with "
+            f"`semel db create`, or give the URL of the database that the consumers use"
         )
     return database
 

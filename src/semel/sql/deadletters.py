@@ -1,4 +1,4 @@
-"""What failed, in PostgreSQL and SQLite: dead letters and failed attempts."""
+"""The dead letters and the failed attempts, in PostgreSQL and SQLite."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from semel.sql.types import now_us, to_us
 
 _C: Final = dead_letter.c
 
-# What a later failure of the same message says anew; the payload and all about the record
-# stay as they came first.
+# The columns that a later failure of the same message replaces; the payload and the record's
+# coordinates stay those of the first failure.
 LATER: Final = (
     "exception",
     "error_code",
@@ -69,14 +69,14 @@ PUT: Final = _NEW.on_conflict_do_update(
     index_elements=list(dead_letter.primary_key),
     set_={
         **{name: _NEW.excluded[name] for name in LATER},
-        # Why it failed again may quote what was erased.
+        # The new reason may quote the payload that was erased.
         "reason": case((_C.erased_at.is_not(None), ERASED_REASON), else_=_NEW.excluded.reason),
     },
 )
 
 
 class SqlDeadLetters(Store):
-    """The dead letters of one open transaction."""
+    """The dead letters, in one open transaction."""
 
     what = "the dead letters"
 
@@ -142,7 +142,7 @@ _A: Final = failed_attempt.c
 _KEPT: Final = failed_attempt.alias("kept")
 _MINE: Final = and_(_KEPT.c.consumer == bindparam("by"), _KEPT.c.message_id == bindparam("id"))
 
-# PostgreSQL counts the rows before this one: as many as may be kept are enough.
+# PostgreSQL does not count the row that it inserts: if it counts MOST_KEPT, there is one too many.
 ADD_ATTEMPT: Final = (
     insert(failed_attempt)
     .values(at=func.coalesce(bindparam("at_us", type_=BigInteger), now_us()))
@@ -156,7 +156,7 @@ THIN_OUT: Final = delete(failed_attempt).where(_A.place.in_(_OTHERS), _A.place.n
 
 
 class SqlFailedAttempts(Store):
-    """The failed attempts of one open transaction."""
+    """The failed attempts, in one open transaction."""
 
     what = "the failed attempts"
 

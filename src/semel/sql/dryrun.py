@@ -1,10 +1,10 @@
-"""Dry runs: what a session changes outside of semel's tables, and what its commit would refuse.
+"""Dry runs: what a session changes outside semel's tables, and whether its commit would fail.
 
     objects      from the session's flushes, with their old and new values
     statements   from the session's own connection, with parameters and row counts
 
-Constraints that a commit checks are checked here without one: a dry run is rolled back, and would
-otherwise call a message handled that no commit could keep.
+A dry run is rolled back, so its commit never checks the deferred constraints.  They are checked
+here instead: otherwise a dry run would report a message as handled whose commit would fail.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Deferred:
         return self._session.get_bind().dialect.name == "postgresql"
 
     async def begin(self) -> None:
-        """Remember what SQLite finds wrong already: a commit does not look at that."""
+        """Remember the violations that SQLite has already: a commit does not check those."""
         if not self._is_postgres:
             self._before = await self._orphans()
 
     async def check(self) -> None:
-        """Check now what the commit would check.
+        """Check the constraints that the commit would check.
 
         Raises:
             IntegrityError: the commit would be refused.
@@ -58,12 +58,12 @@ class Deferred:
         new = await self._orphans() - self._before
         for table, _, parent, _ in new:
             cause = sqlite3.IntegrityError(
-                f"FOREIGN KEY constraint failed: a row of {table} names none of {parent}"
+                f"FOREIGN KEY constraint failed: a row of {table} refers to no row of {parent}"
             )
             raise IntegrityError("COMMIT", None, cause)
 
     async def _orphans(self) -> Counter[Any]:
-        """Count rows that name a row which is not there; none where SQLite does not care."""
+        """Count rows whose foreign key refers to no row; none if SQLite does not check them."""
         if not (await self._session.execute(IS_ON)).scalar_one():
             return Counter()
         return Counter(map(tuple, await self._session.execute(ORPHANS)))
@@ -91,10 +91,10 @@ _VERBS: Final = {
 
 @asynccontextmanager
 async def watching(session: AsyncSession) -> AsyncIterator[list[RowChange]]:
-    """Collect what the block changes; leaving it sends the session's pending writes.
+    """Collect what the block changes; flush the session when the block ends.
 
     Raises:
-        IntegrityError: a commit would be refused for what the block wrote.
+        IntegrityError: the commit of what the block wrote would be refused.
     """
     deferred = Deferred(session)
     await deferred.begin()
@@ -143,7 +143,7 @@ class _Watcher:
         executemany: bool,
     ) -> None:
         if self._is_flushing:
-            return  # the objects say it better
+            return  # `after_flush` reports these changes, with old and new values
         what = _what(statement)
         if what is None or what[1] in metadata.tables:
             return
@@ -157,7 +157,7 @@ class _Watcher:
 
 
 def _what(statement: str) -> tuple[Change, str] | None:
-    """Say what a statement changes, and where; None where it only reads."""
+    """Return what a statement changes, and in which table; None if it only reads."""
     if not _BEGINS.match(statement):
         return None
     found = _CHANGES.search(" ".join(statement.split()))
@@ -172,12 +172,12 @@ def _parameters(compiled: list[Mapping[str, Any]], raw: Any) -> dict[str, Any]:
         return dict(compiled[0])
     if compiled:
         return {f"row {n}": dict(one) for n, one in enumerate(compiled, 1)}
-    # Without names, a secret cannot be told from a number.
+    # Values are masked by their names: without names, none can be shown safely.
     return {"parameters": f"{len(raw)} without names"} if raw else {}
 
 
 def _columns(instance: Any) -> Iterator[tuple[str, str]]:
-    """Name the attributes that are columns, and the columns."""
+    """Yield each attribute that is a column, with the column's name."""
     for attribute in inspect(instance).mapper.column_attrs:
         yield attribute.key, str(attribute.columns[0].name)
 

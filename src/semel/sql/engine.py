@@ -1,14 +1,14 @@
-"""Engines that are set up as the claims need it, and the URLs that name them.
+"""Engines with the settings that the claims need, and the URLs that name them.
 
     postgresql://db/shop?sslmode=require&application_name=billing
 
-A URL may have the settings of PostgreSQL's own clients.  asyncpg takes them in a DSN and not one
-by one, so they are handed to it there.
+A URL may have the settings of PostgreSQL's own clients.  asyncpg accepts them in a DSN, but not as
+arguments of `connect`, so they are passed in a DSN.
 
-SQLite needs the setup most: with the driver's own transactions, a savepoint that was released
-survives the outer ROLLBACK, and a transaction that begins with a read cannot become a write.
-``sqlite://`` is a database in memory: one for each engine, which lives as long as the engine does.
-It has one connection, and another one in its place if that is lost.
+SQLite needs the most setup: with the driver's own transactions, a released savepoint survives the
+outer ROLLBACK, and a transaction that begins with a read cannot become a write.
+``sqlite://`` is a database in memory: one for each engine, which lasts as long as the engine.
+It has one connection, which is replaced if it is lost.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ IN_DSN: Final = frozenset(
         "gsslib",
     ]
 )
-"""What asyncpg reads in a DSN as PostgreSQL's own clients do."""
+"""Settings that asyncpg reads from a DSN as PostgreSQL's own clients do."""
 
 SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 FOR_SERVER: Final = frozenset({"application_name", "options"})
-"""What a client only passes on."""
+"""Settings that a client passes on to the server."""
 
 OF_DRIVER: Final = frozenset(
     [
@@ -81,27 +81,27 @@ OF_DRIVER: Final = frozenset(
         "async_fallback",
     ]
 )
-"""What SQLAlchemy and asyncpg have as settings of their own."""
+"""Settings of SQLAlchemy and asyncpg themselves."""
 
 
 def read_url(url: str) -> URL:
-    """Read a database's URL, and name its driver.
+    """Parse a database's URL, and choose its driver.
 
     Raises:
-        Misuse: it is none.
+        Misuse: it is not the URL of a database.
     """
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
-        # SQLAlchemy makes a number of the port.
+        # A ValueError, because SQLAlchemy converts the port to a number.
         raise Misuse(
-            f"{masked(url)} is no database's URL; it looks like postgresql://… or sqlite:///path"
+            f"{masked(url)} is not the URL of a database; write postgresql://… or sqlite:///path"
         ) from error
     return parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
 
 
 def connect_arguments(url: URL) -> tuple[URL, dict[str, Any]]:
-    """Take out of an asyncpg's URL what it wants to be told otherwise, and say how.
+    """Split a URL of asyncpg into the URL and the arguments of `asyncpg.connect`.
 
     Raises:
         Misuse: it has a setting that asyncpg does not know.
@@ -115,7 +115,7 @@ def connect_arguments(url: URL) -> tuple[URL, dict[str, Any]]:
             f"another driver, as in postgresql+psycopg://…"
         )
     if url.query.get("sslmode", SSL_MODES[0]) not in SSL_MODES:
-        raise Misuse(f"{_shown(url)}: sslmode is one of {', '.join(SSL_MODES)}")
+        raise Misuse(f"{_shown(url)}: sslmode must be one of {', '.join(SSL_MODES)}")
     arguments: dict[str, Any] = {}
     if in_dsn := {name: url.query[name] for name in sorted(IN_DSN & set(url.query))}:
         arguments["dsn"] = f"postgresql://?{urlencode(in_dsn, doseq=True)}"
@@ -131,7 +131,7 @@ def _seconds(url: URL, given: str | tuple[str, ...]) -> float:
         return float(str(given))
     except ValueError as error:
         raise Misuse(
-            f"{_shown(url)}: connect_timeout is a number of seconds, not {given!r}"
+            f"{_shown(url)}: connect_timeout must be a number of seconds, got {given!r}"
         ) from error
 
 
@@ -146,15 +146,15 @@ _KEEPERS: Final[WeakKeyDictionary[Engine, sqlite3.Connection]] = WeakKeyDictiona
 
 
 def open_engine(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) -> AsyncEngine:
-    """Make an engine for PostgreSQL or SQLite.
+    """Create an engine for PostgreSQL or SQLite.
 
     ``postgresql://…`` means asyncpg and ``sqlite://…`` aiosqlite; other drivers are named as
     SQLAlchemy names them.  ``sqlite://`` alone is a new database in memory.  The URL may have
     settings of PostgreSQL's own clients, as ``?sslmode=require``.
 
     Raises:
-        Misuse: it is another database, no URL at all, or one of a driver or with a setting that
-            cannot be used.
+        Misuse: *url* is not a URL, or names another database, a driver that is not installed,
+            or a setting that the driver does not know.
     """
     parsed = read_url(url)
     if parsed.get_backend_name() not in SUPPORTED:
@@ -164,7 +164,7 @@ def open_engine(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) ->
         )
     parsed, told = connect_arguments(parsed)
     if parsed.drivername == ASYNCPG:
-        # Once per connection, without a statement of its own.
+        # As settings of the connection: a SET would cost one more statement.
         settings = {"lock_timeout": str(round(lock_seconds * 1000)), "application_name": "semel"}
         arguments = options["connect_args"] = {**told, **options.get("connect_args", {})}
         said = told.get("server_settings", {}), arguments.get("server_settings", {})
@@ -177,7 +177,7 @@ def open_engine(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) ->
         engine = create_async_engine(parsed, **options)
     except (InvalidRequestError, NoSuchModuleError, ModuleNotFoundError) as error:
         raise Misuse(
-            f"{masked(url)}: {parsed.drivername} is no asynchronous driver that is installed; "
+            f"{masked(url)}: {parsed.drivername} is not an installed asynchronous driver; "
             f"postgresql://… or sqlite:///… chooses one ({reason_of(error)})"
         ) from error
     if parsed.drivername == ASYNCPG:
@@ -188,26 +188,26 @@ def open_engine(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) ->
 
 
 def is_in_memory(url: URL) -> bool:
-    """Tell whether a URL names no file: each connection would have a database of its own."""
+    """Return whether a URL names no file: then each connection would have its own database."""
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
 def keeper_of(engine: AsyncEngine) -> sqlite3.Connection:
-    """Return the connection that keeps the database in memory of *engine*; it is never in use.
+    """Return the idle connection that keeps the database in memory of *engine* alive.
 
     Raises:
-        KeyError: `open_engine` made no database in memory for this engine.
+        KeyError: `open_engine` created no database in memory for this engine.
     """
     return _KEEPERS[engine.sync_engine]
 
 
 def _keep_in_memory(engine: Engine) -> None:
-    """Give *engine* a database in memory that outlives its connections.
+    """Give *engine* a database in memory that stays when its connections are closed.
 
-    A connection is given up where a cancelled statement may still run on it; the data of a
-    plain ``:memory:`` would go with it.
+    A connection is discarded if a cancelled statement may still run on it; a plain ``:memory:``
+    database would lose its data with it.
     """
-    # SQLite shares a database of this kind among the connections of one process, by its name.
+    # SQLite shares a memdb whose name begins with "/" among the connections of one process.
     name = f"file:/semel-{uuid.uuid4().hex}?vfs=memdb"
     keeper = sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=False)
     _KEEPERS[engine] = keeper
@@ -221,7 +221,7 @@ def _keep_in_memory(engine: Engine) -> None:
 
 
 def made_ready(engine: AsyncEngine, lock_seconds: float = LOCK_SECONDS) -> AsyncEngine:
-    """Set an engine of the caller's up, where its database needs it; doing so twice is harmless.
+    """Apply the settings to an engine of the caller; a second call changes nothing.
 
     Raises:
         Misuse: it is another database.
@@ -235,10 +235,10 @@ def made_ready(engine: AsyncEngine, lock_seconds: float = LOCK_SECONDS) -> Async
 
 
 class CompletelyClosed(sqlite3.Connection):
-    """A connection that gives its locks back when it is closed.
+    """A connection that releases its locks when it is closed.
 
-    SQLite keeps a closed connection, and its transaction, for as long as somebody has a cursor
-    of it: the traceback of a cancelled statement, say.
+    SQLite keeps a closed connection and its transaction open while one of its cursors exists, for
+    example in the traceback of a cancelled statement.
     """
 
     def close(self) -> None:
@@ -270,18 +270,18 @@ def _begin_immediate(connection: Connection) -> None:
 
 Listener = tuple[str, Callable[..., Any]]
 
-# `sqlalchemy.event.contains` knows engines by their address, and takes a new engine at the
-# address of a freed one for one that is listened to already.
+# `sqlalchemy.event.contains` identifies engines by their address: it would report a new engine
+# at the address of a freed one as having the listener already.
 _LISTENING: Final[WeakKeyDictionary[Engine, set[Listener]]] = WeakKeyDictionary()
 
 
 def listen_once(
     engine: AsyncEngine, name: str, listener: Callable[..., Any], **options: Any
 ) -> bool:
-    """Register *listener* for *engine*'s event *name* once; False where it is registered.
+    """Register *listener* for event *name* of *engine*; False if it is registered already.
 
-    An engine that differs from another in its execution options only is that other one: they
-    have their connections in common.
+    Engines that differ only in their execution options count as one: they share their
+    connections.
     """
     inside = _whole(engine.sync_engine)
     known = _LISTENING.setdefault(inside, set())

@@ -1,4 +1,4 @@
-"""What a database's error means: by SQLSTATE or by the driver's code, never by its words."""
+"""What a database's error means: by SQLSTATE or the driver's code, never by its text."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from semel.messaging.redact import SYNTAX_ERROR, VALUE_CLASS, reason_of, sqlite_
 LOCK_STATES: Final = frozenset({"55P03"})
 CONFLICT_STATES: Final = frozenset({"40001", "40P01"})
 TIMEOUT_STATES: Final = frozenset({"57014"})
-# 25006: a standby answers that was, or is not yet, the primary.
+# 25006 (read-only transaction): after a failover a standby answers that is not the primary.
 OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25006", "25P03"})
-# No connection; nothing left of disk, memory or connections; trouble below the database.
+# 08: no connection.  53: out of disk, memory or connections.  58: an error of the system.
 OUTAGE_CLASSES: Final = frozenset({"08", "53", "58"})
 NO_SUCH_DATABASE: Final = "3D000"
 REFUSED_CLASS: Final = "28"
 NO_RIGHT: Final = "42501"
-# Of RELEASE and ROLLBACK TO: no such savepoint, no transaction at all.
+# What RELEASE and ROLLBACK TO answer: no such savepoint; no transaction.
 NO_SAVEPOINT_STATES: Final = frozenset({"3B001", "25P01"})
 
 # The stdlib's primary result codes, https://sqlite.org/rescode.html.
@@ -42,14 +42,14 @@ SQLITE_LOCKS: Final = frozenset({SQLITE_BUSY, SQLITE_LOCKED})
 SQLITE_CODES: Final[Mapping[int, str]] = {
     SQLITE_BUSY: "DATABASE_TIMEOUT",
     SQLITE_LOCKED: "DATABASE_TIMEOUT",
-    # What PostgreSQL has its classes 53 and 58 for.
+    # As PostgreSQL's classes 53 and 58.
     SQLITE_IOERR: "CONNECTION_LOST",
     SQLITE_FULL: "CONNECTION_LOST",
 }
 
 
 class DatabaseConflict(Retryable):
-    """A serialization failure or a deadlock: the whole transaction may be run again."""
+    """A serialization failure or a deadlock: run the whole transaction again."""
 
 
 class DatabaseUnavailable(Retryable):
@@ -61,15 +61,15 @@ class DatabaseNotThere(Misuse):
 
 
 class DatabaseUnusable(Permanent):
-    """There is something at the URL, and it is no database that can be read."""
+    """The file at the URL is not a database, or cannot be read as one."""
 
 
 class RightMissing(Misuse):
-    """The role of the URL may not do with semel's tables what was asked for."""
+    """The role of the URL lacks a right on semel's tables."""
 
 
 class DatabaseRefused(Permanent):
-    """The database refuses a statement that it takes where semel's tables are as they were made."""
+    """The database refuses a statement that works if semel's tables are unchanged."""
 
 
 class CommitInDoubt(InDoubt):
@@ -77,7 +77,7 @@ class CommitInDoubt(InDoubt):
 
 
 def code_of(error: BaseException) -> str | None:
-    """Return the failure code of a database error; None where it says nothing special."""
+    """Return the failure code of a database error; None if no code describes it."""
     state = sqlstate(error)
     if state in CONFLICT_STATES:
         return "DATABASE_CONFLICT"
@@ -99,10 +99,10 @@ def _is_disconnect(error: BaseException) -> bool:
 
 
 def is_unknown_savepoint(error: BaseException, *, after_a_failure: bool) -> bool:
-    """Tell whether a savepoint could not be ended because it is not there any more.
+    """Return whether a savepoint could not be ended because it no longer exists.
 
-    SQLite itself gives a transaction up after some failures, a full disk for one; PostgreSQL
-    never does.
+    After some failures, for example a full disk, SQLite itself rolls the transaction back.
+    PostgreSQL never does.
     """
     if sqlite_code(error) == SQLITE_ERROR:
         return not after_a_failure
@@ -110,7 +110,7 @@ def is_unknown_savepoint(error: BaseException, *, after_a_failure: bool) -> bool
 
 
 def translated_error(error: BaseException, what: str) -> SemelError | None:
-    """Turn a database's error into ours; None where it is not one that only time can mend."""
+    """Return a transient error of the database as a `Retryable`; None for any other error."""
     code = code_of(error)
     if sqlstate(error) in LOCK_STATES or sqlite_code(error) in SQLITE_LOCKS:
         return Locked(what)
@@ -122,7 +122,7 @@ def translated_error(error: BaseException, what: str) -> SemelError | None:
 
 
 def opening_error(error: BaseException, what: str) -> SemelError | None:
-    """Say what is wrong with a URL by the error of its first use; None: it is not the URL."""
+    """Return what is wrong with a URL, from the error of its first use; None if nothing is."""
     state, code, said = sqlstate(error), sqlite_code(error), reason_of(error)
     if state == NO_SUCH_DATABASE:
         return DatabaseNotThere(f"{what}: {said}; create it, or correct the URL")
@@ -141,20 +141,20 @@ def opening_error(error: BaseException, what: str) -> SemelError | None:
 
 
 def refusal_error(error: BaseException, what: str) -> SemelError | None:
-    """Say what a database has against a statement; None: the statement is wrong, which is ours."""
+    """Return why a database refuses a statement; None if the statement itself is wrong."""
     state = sqlstate(error)
     is_ours = state[:2] == VALUE_CLASS or state == SYNTAX_ERROR
     if (not state or is_ours) and sqlite_code(error) != SQLITE_CONSTRAINT:
         return None
     return DatabaseRefused(
-        f"{what}: {reason_of(error)}; see with `semel db check` whether the tables are as semel "
-        f"made them, and take off what was added: triggers, constraints, policies"
+        f"{what}: {reason_of(error)}; compare the tables with `semel db check`, and remove the "
+        f"triggers, constraints and policies that were added to them"
     )
 
 
 @asynccontextmanager
 async def translated(what: str) -> AsyncIterator[None]:
-    """Raise what only time can mend as `Retryable`, whatever the driver calls it."""
+    """Raise transient errors of every driver as `Retryable`."""
     try:
         yield
     except (SQLAlchemyError, OSError) as error:
@@ -166,7 +166,7 @@ async def translated(what: str) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def opening(what: str) -> AsyncIterator[None]:
-    """Raise what is wrong with a URL in words that name it; beyond that, as `translated`."""
+    """Raise what is wrong with a URL as an error that names it; else as `translated`."""
     try:
         async with translated(what):
             yield
@@ -179,9 +179,9 @@ async def opening(what: str) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def refusals(what: str) -> AsyncIterator[None]:
-    """Raise what a database refuses in words that name the way out, for commands of people.
+    """Raise a refusal as an error that says what to do: for the commands of operators.
 
-    A service's handler is told the driver's own error, which its failure is classified by.
+    A handler gets the driver's own error instead: the failure is classified by it.
     """
     try:
         yield
@@ -205,4 +205,4 @@ SQL_CLASSIFICATION: Final[Classification] = CLASSIFICATION.extended(
         Locked: "DATABASE_TIMEOUT",
     }
 )
-"""What everybody's and the databases' exceptions mean."""
+"""What the exceptions of Python, of the drivers and of SQLAlchemy mean."""

@@ -40,7 +40,7 @@ STORE: Final = (
     .returning(_M.place)
 )
 
-# A message is stored as new, whatever a row that it was read from said.
+# A message is always stored as new: the store or the database sets these columns.
 _GIVEN_HERE: Final = ("place", "received_at", "due_at", "processed_at", "error", "result")
 WITHDRAW: Final = delete(inbox_message).where(*_ME)
 GET: Final = select(inbox_message).where(*_ME)
@@ -137,7 +137,7 @@ ERASE: Final = (
 
 
 class SqlInboxStore(ConnectionStore):
-    """The inbox of one open transaction."""
+    """The inbox, in one open transaction."""
 
     what = "the inbox"
 
@@ -194,7 +194,7 @@ class SqlInboxStore(ConnectionStore):
 
     async def erase(self, which: MessageFilter) -> int:
         if which.message_id is None and which.key is None:
-            raise Misuse("say whose messages of the inbox are erased: an id or a key")
+            raise Misuse("erasing in the inbox needs an id or a key")
         return await self._count(ERASE.where(matching(inbox_message, which)))
 
 

@@ -1,8 +1,8 @@
-"""NOTIFY: wakes relays of other processes at the commit that gives them something to do.
+"""NOTIFY: wakes the relays of other processes when new messages are committed.
 
-It is an option, not the default: a notification in every transaction takes about
-40 % of the writers' throughput on a busy server, because commits that notify
-wait for one another.  Without it a relay polls, and is woken by its own process.
+It is an option, not the default: a notification in every transaction costs the writers about
+40 % of their throughput on a busy server, because PostgreSQL commits one notifying
+transaction at a time.  Without it a relay polls, and its own process wakes it.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ REMOVE: Final = (
 
 
 class OutboxSignal:
-    """Makes a PostgreSQL database tell relays that there are new messages."""
+    """Makes a PostgreSQL database notify relays of new messages."""
 
     def __init__(self, database: SqlDatabase) -> None:
-        """Name the database.
+        """Use *database*.
 
         Raises:
-            Misuse: it is not PostgreSQL by asyncpg.
+            Misuse: it is not PostgreSQL with asyncpg.
         """
         if database.engine.dialect.driver != "asyncpg":
             raise Misuse("signals need PostgreSQL and asyncpg; without them a relay polls")
         self._database = database
 
     async def install(self) -> None:
-        """Let every transaction that writes into an outbox notify; doing so twice is harmless."""
+        """Make every transaction that writes into an outbox notify; may be called twice."""
         await self._execute(INSTALL)
 
     async def remove(self) -> None:
@@ -70,7 +70,7 @@ class OutboxSignal:
     async def waking(self, relay: Relay) -> AsyncIterator[None]:
         """Wake *relay* at every signal for its outbox, on a connection of its own.
 
-        Where the connection is lost the relay polls until there is another one.
+        If the connection is lost, the relay polls until there is another one.
         """
         listening = asyncio.create_task(self._listen(relay))
         try:
@@ -101,12 +101,12 @@ class OutboxSignal:
             driver: Any = (await connection.get_raw_connection()).driver_connection
             driver.add_termination_listener(lambda _: is_lost.set())
             await driver.add_listener(CHANNEL, on_signal)
-            # Whatever was written before somebody listened.
+            # Messages written before this connection listened sent no signal to it.
             relay.wake()
             try:
                 await is_lost.wait()
             finally:
-                # The connection must not go back to the pool as one that listens.
+                # The connection still listens, so it must not go back to the pool.
                 await connection.invalidate()
 
     async def _execute(self, statements: tuple[str, ...]) -> None:

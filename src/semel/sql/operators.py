@@ -1,4 +1,4 @@
-"""The operators' stores in PostgreSQL and SQLite: audit, approvals, revisions, replays."""
+"""The stores of operators in PostgreSQL and SQLite: audit, approvals, revisions, replays."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _APPROVAL: Final = approval.c
 
 
 class SqlApprovals(Store):
-    """The requests of one open transaction."""
+    """The requests for approval, in one open transaction."""
 
     what = "the approvals"
 
@@ -128,7 +128,7 @@ _ENTRY: Final = audit_entry.c
 HEAD: Final = select(audit_head.c.number, audit_head.c.hash, now_us().label("now"))
 LOCK_HEAD: Final = HEAD.with_for_update()
 
-# Two first appends at once: the second waits for the first's row, and finds it.
+# If two transactions append the first entry at once, the second waits for the first one's row.
 MAKE_HEAD: Final = (
     insert_once(audit_head)
     .values(only_row=ONLY_ROW, number=0, hash=FIRST_HASH)
@@ -137,7 +137,7 @@ MAKE_HEAD: Final = (
 
 
 class SqlAuditTrail(Store):
-    """The trail of one open transaction."""
+    """The audit trail, in one open transaction."""
 
     what = "the audit trail"
 
@@ -192,7 +192,7 @@ _REVISION: Final = message_revision.c
 
 
 class SqlRevisions(Store):
-    """The revisions of one open transaction."""
+    """The revisions, in one open transaction."""
 
     what = "the revisions"
 
@@ -240,7 +240,7 @@ _OVER: Final = sorted(OVER)
 
 
 class SqlReplays(Store):
-    """The replays of one open transaction."""
+    """The replays, in one open transaction."""
 
     what = "the replays"
 
@@ -294,8 +294,8 @@ class SqlReplays(Store):
     async def unfinished(self, consumer: str) -> Sequence[str]:
         connection = await self._session.connection()
         if connection.dialect.name == "postgresql":
-            # Nothing to lock is there yet of a replay that begins.  SQLite has one writer.  In
-            # SHARE mode two who go on to delete replays would wait for one another for ever.
+            # A replay that begins has no row to lock yet, so lock the table.  Not in SHARE mode:
+            # two transactions that then delete replays would deadlock.  SQLite has one writer.
             await self._run(text(f"LOCK TABLE {replay_run.name} IN SHARE ROW EXCLUSIVE MODE"))
         names = select(_RUN.name).where(_RUN.consumer == consumer, _RUN.state.not_in(_OVER))
         return list((await self._run(names.order_by(_RUN.name))).scalars())

@@ -1,9 +1,8 @@
 """The outbox in PostgreSQL and SQLite: its statements, and the store that sends them.
 
 LEAD     take or keep the leadership; a new leader raises the epoch
-READ     what the relay sends next
-DELETE   what was sent, if the leadership still stands
-
+READ     read what the relay sends next
+DELETE   delete what was sent, if the leadership still holds
 """
 
 from __future__ import annotations
@@ -102,14 +101,15 @@ _STANDS: Final = (
 RESIGN: Final = update(outbox_leader).where(*_STANDS).values(owner="", lease_until=0)
 STANDS: Final = select(literal(1)).where(*_STANDS)
 
-# The lock makes a new leader wait for this statement's transaction, or this statement find
-# the new epoch: nothing of an old leader comes after the first act of a new one.
+# The lock orders this statement and a change of leadership: a new leader waits for this
+# transaction, or this statement finds the new epoch.  So an old leader cannot change anything
+# after the first act of a new one.
 _FENCE: Final = exists(select(literal(1)).where(*_STANDS).with_for_update(read=True))
 _FENCED: Final = (_OF, among(_M.place, "places"), _FENCE)
 DELETE: Final = delete(outbox_message).where(*_FENCED)
 FAILED: Final = update(outbox_message).where(*_FENCED).values(attempts=_M.attempts + 1)
 
-# What the broker says of an entry that was erased since it was read may quote its value.
+# The broker's reason may quote the value of an entry that was erased after it was read.
 _SAID: Final = bindparam("reason", type_=Text)
 
 PARK: Final = FAILED.values(
@@ -124,7 +124,7 @@ UNPARK: Final = (
 
 DROP: Final = delete(outbox_message).where(*_MEANT)
 
-# What the relay reads; a message that is read is neither parked nor erased.
+# What the relay reads: entries that are neither parked nor erased.
 _PENDING_ENTRY: Final = (
     func.coalesce(_M.original_id, _M.message_id),
     _M.topic,
@@ -193,12 +193,12 @@ def _erasing(*, message_id: str | None, key: str | None, parent: str | None) -> 
     return meant
 
 
-# SQLite takes 32,766 parameters, older ones 999.
+# SQLite accepts 32,766 parameters in a statement, before 3.32 only 999.
 ASKED_AT_ONCE: Final = 500
 
 
 class SqlOutboxStore(Store):
-    """The outbox of one open transaction."""
+    """The outbox, in one open transaction."""
 
     what = "the outbox"
 
@@ -211,14 +211,14 @@ class SqlOutboxStore(Store):
             written = await self._run(ADD, rows if len(rows) > 1 else rows[0])
             for place in written:
                 del new[tuple(place)]
-            # What a relay has sent in between is neither written nor there.
+            # An entry that a relay sent and deleted between the statements is not found here.
             for there in await self._known(list(new)):
                 refuse_another(there, new.pop(_place_of(there)))
 
     async def lead(
         self, outbox: str, owner: str, seconds: float, *, instead_of: str = ""
     ) -> Leadership | None:
-        # Whoever resigned is called "", and has no lease.
+        # After a leader resigned, its row has the owner "" and no lease.
         asked = {"of_outbox": outbox, "me": owner, "us": to_us(seconds), "instead_of": instead_of}
         epoch = (await self._run(LEAD, asked)).scalar_one_or_none()
         if epoch is None and await self.leader(outbox) is None:
@@ -274,12 +274,12 @@ class SqlOutboxStore(Store):
         self, *, message_id: str | None = None, key: str | None = None, parent: str | None = None
     ) -> int:
         if message_id is None and key is None and parent is None:
-            raise Misuse("say whose entries of the outbox are erased: an id, a key or a parent")
+            raise Misuse("erasing in the outbox needs an id, a key or a parent")
         meant = _erasing(message_id=message_id, key=key, parent=parent)
         return await self._count(meant)
 
     async def _known(self, places: Sequence[tuple[str, str]]) -> list[OutboxEntry]:
-        """Return the entries at these outboxes and ids."""
+        """Return the entries with these outboxes and ids."""
         found: list[OutboxEntry] = []
         for outbox in dict(places):
             ids = [message_id for of_outbox, message_id in places if of_outbox == outbox]
@@ -293,8 +293,8 @@ class SqlOutboxStore(Store):
     ) -> int:
         asked = {**_shown(leadership), "places": places, **more}
         count = await self._count(statement, asked)
-        # Nothing changed where the entries are gone already, too: by this leader's own delete,
-        # whose answer was lost.
+        # No rows may also mean that the entries are deleted already: by this leader, if the
+        # answer to an earlier delete was lost.  So ask who leads.
         if count == 0 and (await self._run(STANDS, _shown(leadership))).first() is None:
             raise LeadershipLost(leadership.outbox, leadership.epoch)
         return count
@@ -305,9 +305,9 @@ class SqlOutboxStore(Store):
 
     async def _run(self, statement: Executable, values: Any = None) -> Any:
         async with translated(self.what):
-            # Where a session has several binds, ours is that of these tables.
+            # A session may have several binds: use that of these tables.
             binds = {"clause": outbox_message}
-            # Past a handler's session, which sends the rows of other messages before.
+            # Not through the handler's session, which would first flush the rows of other messages.
             connection = await AsyncSession.connection(self._session, bind_arguments=binds)
             return await connection.execute(statement, values)
 
@@ -316,7 +316,7 @@ def store_of(session: object) -> SqlOutboxStore:
     """Return the outbox in the transaction of a session.
 
     Raises:
-        Misuse: it is no asynchronous session of SQLAlchemy.
+        Misuse: it is not an `AsyncSession` of SQLAlchemy.
     """
     if isinstance(session, async_scoped_session):
         session = session()
@@ -332,7 +332,7 @@ def store_of(session: object) -> SqlOutboxStore:
 def after_commit(session: Any, outbox: str, call: Callable[[str], None]) -> None:
     """Call *call* with *outbox* when the session has committed.
 
-    A handler's session never commits itself: there it is called at once, a moment too early.
+    A handler's session never commits, so there *call* is called at once, shortly before the commit.
     """
     if isinstance(session, async_scoped_session):
         session = session()
@@ -352,7 +352,7 @@ def after_commit(session: Any, outbox: str, call: Callable[[str], None]) -> None
 
 
 def _shown(leadership: Leadership) -> dict[str, Any]:
-    """Return what the fence asks for."""
+    """Return the parameters of the fence."""
     return {"of_outbox": leadership.outbox, "me": leadership.owner, "of_epoch": leadership.epoch}
 
 

@@ -1,10 +1,10 @@
-"""The tables of the messaging half: making them, comparing them, refusing those of a newer semel.
+"""The schema of the messaging half: create the tables, compare them, check their version.
 
     nothing ───────────create──▶ version 1
     tables of Alembic ─create──▶ version 1, if nothing is missing
 
-A newer version is refused by everything: its rows may mean what this code does not
-know.  So are tables that bear our names and are somebody else's.
+Every function refuses tables of a newer version, because this code may misread their rows.  It
+also refuses tables with our names that semel did not create.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ VERSION_TABLE: Final = "semel_messaging"
 MAKE: Final = "semel db create"
 CHECK: Final = "semel db check"
 
-# What two processes that make the tables at once both lock; "semel" in ASCII.
+# The advisory lock that lets one process at a time create the tables; "semel" in ASCII.
 _LOCK: Final = 0x73656D656C
-# A process waits for the lock at its start, not in a transaction: it may take a while.
+# A process waits for this lock only when it starts, so the wait may be long.
 _WAIT_SECONDS: Final = 60
 
-# The same type by another name, with no difference that a statement could see.
+# Two names of one type, without a difference for any statement.
 _SAME_TYPES: Final = {"VARCHAR": "TEXT"}
 
 
@@ -61,12 +61,12 @@ class SchemaUnusable(Permanent):
 
 
 async def create(engine: AsyncEngine) -> SchemaChange:
-    """Make the tables; doing so again changes nothing.  Two processes may do it at once.
+    """Create the tables; a second call changes nothing.  Two processes may call it at once.
 
     Raises:
         SchemaUnusable: there are tables of a newer version, or tables that are not semel's.
-        Misuse: the role may not make tables.
-        Retryable: the database does not answer, or another process makes the tables for long.
+        Misuse: the role may not create tables.
+        Retryable: the database does not answer, or another process holds the lock for too long.
     """
 
     def make(connection: Connection) -> SchemaChange:
@@ -83,21 +83,21 @@ async def create(engine: AsyncEngine) -> SchemaChange:
 
 
 async def upgrade(engine: AsyncEngine) -> SchemaChange:
-    """Bring the tables to this version, and make them where there are none.
+    """Bring the tables to this version; create them if there are none.
 
     Version 1 is the first, so there is nothing to migrate from.  The step to a second
     version belongs here, in the transaction that writes its number.
 
     Raises:
         SchemaUnusable: there are tables of a newer version, or tables that are not semel's.
-        Misuse: the role may not make tables.
-        Retryable: the database does not answer, or another process makes the tables for long.
+        Misuse: the role may not create tables.
+        Retryable: the database does not answer, or another process holds the lock for too long.
     """
     return await create(engine)
 
 
 async def check(engine: AsyncEngine) -> Sequence[SchemaProblem]:
-    """Compare the database with what this code needs; empty where nothing is wrong.
+    """Return how the tables differ from what this code needs; empty if they do not.
 
     Raises:
         Retryable: the database does not answer.
@@ -120,9 +120,9 @@ async def check(engine: AsyncEngine) -> Sequence[SchemaProblem]:
 
 
 async def require_version(engine: AsyncEngine) -> None:
-    """Refuse tables of another version than this code's; for the start of a service.
+    """Raise if the tables do not have the version of this code; for the start of a service.
 
-    One small read: what else may be wrong with the tables, `check` finds.
+    It reads only the version; `check` compares the tables themselves.
 
     Raises:
         SchemaUnusable: they are missing or newer.
@@ -146,7 +146,8 @@ async def _changed(
             # On SQLite, BEGIN IMMEDIATE has locked the whole database already.
             await connection.execute(text(f"SET LOCAL lock_timeout = '{_WAIT_SECONDS}s'"))
             await connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
-            # Whatever waits for a table lock makes everybody behind it wait, too.
+            # A statement that waits for a table lock blocks all later statements on the table,
+            # so table locks get the short default timeout again.
             await connection.execute(text("SET LOCAL lock_timeout TO DEFAULT"))
         return await connection.run_sync(change)
 
@@ -158,12 +159,12 @@ async def _connected(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
         async with opening(f"database {name}"):
             yield made_ready(engine)
     except DBAPIError as error:
-        # Somebody's event trigger, for one: nothing that time can mend.
+        # For example an event trigger of the database refuses: trying again does not help.
         raise SchemaUnusable(name, reason_of(error.orig or error)) from error
 
 
 def _version(connection: Connection) -> int | None:
-    """Return the version of the tables; None: there are none, 0: no version is written down.
+    """Return the version of the tables; None: there are none, 0: no version is written.
 
     Raises:
         SchemaUnusable: it is newer than this code.
@@ -185,7 +186,7 @@ def _write_version(connection: Connection) -> None:
 
 
 def _adopt(connection: Connection) -> None:
-    """Write the version of tables that another tool made, such as Alembic, if they are whole."""
+    """Write the version of tables that another tool created, if they are complete."""
     problems = list(differences(connection, metadata))
     if problems:
         raise _unusable(
@@ -193,7 +194,7 @@ def _adopt(connection: Connection) -> None:
             (
                 f"its tables have no version, and differ from what this semel needs: "
                 f"{problems[0]}{_and_more(problems)}",
-                f"mend them, or see all with: {CHECK}",
+                f"correct them, or list all differences: {CHECK}",
             ),
         )
     _write_version(connection)
@@ -240,7 +241,7 @@ def _name(engine: Engine) -> str:
 
 
 def differences(connection: Connection, needed: MetaData) -> Iterator[SchemaProblem]:
-    """Compare the database's tables with *needed*, and name every difference that matters."""
+    """Compare the database's tables with *needed*; yield every difference that matters."""
     found = _Found.of(connection, list(needed.tables))
     for table in needed.sorted_tables:
         if table.name in found.columns:
@@ -256,7 +257,7 @@ def differences(connection: Connection, needed: MetaData) -> Iterator[SchemaProb
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the database says about all tables, asked at once; by table."""
+    """What the database reports about its tables, read at once; by table."""
 
     columns: dict[str, list[ReflectedColumn]]
     keys: dict[str, ReflectedPrimaryKeyConstraint]
@@ -282,7 +283,7 @@ class _Found:
 
 
 class _Compared:
-    """One table as it is, beside what it should be."""
+    """One table of the database, compared with the one that is needed."""
 
     def __init__(self, connection: Connection, found: _Found, table: Table) -> None:
         self._connection = connection
@@ -292,7 +293,7 @@ class _Compared:
         self._indexes = {each["name"]: each for each in found.indexes.get(table.name, [])}
 
     def problems(self) -> Iterator[SchemaProblem]:
-        """Name what differs: columns, the key, indexes."""
+        """Yield what differs: columns, the primary key, indexes."""
         for column in self._table.columns:
             yield from self._of_column(column)
         yield from self._of_strange_columns()
@@ -315,7 +316,7 @@ class _Compared:
                 f"{name} has the type {has}, not {wanted}", f"change its type to {wanted}"
             )
         if column.nullable and not found["nullable"]:
-            yield SchemaProblem(f"{name} refuses NULL", "let it be NULL: semel writes none there")
+            yield SchemaProblem(f"{name} refuses NULL", "allow NULL: semel writes NULL there")
 
     def _of_strange_columns(self) -> Iterator[SchemaProblem]:
         for name, found in self._columns.items():
@@ -324,7 +325,7 @@ class _Compared:
                 yield SchemaProblem(
                     f"column {name} of table {self._table.name} is not semel's, and every insert "
                     f"fails without a value for it",
-                    "drop it, give it a default, or let it be NULL",
+                    "drop it, give it a default, or allow NULL",
                 )
 
     def _of_key(self) -> Iterator[SchemaProblem]:
@@ -333,7 +334,7 @@ class _Compared:
             yield SchemaProblem(
                 f"the primary key of table {self._table.name} is ({', '.join(self._key)}), "
                 f"not ({', '.join(wanted)})",
-                "make it so: without that key, a message can be claimed twice",
+                "correct it: without this key, a message can be claimed twice",
             )
 
     def _of_index(self, index: Index) -> Iterator[SchemaProblem]:
@@ -345,7 +346,7 @@ class _Compared:
         if list(found["column_names"]) != columns or bool(found["unique"]) != index.unique:
             make = _one_line(CreateIndex(index), self._connection)
             yield SchemaProblem(
-                f"index {index.name} of table {self._table.name} is another one",
+                f"index {index.name} of table {self._table.name} differs from semel's",
                 f"DROP INDEX {index.name}, then {make}",
             )
 

@@ -2,14 +2,15 @@
 
     commit, rollback, close                    of session and connection: refused, nothing is lost
     COMMIT, ROLLBACK, BEGIN … as a statement   refused before it is sent
-    SET without LOCAL, set_config(…, false)    refused: it would hold for the next transaction
-    statements that name our savepoints        refused: other messages are in them
-    everything else that ends it               the driver knows: `TransactionEnded`, before the
-                                               next statement, the next message, or the commit
-    a failed statement, caught by the handler  noticed before savepoint or transaction end
+    SET without LOCAL, set_config(…, false)    refused: it would apply to the next transaction, too
+    statements that name our savepoints        refused: other messages depend on them
+    everything else that ends it               found by the driver's state: `TransactionEnded`,
+                                               before the next statement, the next message,
+                                               or the commit
+    a failed statement, caught by the handler  found before the savepoint or the transaction ends
 
-A handler's COMMIT would make claims of messages durable that are not handled yet, which loses
-them; its ROLLBACK would undo its neighbours.
+In a batch, a handler's COMMIT would make the claims of messages durable that are not handled yet:
+they would be lost.  Its ROLLBACK would undo the messages handled before it.
 """
 
 from __future__ import annotations
@@ -43,21 +44,21 @@ from semel.sql.engine import listen_once
 from semel.sql.tables import processed_message
 
 FAILED: Final = "semel_failed"
-"""Where a connection says that a statement failed since it was last known to be well."""
+"""The key in a connection's ``info``: a statement failed since the last successful check."""
 
 ABORTED_STATE: Final = "25P02"
 NUMBER: Final = text("SELECT txid_current()")
 
-# The first two words of a statement, behind blanks and comments.
+# The first two words of a statement, after blanks and comments.
 _WORDS: Final = re.compile(r"(?:\s|--[^\n]*|/\*.*?\*/)*(\w+)\W*(\w*)", re.DOTALL)
 _ENDING: Final = frozenset({"commit", "end", "abort", "rollback", "begin", "start"})
 _OF_THIS_TRANSACTION: Final = frozenset({"local", "constraints", "transaction"})
-# SQLAlchemy gives this name to all savepoints that it makes, those of a batch included.
+# SQLAlchemy names all its savepoints like this, including those of a batch.
 _OUR_SAVEPOINTS: Final = "sa_savepoint_"
 
 
 def refuse(what: str) -> NoReturn:
-    """Say why a handler must not do *what*.
+    """Raise: a handler must not do *what*.
 
     Raises:
         Misuse: always.
@@ -76,20 +77,19 @@ def _must_not(what: str) -> str:
 class GuardedSession(Session):
     """The synchronous inside of a `HandlerSession`.
 
-    Messages that share it find what a session of their own would give them: rows as the
-    database has them, what their neighbours wrote included.
+    The messages of a batch share it.  Each reads the same rows as in a session of its own: those
+    of the database, including what earlier messages of the batch wrote.
     """
 
     guarded = False
     opened_in: Handling | None = None
     unsent = False
-    """Earlier messages have added rows that the database has not got yet."""
+    """Earlier messages have added rows that are not flushed yet."""
 
     def begin_message(self) -> None:
-        """Let go of whatever earlier messages have read or changed, as a closed session does.
+        """Flush, and release every object of earlier messages, as closing a session does.
 
-        Objects of theirs that are still alive would hide what the database has by now.  Rows
-        that they only added may wait, and are sent many at a time.
+        An object that stayed in the session would hide newer values in the database.
         """
         self.flush()
         super().expunge_all()
@@ -97,27 +97,30 @@ class GuardedSession(Session):
 
     @property
     def has_objects(self) -> bool:
-        """Earlier messages have left more behind than rows that they added."""
+        """Earlier messages have left objects that the next one must not find.
+
+        Not if they only added rows: those may wait, and are flushed many at a time.
+        """
         return bool(self.identity_map or self._deleted or (self._new and not self.autoflush))
 
     def send_unsent(self) -> None:
-        """Send what earlier messages have added, before this one asks the database."""
+        """Flush the rows that earlier messages added, before this one reads the database."""
         if self.unsent:
             self.unsent = False
             self.flush()
 
     def execute(self, *arguments: Any, **named: Any) -> Any:
-        """Execute a statement, behind what earlier messages have added."""
+        """Execute a statement, after a flush of what earlier messages added."""
         self.send_unsent()
         return super().execute(*arguments, **named)
 
     def scalar(self, *arguments: Any, **named: Any) -> Any:
-        """Execute a statement, behind what earlier messages have added."""
+        """Execute a statement, after a flush of what earlier messages added."""
         self.send_unsent()
         return super().scalar(*arguments, **named)
 
     def scalars(self, *arguments: Any, **named: Any) -> Any:
-        """Execute a statement, behind what earlier messages have added."""
+        """Execute a statement, after a flush of what earlier messages added."""
         self.send_unsent()
         return super().scalars(*arguments, **named)
 
@@ -135,7 +138,7 @@ class GuardedSession(Session):
         refuse("rollback")
 
     def close(self) -> None:
-        """Refuse, until the consumer itself is done with the session."""
+        """Refuse, until the consumer itself releases the session."""
         if self.guarded:
             refuse("close")
         super().close()
@@ -149,31 +152,31 @@ class GuardedSession(Session):
         refuse("reset")
 
     def expunge_all(self) -> None:
-        """Forget all objects, unless some wait for the next flush."""
+        """Remove all objects from the session; refuse if some wait for the next flush."""
         self._refuse_if("expunge_all()", self.new or self.deleted or self.dirty)
         super().expunge_all()
 
     def expire_all(self) -> None:
-        """Read all objects again, unless some wait for the next flush."""
+        """Read all objects again; refuse if some wait for the next flush."""
         self._refuse_if("expire_all()", self.new or self.deleted or self.dirty)
         super().expire_all()
 
     def expunge(self, instance: object) -> None:
-        """Forget an object, unless it has changed; a new one is its maker's to forget."""
+        """Remove an object from the session; refuse if it has changed.  A new one may go."""
         self._refuse_if("expunge()", instance in self.dirty or instance in self.deleted)
         super().expunge(instance)
 
     def expire(self, instance: object, attribute_names: Iterable[str] | None = None) -> None:
-        """Read an object again, unless it has changed."""
+        """Read an object again; refuse if it has changed."""
         self._refuse_if("expire()", instance in self.dirty)
         super().expire(instance, attribute_names)
 
     def _refuse_if(self, what: str, changed: object) -> None:
-        """See that no changes are thrown away: they may be those of other messages."""
+        """Raise if unsent changes would be lost: they may belong to other messages."""
         if self.guarded and changed:
             raise Misuse(
                 f"{what} of a handler's session would throw away changes that were not sent yet, "
-                f"and may be those of other messages: flush before"
+                f"and may belong to other messages: flush first"
             )
 
 
@@ -202,7 +205,7 @@ class HandlerSession(AsyncSession):
         return inside
 
     async def begin_message(self) -> None:
-        """See that the next message finds the session as a new one would be."""
+        """Prepare the session for the next message, as if it were a new session."""
         inside = self._inside
         if inside.has_objects:
             await self.run_sync(lambda _: inside.begin_message())
@@ -210,33 +213,33 @@ class HandlerSession(AsyncSession):
             inside.unsent = True
 
     async def connection(self, *arguments: Any, **named: Any) -> AsyncConnection:
-        """Return the connection; what is asked there finds what earlier messages have added."""
+        """Return the connection, after a flush of what earlier messages added."""
         if self._inside.unsent and handling_now() is not None:
             await self.run_sync(lambda _: self._inside.send_unsent())
         return await super().connection(*arguments, **named)
 
     async def release(self) -> None:
-        """Let go of the session: for the one who made it."""
+        """Close the session: for the code that created it."""
         self._inside.guarded = False
         await super().close()
 
     def refuse_if_nested(self, within: AsyncSessionTransaction | None = None) -> None:
-        """See that every savepoint inside of *within* has ended.
+        """Check that every savepoint inside of *within* has ended.
 
         Raises:
-            Misuse: one is open, and would be undone with whatever was done in it.
+            Misuse: a savepoint is open: ending *within* would undo what was done in it.
         """
         open_one = self.get_nested_transaction()
         innermost = None if open_one is None else open_one.sync_transaction
         expected = None if within is None else within.sync_transaction
         if innermost is not expected:
             raise Misuse(
-                "a handler returned with an open savepoint: what was done in it would have been "
-                "undone. End it, best with `async with session.begin_nested():`"
+                "a handler returned with an open savepoint: what was done in it would be undone. "
+                "End it, best with `async with session.begin_nested():`"
             )
 
     def begin(self) -> AsyncSessionTransaction:
-        """Refuse: the consumer has begun, and ends it."""
+        """Refuse: the consumer began the transaction, and ends it."""
         refuse("begin a transaction of")
 
     async def commit(self) -> None:
@@ -265,10 +268,10 @@ class HandlerSession(AsyncSession):
 
 @dataclass(slots=True)
 class _Hold:
-    """What is known of a transaction that is held open."""
+    """The state of a transaction that a handler must not end."""
 
     has_begun: bool = False
-    """A statement was sent: drivers begin with the first one."""
+    """A statement was sent: drivers begin the transaction with the first one."""
 
     has_ended: bool = False
     """It was ended, past every guard."""
@@ -280,16 +283,16 @@ class _Hold:
     """The call of a handler that opened it; None for the consumer's own."""
 
     number: int | None = None
-    """PostgreSQL's own number of it; asked for when a handler gets the driver's connection."""
+    """PostgreSQL's transaction id; read when a handler gets the driver's connection."""
 
     def refuse_if_idle(self, connection: Connection) -> None:
-        """Raise `TransactionEnded` where the driver says that there is no transaction."""
+        """Raise `TransactionEnded` if the driver reports no open transaction."""
         driver = connection.connection.driver_connection
         if self.has_ended or _is_in_transaction(driver) is False:
             self.raise_ended()
 
     def raise_ended(self) -> NoReturn:
-        """Remember that the transaction has ended, and name the message that was at it."""
+        """Record that the transaction has ended, and raise with the message that used it last."""
         self.has_ended = True
         raise TransactionEnded("" if self.last is None else self.last.message.id)
 
@@ -298,7 +301,7 @@ _HELD: Final[WeakKeyDictionary[Connection, _Hold]] = WeakKeyDictionary()
 
 
 def guard_transactions(engine: AsyncEngine) -> None:
-    """Refuse on every held connection of *engine* what would end its transaction."""
+    """Refuse statements that would end the transaction, on held connections of *engine*."""
     listen_once(engine, "commit", _before_commit)
     listen_once(engine, "before_cursor_execute", _before_statement, retval=True)
 
@@ -322,7 +325,7 @@ def _before_statement(
         why = _refusal_of(statement)
         if why and not _is_sqlalchemys(context):
             raise Misuse(why)
-        # Before this one is sent: a driver would begin another transaction with it, or none.
+        # Check before the statement is sent: it would begin a new transaction, or run in none.
         if hold.has_begun and FAILED not in connection.info:
             hold.refuse_if_idle(connection)
         hold.has_begun = True
@@ -331,20 +334,20 @@ def _before_statement(
 
 
 def _is_sqlalchemys(context: Any) -> bool:
-    """Tell whether SQLAlchemy ends a savepoint of its own, and it is no text of a handler."""
+    """Return whether SQLAlchemy itself sends the statement, to end one of its savepoints."""
     return isinstance(
         getattr(context, "invoked_statement", None),
         RollbackToSavepointClause | ReleaseSavepointClause,
     )
 
 
-# Handlers send the same few statements again and again.
+# Cached, because handlers send the same few statements again and again.
 @lru_cache(maxsize=1024)
 def _refusal_of(statement: str) -> str:
-    """Say why a handler must not send *statement*; empty where it may.
+    """Return why a handler must not send *statement*; empty if it may.
 
-    What is not seen here (a COMMIT behind a semicolon, in a driver that takes several
-    statements at once) is convicted by the driver's own state.
+    A COMMIT after a semicolon, in a driver that accepts several statements at once, is not found
+    here.  The check of the driver's state finds it.
     """
     found = _WORDS.match(statement)
     if found is None:
@@ -353,28 +356,28 @@ def _refusal_of(statement: str) -> str:
     said = statement.lower()
     if first in _ENDING and not (first == "rollback" and "to" in said.split()):
         return _must_not(f"send {first.upper()} on")
-    # A prepared transaction keeps its locks until somebody finds it.
+    # A prepared transaction keeps its locks until an operator ends it.
     if (first, second) == ("prepare", "transaction"):
         return _must_not("send PREPARE TRANSACTION on")
-    # The claims are outside of the savepoint: a message would be completed without its effect.
+    # The claims are outside the savepoint: messages would be completed without their effects.
     if first in ("rollback", "release") and _OUR_SAVEPOINTS in said:
         return _must_not("end the savepoints of other messages in")
     is_set = first == "set" and second not in _OF_THIS_TRANSACTION
     if is_set or ("set_config" in said and ",false)" in "".join(said.split())):
         return (
-            "a handler must not send SET on its session: it would hold for the next transaction "
-            "on the connection. SET LOCAL, or set_config(…, true), ends with its own transaction"
+            "a handler must not send SET on its session: it would also apply to the next "
+            "transaction on the connection. Use SET LOCAL, or set_config(…, true)"
         )
     return ""
 
 
 class UnitConnection(AsyncConnection):
-    """A connection that can be held: then its transaction is its owner's to end."""
+    """A connection that can be held: then only the code that holds it ends the transaction."""
 
     __slots__ = ()
 
     def hold(self) -> None:
-        """Refuse from now on whatever would end the transaction."""
+        """Refuse from now on everything that would end the transaction."""
         _HELD[self._inside] = _Hold(opened_in=handling_now())
 
     def let_go(self) -> None:
@@ -394,7 +397,7 @@ class UnitConnection(AsyncConnection):
 
     @property
     def is_in_transaction(self) -> bool | None:
-        """What the driver says; None where it does not, or the connection is gone."""
+        """What the driver reports; None if it does not know, or the connection is closed."""
         if self.invalidated or self.closed:
             return None
         return _is_in_transaction(self._inside.connection.driver_connection)
@@ -424,9 +427,10 @@ class UnitConnection(AsyncConnection):
         await super().invalidate(exception)
 
     async def get_raw_connection(self) -> PoolProxiedConnection:
-        """Return the driver's connection, and remember which transaction it was given in.
+        """Return the driver's connection, for what SQLAlchemy does not offer, such as COPY.
 
-        It is for what SQLAlchemy cannot say, as PostgreSQL's COPY.
+        Read the transaction's id first: the driver's connection can commit and begin again,
+        which only a new id shows.
         """
         hold = self._hold
         if hold is not None:
@@ -436,7 +440,7 @@ class UnitConnection(AsyncConnection):
         return await super().get_raw_connection()
 
     def refuse_if_idle(self) -> None:
-        """Check that there is a transaction at all; the driver knows, no statement is sent.
+        """Check that a transaction is open; the driver knows, so no statement is sent.
 
         Raises:
             TransactionEnded: it was ended, past every guard.
@@ -448,7 +452,7 @@ class UnitConnection(AsyncConnection):
     async def refuse_if_ended(self) -> None:
         """Check that the transaction is still the one that was held.
 
-        The database is asked only if the driver's connection was given away.
+        The database is asked only if a handler got the driver's connection.
 
         Raises:
             TransactionEnded: it was ended, past every guard.
@@ -461,7 +465,7 @@ class UnitConnection(AsyncConnection):
             hold.raise_ended()
 
     def savepoint_is_gone(self) -> None:
-        """Say that the transaction has ended, where a savepoint of ours is not there any more."""
+        """Raise `TransactionEnded`, because a savepoint of ours no longer exists."""
         hold = self._hold
         if hold is not None:
             hold.raise_ended()
@@ -478,7 +482,7 @@ def _is_in_transaction(driver: Any) -> bool | None:
 
 
 def note_failures(engine: AsyncEngine) -> None:
-    """Make every connection of *engine* remember that a statement failed."""
+    """Record on every connection of *engine* that a statement failed."""
     listen_once(engine, "handle_error", _note)
 
 
@@ -489,26 +493,26 @@ def _note(context: ExceptionContext) -> None:
 
 
 def has_failed(connection: AsyncConnection) -> bool:
-    """Tell whether a statement of a living connection failed since it was known to be well."""
+    """Return whether a statement of an open connection failed since the last check."""
     return not (connection.invalidated or connection.closed) and FAILED in connection.info
 
 
 async def refuse_if_aborted(
     transaction: AsyncTransaction | AsyncSessionTransaction, connection: AsyncConnection
 ) -> None:
-    """Check that a transaction or savepoint still stands, before it is ended as if it did.
+    """Check that a transaction or savepoint can still be kept, before it is ended.
 
     After a failed statement PostgreSQL refuses every other one, and answers COMMIT with a
-    rollback and without an error; after a failed flush, SQLAlchemy rolls the innermost
-    savepoint back, and leaves its block as if nothing had happened.  A handler that catches
-    the error and returns would have its message acknowledged, and nothing kept.
+    rollback but without an error.  After a failed flush, SQLAlchemy rolls the innermost
+    savepoint back, and its block ends without an error.  If a handler caught the error and
+    returned, its message would be acknowledged although nothing was kept.
 
     The database is asked only if a statement of the connection failed.
 
     Raises:
-        Misuse: it does not stand; a handler has caught an error and gone on.
+        Misuse: it was rolled back: a handler caught an error and continued.
     """
-    # A failed flush has rolled back the session's innermost transaction, whoever caught it.
+    # A failed flush rolls the session's innermost transaction back, even if it was caught.
     if not transaction.is_active:
         _refuse_swallowed(None)
     if not has_failed(connection):
@@ -524,14 +528,14 @@ async def refuse_if_aborted(
 
 def _refuse_swallowed(cause: BaseException | None) -> NoReturn:
     raise Misuse(
-        "a handler caught a database error and went on, but the transaction had been given up: "
-        "nothing of it would have been kept. Let the error out, or put what may fail into "
+        "a handler caught a database error and continued, but the transaction was already rolled "
+        "back: nothing would be kept. Let the error out, or put what may fail into "
         "session.begin_nested()"
     ) from cause
 
 
 class Beginning:
-    """The begin of the transaction that *session* is in, before each statement about a claim."""
+    """Begins the transaction of *session*, if needed, before each statement about a claim."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
@@ -539,11 +543,11 @@ class Beginning:
 
     @cached_property
     def is_postgres(self) -> bool:
-        """Tell whether the claims are in PostgreSQL."""
+        """True if the claims are in PostgreSQL."""
         return self._session.get_bind(clause=processed_message).dialect.name == "postgresql"
 
     async def begin(self) -> None:
-        """Begin the transaction as READ COMMITTED, where it is ours to begin.
+        """Begin the transaction as READ COMMITTED, if the caller has not begun it.
 
         At a higher level, the second of two claims fails instead of finding the first.
         """
@@ -559,14 +563,16 @@ class Beginning:
 
     def _has_connection(self) -> bool:
         begun = self._session.sync_session.get_transaction()
-        # `session.begin()` takes no connection yet, and nothing else in SQLAlchemy tells.
+        # Private to SQLAlchemy, but nothing public shows whether the transaction has a
+        # connection yet: `session.begin()` takes none.
         if begun is not None and begun._connections:
             return True
-        # A connection of the caller's keeps its level beyond this transaction: theirs to choose.
+        # A connection of the caller keeps its isolation level after this transaction, so the
+        # caller chooses it.
         return isinstance(self._session.get_bind(clause=processed_message), Connection)
 
     def _refuse_autocommit(self) -> None:
-        """See that the claim can be taken back: a message whose handler fails would be lost."""
+        """Raise in AUTOCOMMIT: a claim that cannot be rolled back loses a message that fails."""
         begun = self._session.sync_session.get_transaction()
         if begun is not None and begun is self._checked:
             return
@@ -574,7 +580,7 @@ class Beginning:
         used: list[Engine | Connection] = [one[0] for one in known]
         for one in used or [self._session.get_bind(clause=processed_message)]:
             driver: Any = one.connection.dbapi_connection if isinstance(one, Connection) else None
-            # As SQLAlchemy's wrapper of asyncpg says it, and as psycopg does.
+            # The first is an attribute of SQLAlchemy's wrapper of asyncpg, the second of psycopg.
             level = getattr(driver, "isolation_level", None)
             if level == "autocommit" or getattr(driver, "autocommit", False):
                 raise Misuse(

@@ -1,7 +1,7 @@
-"""What the stores share: running a statement, rows and records, filters, and what may be deleted.
+"""What all stores use: run a statement, convert rows and records, filter, find what is over.
 
-An id or a key may be any text.  What is too long for an index, or is not plain text, is stored as
-a hash, with the original in JSON beside it: a message that leaves the tables is the one that came.
+An id or a key may be any text.  One that is too long for an index, or is not plain text, is stored
+as a hash, with the original in JSON beside it, so that a message leaves the tables unchanged.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Record = TypeVar("Record")
 
 
 class Store:
-    """The statements of one store, in one open transaction."""
+    """One store in one open transaction: runs its statements."""
 
     what: ClassVar[str]
     """What the store holds, as errors name it."""
@@ -66,12 +66,12 @@ class Store:
             return await self._session.execute(statement, values)
 
     async def _count(self, statement: Executable, values: Any = None) -> int:
-        """Run a statement, and return how many rows it changed."""
+        """Run a statement; return how many rows it changed."""
         return int((await self._run(statement, values)).rowcount)
 
 
 class ConnectionStore(Store):
-    """A store that asks the connection: a session sends the rows of other messages before."""
+    """A store that uses the connection: the session would first flush other messages' rows."""
 
     async def _run(self, statement: Executable, values: Any = None) -> Any:
         async with translated(self.what):
@@ -80,9 +80,9 @@ class ConnectionStore(Store):
 
 
 def values_of(table: Table, record: Any, *without: str) -> dict[str, Any]:
-    """Return the fields of a record as the columns of the same names hold them.
+    """Return the fields of a record as values of the columns with the same names.
 
-    The fields that are named in *without* are left out: the statement or the database gives them.
+    The fields named in *without* are left out: the statement or the database sets them.
     """
     plan = _plan(table, type(record), without)
     values = stored_names(**{name: getattr(record, name) for name in plan.names})
@@ -96,7 +96,7 @@ def values_of(table: Table, record: Any, *without: str) -> dict[str, Any]:
 def record_of(table: Table, row: Row[Any], kind: type[Record], **more: Any) -> Record:
     """Read a row of *table* as a record whose fields have the names of columns.
 
-    *more* are the fields that are more than their column says: members of an enum, truths.
+    *more* are fields that the caller converts: members of an enum, booleans.
     """
     plan, columns = _plan(table, kind, ()), row._mapping
     values = {name: read(columns[name]) for name, _, read in plan.others}
@@ -106,17 +106,17 @@ def record_of(table: Table, row: Row[Any], kind: type[Record], **more: Any) -> R
 
 
 class _Plan(NamedTuple):
-    """Which fields of a record are columns of a table, and how they become one another."""
+    """Which fields of a record are columns of a table, and how values are converted."""
 
     names: tuple[str, ...]
-    """Ids and keys, which are stored as a hash where they are long."""
+    """Ids and keys, which are stored as a hash if they are long."""
 
     others: tuple[tuple[str, Callable[[Any], Any], Callable[[Any], Any]], ...]
     """The name, how it is written, and how it is read."""
 
 
 _NAMES: Final = frozenset({"message_id", "key", "new_id"})
-# Statements ask for these as they are, so they are written as they are.
+# Statements compare these columns with unchanged values, so they are written unchanged.
 _ASKED_FOR: Final = frozenset({"consumer", "name"})
 _PLANS: Final[dict[tuple[Table, type[Any], tuple[str, ...]], _Plan]] = {}
 
@@ -162,25 +162,25 @@ def stored_names(**names: str | None) -> dict[str, str | None]:
 
 
 def stored_name(name: str | None) -> str | None:
-    """Return an id or a key as a column has it."""
+    """Return an id or a key as a column stores it."""
     return None if name is None else stored_id(name)
 
 
 def original_names(row: Row[Any], *names: str) -> dict[str, Any]:
-    """Return ids and keys as they came."""
+    """Return the original ids and keys of a row."""
     columns = row._mapping
     originals = json.loads(columns["originals"]) if columns["originals"] else {}
     return {name: originals.get(name, columns[name]) for name in names}
 
 
-# These fields of filters are no columns; `after` is for the store that has such pages.
+# Fields of filters that are not columns; the store that has pages uses `after` itself.
 _BOUNDS: Final = frozenset({"conflicts_with", "since", "until", "after", "after_place"})
 
 
 def matching(
     table: Table, which: MessageFilter, time: Column[int] | None = None
 ) -> ColumnElement[bool]:
-    """Say *which* rows of a table are meant; its times are those of *time*."""
+    """Return the condition for a filter; *time* is the column of its since and until."""
     given = {one.name: getattr(which, one.name) for one in fields(which)}
     wanted = [
         table.c[name] == (stored_id(value) if name in _NAMES else _number_or_same(value))
@@ -199,13 +199,13 @@ def matching(
 
 
 def conflicts_with(column: ColumnElement[str], message_id: str) -> ColumnElement[bool]:
-    """Say that a column has the id of a conflict that came with *message_id*."""
+    """Return the condition that a column has the id of a conflict with *message_id*."""
     begins = func.substr(column, 1, len(CONFLICT)) == CONFLICT
     return and_(begins, func.substr(column, CAME_AS_AT + 1) == came_as(message_id))
 
 
 def came_from(table: Table, partition: Partition, first: int, last: int) -> ColumnElement[bool]:
-    """Say that a row's record stood between two offsets of a partition, both included."""
+    """Return the condition that a record's offset is from *first* to *last*, inclusive."""
     return and_(
         table.c.partition == partition.number,
         table.c.offset.between(first, last),
@@ -221,9 +221,9 @@ def delete_of_gone(
     since: float,
     limit: int,
 ) -> ReturningDelete[Any]:
-    """Delete old rows about messages that a consumer has nowhere any more.
+    """Delete old rows about messages that the consumer has in no table any more.
 
-    In the order of *place*, from *since* on; returns the places of those that were deleted.
+    In the order of *place*, beginning at *since*; returns the places of the deleted rows.
     """
     table = when.table
     (number,) = table.primary_key
@@ -232,7 +232,7 @@ def delete_of_gone(
         .where(
             table.c.consumer == consumer,
             place >= since,
-            # Read for every row, the clock could not bound a scan; read once, it can.
+            # In a subquery the clock is read once.  Read for every row, it could not bound a scan.
             when <= select(now_us() - to_us(ttl_seconds)).scalar_subquery(),
             _gone(consumer, table.c.message_id),
         )
@@ -243,7 +243,7 @@ def delete_of_gone(
 
 
 def _gone(consumer: str, message_id: ColumnElement[str]) -> ColumnElement[bool]:
-    """Say that a consumer has no message with the id that a column has."""
+    """Return the condition that a consumer has no message with the id in a column."""
     claim = processed_message.c
     claimed = exists().where(claim.consumer_name == consumer, claim.message_id == message_id)
     places = (waiting_message, dead_letter, inbox_message)
@@ -254,8 +254,10 @@ _SLASH: Final = literal_column("'/'", Text)
 
 
 def is_over(consumer: ColumnElement[str], message_id: ColumnElement[str]) -> ColumnElement[bool]:
-    """Say that a message neither waits nor is a dead letter, and that all it sent has left."""
-    # As `semel.messaging.send.outbox.parent_of` names it.
+    """Return the condition that a message does not wait, is not a dead letter, and that
+    everything that it sent was published.
+    """
+    # The format of `semel.messaging.send.outbox.parent_of`.
     sent = exists().where(outbox_message.c.parent == consumer + _SLASH + message_id)
     stored = (_in(one, consumer, message_id) for one in (waiting_message, dead_letter))
     return and_(~sent, *(~one for one in stored))

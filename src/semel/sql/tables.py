@@ -1,21 +1,21 @@
 """The tables of the messaging half, as metadata that Alembic can compare with a database.
 
     processed_message   the claims
-    failed_attempt      each try that failed: when, and why
-    dead_letter         what could not be handled
+    failed_attempt      each failed attempt: when, and why
+    dead_letter         messages that could not be handled
     waiting_message     retries, parked messages, and what waits behind them
-    waiting_key         the keys that are locked with the claim, and whether they are held
+    waiting_key         the locks of keys, taken with each claim
     message_revision    what people changed in a parked message
     approval            deletions that wait for a second person
     inbox_message       messages stored first and handled later
     outbox_message      messages on their way out
     outbox_leader       who relays an outbox
     consumer_member     the running processes
-    crash_suspect       messages that are tried, and may kill the process
-    consumer_outcome    what became of every offset, as ranges
+    crash_suspect       messages that are being tried, and may kill the process
+    consumer_outcome    the outcome of every offset, as ranges
     aggregate_version   the applied versions of aggregates
     sequence_gap        versions that did not come
-    replay_run          replays, and how far each is
+    replay_run          replays, and the progress of each
     audit_entry         what operators did, as a chain
     audit_head          the end of that chain
     semel_messaging     the version of these tables
@@ -109,7 +109,7 @@ failed_attempt: Final = Table(
     short_text("worker", "host and process that wrote it"),
     originals(),
     Index("ix_failed_attempt_message", "consumer", "message_id", "place"),
-    # Retention looks for the old ones whose message is gone.
+    # Retention looks for old attempts whose message is gone.
     Index("ix_failed_attempt_age", "consumer", "at"),
     comment="tries that failed: the first and the latest of each message",
 )
@@ -130,7 +130,7 @@ dead_letter: Final = Table(
     counted("needs_review", "1: a person must have looked at it before it is handled again"),
     short_text("expected_hash", "for a conflict: the payload that came first"),
     Index("ix_dead_letter_age", "consumer", "first_failed_at", "message_id"),
-    # The audit of completeness asks whether what became a letter still is one.
+    # The audit of completeness asks whether a message that was dead-lettered still is there.
     Index("ix_dead_letter_source", "consumer", "partition", "offset"),
     comment="messages that could not be handled: owned, and replayable",
 )
@@ -157,7 +157,7 @@ waiting_message: Final = Table(
     Index("uq_waiting_message_id", "consumer", "message_id", unique=True),
     Index("ix_waiting_message_due", "consumer", "waits", "due_at"),
     Index("ix_waiting_message_key", "consumer", "key", "place"),
-    # The audit of completeness asks whether what was to wait does so.
+    # The audit of completeness asks whether a message that was marked as waiting still waits.
     Index("ix_waiting_message_source", "consumer", "partition", "offset"),
     comment="messages that are durable here and not handled yet",
 )
@@ -167,7 +167,7 @@ waiting_key: Final = Table(
     metadata,
     text_column("consumer", "who keeps order per key", key=True),
     text_column("key", "locked with every claim of one of its messages", key=True),
-    time_us("used_at", "when it was written; rows that nobody has locked may be deleted"),
+    time_us("used_at", "when it was written; rows that no transaction has locked may be deleted"),
     comment="locks: a key is held while waiting_message has a message of it",
 )
 
@@ -184,7 +184,7 @@ inbox_message: Final = Table(
     short_text("error", "of the last failure"),
     text_column("result", "what the handler returned, as JSON", null=True),
     Index("uq_inbox_message_id", "consumer", "message_id", unique=True),
-    # Most rows are processed: the worker looks at the others alone.
+    # Most rows are processed: the worker needs only the others.
     Index(
         "ix_inbox_message_due",
         "consumer",
@@ -192,7 +192,7 @@ inbox_message: Final = Table(
         postgresql_where=text("processed_at IS NULL"),
         sqlite_where=text("processed_at IS NULL"),
     ),
-    # Whether an earlier message of its key is left.
+    # To find earlier messages of the same key.
     Index(
         "ix_inbox_message_key",
         "consumer",
@@ -226,7 +226,7 @@ outbox_message: Final = Table(
     Index("uq_outbox_message_id", "outbox", "message_id", unique=True),
     Index("ix_outbox_message_place", "outbox", "place"),
     Index("ix_outbox_message_parent", "parent"),
-    # Few are parked, and every sweep asks which.
+    # Few entries are parked, and every pass of the relay asks which.
     Index(
         "ix_outbox_message_parked",
         "outbox",
@@ -234,8 +234,8 @@ outbox_message: Final = Table(
         postgresql_where=text("parked_reason IS NOT NULL"),
         sqlite_where=text("parked_reason IS NOT NULL"),
     ),
-    # A place that was deleted is never given again: a delete that is repeated after an unknown
-    # answer would otherwise take a message with it that was not sent.
+    # SQLite must not use a deleted place again: a delete that is repeated because its answer was
+    # lost would otherwise delete a message that was not sent yet.
     sqlite_autoincrement=True,
     comment="outgoing messages that became durable with their cause",
 )
@@ -267,7 +267,7 @@ crash_suspect: Final = Table(
     metadata,
     text_column("consumer", "which consumer", key=True),
     text_column("message_id", "about to be tried, and may kill", key=True),
-    counted("tries", "that were not outlived"),
+    counted("tries", "attempts that ended with the death of the process"),
     short_text("writer", "host, process and start, as JSON: the tries count once it is gone"),
     time_us("noted_at", "of the last try"),
     comment="messages that are being tried, and were when a process died",

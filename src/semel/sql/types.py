@@ -1,8 +1,8 @@
-"""The columns of the messaging half's tables, and values and times as they hold them.
+"""The column types of the messaging half's tables, and the conversion of their values.
 
-Times are microseconds since 1970, on the database's own clock: leases and due times are compared
-where they are written, so a worker's clock may jump and nothing changes.  Headers are a JSON
-object of base64.
+Times are microseconds since 1970, on the database's own clock.  The database writes and compares
+leases and due times, so a wrong clock of a worker has no effect.  Headers are a JSON object of
+base64.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from sqlalchemy.types import TypeDecorator
 
 MICROSECONDS: Final = 1_000_000
 IS_TIME: Final = "semel_time"
-"""What a column's ``info`` has if it is a time."""
+"""The key in a column's ``info`` that marks it as a time."""
 
-# Of the years 1 to 9999: what can be shown as a date, too.
+# The years 1 to 9999: the range that Python can show as a date.
 FIRST_SECOND: Final = -62_135_596_800.0
 LAST_SECOND: Final = 253_402_300_799.0
 
 
 class now_us(FunctionElement[int]):
-    """The time of the statement, not that of the transaction's begin."""
+    """The database's current time, not the time at which the transaction began."""
 
     type = BigInteger()
     inherit_cache = True
@@ -54,7 +54,7 @@ def _now_postgresql(element: now_us, compiler: Any, **options: Any) -> str:
 
 @compiles(now_us, "sqlite")
 def _now_sqlite(element: now_us, compiler: Any, **options: Any) -> str:
-    # CURRENT_TIMESTAMP has whole seconds; %f has milliseconds behind the point.
+    # CURRENT_TIMESTAMP has whole seconds only; %f has milliseconds after the point.
     return (
         "(CAST(strftime('%s', 'now') AS INTEGER) * 1000000"
         " + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER) * 1000)"
@@ -67,9 +67,9 @@ def to_us(seconds: float) -> int:
 
 
 def time_to_us(seconds: float | None) -> int | None:
-    """Turn a time into microseconds, moved into the years that can be shown.
+    """Turn a time into microseconds, limited to the years 1 to 9999.
 
-    A producer that counts nanoseconds for milliseconds is far beyond every BIGINT.
+    The time of a producer that writes nanoseconds for milliseconds does not fit into a BIGINT.
     """
     if seconds is None or math.isnan(seconds):
         return None if seconds is None else 0
@@ -77,32 +77,32 @@ def time_to_us(seconds: float | None) -> int | None:
 
 
 def to_seconds(us: int | None) -> float:
-    """Turn microseconds into seconds; 0 where there are none."""
+    """Turn microseconds into seconds; 0 for None."""
     return 0.0 if us is None else us / MICROSECONDS
 
 
 def seconds_or_none(us: int | None) -> float | None:
-    """Turn a time that may be missing into seconds."""
+    """Turn microseconds into seconds; None for None."""
     return None if us is None else us / MICROSECONDS
 
 
 class Numbers(TypeDecorator[Sequence[int]]):
-    """A list of whole numbers, as the text that the database makes a list of.
+    """A list of integers, sent as text that the database converts.
 
-    asyncpg would look at every element of a real array, which takes twice as long.
+    asyncpg converts a real array element by element, which takes twice as long.
     """
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: Sequence[int] | None, dialect: Dialect) -> str:
-        """Write an array of PostgreSQL, or one of JSON."""
+        """Return the list as an array literal of PostgreSQL, or as JSON for SQLite."""
         first, last = "{}" if dialect.name == "postgresql" else "[]"
         return first + ",".join(map(str, value or ())) + last
 
 
 class among(FunctionElement[bool]):
-    """``column`` is one of the numbers of the parameter *name*."""
+    """The condition that ``column`` is one of the numbers in the parameter *name*."""
 
     type = Boolean()
     inherit_cache = True
@@ -111,7 +111,7 @@ class among(FunctionElement[bool]):
         super().__init__(column, bindparam(name, type_=Numbers()))
 
     def self_group(self, against: Any = None) -> Any:
-        """Stay as it is: compared with 1, as SQLite's truths are, it would use no index."""
+        """Return itself: SQLAlchemy would compare it with 1, and SQLite would use no index."""
         return self
 
 
@@ -128,7 +128,7 @@ def _among_sqlite(element: among, compiler: Any, **options: Any) -> str:
 
 
 def headers_to_text(headers: Mapping[str, bytes]) -> str:
-    """Write headers for a column; no headers are the empty text."""
+    """Return headers as text for a column; empty if there are none."""
     if not headers:
         return ""
     texts = {name: b64encode(value).decode("ascii") for name, value in headers.items()}
@@ -150,9 +150,9 @@ metadata: Final = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
-"""What `semel db create` makes; give it to Alembic's ``target_metadata`` beside your own."""
+"""The tables that `semel db create` creates; add it to Alembic's ``target_metadata``."""
 
-# SQLite numbers rows only in a column of exactly this type.
+# SQLite assigns row numbers only in a column of exactly the type INTEGER.
 NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
 
 
@@ -162,7 +162,7 @@ def text_column(name: str, comment: str, *, key: bool = False, null: bool = Fals
 
 
 def short_text(name: str, comment: str) -> Column[str]:
-    """Return a column of text that is never null; empty says nothing."""
+    """Return a column of text that is never NULL; empty means unknown."""
     return Column(name, Text, nullable=False, server_default="", comment=comment)
 
 
@@ -179,7 +179,7 @@ def time_us(name: str, comment: str, *, null: bool = False) -> Column[int]:
 
 
 def counted(name: str, comment: str) -> Column[int]:
-    """Return a column of a number that begins at 0."""
+    """Return a column of a number that is 0 by default."""
     return Column(name, BigInteger, nullable=False, server_default=text("0"), comment=comment)
 
 
@@ -196,14 +196,14 @@ def place() -> Column[int]:
 
 
 def originals() -> Column[str]:
-    """Return the column of ids and keys that are kept hashed elsewhere in the row."""
+    """Return the column of original ids and keys whose hashes are in other columns."""
     return text_column(
         "originals", "JSON: ids and keys as they came, where a column has a hash", null=True
     )
 
 
 def stored_message(payload: str) -> list[Column[Any]]:
-    """Return the columns of a `StoredMessage`, but for consumer and id."""
+    """Return the columns of a `StoredMessage`, without consumer and id."""
     return [
         text_column("key", "original key; sha256:… where it is long or no plain text", null=True),
         payload_bytes(payload),

@@ -1,6 +1,6 @@
 """The waiting table in PostgreSQL and SQLite: its statements, and the store that sends them.
 
-SQLite has no locks on rows, and needs none: there is one writer at a time.
+SQLite has no row locks, and needs none: it has one writer at a time.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def _make_keys() -> Insert:
     )
 
 
-# Both are sorted by bytes, as Python sorts text: two workers that lock several keys wait for
-# each other in one direction only.
+# Both statements sort by bytes, as Python sorts text: two workers that lock several keys lock
+# them in the same order, and cannot deadlock.
 MAKE_KEYS: Final = _make_keys()
-"""PostgreSQL's; a row that this made is locked by it."""
+"""For PostgreSQL; the rows that it inserts are locked by it."""
 
 LOCK_KEYS: Final = (
     select(_K.key)
@@ -85,7 +85,7 @@ _HELD: Final = select(_C.key).where(_C.consumer == _BY, _C.held == 1).distinct()
 HELD: Final = _HELD.where(_C.key == any_(_KEYS))
 HELD_SQLITE: Final = _HELD.where(_C.key.in_(bindparam("keys", expanding=True)))
 
-# Read once: a clock that is read for every row is read a million times.
+# In a subquery the clock is read once, not once for each row.
 _LONG_AGO: Final = select(now_us() - bindparam("age_us", type_=BigInteger)).scalar_subquery()
 
 _OLD_KEYS: Final = (
@@ -95,14 +95,14 @@ _OLD_KEYS: Final = (
     .with_for_update(skip_locked=True)
 )
 
-# What is returned is counted: SQLite does not count what a statement with a CTE deletes.
+# With RETURNING, because sqlite3 has no row count for a DELETE that begins with WITH.
 FORGET_KEYS: Final = (
     delete(waiting_key)
     .where(_K.consumer == _BY, _K.key.in_(select(_OLD_KEYS.cte("old").c.key)))
     .returning(_K.key)
 )
 
-# A time that is not given is the database's now.
+# A missing time becomes the database's current time.
 _NEW: Final = insert(waiting_message).values(
     due_at=now_us() + bindparam("delay_us", type_=BigInteger),
     since=func.coalesce(bindparam("came_at", type_=BigInteger), now_us()),
@@ -114,11 +114,11 @@ _SAID: Final = _NEW.excluded
 PUT: Final = _NEW.on_conflict_do_update(
     index_elements=[_C.consumer, _C.message_id],
     set_={
-        # Nothing can be handled whose payload is gone.
+        # A message without its payload cannot be handled: it stays parked.
         "waits": case((_C.erased_at.is_not(None), _PARKED), else_=_SAID.waits),
         "due_at": _SAID.due_at,
         "attempts": _SAID.attempts,
-        # Why it failed again may quote what was erased.
+        # The new reason may quote the payload that was erased.
         "reason": case((_C.erased_at.is_not(None), ERASED_REASON), else_=_SAID.reason),
         "error_code": _SAID.error_code,
         "exception": _SAID.exception,
@@ -153,14 +153,14 @@ WHOSE_TURN: Final = select(waiting_message).where(
 
 TAKE_DUE: Final = WHOSE_TURN.order_by(_C.place).limit(_AT_MOST).with_for_update(skip_locked=True)
 
-# A statement of its own: from a bound that is not known, the other one would be planned worse.
+# A separate statement: with a bound of unknown value in it, `TAKE_DUE` would get a worse plan.
 TAKE_DUE_BEHIND: Final = TAKE_DUE.where(_C.place > bindparam("after", type_=BigInteger))
 TAKE: Final = WHOSE_TURN.where(_C.message_id == _ID).with_for_update(skip_locked=True)
 _THESE: Final = _C.message_id.in_(bindparam("ids", type_=Text, expanding=True))
 TAKE_MANY: Final = WHOSE_TURN.where(_THESE).with_for_update(skip_locked=True)
 _MINE_BY_TURN: Final = select(_C.due_at).where(_C.consumer == _BY, _IS_FIRST).limit(1)
 
-# Each walks an index and ends at the first row whose turn it is: a minimum would look at all.
+# Each reads an index up to the first row whose turn it is; a minimum would read all rows.
 _IS_BEHIND_NOBODY: Final = (
     _MINE_BY_TURN.with_only_columns(literal_column("0")).where(_C.waits == _BEHIND)
 ).scalar_subquery()
@@ -193,7 +193,7 @@ def _me(consumer: str, message_id: str) -> ColumnElement[bool]:
 
 
 class SqlWaitingRoom(Store):
-    """The waiting messages of one open transaction."""
+    """The waiting table, in one open transaction."""
 
     what = "the waiting messages"
 
@@ -212,7 +212,7 @@ class SqlWaitingRoom(Store):
 
     async def _lock(self, consumer: str, names: Collection[str]) -> None:
         missing = set(names) if self._is_postgres else set()
-        # Retention may delete a row between the two statements: once more.
+        # Retention may delete a row between the two statements: then try again.
         while missing:
             for statement in (MAKE_KEYS, LOCK_KEYS):
                 got = await self._run(statement, {"by": consumer, "keys": sorted(missing)})
@@ -223,10 +223,10 @@ class SqlWaitingRoom(Store):
     async def put(self, waiting: WaitingMessage, delay_seconds: float = 0.0) -> None:
         if waiting.held and waiting.key is not None:
             me = {"by": waiting.consumer, "id": stored_id(waiting.message_id)}
-            # What is there already holds its key already; only a beginning needs the lock.
+            # A message in the table holds its key already; only a new one needs the lock.
             if (await self._run(HERE, me)).first() is None:
                 await self._lock(waiting.consumer, [stored_id(waiting.key)])
-        # A first failure that is not known is this one; what waits behind others has not failed.
+        # If the first failure is unknown, it is this one; a BEHIND message has not failed.
         not_failed = 0 if waiting.waits is Waits.BEHIND else None
         values = {
             **values_of(waiting_message, waiting, "place", "due_at", "since", "first_failed_at"),

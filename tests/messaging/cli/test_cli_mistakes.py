@@ -185,7 +185,7 @@ def test_an_error_of_the_database_shows_no_parameters(books):
     text = books.read(*typed, "--debug", code=4)
 
     assert "IntegrityError: not here" in error
-    assert "take off what was added: triggers" in error
+    assert "remove the triggers, constraints and policies that were added" in error
     assert "IntegrityError: not here" in text
     assert "Traceback" in text
     assert "erase.py" in text

@@ -228,7 +228,7 @@ def test_an_index_of_our_name_that_is_another_one_is_named(run):
 
     (problem,) = run(schema.check)
 
-    assert problem.what == "index uq_outbox_message_id of table outbox_message is another one"
+    assert problem.what == "index uq_outbox_message_id of table outbox_message differs from semel's"
 
 
 def test_a_column_of_another_type_and_a_key_of_other_columns_are_named(run):

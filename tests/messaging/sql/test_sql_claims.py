@@ -313,7 +313,7 @@ def test_a_claim_that_vanished_before_it_was_read_is_asked_for_again(url):
             return await store.try_claim("billing", M)
 
     assert asyncio.run(ask(1)) == Duplicate()
-    with pytest.raises(DatabaseConflict, match="it comes back"):
+    with pytest.raises(DatabaseConflict, match="the message comes back"):
         asyncio.run(ask(MOST_TURNS))
 
 

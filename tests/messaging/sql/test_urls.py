@@ -56,11 +56,11 @@ def test_the_settings_of_another_driver_are_its_own():
     ("url", "why"),
     [
         (f"{DB}?channel_binding=require", "asyncpg has no setting channel_binding"),
-        (f"{DB}?sslmode=yes", "sslmode is one of disable"),
-        (f"{DB}?connect_timeout=soon", "connect_timeout is a number of seconds"),
-        (DB.replace("db", "db:port"), "is no database's URL"),
-        (DB.replace("postgresql", "postgresql+none"), "no asynchronous driver"),
-        ("sqlite+pysqlite:///shop.db", "no asynchronous driver"),
+        (f"{DB}?sslmode=yes", "sslmode must be one of disable"),
+        (f"{DB}?connect_timeout=soon", "connect_timeout must be a number of seconds"),
+        (DB.replace("db", "db:port"), "is not the URL of a database"),
+        (DB.replace("postgresql", "postgresql+none"), "is not an installed asynchronous driver"),
+        ("sqlite+pysqlite:///shop.db", "is not an installed asynchronous driver"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_its_name_and_without_the_password(url, why):

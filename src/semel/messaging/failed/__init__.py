@@ -1,7 +1,7 @@
-"""After a failed attempt.
+"""What happens after a failed attempt: retry, park or dead-letter.
 
-attempt_failed  write a failed attempt in one transaction, whatever becomes of the message
-waiting         the table of messages that wait: for a retry, for a person, behind their key
-deadletters     durable, owned, replayable records of what was given up
-retries         the worker that handles what is due
+attempt_failed  write a failed attempt, and what becomes of its message, in one transaction
+waiting         the waiting table: messages that wait for a retry, a person or their key
+deadletters     durable, owned, replayable records of messages that were given up
+retries         the worker that handles waiting messages when they are due
 """

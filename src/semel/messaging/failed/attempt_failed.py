@@ -1,7 +1,7 @@
-"""Writing a failed attempt: one transaction, whatever becomes of the message.
+"""Writes a failed attempt, and what becomes of its message, in one transaction.
 
-                             the attempt: when and why it failed, in every case
-retryable, attempts left     FAILED_RETRYABLE, due later   (and its payload, in the retry table)
+in every case                the attempt: when and why it failed
+retryable, attempts left     FAILED_RETRYABLE, due later  (and its payload, in the waiting table)
 retryable, none left  ┐
 hopeless              ┴──▶   FAILED_TERMINAL + dead letter, or PARKED + waiting table
 """
@@ -70,8 +70,8 @@ from semel.policy.vocabulary import GapPolicy, GiveUp
 async def keep_attempt(
     unit: Unit, consumer: str, message: Message, failure: Classified, claim: ClaimRow | None
 ) -> None:
-    """Keep that a message failed, whose *claim* says so already."""
-    # Where a repetition fails, the claim is as old as the effect.
+    """Write the failed attempt of a message whose *claim* has the failure already."""
+    # If a repetition fails, the claim is COMPLETED, and its time is that of the effect.
     is_its_time = claim is not None and claim.state is not ClaimState.COMPLETED
     await unit.attempts.add(
         _attempt(
@@ -89,9 +89,9 @@ async def keep_attempt(
 async def keep_attempt_of_inbox(
     unit: Unit, consumer: str, message_id: str, failure: Classified
 ) -> InboxMessage | None:
-    """Keep that a stored message failed, whose row counts it already; return the row.
+    """Write the failed attempt of a stored message whose row counts it already; return the row.
 
-    None, and nothing kept, where it is processed: others have handled it meanwhile.
+    None, and nothing written, if it is processed: another worker has handled it meanwhile.
     """
     stored = await unit.inbox.get(consumer, message_id)
     if stored is None or stored.processed_at is not None:
@@ -119,7 +119,7 @@ def _attempt(
         number,
         failure.code,
         failure.failure_class.value,
-        # An exception may quote what was erased.
+        # An exception may quote the payload that was erased.
         "" if is_erased else failure.reason,
         failure.exception,
         _worker(this_process()),
@@ -135,7 +135,7 @@ def _worker(process: str) -> str:
 
 
 async def file(unit: Unit, consumer: Consumer, message: Message, letter: DeadLetter) -> bool:
-    """Keep a dead letter, and note of the message's offset that it is; False: there was one."""
+    """Write a dead letter, and mark the message's offset; False if the message had one."""
     is_new = await keep_letter(unit, consumer.settings, letter)
     if message.source is not None:
         first = letter
@@ -153,11 +153,11 @@ async def make_letter(
     told: Told,
     claim: ClaimRow | None,
 ) -> DeadLetter:
-    """Make the dead letter of a failed message; without payload where its claim says erased."""
+    """Return the dead letter of a failed message; without payload if its claim says erased."""
     now = max(claim.updated_at, claim.failed_at or 0.0) if claim else await unit.now()
     first = claim.first_seen_at if claim else now
     letter = letter_of(consumer, message, Failed(failure, told, first, now))
-    # What comes as a conflict is another payload than the one that the claim is about.
+    # A conflict has another payload than the claim: erasing the first did not erase it.
     if claim is None or claim.erased_at is None or told is Told.CONFLICT:
         return letter
     gone = replace(letter, payload=None, headers={}, reason=ERASED_REASON)
@@ -169,13 +169,13 @@ class Held:
     """How the failed attempt held its claim."""
 
     by_this_transaction: bool = False
-    """The claim stands in this transaction, and is turned into the failure."""
+    """This transaction took the claim, and turns it into the failure."""
 
     fence: int | None = None
-    """The claim is leased, and no longer ours where it shows another fence."""
+    """The fence of a leased claim; if the claim has another one, the lease was lost."""
 
     from_waiting: bool = False
-    """The message came out of the waiting table, and is still in there."""
+    """The message was read from the waiting table, and is still in it."""
 
 
 async def write_failure(
@@ -186,12 +186,11 @@ async def write_failure(
     gap: Gap | None = None,
     claim: Held | None = None,
 ) -> Outcome:
-    """Write what became of a failed attempt.
+    """Write a failed attempt, and return what becomes of its message.
 
-    Where others, or a person, ended the message while it was tried, what they made of it
-    stays, and it is `Skipped` where they completed it; where another owner is at it, it comes
-    back.  Where the claim says that its payload
-    was erased, none of it is written.
+    If another worker or a person ended the message while it was tried, their decision stays: the
+    outcome is `Skipped` if they completed it.  If another owner holds the message, it comes back.
+    If the claim says that the payload was erased, no part of the payload is written.
     """
     claim = claim or Held()
     if message.is_duplicate:
@@ -216,10 +215,10 @@ async def write_failure(
 async def _not_sent_again(
     unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
 ) -> Outcome:
-    """Keep a duplicate whose handler failed: its effect is durable, what it sends may be lost.
+    """Write the failure of an invoked duplicate: its effect is durable, but what it sends is not.
 
-    Its claim stays COMPLETED, and its attempts are counted beside it: they are as bounded as
-    those of any other message.
+    Its claim stays COMPLETED, so the attempts are counted in the crash notes: they are limited
+    as those of any other message.
     """
     message = message.tried(await _count(unit, consumer, message))
     handled = await unit.claims.look_up(consumer.name, message.id)
@@ -229,12 +228,13 @@ async def _not_sent_again(
         now = await unit.waiting.get(consumer.name, message.id) if claim.from_waiting else None
         if now is None:
             return RetryLater(found.seconds, failure, message.attempt)
-        # Nobody delivers it again: it is due when its waiting row says so.
+        # The broker does not deliver it again: the retry worker takes it when its row is due.
         again = replace(now, waits=Waits.RETRY, attempts=message.attempt, reason=failure.reason)
         again = replace(again, error_code=failure.code, exception=failure.exception)
         await unit.waiting.put(again, found.seconds)
         return RetryStored(failure, message.attempt)
-    # Used-up attempts stay counted: where its neighbours bring it back, it is not tried as often.
+    # Used-up attempts stay counted: if the rest of its batch brings the message back, it is not
+    # tried that many times again.
     if isinstance(found, Hopeless):
         await forget_tries(unit, consumer, message)
     letter = await make_letter(unit, consumer, message, failure, Told.DLQ, handled)
@@ -250,12 +250,12 @@ async def _count(unit: Unit, consumer: Consumer, message: Message) -> int:
 
 
 def _repetition_of(message: Message) -> str:
-    # Under an id of its own: whoever is careful with the message itself counts, too.
+    # Under an id of its own, because the crash notes of the message itself count deaths.
     return f"duplicate:{message.id}"
 
 
 async def forget_tries(unit: Unit, consumer: Consumer, message: Message) -> None:
-    """Count the attempts of an invoked duplicate from the start, the next time."""
+    """Reset the number of attempts of an invoked duplicate."""
     await unit.members.acquit(consumer.name, _repetition_of(message))
 
 
@@ -268,7 +268,7 @@ async def _fail(
     claim: Held,
     seconds: float = 0.0,
 ) -> ClaimRow | None:
-    """Write the failure and the attempt; return the claim, None where the message is over."""
+    """Write the failure and the attempt; return the claim, or None if the message is over."""
     written = _failure(message, state, failure, seconds)
     row = await _mark(unit, consumer, message, written, claim)
     if row is not None:
@@ -284,7 +284,8 @@ async def _mark(
     if claim.from_waiting:
         waiting = await unit.waiting.get(consumer.name, message.id)
         if waiting is not None and waiting.waits is Waits.BEHIND:
-            # The rollback of its turn has closed the claim again, which says parked, too.
+            # A waiting message may be PARKED in its claim.  The attempt reopened the claim, but
+            # that was rolled back.
             await unit.claims.reopen(consumer.name, message.id)
     if not await unit.claims.mark_failed(consumer.name, message.id, failure, claim.fence):
         return None
@@ -292,7 +293,7 @@ async def _mark(
 
 
 async def _ended(unit: Unit, consumer: Consumer, message: Message, failure: Classified) -> Outcome:
-    """Answer a failed attempt whose message others ended meanwhile, or are at."""
+    """Return the outcome of a failed attempt whose message another owner ended, or holds."""
     row = await unit.claims.look_up(consumer.name, message.id)
     match refusal(row, message.digest, await unit.now()) if row else None:
         case Duplicate():
@@ -304,7 +305,7 @@ async def _ended(unit: Unit, consumer: Consumer, message: Message, failure: Clas
         case Terminal(error_code):
             return Refused(f"dead letter ({error_code})")
         case _:
-            # Another owner has it, and may still fail: it must not be acknowledged.
+            # The other owner may still fail, so the message must not be acknowledged.
             return RetryLater(consumer.settings.held_retry_seconds, failure)
 
 
@@ -356,17 +357,17 @@ async def park_poison(
     failure: Classified,
     claim: Held | None = None,
 ) -> Outcome:
-    """Park a message that takes its process with it."""
+    """Park a message that kills its process."""
     return await _park(unit, consumer, message, failure, claim or Held())
 
 
 async def fence_to_park(unit: Unit, consumer: Consumer, request: ClaimRequest) -> int | None:
-    """Take a message as its next owner would, to park it in this transaction; return the fence.
+    """Lease a message in this transaction, in order to park it; return the fence.
 
-    None where nobody can take it: it is over, parked already, or not due.
+    None if it cannot be leased: it is over, parked already, or not due.
 
     Raises:
-        NotClaimable: another owner holds it, whatever it was when somebody looked at it.
+        NotClaimable: another owner holds it, possibly since the caller last read its state.
     """
     answer = await unit.claims.lease(
         consumer.name, request, owner=this_process(), seconds=LEFT_SECONDS
@@ -396,7 +397,7 @@ async def _dead_letter(
 async def write_conflict(
     unit: Unit, consumer: Consumer, message: Message, expected: str
 ) -> Conflicted:
-    """Keep a message whose id is known with another payload; the first one's claim stays."""
+    """Dead-letter a message whose id is known with another payload; the claim stays."""
     failure = Classified(
         FailureClass.POISON,
         "PAYLOAD_CONFLICT",
@@ -405,14 +406,14 @@ async def write_conflict(
     )
     first = await unit.claims.look_up(consumer.name, message.id)
     letter = await make_letter(unit, consumer, message, failure, Told.CONFLICT, first)
-    # The id's own dead letter, if it has one, is about the first payload.
+    # Under another id: a dead letter under the message's own id is about the first payload.
     its_own = conflict_id(message.id, message.digest)
     letter = replace(letter, message_id=its_own, expected_hash=expected)
     return Conflicted(expected, message.digest, await file(unit, consumer, message, letter))
 
 
 async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -> DeadLettered:
-    """Keep the bytes of a record that is no message, so that its offset may be passed."""
+    """Dead-letter the bytes of a record that cannot be read, so that its offset may be passed."""
     told = (
         Told.SCHEMA_INCOMPATIBLE
         if record.why is Unread.SCHEMA_INCOMPATIBLE

@@ -1,14 +1,8 @@
-"""Making, keeping and publishing dead letters.
+"""Dead letters: made of messages that are given up, stored, and published if there is a topic.
 
-Making a dead letter of a message that is given up, wherever it was handled.
-
-Keeping a dead letter, and telling the topic of dead letters where a consumer has one.
-
-The record carries the payload and key as they came, the original's headers, and
-what failed in headers that begin with ``dead-letter-``.  It goes through the
-outbox: durable with the dead letter itself, or never sent.
-
-Records for a topic of dead letters that still wait in the outbox.
+A record of the dead-letter topic has the original payload, key and headers, and describes the
+failure in headers that begin with ``dead-letter-``.  It goes through the outbox, in the
+transaction that stores the dead letter: both are durable, or neither is.
 """
 
 from __future__ import annotations
@@ -38,7 +32,7 @@ log = logging.getLogger("semel.messaging")
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What failed, how, and when it did so first and last."""
+    """What failed, how, and when it failed first and last."""
 
     failure: Classified
     told: Told
@@ -67,12 +61,12 @@ PREFIX: Final = "dead-letter-"
 
 
 async def keep_letter(unit: Unit, settings: ConsumerSettings, letter: DeadLetter) -> bool:
-    """Write a dead letter, and with it the record for the consumer's topic of dead letters.
+    """Write a dead letter, and the record for the consumer's dead-letter topic.
 
-    False where the message had one.
+    False if the message had one.
     """
     is_new = await unit.dead_letters.put(letter)
-    # Without its payload it would be another message: it is erased, and goes nowhere.
+    # An erased letter is not published: without its payload it would be another message.
     if settings.dead_letter_topic and letter.erased_at is None:
         await _publish(unit, settings, letter)
     return is_new
@@ -83,18 +77,18 @@ async def _publish(unit: Unit, settings: ConsumerSettings, letter: DeadLetter) -
     try:
         await unit.outbox.add([record])
     except OutboxConflict as error:
-        # Somebody else's message has the record's id.  The letter is kept all the same: without
-        # it the message would come back for ever, and its partition would stand still.
+        # Another outgoing message has the record's id.  Keep the dead letter nevertheless: without
+        # it the message would come back again and again, and block its partition.
         nouns = {"consumer": letter.consumer, "id": letter.message_id, "reason": str(error)}
-        # Without the traceback, which shows what the message failed with, and its parameters.
+        # Without the traceback: it would show the parameters of the failed statement.
         log.error("dead letter kept and not published", extra=nouns)  # noqa: TRY400
 
 
 def record_of(letter: DeadLetter, topic: str, outbox: str) -> OutboxEntry:
-    """Return what a topic of dead letters gets; where a tombstone failed, that is a tombstone.
+    """Return the record for the dead-letter topic; a tombstone that failed stays a tombstone.
 
-    Its id is the same for the same failure of the same record, and another one when the
-    message fails again after somebody sent it back.
+    The id is the same for the same failure of the same record, and another one if the message
+    fails again after an operator sent it back.
     """
     value = value_of(letter.payload, letter.payload_hash)
     return OutboxEntry(
@@ -110,8 +104,8 @@ def record_of(letter: DeadLetter, topic: str, outbox: str) -> OutboxEntry:
 
 
 def _id_of(letter: DeadLetter, value: bytes | None, topic: str) -> str:
-    # Conflicts of one id fail at the time of its first payload, all of them, and may have one
-    # payload under several keys: the time alone does not tell their records apart.
+    # All conflicts with one id have the time of the first payload's failure, and may have the same
+    # payload under several keys: the time alone does not distinguish their records.
     key = None if letter.key is None else digest_of(raw_of(letter.key))
     which = digest_of(f"{letter.source} {key} {digest_of(value)}".encode())
     failed_at = round(letter.last_failed_at * 1e6)
@@ -119,7 +113,7 @@ def _id_of(letter: DeadLetter, value: bytes | None, topic: str) -> str:
 
 
 def headers_of(letter: DeadLetter) -> dict[str, bytes]:
-    """Return the original's headers, and the fields of a dead letter beside them."""
+    """Return the original's headers and those that describe the dead letter."""
     fields: dict[str, object] = {
         "consumer": letter.consumer,
         "message-id": letter.message_id,
@@ -138,7 +132,7 @@ def headers_of(letter: DeadLetter) -> dict[str, bytes]:
         "owner": letter.owner,
         "outcome": letter.outcome,
     }
-    # The record has an id of its own, which the relay writes.
+    # Without the original's id: the relay writes the record's own id.
     carried = {name: value for name, value in letter.headers.items() if name != MESSAGE_ID_HEADER}
     said = {
         f"{PREFIX}{name}": str(value).encode("utf-8", "backslashreplace")
@@ -153,14 +147,14 @@ def _moment(seconds: float) -> str:
 
 
 def is_letter_record(entry: OutboxEntry) -> bool:
-    """Tell whether an entry says that a message is dead; no handler sent it."""
+    """Return whether an entry of the outbox is the record of a dead letter."""
     return any(name.startswith(PREFIX) for name in entry.headers)
 
 
 async def erase_letter_records(unit: Unit, consumer: str, message_id: str) -> None:
-    """Erase what the topic of dead letters has not got yet of a message.
+    """Erase the dead-letter records of a message that are still in the outbox.
 
-    Whatever else handling the message sent belongs to an effect that is durable, and stays.
+    The other entries that the message caused belong to a durable effect, and stay.
     """
     for entry in await unit.outbox.children(parent_of(consumer, message_id)):
         if is_letter_record(entry):

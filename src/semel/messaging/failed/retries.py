@@ -1,4 +1,4 @@
-"""The retry worker: handles what the waiting room says is due, in its order."""
+"""The retry worker: handles the messages of the waiting table that are due, in their order."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ log = logging.getLogger("semel.messaging")
 
 POLL_SECONDS = 1.0
 TAKEN_AT_ONCE = 20
-# So much longer than it asks what is due, a worker that finds nothing rests.
+# A worker that found nothing waits this many times as long as its query took.
 RESTS: Final = 4
 
 UNREADABLE: Final = Classified(
     FailureClass.SCHEMA, "SCHEMA_INVALID", "its payload is erased or cannot be read", ""
 )
-"""A revision broke its payload, or it was erased."""
+"""The failure of a message whose payload was erased, or broken by a revision."""
 
 Handle: TypeAlias = Callable[[Message, WaitingMessage], Awaitable[Outcome]]
 
@@ -71,17 +71,17 @@ async def retry_due(
     stopping: Callable[[], bool] = lambda: False,
     group: str = "",
 ) -> list[tuple[str, Outcome]]:
-    """Handle what is due, as if in one transaction each; returns the ids with their outcomes.
+    """Handle what is due, as if in one transaction each; return the ids with their outcomes.
 
-    It takes *limit* at once, and goes on behind them only where all of those have to come back.
-    *handle* is how the consumer's runner handles messages, where that is not in one transaction.
-    No transaction begins once it is *stopping*: what is left is left as it was.  Metrics know
-    the consumer by its *group*, or by its name where it has none.
+    It takes *limit* messages at once, and continues after them only if all of them must come
+    back.  *handle* is how the consumer's runner handles a message, if not in one transaction.
+    After *stopping* returns True no transaction begins, and the rest stays unchanged.  Metrics
+    name the consumer by its *group*, or by its name if it has none.
 
-    Two workers may do this at once: a message that another one has locked is left alone, and
-    one that another one has handled is a duplicate.  A process that dies leaves a note of what
-    it had; that is handled one message at a time, until the one that kills is found.  One that
-    goes on takes its notes back, whatever it could not do.
+    Two workers may run at once: one skips the messages that the other has locked, and a message
+    that the other has handled is a duplicate.  A process that dies leaves crash notes of its
+    messages; those are handled one at a time, until the one that kills is found.  A process that
+    survives clears its notes, even if handling failed.
     """
     found: dict[str, Outcome] = {}
     place = 0
@@ -90,7 +90,7 @@ async def retry_due(
             consumer, database, limit, place, handle, stopping, group or consumer.name
         )
         found |= done
-        # What another owner holds under a lease stays due, and must not hide what is behind it.
+        # Messages that another owner has leased stay due, and must not hide the ones after them.
         hides = all(isinstance(settlement(outcome), Nack) for outcome in done.values())
         if stopping() or len(due) < limit or not hides:
             return list(found.items())
@@ -106,9 +106,10 @@ async def _some(
     stopping: Callable[[], bool],
     group: str,
 ) -> tuple[Sequence[WaitingMessage], dict[str, Outcome]]:
-    """Handle so much of what is due; return it, and the outcomes in its order."""
+    """Handle up to *limit* messages that are due; return them, and the outcomes in their order."""
     name, done = consumer.name, dict[str, Outcome]()
-    # Nothing that is taken here waits for its turn: others may be free to handle it.
+    # Read and handle within one turn: a message that was read must not wait for a suspect,
+    # because another process could handle it meanwhile.
     async with TURNS.beside_others():
         noted: list[str] = []
         async with unless_begun(name, database, noted), database.begin() as unit:
@@ -137,7 +138,7 @@ async def _together(
     stopping: Callable[[], bool],
     group: str,
 ) -> dict[str, Outcome]:
-    """Handle what can be in few transactions; whatever is left out is handled alone."""
+    """Handle messages in few transactions; the caller handles those without an outcome alone."""
     done: dict[str, Outcome] = {}
     by_id = {waiting.message_id: waiting for waiting in due}
     noted = set(by_id)
@@ -166,16 +167,16 @@ def _readable(consumer: Consumer, due: Sequence[WaitingMessage]) -> dict[str, Me
 async def _one(
     consumer: Consumer, database: Database, waiting: WaitingMessage, handle: Handle | None
 ) -> Outcome:
-    """Handle one message; what nobody expected is about this one alone, and parks it.
+    """Handle one message; an unexpected error parks this message alone.
 
     Raises:
-        SemelError: the database does not answer; every other message would have found that out.
+        SemelError: the database does not answer, which is not the fault of this message.
     """
 
     async def read_and_handle() -> Outcome:
         message = message_of(consumer, waiting)
         if isinstance(message, Unreadable):
-            return await _set_aside(consumer, database, waiting, UNREADABLE)
+            return await _park_unhandled(consumer, database, waiting, UNREADABLE)
         if handle is not None:
             return await handle(message, waiting)
         # A failure is written beside the handler's savepoint: one transaction instead of two.
@@ -187,19 +188,19 @@ async def _one(
 
     try:
         if waiting.erased_at is not None:
-            return await _set_aside(consumer, database, waiting, UNREADABLE)
+            return await _park_unhandled(consumer, database, waiting, UNREADABLE)
         return await handle_waiting(consumer, database, waiting, read_and_handle)
     except (Retryable, InDoubt, Fenced, NeedsOperator):
         raise
-    except Exception as error:  # noqa: BLE001  the worker goes on, whatever one message does
+    except Exception as error:  # noqa: BLE001  one message must not stop the worker
         why = classify(consumer, database, error)
     try:
-        return await _set_aside(consumer, database, waiting, why)
+        return await _park_unhandled(consumer, database, waiting, why)
     except (Retryable, InDoubt, Fenced, NeedsOperator):
         raise
-    except Exception as error:  # noqa: BLE001  the worker goes on, whatever one message does
+    except Exception as error:  # noqa: BLE001  one message must not stop the worker
         log.error(  # noqa: TRY400  a traceback shows the parameters of statements
-            "waiting message cannot even be parked; it is tried again",
+            "waiting message could not be parked; it is tried again",
             extra={
                 "consumer": consumer.name,
                 "id": waiting.message_id,
@@ -210,10 +211,10 @@ async def _one(
         return RetryLater(consumer.settings.held_retry_seconds, why)
 
 
-async def _set_aside(
+async def _park_unhandled(
     consumer: Consumer, database: Database, waiting: WaitingMessage, why: Classified
 ) -> Outcome:
-    """Park what cannot be handled here: whoever looks at it finds the reason."""
+    """Park a message that cannot be handled, with the reason for the person who looks at it."""
     log.error(
         "waiting message parked: it cannot be handled",
         extra={"consumer": consumer.name, "id": waiting.message_id, "reason": why.reason},
@@ -240,7 +241,7 @@ async def _set_aside(
 
 
 class RetryWorker:
-    """Runs `retry_due` whenever something may be due."""
+    """Runs `retry_due` whenever a message may be due."""
 
     def __init__(
         self,
@@ -262,8 +263,8 @@ class RetryWorker:
         """Work until `stop`; a database that does not answer is asked again.
 
         Raises:
-            TransactionEnded: a handler committed past every guard.  What it left is not taken
-                for handled by going on; the one who compares it starts the worker again.
+            TransactionEnded: a handler committed past every guard.  The worker stops, because
+                claims without effects may be durable; start it again after comparing them.
         """
         with noting_as(self._writer):
             await self._run()
@@ -283,11 +284,11 @@ class RetryWorker:
                 )
                 if any(not isinstance(settlement(outcome), Nack) for _, outcome in done):
                     continue
-                # What another worker is at stays due until that one is done with it.
+                # A message that another worker handles stays due until that worker is done.
                 wait = self._poll_seconds
                 if not done:
                     wait = await self._wait_seconds()
-                    # A room in which very many wait takes long to be looked through.
+                    # The query takes long if very many messages wait: do not repeat it at once.
                     wait = max(wait, RESTS * (SYSTEM_CLOCK.monotonic() - began))
             except TransactionEnded:
                 raise
@@ -310,5 +311,5 @@ class RetryWorker:
         return min(max(left, 0.01), self._poll_seconds)
 
     def stop(self) -> None:
-        """Finish the transaction at hand, then return from `run`."""
+        """Finish the current transaction, then return from `run`."""
         self._stopping.set()

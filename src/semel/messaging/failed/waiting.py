@@ -1,15 +1,15 @@
-"""The waiting table: putting messages in, taking them out, and which version goes first.
+"""The waiting table: how messages enter and leave it, and which version goes first.
 
-Offsets are marked, and crash notes cleared, in the transaction that puts a message in or takes
-it out: so an audit can tell what is kept from what is lost, and no note is left behind.
+The transaction that adds or removes a message also marks its offset and clears its crash notes.
+So an audit can distinguish kept messages from lost ones, and no note is left behind.
 
-The version is the order: the one that others of its key wait for overtakes them.
+The version decides the order: the one that the others of its key wait for overtakes them.
 
     v3 came, v2 did not ─▶ v3 waits and holds the key
-                           v2 comes ─▶ handled at once; if it fails, its turn is its own
-    v3, v2, v1 came     ─▶ v2 queues up behind v3, until v1 is applied
+                           v2 comes ─▶ handled at once; if it fails, it waits on its own
+    v3, v2, v1 came     ─▶ v2 waits behind v3, until v1 is applied
 
-By their arrival alone, v2 would wait for v3, and v3 for v2.
+In the order of arrival, v2 would wait for v3, and v3 for v2.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from semel.messaging.redact import ERASED_REASON
 async def let_in(
     unit: Unit, message: Message, waiting: WaitingMessage, seconds: float = 0.0, *, is_new: bool
 ) -> None:
-    """Let a message wait; where it *is_new* in the room, note that of its offset."""
+    """Write a message into the waiting table; if it *is_new* there, mark its offset."""
     await unit.waiting.put(waiting, seconds)
     if is_new:
         await mark_waiting(unit, waiting.consumer, message)
 
 
 async def mark_waiting(unit: Unit, consumer: str, message: Message) -> None:
-    """Note of a delivery that its message waits."""
+    """Mark the offset of a delivery whose message waits."""
     if message.source is not None:
         now = await unit.waiting.get(consumer, message.id)
         await mark_kept(unit, consumer, message.source, now)
@@ -47,19 +47,19 @@ async def mark_waiting(unit: Unit, consumer: str, message: Message) -> None:
 async def leave_waiting(unit: Unit, consumer: str, *ended: Ended) -> None:
     """Remove messages that are over from the waiting table, and clear their crash notes.
 
-    Whoever wrote the notes: no later attempt comes that could clear them.  How each message
-    ended is marked of its offset; nothing where it is a dead letter by now.
+    The notes of every process: no later attempt comes that could clear them.  The offset of each
+    message is marked with how it ended, unless it is a dead letter now.
     """
     ids = [one.message_id for one in ended]
     await unit.waiting.remove_many(consumer, ids)
-    # The notes of many are looked up first: nearly all are this worker's, cleared at once.
+    # For several messages, look the notes up first: the batch has cleared nearly all already.
     for message_id in ids if len(ids) == 1 else await unit.members.notes(consumer, ids):
         await unit.members.acquit(consumer, message_id)
     await mark_ends(unit, consumer, ended)
 
 
 async def take_out(unit: Unit, consumer: str, message_id: str) -> None:
-    """Remove a dead letter from the waiting table, where another delivery or a replay put it."""
+    """Remove a dead-lettered message, if another delivery or a replay made it wait."""
     waiting = await unit.waiting.get(consumer, message_id)
     if waiting is not None:
         ended = Ended(message_id, waiting.source, Refused("dead letter"))
@@ -67,22 +67,22 @@ async def take_out(unit: Unit, consumer: str, message_id: str) -> None:
 
 
 def parked_without_payload(waiting: WaitingMessage, erased_at: float) -> WaitingMessage:
-    """Return a waiting message as erasing leaves it: nothing can be handled that is gone."""
+    """Return a waiting message without its payload: parked, because it cannot be handled."""
     gone = replace(waiting, waits=Waits.PARKED, payload=None, headers={}, reason=ERASED_REASON)
     return replace(gone, erased_at=erased_at)
 
 
 FIRST_PAGE: Final = 2
-"""The message itself, where it waits, and the one behind it: nearly always the next version."""
+"""The message itself, if it waits, and the one after it: nearly always the next version."""
 
 
 PAGE: Final = 100
 
 
 async def is_next(consumer: Consumer, unit: Unit, message: Message) -> bool:
-    """Tell whether its version says that a message waits for none of its key.
+    """Return whether the version of a message is the next one of its key.
 
-    The version is the order: the one that all the others wait for must not queue up.
+    Then it must not wait behind the others of its key: they all wait for it.
     """
     if not consumer.settings.versioned or message.version is None or message.key is None:
         return False
@@ -92,7 +92,7 @@ async def is_next(consumer: Consumer, unit: Unit, message: Message) -> bool:
 
 
 async def overtakes(consumer: Consumer, unit: Unit, message: Message) -> bool:
-    """Tell whether a message that is about to wait is the one that others in the room wait for."""
+    """Return whether other waiting messages of its key wait for this message."""
     if not consumer.settings.versioned or message.key is None:
         return False
     held = await unit.waiting.hold(consumer.name, [message.key])
@@ -122,7 +122,7 @@ async def let_go(consumer: Consumer, unit: Unit, key: str, due: int) -> None:
 
 
 async def waiting_versions(consumer: Consumer, unit: Unit, key: str) -> set[int]:
-    """Return the versions of a key that are in the room, whatever they wait for."""
+    """Return the versions of a key that are in the waiting table."""
     versions: set[int] = set()
     which = WaitingFilter(consumer.name, key=key)
     while queue := await unit.waiting.find(which, PAGE):
@@ -134,7 +134,8 @@ async def waiting_versions(consumer: Consumer, unit: Unit, key: str) -> set[int]
 
 
 def _version_of(consumer: Consumer, waiting: WaitingMessage) -> int | None:
-    with suppress(Exception):  # it says so itself when its turn comes
+    # An unreadable message has no version here; its failure is reported when its turn comes.
+    with suppress(Exception):
         found = message_of(consumer, waiting)
         return found.version if isinstance(found, Message) else None
     return None

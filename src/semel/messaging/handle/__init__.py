@@ -1,9 +1,9 @@
-"""One message or one batch: claim, handle, commit.
+"""Handles one message or one batch: claim, handle, commit.
 
-claims    the durable "this consumer takes this message", as a table of answers
-attempt   one message, one transaction
-batch     many messages in one transaction, with the outcome of one each
-lease     the other mode: commit the claim first, then take as long as it needs
+claims    the claim of a message by a consumer: its states and its answers
+attempt   one message in one transaction
+batch     many messages in one transaction, with the outcomes of one transaction each
+lease     leased mode: commit the claim first, then handle without a time limit
 versions  which version of an aggregate may be applied
-cancel    cancellations: whose they are, and how work ends
+cancel    who cancelled a task, and how to end tasks
 """

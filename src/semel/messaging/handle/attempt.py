@@ -2,11 +2,11 @@
 
     begin ─▶ claim ─▶ handle ─▶ commit ─▶ (settle)
                │         └─ raises ─▶ roll back ─▶ begin ─▶ write the failure ─▶ commit ─▶ (settle)
-               └─ not ours: answer as the claim says
+               └─ not ours: return the outcome that the claim implies
 
-`Attempt` knows how far it came, and does these steps in a transaction that its caller opened:
-one for each message (`handle_message`), one for a batch, or those of a lease.  Nothing here
-talks to a broker: the outcome says what became of the message, and the caller settles it.
+`Attempt` does these steps in a transaction that its caller opened, and records how far it came:
+one transaction for each message (`handle_message`), one for a batch, or those of a lease.
+Nothing here calls the broker: the caller settles the message by its outcome.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class Handling:
 
     consumer: str
     message: Message
-    """What is handled; of a whole batch, the first."""
+    """The message; for a whole batch, the first one."""
 
     ids: frozenset[str]
-    """Of everything that is handled."""
+    """The ids of all messages of the call."""
 
     sent: dict[tuple[str, str], int] = field(default_factory=dict)
     """How many messages it has sent so far, by the id of the cause and by destination."""
@@ -98,11 +98,14 @@ class Handling:
     """The handler has ended; a task that it began may go on."""
 
     def handles(self, message: Message) -> bool:
-        """Tell whether this call handles *message*."""
+        """Return whether this call handles *message*."""
         return message.id in self.ids
 
     def next_ordinal(self, cause: Message, destination: str) -> int:
-        """Count a message to *destination*; a handler that runs again counts the same way."""
+        """Return the number of the next message to *destination*.
+
+        The ids of outgoing messages contain it: a handler that runs again sends the same ids.
+        """
         ordinal = self.sent.get((cause.id, destination), 0)
         self.sent[cause.id, destination] = ordinal + 1
         return ordinal
@@ -112,14 +115,15 @@ _HANDLING: ContextVar[Handling | None] = ContextVar("semel_handling", default=No
 
 
 def handling_now() -> Handling | None:
-    """Return the call of a handler that this code runs in; None outside of handlers."""
+    """Return the handler call in which this code runs; None outside of handlers."""
     return _HANDLING.get()
 
 
 def refuse_if_late(opened_in: Handling | None) -> None:
-    """See that no handler that has ended writes in a transaction, *opened_in* this call of one.
+    """Check that no handler writes after it has ended, unless *opened_in* is its own call.
 
-    What its task wrote would be its neighbours', and would happen again with its next attempt.
+    What a leftover task wrote would be committed with other messages, and written again by the
+    next attempt.
 
     Raises:
         Misuse: it has ended.
@@ -128,19 +132,19 @@ def refuse_if_late(opened_in: Handling | None) -> None:
     if now is not None and now.is_over and now is not opened_in:
         raise Misuse(
             f"a task of the handler of message {now.message.id!r} wrote after the handler had "
-            f"ended: nothing of it is kept. Await whatever is begun, best in a TaskGroup"
+            f"ended: nothing of it is kept. Await every task, best in a TaskGroup"
         )
 
 
 def handling(
     consumer: str, message: Message, batch: Sequence[Message] = ()
 ) -> AbstractContextManager[Handling]:
-    """Say that the block handles *message*, and with it the rest of its *batch*."""
+    """Mark the block as the handler call for *message*, and for the rest of its *batch*."""
     return _Now(Handling(consumer, message, frozenset(one.id for one in batch or (message,))))
 
 
 class _Now(AbstractContextManager[Handling]):
-    """The time during which something is handled; no generator, for it stands around each call."""
+    """The context of a handler call; a class, because a generator is slower around each call."""
 
     __slots__ = ("_handling", "_token")
 
@@ -164,19 +168,19 @@ class Attempt:
 
     consumer: Consumer
     delivered: Message
-    """The message as it came; `message` is what the handler gets."""
+    """The message as it was delivered; `message` is what the handler gets."""
 
     answer: ClaimAnswer | None = None
-    """What its claim said, where a batch claimed it with others.  None: the attempt claims."""
+    """The answer to its claim, if a batch claimed it; None: the attempt claims."""
 
     from_waiting: bool = False
-    """The message comes out of the waiting table, not from the broker."""
+    """The message comes from the waiting table, not from the broker."""
 
     fence: int | None = None
-    """Of its lease, where it has one."""
+    """The fence of its lease, if it has one."""
 
     overtakes: bool = False
-    """Others of its key wait for its version."""
+    """Other messages of its key wait for its version."""
 
     message: Message = field(init=False)
     """With the number of this attempt, or marked as a repetition."""
@@ -185,10 +189,10 @@ class Attempt:
     """The handler was called: the failure counts as an attempt."""
 
     ended: bool = field(default=False, init=False)
-    """All of it went well: whatever fails now, as the commit, is not the handler's doing."""
+    """The attempt succeeded: an error after this, as of the commit, is not the handler's."""
 
     gap: Gap | None = field(default=None, init=False)
-    """The missing versions because of which it fails."""
+    """The missing versions that make it fail."""
 
     def __post_init__(self) -> None:
         self.message = self.delivered
@@ -199,11 +203,11 @@ class Attempt:
 
     @property
     def is_claimed(self) -> bool:
-        """A batch claimed the message in its transaction, which may go on after a failure."""
+        """A batch claimed the message in its transaction, which may continue after a failure."""
         return isinstance(self.answer, Claimed)
 
     async def run(self, unit: Unit) -> Outcome:
-        """Claim in the open transaction, unless a batch did, and do what the claim says."""
+        """Claim in the open transaction, unless a batch did, and act on the answer."""
         answer = self.answer
         if answer is None:
             gone = await self.enter(unit)
@@ -218,13 +222,13 @@ class Attempt:
         else:
             outcome = await self.refuse(unit, answer)
         if self.from_waiting and self.answer is None and ends_waiting(answer):
-            # A batch removes the rows of all that it claimed, in one statement.
+            # For claimed messages, the batch removes all rows in one statement.
             ended = Ended(self.message.id, self.message.source, outcome)
             await leave_waiting(unit, self.consumer.name, ended)
         return outcome
 
     async def enter(self, unit: Unit) -> Outcome | None:
-        """Take the message's place in the waiting table; None where it may be handled now."""
+        """Check the waiting table, before the claim; None if the message may be handled now."""
         if self.from_waiting:
             return await self._take_turn(unit)
         if not holds_key(self.consumer, self.message):
@@ -235,9 +239,9 @@ class Attempt:
         return await self._queue_up(unit)
 
     async def _take_turn(self, unit: Unit) -> Outcome | None:
-        """Lock the row of a waiting message; None where it still waits unchanged.
+        """Lock the row of a waiting message; None if it still waits unchanged.
 
-        Another worker may have handled or parked it since it was read, and a person may have
+        Since it was read, another worker may have handled or parked it, or a person may have
         changed it: then it comes back, and is read again.
         """
         consumer, message = self.consumer, self.message
@@ -254,12 +258,13 @@ class Attempt:
         if waiting.payload_hash != message.digest:
             return RetryLater(0.0)
         if waiting.waits is Waits.BEHIND:
-            # Its claim says parked, too, and under the key's lock nobody else can have it.
+            # Its claim is PARKED, too.  Reopening is safe: under the key's lock no other worker
+            # can hold the message.
             await unit.claims.reopen(consumer.name, message.id)
         return None
 
     async def _queue_up(self, unit: Unit) -> Outcome | None:
-        """Put a message behind those of its key; None where its version says that it is next."""
+        """Put a message behind those of its key; None if its version is the next one."""
         consumer, message = self.consumer, self.message
         if await is_next(consumer, unit, message):
             self.overtakes = True
@@ -286,14 +291,14 @@ class Attempt:
         return await _put_behind(self.consumer, unit, message, row.erased_at)
 
     async def refuse(self, unit: Unit, answer: NotOurs) -> Outcome:
-        """Answer for a message whose claim says that it is not to be handled now."""
+        """Return the outcome of a message that its claim does not allow to handle now."""
         if invokes(self.consumer, answer):
             self.message = self.message.repeated()
             self.began = True
         return await refused(self.consumer, unit, self.message, answer)
 
     async def apply(self, unit: Unit) -> Outcome:
-        """Handle a claimed message, its version checked where the consumer wants that."""
+        """Handle a claimed message; first check its version, if the consumer does so."""
         consumer, message = self.consumer, self.message
         await unit.begin_message()
         if not consumer.settings.versioned:
@@ -318,13 +323,13 @@ class Attempt:
         if self.overtakes or (self.from_waiting and holds_key(consumer, message)):
             await let_next_go(consumer, unit, message)
         if how:
-            # A rebuilt aggregate also fills the gaps that were crossed before.
+            # A rebuilt aggregate also fills the gaps that were crossed earlier.
             after = None if how == "rebuilt" else current
             await unit.versions.close_gaps(consumer.name, message.key, message.version, how, after)
         return outcome
 
     async def _across(self, unit: Unit, gap: Gap) -> tuple[Outcome, str]:
-        """Do what the gap policy says; return how the gap was closed, empty where it stays open."""
+        """Apply the gap policy; return how the gap was closed, empty if it stays open."""
         consumer = self.consumer
         match consumer.settings.gaps:
             case GapPolicy.ALERT:
@@ -344,7 +349,7 @@ class Attempt:
                 raise SequenceGap(gap.key, gap.expected, gap.found)
 
     async def call(self, unit: Unit) -> Handled:
-        """Call the handler in the open transaction, and keep its result beside the claim."""
+        """Call the handler in the open transaction, and write its result to the claim."""
         result = await self.invoke(unit.session)
         if self.consumer.settings.keeps_results:
             message = self.message
@@ -361,11 +366,11 @@ class Attempt:
         return result
 
     async def beside_others(self, unit: Unit, database: Database) -> Outcome:
-        """Run in a savepoint of a batch's transaction, and write a failure in there, too.
+        """Run in a savepoint of a batch's transaction; write a failure in the same transaction.
 
         Raises:
-            Exception: the whole transaction must be given up: it is over, or conflicts with
-                another one, or a waiting message could not be asked for.
+            Exception: the whole transaction must be given up: it has ended, or conflicts with
+                another one, or a waiting message could not be read.
         """
         try:
             async with unit.savepoint():
@@ -383,34 +388,34 @@ class Attempt:
     async def failed_beside_others(
         self, unit: Unit, error: BaseException, failure: Classified
     ) -> Outcome:
-        """Write a failure in the batch's transaction, whose savepoint is rolled back by now."""
+        """Write a failure in the batch's transaction, after the rollback of its savepoint."""
         if self.says_nothing(error):
             await self.give_back(unit)
             return self.comes_back(failure)
         return await self.write_failure(unit, failure)
 
     async def give_back(self, unit: Unit) -> None:
-        """Undo a claim that the batch took for it: the message was not tried."""
+        """Undo the claim that the batch took: the message was not tried."""
         if isinstance(self.answer, Claimed):
             await unit.claims.give_back(self.consumer.name, self.message.id, self.answer)
 
     def failure(self, database: Database, error: BaseException) -> Classified:
-        """Classify *error*: by the consumer's own rules, then by the database's, then by all."""
+        """Classify *error*: by the consumer's rules, then the database's, then the general ones."""
         return classify(self.consumer, database, error)
 
     def says_nothing(self, error: BaseException) -> bool:
-        """Tell a failure of the database from one of the message.
+        """Return whether *error* is a failure of the database, not of the message.
 
-        Before the handler began, no failure counts as an attempt.  A commit whose answer was
-        lost does not either: the claim knows, and the next delivery asks it.
+        Before the handler began, no failure counts as an attempt.  Nor does a commit whose answer
+        was lost: the claim shows whether it succeeded, and the next delivery reads it.
         """
         if not self.began:
             return True
-        # A handler that raises one has failed like any other, and is not tried without end.
+        # If the handler itself raises one of these, it counts as an attempt: attempts are limited.
         return self.ended and isinstance(error, InDoubt | Fenced)
 
     def comes_back(self, failure: Classified, why: str = "message comes back") -> RetryLater:
-        """Let the delivery come back; nothing is written."""
+        """Log why the delivery comes back; nothing is written."""
         log.warning(
             why,
             extra={
@@ -422,9 +427,9 @@ class Attempt:
         return RetryLater(self.consumer.settings.held_retry_seconds, failure)
 
     async def fail(self, database: Database, failure: Classified) -> Outcome:
-        """Write the failure in a transaction of its own; how a message ended stays as it is.
+        """Write the failure in a transaction of its own; a message that has ended stays unchanged.
 
-        With the fence of a lease, so does what another owner makes of the message.
+        With the fence of a lease, a message that another owner has taken stays unchanged, too.
         """
         consumer = self.consumer
         try:
@@ -448,11 +453,11 @@ class Attempt:
         return outcome
 
     async def write_failure(self, unit: Unit, failure: Classified) -> Outcome:
-        """Write what becomes of the message that failed, in the open transaction."""
+        """Write what becomes of the failed message, in the open transaction."""
         return await write_failure(unit, self.consumer, self.message, failure, self.gap, self._held)
 
     async def park(self, unit: Unit, failure: Classified) -> Outcome:
-        """Park the message, whatever the retry policy says."""
+        """Park the message, regardless of the retry policy."""
         return await park_poison(unit, self.consumer, self.message, failure, self._held)
 
     @property
@@ -466,7 +471,7 @@ async def refused(
     message: Message,
     answer: NotOurs,
 ) -> Outcome:
-    """Answer a delivery whose message is not ours to handle now."""
+    """Return the outcome of a delivery whose message must not be handled now."""
     settings = consumer.settings
     match answer:
         case Duplicate(result):
@@ -495,12 +500,12 @@ async def refused(
 
 
 def ends_waiting(answer: ClaimAnswer) -> bool:
-    """Tell whether a waiting message is over with this answer to its claim."""
+    """Return whether this answer to its claim means that a waiting message is over."""
     return not isinstance(answer, Parked | NotDue | HeldElsewhere)
 
 
 def _behind(message: Message, erased_at: float | None = None) -> Failure:
-    """Return what the claim of a message says that waits for an earlier one of its key."""
+    """Return what to write into the claim of a message that waits for an earlier one."""
     code = BEHIND if erased_at is None else ERASED
     return Failure(ClaimState.PARKED, 0, code, payload_hash=message.digest)
 
@@ -508,7 +513,7 @@ def _behind(message: Message, erased_at: float | None = None) -> Failure:
 async def _put_behind(
     consumer: Consumer, unit: Unit, message: Message, erased_at: float | None
 ) -> ParkedAway:
-    """Put a message behind those of its key; without payload where its claim says erased."""
+    """Put a message behind those of its key; without payload if its claim says erased."""
     why = "an earlier message of its key waits" if erased_at is None else ERASED_REASON
     waiting = WaitingMessage.of(consumer.name, message, Waits.BEHIND, held=True)
     waiting = replace(waiting, reason=why)
@@ -527,8 +532,9 @@ async def handle_message(
 ) -> Outcome:
     """Handle one delivery in one transaction; again after a deadlock.
 
-    Never raises for what a message, a handler or a database does.  Repeating it after any
-    crash is safe: the claim decides.  *waiting*: the message comes out of the waiting table.
+    Errors of a message, a handler or a database become outcomes, not exceptions.  Repeating the
+    call after any crash is safe: the claim shows whether the message was handled.  *waiting* is
+    its row, if the message comes from the waiting table.
     """
     for left in reversed(range(consumer.settings.conflict_tries)):
         attempt = Attempt(consumer, message, from_waiting=waiting is not None)
@@ -536,7 +542,7 @@ async def handle_message(
             outcome = await _in_one_transaction(database, attempt)
             reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
             return outcome
-        except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
+        except Exception as error:  # noqa: BLE001  every exception of a handler is classified
             failure = attempt.failure(database, error)
             if failure.is_conflict and left:
                 continue
@@ -557,12 +563,12 @@ async def _in_one_transaction(database: Database, attempt: Attempt) -> Outcome:
 
 
 def classify(consumer: Consumer, database: Database, error: BaseException) -> Classified:
-    """Classify *error*: by the consumer's own rules, then by the database's, then by all."""
+    """Classify *error*: by the consumer's rules, then the database's, then the general ones."""
     return consumer.classification(database.classification).classify(error)
 
 
 async def handle_unreadable(consumer: Consumer, database: Database, record: Unreadable) -> Outcome:
-    """Make a dead letter of a record that is no message."""
+    """Dead-letter a record that cannot be read as a message."""
     try:
         async with database.begin() as unit:
             reach(CrashPoint.FAILURE_BEFORE, consumer.name)

@@ -1,15 +1,15 @@
 """Many messages in one transaction, with the final state of one transaction per message.
 
     claim all, sorted, in one statement
-    handle in chunks, a savepoint each ──▶ a chunk failed? undo it, find the culprit
+    handle in chunks, a savepoint each ──▶ a chunk failed? undo it, find the failing message
     commit                             ──▶ the commit failed? one transaction per message
 
-A chunk that failed calls its handlers again: effects outside the database repeat.
+After a failure the handlers of a chunk are called again: effects outside the database repeat.
 
     consume_many    deliveries: a savepoint for a chunk
     all_or_nothing  deliveries of a batch that may not be split (`BatchPolicy.FAIL_BATCH`)
-    drain           waiting messages: a savepoint each, because what waits has failed before
-    consume_each    one transaction per message: what the others are measured by
+    drain           waiting messages: a savepoint each, because most have failed before
+    consume_each    one transaction per message: the others must reach the same final state
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ log = logging.getLogger("semel.messaging")
 
 
 NOT_ATTEMPTED = RetryLater(0.0)
-"""The outcome of a message that stands behind one that comes back."""
+"""The outcome of a message that was not tried: an earlier message comes back."""
 
 
 async def consume_each(
     consumer: Consumer, database: Database, messages: Sequence[Message]
 ) -> list[Outcome]:
-    """Handle deliveries one transaction each, in order: what `consume_many` is measured by."""
+    """Handle deliveries in one transaction each, in order; the model of `consume_many`."""
     blocked = Blocked(consumer)
     outcomes: list[Outcome] = []
     for message in messages:
@@ -77,13 +77,13 @@ async def consume_each(
 
 
 def blocks_key(consumer: Consumer, message: Message, outcome: Outcome) -> bool:
-    """Tell whether the message went into the waiting table and holds its key there."""
+    """Return whether the message entered the waiting table and holds its key there."""
     return isinstance(outcome, RetryStored | ParkedAway) and holds_key(consumer, message)
 
 
 @dataclass(slots=True)
 class Blocked:
-    """What may not be handled, because something before it comes back or waits."""
+    """Which messages must not be handled, because an earlier one comes back or waits."""
 
     consumer: Consumer
     _all: bool = False
@@ -92,11 +92,11 @@ class Blocked:
 
     @property
     def anything(self) -> bool:
-        """Whether there is something to wait for at all."""
+        """True if any message is blocked."""
         return self._all or bool(self._where or self._held)
 
     def note(self, message: Message, outcome: Outcome) -> None:
-        """Look at what became of a message."""
+        """Record the outcome of a message."""
         if blocks_key(self.consumer, message, outcome):
             self._held.add(message.key)
         if not isinstance(settlement(outcome), Nack):
@@ -106,11 +106,11 @@ class Blocked:
         self._where.add(self._lane(message))
 
     def stands_before(self, message: Message) -> bool:
-        """Tell whether *message* must wait for one that comes back."""
+        """Return whether *message* must wait for an earlier one that comes back."""
         return self._all or self._lane(message) in self._where
 
     def holds(self, message: Message) -> bool:
-        """Tell whether a message of its key went into the waiting table."""
+        """Return whether an earlier message of its key entered the waiting table."""
         return message.key in self._held and holds_key(self.consumer, message)
 
     def _lane(self, message: Message) -> tuple[object, object]:
@@ -130,16 +130,16 @@ async def all_or_nothing(
     messages: Sequence[Message],
     marks: FetchMarks | None = None,
 ) -> list[Outcome]:
-    """Keep all of the batch or nothing; a message that is given up leaves it first.
+    """Commit the whole batch or nothing; a message that is given up leaves the batch first.
 
         all in one transaction ──▶ kept
                 │
                 ├─ a message fails ──▶ nothing is kept, its attempt counts, all come back
                 │                      given up? it leaves the batch, and the rest begins again
-                └─ the commit fails ─▶ one transaction per message finds the culprit
+                └─ the commit fails ─▶ one transaction per message finds the failing one
 
-    A commit that fails says nothing about a message, and would fail again: the attempts are
-    bounded because it is then one transaction per message, up to the first that comes back.
+    A failed commit does not show which message caused it, and would fail again without limit.
+    So the batch continues with one transaction per message, up to the first that comes back.
 
     Raises:
         TransactionEnded: a handler committed past every guard; nothing may be acknowledged.
@@ -149,7 +149,8 @@ async def all_or_nothing(
         left = [i for i in range(len(messages)) if i not in outcomes]
         rest = [messages[i] for i in left]
         try:
-            # What left the batch was written by another transaction, and its mark is not here.
+            # If a message left the batch, another transaction wrote its outcome, and the marks
+            # of the fetch are not written here.
             within = marks if len(rest) == len(messages) else None
             found = await _kept_whole(consumer, database, rest, within)
         except _Failed as failed:
@@ -157,16 +158,16 @@ async def all_or_nothing(
             outcomes[left[failed.index]] = outcome
             if not isinstance(settlement(outcome), Nack):
                 continue
-            # The attempt was this one's; the others come back with it.
+            # Only the failed message counts an attempt; the others come back with it.
             found = [_comes_along(outcome)] * len(left)
             found[failed.index] = outcome
         except TransactionEnded:
             raise
         except (InDoubt, Fenced) as error:
-            # It may be kept: the claims know, and the next deliveries ask them.
+            # The commit may have succeeded: the claims of the next deliveries show it.
             failure = classify(consumer, database, error)
             found = [RetryLater(consumer.settings.held_retry_seconds, failure)] * len(left)
-        except Exception as error:  # noqa: BLE001  whatever it was, one by one will say
+        except Exception as error:  # noqa: BLE001  one transaction per message finds the cause
             why = classify(consumer, database, error).reason
             log.info("batch is not kept whole", extra={"consumer": consumer.name, "why": why})
             found = await consume_each(consumer, database, rest)
@@ -179,14 +180,14 @@ def _comes_along(outcome: Outcome) -> Outcome:
 
 
 class _Failed(Exception):
-    """A message of the batch failed, and with it the batch."""
+    """A message of the batch failed, so the batch failed."""
 
     def __init__(self, index: int, attempt: Attempt, outcome: Outcome | None) -> None:
         super().__init__(index)
         self.index = index
         self.attempt = attempt
         self.outcome = outcome
-        """What became of it, where it did not fail but comes back."""
+        """Its outcome, if it did not fail but comes back."""
 
 
 async def _counted(database: Database, failed: _Failed) -> Outcome:
@@ -210,7 +211,7 @@ async def _kept_whole(
             return await _in_one_call(consumer, database, messages, marks)
         except (TransactionEnded, InDoubt, Fenced):
             raise
-        except Exception as error:  # noqa: BLE001  batches of one tell which message it is
+        except Exception as error:  # noqa: BLE001  batches of one find the message
             why = classify(consumer, database, error).reason
             log.info("batch is split", extra={"consumer": consumer.name, "why": why})
     for left in reversed(range(consumer.settings.conflict_tries)):
@@ -225,12 +226,12 @@ async def _kept_whole(
 
 
 def _stands_behind(consumer: Consumer, before: Sequence[Message], message: Message) -> bool:
-    """Tell whether others of its key come first: they must not queue up behind it."""
+    """Return whether earlier messages of its key are in the batch: they must not wait behind it."""
     return holds_key(consumer, message) and any(one.key == message.key for one in before)
 
 
 async def _given_up(unit: Unit, failed: _Failed, failure: Classified, error: Exception) -> Outcome:
-    """Write a failure in its place in the batch, unless the message comes back."""
+    """Write a failure within the batch's transaction, unless the message comes back."""
     attempt = failed.attempt
     if attempt.says_nothing(error):
         raise failed from error
@@ -284,9 +285,9 @@ async def _transaction(
     outcomes: list[Outcome],
     marks: FetchMarks | None = None,
 ) -> AsyncIterator[Unit]:
-    """Open the transaction of a batch, whose body adds the *outcomes* of its messages.
+    """Open the transaction of a batch; the block adds the *outcomes* of its messages.
 
-    The marks of their offsets are written last, and are durable together with the effects.
+    At the end it writes the marks of their offsets, so they are durable with the effects.
     """
     async with database.begin() as unit:
         yield unit
@@ -308,8 +309,8 @@ async def consume_many(
     """Handle a batch of deliveries; the outcomes in the order of *messages*.
 
     The final state is that of one transaction per message, in order; a batch that may not be
-    split is kept whole or comes back.  Where one transaction handles all of it, that writes
-    the *marks* of its fetch, too.
+    split is committed whole or comes back.  If one transaction handles the whole batch, it also
+    writes the *marks* of the fetch.
 
     Raises:
         TransactionEnded: a handler committed past every guard; nothing may be acknowledged.
@@ -319,9 +320,9 @@ async def consume_many(
     try:
         return await _together(consumer, database, messages, marks)
     except TransactionEnded:
-        # One by one, claims that it made durable would look like duplicates.
+        # Do not fall back: claims that it made durable would look like duplicates.
         raise
-    except Exception as error:  # noqa: BLE001  whatever it was, one by one will say
+    except Exception as error:  # noqa: BLE001  one transaction per message finds the cause
         log.info(
             "batch falls back to one transaction per message",
             extra={"consumer": consumer.name, "why": classify(consumer, database, error).reason},
@@ -365,7 +366,7 @@ async def _in_one_call(
         except TransactionEnded:
             raise
         except Exception as error:
-            # Whatever a handler raises, it is not the commit's.
+            # An error of the handler, not of the commit: try the messages one by one.
             raise _OneByOne from error
     return ran.outcomes
 
@@ -373,7 +374,7 @@ async def _in_one_call(
 async def _claimed(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> list[Attempt]:
     """Claim all messages whose keys are not held, in one statement.
 
-    Those whose key is held, or whose id comes again, claim when their turn comes.
+    A message whose key is held, or whose id occurs twice, is claimed when its turn comes.
     """
     keys: list[str] = []
     if consumer.settings.holds_waiting_keys:
@@ -390,7 +391,7 @@ async def _claimed(consumer: Consumer, unit: Unit, messages: Sequence[Message]) 
 
 
 class _Batch:
-    """The attempts of one transaction, made in order."""
+    """The attempts of one transaction, in order."""
 
     def __init__(
         self, consumer: Consumer, database: Database, unit: Unit, outcomes: list[Outcome]
@@ -402,7 +403,7 @@ class _Batch:
         self.blocked = Blocked(consumer)
 
     async def run(self, chunk: Sequence[Attempt]) -> None:
-        """Handle a chunk at once; where that fails, up to the culprit, which is handled alone."""
+        """Handle a chunk at once; if that fails, handle the failing message alone."""
         if self.blocked.anything and any(map(self._is_blocked, chunk)):
             return await self._one_by_one(chunk)
         ran = _Ran()
@@ -411,13 +412,13 @@ class _Batch:
         self.consumer.pace.failed()
         done = len(ran.outcomes)
         if self.consumer.takes_batches or done == len(chunk):
-            # All ran, and what they wrote was refused at the end: nobody knows whose.
+            # All handlers ran, and the flush at the end was refused: the cause is unknown.
             return await self._one_by_one(chunk)
         before, culprit = chunk[:done], chunk[done]
         if before and not await self._at_once(before, _Ran()):
             await self._one_by_one(before)
         elif call := ran.failed_call():
-            # It has found what it would find alone, and those before it are well without it.
+            # Alone it would fail in the same way, and the messages before it succeed without it.
             attempt, error = call
             failure = attempt.failure(self.database, error)
             return self._note(
@@ -430,11 +431,11 @@ class _Batch:
         return self.blocked.stands_before(message) or self.blocked.holds(message)
 
     async def _at_once(self, chunk: Sequence[Attempt], ran: _Ran) -> bool:
-        """Handle a chunk in one savepoint; False, and nothing done, where that fails."""
+        """Handle a chunk in one savepoint; False, and nothing done, if that fails."""
         try:
             async with self.unit.savepoint():
                 await _run(self.consumer, self.unit, chunk, ran)
-        except Exception as error:  # noqa: BLE001  found out one by one
+        except Exception as error:  # noqa: BLE001  the caller finds the message one by one
             _raise_if_over(self.consumer, self.database, error)
             ran.error = error
             return False
@@ -468,19 +469,19 @@ class _Ran:
 
     outcomes: list[Outcome] = field(default_factory=list)
     attempt: Attempt | None = None
-    """The one that has not ended, of a message that was claimed with the batch."""
+    """The attempt that has not ended, if the batch claimed its message."""
 
     error: Exception | None = None
 
     def failed_call(self) -> tuple[Attempt, Exception] | None:
-        """Return which call of the handler failed, and how; None where it was something else."""
+        """Return the handler call that failed, and its error; None if something else failed."""
         if self.attempt is None or self.error is None or not self.attempt.began:
             return None
         return self.attempt, self.error
 
 
 async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[Attempt], ran: _Ran) -> None:
-    """Do in order what the claims said."""
+    """Act on the answers of the claims, in order."""
     calls = _calls(consumer, chunk) if consumer.takes_batches else {}
     for index, planned in enumerate(chunk):
         if index in calls:
@@ -494,16 +495,17 @@ async def _run(consumer: Consumer, unit: Unit, chunk: Sequence[Attempt], ran: _R
         ran.attempt = None
         message = planned.delivered
         if isinstance(settlement(outcome), Nack) or blocks_key(consumer, message, outcome):
-            # It holds up those behind it.
+            # It blocks later messages, which the chunk does not check.
             raise _OneByOne
         ran.outcomes.append(outcome)
 
 
 def _calls(consumer: Consumer, chunk: Sequence[Attempt]) -> dict[int, list[Message]]:
-    """Say before which messages a handler of batches is called, and with which ones.
+    """Return before which messages the batch handler is called, and with which messages.
 
-    Once; more often where others are handled between them, which must not come behind a newer
-    message of their key: duplicates that are invoked, and what is only claimed on its turn.
+    It is called once, unless other messages are handled in between: invoked duplicates, and
+    messages that are claimed on their turn.  Those must not come after a newer message of their
+    key, so the batch is split there.
     """
     calls: dict[int, list[Message]] = {}
     begin = 0
@@ -527,10 +529,10 @@ async def _batch_handler(consumer: Consumer, unit: Unit, messages: Sequence[Mess
 
 
 def _raise_if_over(consumer: Consumer, database: Database, error: Exception) -> None:
-    """Raise where the whole transaction must be given up, and not only this savepoint.
+    """Raise if the whole transaction must be given up, not only this savepoint.
 
-    Not where an error says that a connection was lost, which may be one of the handler's own:
-    if it was this one, the next statement fails, and nothing is written beside it.
+    Do not raise for a lost connection: it may be another connection of the handler.  If it was
+    this one, the next statement fails.
     """
     if isinstance(error, TransactionEnded):
         raise error
@@ -539,10 +541,10 @@ def _raise_if_over(consumer: Consumer, database: Database, error: Exception) -> 
 
 
 class _OneByOne(Exception):
-    """The chunk has something in it that only one message at a time can do."""
+    """The chunk contains a message that must be handled alone."""
 
 
-# Well under the lock timeout: a delivery of a key that is locked here waits that long.
+# Well below the lock timeout, because a delivery whose key is locked here waits that long.
 TOGETHER_SECONDS: Final = 0.25
 
 
@@ -552,13 +554,13 @@ async def drain(
     messages: Mapping[str, Message],
     stopping: Callable[[], bool],
 ) -> AsyncIterator[dict[str, Outcome]]:
-    """Handle messages that wait, by id, 1, 2, 4 … to a transaction; yields their outcomes.
+    """Handle waiting messages, 1, 2, 4 … in a transaction; yield their outcomes by id.
 
-    Ends early where a transaction was not kept: then one transaction each will say why; and
-    between two of them, when it is *stopping*.
+    Ends early if a transaction was not committed: the caller then handles the rest in one
+    transaction each.  Also ends between two transactions when *stopping* returns True.
 
     Raises:
-        TransactionEnded: a handler committed past every guard; nothing may be taken for handled.
+        TransactionEnded: a handler committed past every guard; no message counts as handled.
     """
     left, size = list(messages), 1
     while left and not stopping():
@@ -574,7 +576,7 @@ async def drain(
 async def handle_together(
     consumer: Consumer, database: Database, messages: Mapping[str, Message]
 ) -> dict[str, Outcome]:
-    """Handle waiting messages in one transaction; none at all where it was not kept."""
+    """Handle waiting messages in one transaction; return nothing if it was not committed."""
     drained = _Drain(consumer, database)
     try:
         async with database.begin() as unit:
@@ -582,7 +584,7 @@ async def handle_together(
             reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
     except TransactionEnded:
         raise
-    except Exception as error:  # noqa: BLE001  whatever it was, one by one will say
+    except Exception as error:  # noqa: BLE001  one transaction per message finds the cause
         why = classify(consumer, database, error).reason
         log.info(
             "waiting messages fall back to one transaction each",
@@ -596,7 +598,7 @@ async def handle_together(
 
 @dataclass(slots=True)
 class _Drain:
-    """What becomes of the messages of one transaction."""
+    """Handles the waiting messages of one transaction."""
 
     consumer: Consumer
     database: Database
@@ -605,15 +607,17 @@ class _Drain:
     _leaving: list[Ended] = field(default_factory=list)
 
     async def run(self, unit: Unit, messages: Mapping[str, Message]) -> None:
-        """Handle what is still due, in its order."""
+        """Handle the messages that are still due, in their order."""
         name = self.consumer.name
         due = await self._still_due(unit, messages)
         for message in due:
             if self._waits[message.id] is Waits.BEHIND:
-                # Its claim says parked, too, and under the key's lock nobody else can have it.
+                # Its claim is PARKED, too.  Reopening is safe: under the key's lock no other
+                # worker can hold the message.
                 await unit.claims.reopen(name, message.id)
         reach(CrashPoint.CLAIM_BEFORE, name)
-        # All at once, as they are sorted then: redelivered batches claim, too.
+        # Claim all at once, because that sorts them: a redelivered batch may claim the same
+        # messages, and another order could deadlock.
         answers = await unit.claims.try_claim_many(name, [ClaimRequest.of(one) for one in due])
         reach(CrashPoint.CLAIM_AFTER, name)
         for message, answer in zip(due, answers, strict=True):
@@ -623,7 +627,7 @@ class _Drain:
         await leave_waiting(unit, name, *self._leaving)
 
     async def _still_due(self, unit: Unit, messages: Mapping[str, Message]) -> list[Message]:
-        """Lock what nobody has handled, locked or changed since it was read."""
+        """Lock the messages that were not handled, locked or changed since they were read."""
         keys = {m.key or "" for m in messages.values() if holds_key(self.consumer, m)}
         if keys:
             await unit.waiting.hold(self.consumer.name, sorted(keys))

@@ -1,4 +1,4 @@
-"""Cancellations: whose they are, and how work that is cancelled comes to its end."""
+"""Cancellation of tasks: who cancelled, and how to end cancelled work."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _ENDED: Final[WeakSet[Work]] = WeakSet()
 
 
 def owned(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-    """Begin work of the current task's, which cancels it by `end` and in no other way.
+    """Start work that belongs to the current task, which cancels it only through `end`.
 
-    So that a handler that cancels the task it runs in can be told from somebody who ends it.
+    That distinguishes a handler that cancels its own task from the code that ends the task.
     """
     task = asyncio.create_task(work)
     owner = asyncio.current_task()
@@ -32,7 +32,7 @@ def owned(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
 
 
 async def called(call: Awaitable[Result]) -> Result:
-    """Await code of a consumer's; a cancellation that nobody asked for is its failure.
+    """Await code of the consumer; a cancellation that does not come from `end` is a failure.
 
     Raises:
         RetryableMessageError: what it waited for was cancelled, or it cancelled its own task.
@@ -41,7 +41,8 @@ async def called(call: Awaitable[Result]) -> Result:
     try:
         result = await call
         if task is not None and task.cancelling() and not _is_ending(task):
-            # One that it asked for and did not wait for comes here, and not to the commit.
+            # If the handler cancelled its own task and returned, the cancellation is raised at the
+            # next await: here, and not in the commit.
             await asyncio.sleep(0)
             _forgive(task)
     except asyncio.CancelledError as error:
@@ -54,7 +55,7 @@ async def called(call: Awaitable[Result]) -> Result:
 
 
 def _is_ending(task: Work) -> bool:
-    """Tell whether a task was cancelled by anybody else than the code that runs in it."""
+    """Return whether a task was cancelled by other code than the code that runs in it."""
     if not task.cancelling():
         return False
     owner = _OWNERS.get(task)
@@ -67,9 +68,10 @@ def _forgive(task: Work) -> None:
 
 
 async def rung(bell: asyncio.Event, seconds: float) -> bool:
-    """Wait for *bell*, at most so long; tell whether it rang.
+    """Wait for *bell*, at most *seconds*; return whether it rang.
 
-    Not with `asyncio.wait_for`, which loses a cancellation that comes while it rings.
+    Not with `asyncio.wait_for`: in Python 3.11 it loses a cancellation that arrives together
+    with the event.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -78,10 +80,10 @@ async def rung(bell: asyncio.Event, seconds: float) -> bool:
 
 
 async def end(tasks: Collection[Work], seconds: float | None = None) -> bool:
-    """Cancel what still runs, and wait until it has ended; False where *seconds* were not enough.
+    """Cancel what still runs, and wait until it has ended; False if *seconds* were not enough.
 
-    It waits however often the caller is cancelled, and only then passes that on: nothing runs
-    on behind the caller's back.
+    If the caller is cancelled meanwhile, it raises that only after the wait: no task continues
+    unnoticed.
     """
     running = {task for task in tasks if not task.done()}
     for task in running:
@@ -106,7 +108,7 @@ async def end(tasks: Collection[Work], seconds: float | None = None) -> bool:
 
 
 def _forget(task: Work) -> None:
-    """Fetch its exception, now or when it ends: one that nobody fetches is logged as forgotten."""
+    """Fetch its exception, now or when it ends: asyncio logs exceptions that are not fetched."""
     if not task.done():
         task.add_done_callback(_forget)
     elif not task.cancelled():

@@ -1,4 +1,4 @@
-"""The claim: the durable "this consumer takes this message", and its life.
+"""The claim: the durable statement that a consumer takes a message, and its states.
 
     (nothing) ──▶ COMPLETED                          transactional: claim, effect and
         │                                            state in one transaction
@@ -7,8 +7,8 @@
         └────────┴──▶ FAILED_RETRYABLE ──▶ COMPLETED | FAILED_TERMINAL | PARKED
                       (due again later)
 
-A failure to ask is never a duplicate: whoever cannot ask raises, and the
-delivery comes back.
+If the database cannot be asked, a claim raises, and the delivery comes back: an error never
+counts as a duplicate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from semel.message import Message
 
 
 class ClaimState(StrEnum):
-    """What is known of one message of one consumer."""
+    """The state of one message of one consumer."""
 
     IN_PROGRESS = "IN_PROGRESS"
     """An owner holds a lease on it."""
@@ -45,7 +45,7 @@ TERMINAL: Final = frozenset({ClaimState.COMPLETED, ClaimState.FAILED_TERMINAL})
 """The only states that retention may delete."""
 
 CLOSED: Final = TERMINAL | {ClaimState.PARKED}
-"""States that no attempt leads out of: its failure, if it comes late, is not written."""
+"""States that no attempt can change: a failure that comes late is not written."""
 
 _ANY = frozenset(ClaimState)
 
@@ -53,27 +53,27 @@ ARROWS: Final[Mapping[ClaimState, frozenset[ClaimState]]] = {
     ClaimState.IN_PROGRESS: _ANY,
     ClaimState.FAILED_RETRYABLE: _ANY,
     ClaimState.COMPLETED: frozenset(),
-    # Only an operator's act leads out of these two, and it is audited.
+    # Only an operator can reopen these two, and the act is audited.
     ClaimState.FAILED_TERMINAL: frozenset({ClaimState.FAILED_RETRYABLE}),
     ClaimState.PARKED: frozenset(
         {ClaimState.FAILED_RETRYABLE, ClaimState.COMPLETED, ClaimState.FAILED_TERMINAL}
     ),
 }
-"""Where a state may lead; COMPLETED leads nowhere, ever."""
+"""The allowed changes of state; COMPLETED never changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The message is this caller's to handle."""
+    """The caller may handle the message."""
 
     attempt: int = 1
     """Counts from 1."""
 
     fence: int = 0
-    """What `mark_completed` and `renew` of a leased claim must show."""
+    """The fence that `mark_completed` and `renew` of a leased claim must pass."""
 
     from_owner: str = ""
-    """Who held the lease that had expired; empty where nobody did."""
+    """The owner of the expired lease that was taken over; empty if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,11 @@ class Duplicate:
     """What the handler returned the first time, as JSON, where the consumer keeps results."""
 
     had_effect: bool = True
-    """False: it was decided to have none, and there is nothing to send again."""
+    """False: the message was completed without an effect, and there is nothing to send again."""
 
 
 SKIPPED: Final = "SKIPPED"
-"""COMPLETED without an effect: a person decided that there is to be none."""
+"""COMPLETED without an effect: a person decided to skip the message."""
 
 REPLACED: Final = "REPLACED"
 """COMPLETED without an effect: the message is handled under another id."""
@@ -103,7 +103,7 @@ OLD_VERSION: Final = "OLD_VERSION"
 """COMPLETED without an effect: a later version of its aggregate had been applied."""
 
 WITHOUT_EFFECT: Final = frozenset({SKIPPED, REPLACED, DELETED, ERASED, OLD_VERSION})
-"""The codes of claims that a person's act completed or closed, or that came too late."""
+"""The codes of claims without an effect: by a person's act, or of an old version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class NotDue:
 
 @dataclass(frozen=True, slots=True)
 class HeldElsewhere:
-    """Another owner is at it, and may still fail: no ack, it comes back."""
+    """Another owner handles it, and may still fail: no ack, it comes back."""
 
     owner: str = ""
     seconds_left: float = 0.0
@@ -124,13 +124,13 @@ class HeldElsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """A lease that ran out, where the policy is not simply to reclaim it."""
+    """The lease ran out, and the stale policy is not simply to reclaim it."""
 
     owner: str
     seconds_ago: float
     attempts: int
     fence: int = 0
-    """Which lease it was: whoever decides about it shows this."""
+    """The fence of the expired lease: what is decided about it must pass this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ ClaimAnswer: TypeAlias = Claimed | NotOurs
 
 
 class Found(StrEnum):
-    """What a claim can find, and the answer's only input besides the stale policy."""
+    """What a claim can find: with the stale policy, it determines the answer."""
 
     NOTHING = "nothing"
     COMPLETED = "COMPLETED"
@@ -178,7 +178,7 @@ CLAIM_TABLE: Final[Mapping[Found, tuple[type[ClaimAnswer], str]]] = {
     Found.LEASE_EXPIRED: (Claimed, "take it over, or Stale where the stale policy says so"),
     Found.RETRYABLE_LATER: (
         NotDue,
-        "ack if the retry table holds the payload, else seek back and pause until it is due",
+        "ack if the waiting table holds the payload, else seek back and pause until it is due",
     ),
     Found.COMPLETED: (Duplicate, "ack"),
     Found.TERMINAL: (Terminal, "by policy; never handled silently"),
@@ -187,7 +187,7 @@ CLAIM_TABLE: Final[Mapping[Found, tuple[type[ClaimAnswer], str]]] = {
     Found.LOCKED: (HeldElsewhere, "no ack; it comes back later"),
     Found.OTHER_PAYLOAD: (Conflict, "its own outcome, with both hashes"),
 }
-"""What the claim finds, what it answers, and what the consumer does then."""
+"""By what the claim finds: its answer, and what the consumer then does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,22 +208,22 @@ class ClaimRow:
     error_code: str = ""
     result: str | None = None
     source: str = ""
-    """Coordinates of the delivery that was claimed first; empty where they are not kept."""
+    """Coordinates of the delivery that was claimed first; empty if unknown."""
 
     failed_at: float | None = None
     """When an attempt failed last."""
 
     erased_at: float | None = None
-    """When the message's payload was erased: none of it is written down again."""
+    """When the message's payload was erased: no part of it may be written again."""
 
     result_key: str | None = None
-    """The key of the message, where a result is kept."""
+    """The key of the message, if a result is kept."""
 
 
 def found_of(row: ClaimRow | None, payload_hash: str, now: float) -> Found:
-    """Say what a claim with *payload_hash* finds; the pure model of the SQL.
+    """Return what a claim with *payload_hash* finds; the pure model of the SQL.
 
-    An empty hash on either side is one that is not known, and conflicts with nothing.
+    An empty hash on either side means "unknown", and conflicts with no other hash.
     """
     if row is None:
         return Found.NOTHING
@@ -243,7 +243,7 @@ def found_of(row: ClaimRow | None, payload_hash: str, now: float) -> Found:
 
 
 def refusal(row: ClaimRow, payload_hash: str, now: float) -> NotOurs | None:
-    """Answer for a row that is not simply there to be taken; None where it is."""
+    """Return the answer for a row that cannot be claimed; None if it can."""
     match found_of(row, payload_hash, now):
         case Found.OTHER_PAYLOAD:
             return Conflict(expected=row.payload_hash, found=payload_hash)
@@ -262,7 +262,7 @@ def refusal(row: ClaimRow, payload_hash: str, now: float) -> NotOurs | None:
 
 
 def is_leased(row: ClaimRow, now: float) -> bool:
-    """Tell whether an owner holds the message under a lease that lasts."""
+    """Return whether an owner holds the message under a lease that has not expired."""
     return found_of(row, "", now) is Found.LEASE_LIVE
 
 
@@ -273,31 +273,31 @@ class ClaimRequest:
     message_id: str
     payload_hash: str = ""
     source: str = ""
-    """Where the delivery stood; kept with a new claim."""
+    """The coordinates of the delivery; written with a new claim."""
 
     @classmethod
     def of(cls, message: Message) -> ClaimRequest:
-        """Ask for *message*."""
+        """Return the request for *message*."""
         return cls(message.id, message.digest, source_of(message))
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is written of a failed attempt."""
+    """What the claim stores of a failed attempt."""
 
     state: ClaimState
     attempts: int
     error_code: str
     delay_seconds: float = 0.0
-    """Until it is due again, on the database's clock."""
+    """The time until it is due again, on the database's clock."""
 
     payload_hash: str = ""
     source: str = ""
-    """Where the delivery stood; kept where there is no claim yet."""
+    """The coordinates of the delivery; written if there is no claim yet."""
 
 
 def source_of(message: Message) -> str:
-    """Return a message's coordinates in words; empty where it has none."""
+    """Return a message's coordinates as text; empty if it has none."""
     return "" if message.source is None else str(message.source)
 
 

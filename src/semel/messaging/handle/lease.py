@@ -1,22 +1,22 @@
-"""The leased mode: commit the claim with a lease first, then take as long as it needs.
+"""The leased mode: commit the claim with a lease first, then handle without a time limit.
 
     begin ─▶ IN_PROGRESS, owner, lease, fence ─▶ commit
              │
              handle …   the lease is renewed beside it; lost ─▶ the handler is cancelled
              │
     begin ─▶ COMPLETED where the fence is still ours ─▶ commit      0 rows: refused
-             no answer ─▶ once more, for as long as the lease is renewed
+             no answer ─▶ again, while the lease is renewed
 
 For handlers that run for minutes, or whose effect is not in the database.  The effect happens
-at least once: a crash behind it and before the completion repeats it, unless it carries an
+at least once: a crash after it and before the completion repeats it, unless it has an
 idempotency key, or is made inside `Lease.completing`.
 
-An owner that dies leaves its lease, and the stale policy says what becomes of the message; one
-whose owners died as often as the policy allows attempts is parked.
+If an owner dies, its lease expires, and the stale policy decides about the message.  A message
+whose owners died as often as the retry policy allows attempts is parked.
 
     begin ─▶ Stale, with its fence ─▶ commit
              │
-             inspect …   in no transaction: it may take as long as it needs
+             inspect …   outside of a transaction, because it may take long
              │
     begin ─▶ lock the lease ─▶ COMPLETED, due again or PARKED ─▶ commit
              └─ renewed or taken meanwhile: nothing is written, the delivery comes back
@@ -63,7 +63,7 @@ log = logging.getLogger("semel.messaging")
 async def settle_stale(
     consumer: Consumer, database: Database, message: Message, stale: Stale
 ) -> Outcome:
-    """Do what the stale policy says; nothing where somebody else is at the message by then."""
+    """Apply the stale policy; write nothing if another owner has the message by then."""
     settings = consumer.settings
     later = RetryLater(settings.held_retry_seconds)
     if settings.stale is StalePolicy.WAIT and _within_grace(consumer, stale):
@@ -88,13 +88,13 @@ def _within_grace(consumer: Consumer, stale: Stale) -> bool:
 
 
 async def _inspected(consumer: Consumer, message: Message, stale: Stale) -> bool | None:
-    """Ask the consumer whether the effect happened; None where nobody knows."""
+    """Ask the consumer whether the effect happened; None if that is unknown."""
     if consumer.settings.stale is not StalePolicy.INSPECT or consumer.inspect is None:
         return None
     try:
         return await called(consumer.inspect(message))
     except Exception:
-        # It may know the next time; it is not asked for ever.
+        # A later inspection may succeed; after the grace period the message is parked.
         if _within_grace(consumer, stale):
             raise
         return None
@@ -132,7 +132,7 @@ def _abandoned(stale: Stale) -> Classified:
 async def park_killer(
     consumer: Consumer, unit: Unit, message: Message, claimed: Claimed
 ) -> Outcome:
-    """Park a message, leased in the open transaction, that took too many owners with it."""
+    """Park a message, leased in the open transaction, whose owners died too often."""
     attempts = claimed.attempt - 1
     reason = f"its owner {claimed.from_owner} did not finish, nor did {attempts - 1} before it"
     failure = Classified(FailureClass.POISON, "CRASHED", reason, "")
@@ -151,17 +151,17 @@ class Lease:
     database: Database
     completed: bool = False
     waiting: WaitingMessage | None = None
-    """Its row in the waiting table, which is removed when it is completed."""
+    """Its row in the waiting table, if it has one; removed when the message is completed."""
 
     key: str | None = None
     refused: SemelError | None = None
-    """Why the last `completing` kept nothing, or may have kept nothing."""
+    """Why the last `completing` committed nothing, or may have committed nothing."""
 
     @asynccontextmanager
     async def completing(self) -> AsyncIterator[Any]:
-        """Open a transaction whose commit completes the message, with whatever is written in it.
+        """Open a transaction whose commit also completes the message.
 
-        A handler that returns although this was refused has failed all the same.
+        If the commit was refused, the attempt fails even if the handler catches the error.
 
         Raises:
             ClaimLost: another owner has taken the message; nothing was written.
@@ -179,7 +179,7 @@ class Lease:
         reach(CrashPoint.LEASED_COMPLETE_AFTER, self.consumer)
 
     async def complete(self, result: str | None) -> None:
-        """Complete the message in a transaction of its own; once more is the same as once.
+        """Complete the message in a transaction of its own; may be repeated.
 
         Raises:
             ClaimLost: another owner has taken the message.
@@ -195,7 +195,7 @@ class Lease:
         reach(CrashPoint.LEASED_COMPLETE_AFTER, self.consumer)
 
     async def _is_completed(self, unit: Unit) -> bool:
-        """Tell whether a commit whose answer was lost has completed it under this lease."""
+        """Return whether a commit whose answer was lost completed it under this lease."""
         row = await unit.claims.look_up(self.consumer, self.message_id)
         if row is None or row.state is not ClaimState.COMPLETED:
             return False
@@ -222,9 +222,9 @@ async def handle_leased(
     clock: Clock = SYSTEM_CLOCK,
     waiting: WaitingMessage | None = None,
 ) -> Outcome:
-    """Handle one delivery under a lease; never raises for what a message or a handler does.
+    """Handle one delivery under a lease; errors of a message or a handler become outcomes.
 
-    *waiting*: the message comes out of the waiting table, not from the broker.
+    *waiting* is its row, if the message comes from the waiting table.
     """
     asked_at = clock.monotonic()
     attempt = Attempt(consumer, message, from_waiting=waiting is not None)
@@ -253,12 +253,12 @@ async def handle_leased(
     )
     try:
         return await _under_lease(attempt, lease, asked_at, clock)
-    except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
+    except Exception as error:  # noqa: BLE001  every exception of a handler is classified
         if lease.completed:
             return Handled()
         failure = attempt.failure(database, error)
         if isinstance(error, ClaimLost) or attempt.ended:
-            # Whoever gets it next finds what became of the lease; nothing is counted here.
+            # Count no attempt: the next owner finds in the claim what became of the lease.
             why = "claim lost" if isinstance(error, ClaimLost) else "completion failed"
             return attempt.comes_back(failure, why)
         return await attempt.fail(database, failure)
@@ -267,7 +267,7 @@ async def handle_leased(
 async def _leased(
     attempt: Attempt, unit: Unit, owner: str, waiting: WaitingMessage | None
 ) -> Claimed | Stale | Outcome:
-    """Lease a message in the open transaction, or say what became of it instead."""
+    """Lease a message in the open transaction, or return why it cannot be leased."""
     consumer, message = attempt.consumer, attempt.message
     settings = consumer.settings
     gone = await attempt.enter(unit)
@@ -295,19 +295,19 @@ async def _leased(
 
 
 def _most_attempts(consumer: Consumer) -> int:
-    """Return how often a message may take its owner's lease with it.
+    """Return how many attempts a message may have before it counts as one that kills.
 
-    Failures count as attempts, too, and a message that failed as often as it may is not yet
-    one that kills.
+    At least as many as the retry policy allows: failures count as attempts, too, and a message
+    that only failed must not be taken for one that kills.
     """
     return max(consumer.settings.poison_attempts, consumer.settings.retry.max_attempts)
 
 
 async def _under_lease(attempt: Attempt, lease: Lease, asked_at: float, clock: Clock) -> Outcome:
-    """Run the handler and complete with the renewal beside both; a lost lease ends the handler.
+    """Run the handler and complete, while a task renews the lease; a lost lease cancels both.
 
-    One that goes on all the same may run beside the message's next owner: what it does in
-    `Lease.completing` is refused, and whatever else it does happens at least once.
+    A handler that ignores the cancellation may run at the same time as the next owner: its
+    `Lease.completing` is refused, and its other effects happen at least once.
     """
     consumer, settings = attempt.consumer, attempt.consumer.settings
     work = owned(attempt.invoke(lease))
@@ -319,14 +319,14 @@ async def _under_lease(attempt: Attempt, lease: Lease, asked_at: float, clock: C
         result = work.result()
         if not lease.completed:
             if lease.refused is not None:
-                # Completed now, the message would be without what was to be written with it.
+                # Do not complete the message without what was to be written with it.
                 raise lease.refused
             kept = json.dumps(result, default=str) if settings.keeps_results else None
             attempt.ended = True
             await _complete(consumer, lease, kept, renewal)
         return Handled(result)
     finally:
-        # As long again as its lease; then its partition goes on without it.
+        # Wait for at most one more lease; then the partition continues without the handler.
         if not await end([work, renewal], settings.lease_seconds):
             log.error(
                 "a handler that lost its lease ignores its cancellation and is left behind",
@@ -337,13 +337,13 @@ async def _under_lease(attempt: Attempt, lease: Lease, asked_at: float, clock: C
 async def _complete(
     consumer: Consumer, lease: Lease, kept: str | None, renewal: asyncio.Task[None]
 ) -> None:
-    """Complete what was handled, again and again where no answer comes, while the lease lasts.
+    """Complete a handled message; repeat it while no answer comes and the lease lasts.
 
-    Once more behind its end: the fence refuses what came too late, and a commit whose answer
-    was lost is found.
+    Try once more after the end of the lease: the fence refuses a completion that is too late, and
+    an earlier commit whose answer was lost is found.
 
     Raises:
-        ClaimLost: nobody knows by now, or another owner has it.
+        ClaimLost: the result is unknown at the end of the lease, or another owner has it.
     """
     settings = consumer.settings
     while True:
@@ -362,10 +362,10 @@ async def _complete(
 
 
 async def _renew(lease: Lease, seconds: float, asked_at: float, clock: Clock) -> None:
-    """Renew the lease until it is lost; returns then.
+    """Renew the lease; return when it is lost.
 
-    The lease is counted from before it was asked for, so that it never ends later here than
-    in the database.
+    Its time is counted from before the request, so it never ends later here than in the
+    database.
     """
     until = asked_at + seconds
     while True:
@@ -386,7 +386,7 @@ async def _renew(lease: Lease, seconds: float, asked_at: float, clock: Clock) ->
                 return
             continue
         if not asking.result():
-            # Completed by the handler itself, or lost: the handler's end tells which.
+            # The handler has completed it, or it is lost.
             if lease.completed:
                 continue
             return

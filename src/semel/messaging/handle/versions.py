@@ -1,4 +1,4 @@
-"""Versions of aggregates: skip the old, apply the next, notice the gap."""
+"""The versions of an aggregate: whether one is old, the next, or after a gap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from semel.messaging.settings import FIRST_VERSION
 
 
 class InSequence(StrEnum):
-    """How a version stands to the one that was applied last."""
+    """How a version relates to the one that was applied last."""
 
     OLD = "old"
     NEXT = "next"
@@ -23,7 +23,7 @@ def due_version(current: int | None, first: int = FIRST_VERSION) -> int:
 def in_sequence(version: int, current: int | None, first: int = FIRST_VERSION) -> InSequence:
     """Compare a message's version with the one that was applied last (None: none yet).
 
-    Before anything was applied nothing is old: a version before the *first* one begins the
+    Before a version was applied, none is old: a version lower than *first* begins the
     aggregate, too.
     """
     due = due_version(current, first)

@@ -1,9 +1,9 @@
-"""From the broker to the handler, and back.
+"""Receives messages from the broker, and settles them after they are handled.
 
 broker    what semel needs of a broker
 runner    the loop: fetch, handle, commit, settle
 lanes     what may run at once, and what may be committed
-offsets   telling the broker, and noting what became of every offset
-inbox     storing messages first, and handling them later
-crash     finding the message that kills its process
+offsets   commits offsets to the broker, and records the outcome of each
+inbox     stores messages first, and handles them later
+crash     finds the message that kills its process
 """

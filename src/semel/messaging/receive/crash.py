@@ -1,6 +1,6 @@
 """After a crash: find the message that kills its process, and quarantine it.
 
-A process that dies cannot say which message killed it.  Three things find out:
+A process that dies cannot report which message killed it.  Three parts find it:
 
     Membership   a row for each process: its partitions, and how many records it may have had.
                  The next owner of such a partition handles that many records alone.
@@ -8,15 +8,15 @@ A process that dies cannot say which message killed it.  Three things find out:
     guarded      note the try ─▶ commit ─▶ run ─▶ clear the note
                     └─ too many deaths ─▶ quarantine: parked, or a dead letter
 
-Only a death leaves a note behind: an exception, a stop's deadline and a database that refuses
-are survived.  A note counts once the process that wrote it is gone.
+Only a death leaves a note behind: after an exception, the deadline of a stop, or a refusal of
+the database, the process clears it.  A note counts when the process that wrote it is gone.
 
-    written ─▶ its writer runs: says nothing ─▶ cleared by it, or inherited when it is old
+    written ─▶ its writer runs: no death ─▶ the writer clears it, or another inherits an old one
        └─▶ its writer is gone: a death, the message is a suspect
 
-One rule clears the notes of messages that are over, whoever wrote them: a message that leaves
-the waiting table takes them along (`semel.messaging.failed.waiting.leave_waiting`), and
-`guarded` clears those of deliveries, which come again until they are acknowledged.
+When a message is over, the notes of all processes are cleared: for a waiting message in the
+transaction that removes it (`semel.messaging.failed.waiting.leave_waiting`), for a delivery by
+`guarded`, because a delivery comes again until it is acknowledged.
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ log = logging.getLogger("semel.messaging")
 
 
 PATIENCE_SECONDS: Final = 30.0
-"""How long work waits for a suspect, and a suspect for work: one may need the other to end."""
+"""How long work waits for a suspect, and a suspect for work.  Limited, because one may need the
+other in order to end."""
 
 
 _TRYING: Final[ContextVar[object | None]] = ContextVar("semel_trying", default=None)
-"""The try within which this code runs; the tasks that it begins have it, too."""
+"""The try in which this code runs; tasks that it starts inherit it."""
 
 
 class Turns:
-    """The turns of one process.
+    """Lets a suspect run while nothing else runs in the process.
 
-    Work that nobody suspects pays for two entries under a lock, and waits for nothing as long
-    as nobody is suspected.
+    Other work takes a lock twice, and does not wait as long as there is no suspect.
     """
 
     def __init__(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
@@ -98,26 +98,26 @@ class Turns:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: in a process that was just forked, nothing runs."""
+        """Reset the state: in a process that was just forked, nothing runs."""
         self._lock = threading.Lock()
         self._running: set[object] = set()
         self._stuck: set[object] = set()
-        """What of that no suspect waits for any more."""
+        """The running work that no suspect waits for any more."""
 
         self._suspects = 0
-        """How many wait for being alone, or are."""
+        """How many suspects wait to run alone, or run alone."""
 
         self._tried: object | None = None
-        """The try of a suspect that is made now."""
+        """The try of a suspect that runs now."""
 
         self._lets_pass = False
-        """Work that was held back too long runs beside this suspect."""
+        """Work that waited too long runs beside this suspect."""
 
         self._bells: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     @asynccontextmanager
     async def beside_others(self) -> AsyncIterator[None]:
-        """Run work that nobody suspects; waits while somebody else is tried alone."""
+        """Run work that is not a suspect; wait while a suspect is tried alone."""
         work = object()
         if not await self._until(lambda: self._begin(work), self._patience_seconds):
             with self._lock:
@@ -134,14 +134,13 @@ class Turns:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Run a suspect while nothing else runs; new work is held back meanwhile.
+        """Run a suspect while nothing else runs; new work waits meanwhile.
 
-        Two suspects never run at once.  Work that does not end within the patience is left
-        running beside the suspect, and not waited for again.
+        Two suspects never run at once.  Work that does not end within the patience runs on
+        beside the suspect, and later suspects do not wait for it.
 
         Raises:
-            Misuse: whoever tries a suspect, or a task that it began, tries another one meanwhile,
-                and would wait for itself.
+            Misuse: called within the try of another suspect, which would wait for itself.
         """
         if _TRYING.get() is self._tried is not None:
             raise Misuse("a suspect is tried alone: not within the try of another one")
@@ -176,7 +175,7 @@ class Turns:
         return True
 
     async def _until(self, is_so: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Wait until a condition, which may take what it finds, holds; False where it is late."""
+        """Wait until *is_so* returns True, which may change the state; False after *seconds*."""
         loop = asyncio.get_running_loop()
         by = None if seconds is None else loop.time() + seconds
         while True:
@@ -195,13 +194,13 @@ class Turns:
                     self._bells.remove(bell)
 
     def _ring(self) -> None:
-        """Let whoever waits look again."""
+        """Wake all waiting tasks, to check their conditions again."""
         if not self._bells:
             return
         with self._lock:
             bells, self._bells = self._bells, []
         for loop, bell in bells:
-            # A loop that was closed has nobody waiting any more.
+            # A closed loop raises; no task waits in it any more.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_answer, bell)
 
@@ -219,18 +218,19 @@ os.register_at_fork(after_in_child=TURNS.forget)
 
 
 class Writer:
-    """One worker of one consumer, which tries one thing after another.
+    """One worker of one consumer, which makes one try after another.
 
-    A process may have several, and one that came too late would take back what another noted.
+    A process may have several: without names of their own, one worker could clear the note that
+    another has just written.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.owed: set[str] = set()
-        """Of which messages it may have left a note that it could not take back yet."""
+        """The messages whose notes it could not clear yet."""
 
     async def pay(self, consumer: str, database: Database) -> None:
-        """Take back what it owes, if anything; between two tries, or at its end."""
+        """Clear the notes that it could not clear earlier; between two tries, or at its end."""
         with noting_as(self):
             await take_back(consumer, database, ())
 
@@ -240,7 +240,7 @@ _WRITER: Final[ContextVar[Writer | None]] = ContextVar("semel_writer", default=N
 
 @contextmanager
 def noting_as(writer: Writer) -> Iterator[None]:
-    """Write the notes of the block as those of one worker of this process."""
+    """Write the notes of the block under the name of one worker."""
     token = _WRITER.set(writer)
     try:
         yield
@@ -256,15 +256,15 @@ def _me() -> str:
 
 
 async def note_try(unit: Unit, consumer: str, message_id: str) -> int:
-    """Note that a message is about to be tried alone; return how many tries count, with this one.
+    """Note that a message is about to be tried alone; return how many tries count with this one.
 
-    More than one: all before it ended with the death of their process.
+    If more than one: each earlier try ended with the death of its process.
     """
     suspects = await note_tries(unit, consumer, [message_id])
     if message_id not in suspects:
         return 1
     if suspects[message_id].writer == _me():
-        # This worker survived it, and only could not clear its note.
+        # This worker survived the earlier try, and only could not clear its note.
         return suspects[message_id].tries
     return await unit.members.suspect(consumer, message_id, _me())
 
@@ -272,7 +272,7 @@ async def note_try(unit: Unit, consumer: str, message_id: str) -> int:
 async def note_tries(unit: Unit, consumer: str, message_ids: Collection[str]) -> Mapping[str, Note]:
     """Note one try of each of several messages, together; return the notes of the suspects.
 
-    A suspect's note stays as it is: it counts on when the suspect is tried alone.
+    The note of a suspect stays unchanged: it is counted up when the suspect is tried alone.
     """
     me = _me()
     suspects: dict[str, Note] = {}
@@ -286,9 +286,9 @@ async def note_tries(unit: Unit, consumer: str, message_ids: Collection[str]) ->
 
 
 async def _inherit(unit: Unit, consumer: str, message_id: str, note: Note) -> None:
-    """Replace an old note of a process that runs, and could not clear it, by one's own.
+    """Replace an old note, whose writer runs but could not clear it, by one of this worker.
 
-    While its writer handles the message it is locked or leased, and this is not reached.
+    While the writer handles the message, it is locked or leased, and this code is not reached.
     """
     if await unit.now() >= note.noted_at + LEFT_SECONDS:
         await unit.members.acquit_many(consumer, [message_id], note.writer)
@@ -304,9 +304,9 @@ async def outlived(unit: Unit, consumer: str, message_ids: Collection[str]) -> N
 async def outliving(
     consumer: str, database: Database, message_ids: Collection[str]
 ) -> AsyncIterator[None]:
-    """Clear the notes of messages however the block ends, unless the process dies.
+    """Clear the notes of messages when the block ends or raises: the process survived.
 
-    A database that refuses or a stop's deadline is no death.
+    A refusal of the database or the deadline of a stop is not a death.
     """
     async with unless_begun(consumer, database, message_ids):
         yield
@@ -317,9 +317,10 @@ async def outliving(
 async def unless_begun(
     consumer: str, database: Database, message_ids: Collection[str]
 ) -> AsyncIterator[None]:
-    """Clear the notes of messages if the block raises: nothing is tried then.
+    """Clear the notes of messages if the block raises: then nothing is tried.
 
-    Around the transaction that notes it, too: a commit whose answer was lost leaves the note.
+    It also encloses the transaction that writes the notes: a commit whose answer was lost may
+    have written them.
     """
     try:
         yield
@@ -329,12 +330,12 @@ async def unless_begun(
 
 
 async def take_back(
-    consumer: str, database: Database, message_ids: Collection[str], *, whoever: bool = False
+    consumer: str, database: Database, message_ids: Collection[str], *, of_all_writers: bool = False
 ) -> None:
     """Clear notes in a transaction of its own, if the database answers.
 
-    Where it does not, a note stays that says nothing while this process runs, and the worker
-    clears it together with its next ones.  *whoever* wrote them: for messages that are over.
+    If it does not, the notes stay.  They do not count while this process runs, and the worker
+    clears them with its next ones.  *of_all_writers*: for messages that are over.
     """
     writer = _WRITER.get()
     owed = set[str]() if writer is None else writer.owed
@@ -345,17 +346,17 @@ async def take_back(
     try:
         async with database.begin() as unit:
             await outlived(unit, consumer, now)
-            for message_id in message_ids if whoever else ():
+            for message_id in message_ids if of_all_writers else ():
                 await unit.members.acquit(consumer, message_id)
-    except Exception as error:  # noqa: BLE001  what became of the messages matters more
+    except Exception as error:  # noqa: BLE001  the outcome of the messages must not be lost
         why = {"consumer": consumer, "reason": reason_of(error)}
-        log.warning("a note of tries stays", extra=why)
+        log.warning("crash notes could not be cleared", extra=why)
     else:
         owed -= now
 
 
 async def forget_note(unit: Unit, consumer: str, message_id: str) -> None:
-    """Clear the note of a message that is over, unless its writer runs and may be at it."""
+    """Clear the note of a message that is over, unless its writer runs and may handle it."""
     note = (await unit.members.notes(consumer, [message_id])).get(message_id)
     if note is None:
         return
@@ -364,13 +365,16 @@ async def forget_note(unit: Unit, consumer: str, message_id: str) -> None:
 
 
 def is_gone(member: Member) -> bool:
-    """Tell whether a member's process surely runs no more; one that runs writes its row again."""
+    """Return whether a member's process is certainly gone.
+
+    A process that runs writes its row again if it was removed.
+    """
     owner = Owner.read(member.owner)
     return owner is not None and owner.is_gone()
 
 
 async def _is_gone(unit: Unit, consumer: str, note: Note) -> bool:
-    """Tell whether the writer of a note runs no more, as far as anybody can know."""
+    """Return whether the writer of a note is gone, as far as that can be known."""
     owner = Owner.read(note.writer)
     if owner is not None and owner.is_gone():
         return True
@@ -386,7 +390,7 @@ async def _is_gone(unit: Unit, consumer: str, note: Note) -> bool:
 
 
 class Membership:
-    """This process's row, and the partitions on which it is careful."""
+    """This process's row, and the partitions whose records it handles one at a time."""
 
     def __init__(
         self,
@@ -407,9 +411,9 @@ class Membership:
         self._suspects: dict[Partition, _Suspects] = {}
 
     async def work_on(self, partitions: frozenset[Partition]) -> None:
-        """Write which partitions this process works on, before it handles anything of them.
+        """Write which partitions this process works on, before it handles their records.
 
-        Returns at once where nothing changed.
+        Returns at once if nothing changed.
         """
         if partitions == self._entered:
             return
@@ -421,7 +425,7 @@ class Membership:
         self._entered = partitions
 
     async def give_up(self, partitions: Collection[Partition]) -> None:
-        """Take partitions off the row that nothing is in flight of any more."""
+        """Remove partitions from the row that have no records in flight any more."""
         left = self._entered - frozenset(partitions)
         if left != self._entered:
             await self._enter(left)
@@ -430,7 +434,7 @@ class Membership:
             self._suspects.pop(partition, None)
 
     async def renew(self) -> None:
-        """Make the row last."""
+        """Renew the row."""
         if self._entered:
             await self._enter(self._entered)
 
@@ -447,7 +451,7 @@ class Membership:
                 await unit.members.enter(member, self._seconds)
                 await unit.members.forget_expired(member.consumer)
             else:
-                # Nothing can be in flight: a row would only be left behind.
+                # Without partitions nothing is in flight, so no row is needed.
                 await unit.members.leave(member.consumer, member.name)
         reach(CrashPoint.MEMBER_ENTER_AFTER, self._consumer.name)
 
@@ -464,10 +468,10 @@ class Membership:
                 await self._suspect(partition, accused)
 
     async def _suspect(self, partition: Partition, others: Sequence[Member]) -> None:
-        """Be careful with whatever others may have had of a partition."""
+        """Handle the records that other processes may have had in flight one at a time."""
         at_most = max(other.in_flight for other in others)
         start = await self._subscription.committed(partition)
-        # What came behind this was never delivered to any of them.
+        # Records after this end were not delivered to any of them.
         end = await self._subscription.end(partition)
         self._suspects[partition] = _Suspects(at_most, end, others)
         if start >= end:
@@ -483,7 +487,7 @@ class Membership:
         )
 
     async def is_careful(self, at: Coordinates) -> bool:
-        """Tell whether a record is handled alone; the first one that is not ends it."""
+        """Return whether a record is handled alone; the first one that is not ends this mode."""
         suspects = self._suspects.get(at.place)
         if suspects is None:
             return False
@@ -493,7 +497,7 @@ class Membership:
         return True
 
     async def outlived(self, at: Coordinates) -> None:
-        """Count a record that was handled alone; the last one clears the other process's row."""
+        """Count a record that was handled alone; after the last one, clear the others' rows."""
         suspects = self._suspects.get(at.place)
         if suspects is None:
             return
@@ -502,7 +506,7 @@ class Membership:
             await self._clear(at.place)
 
     async def _clear(self, partition: Partition) -> None:
-        """Work on a partition as usual again: nothing that was in flight is left."""
+        """End the mode for a partition: all records that were in flight are handled."""
         me, name = self._owner.instance, self._consumer.name
         async with self._database.begin() as unit:
             for other in self._suspects[partition].of:
@@ -523,16 +527,16 @@ class Membership:
 
 @dataclass(slots=True)
 class _Suspects:
-    """What may have killed a process, in one partition."""
+    """The records of one partition that may have killed a process."""
 
     left: int
-    """How many records it may have had that were not handled alone yet."""
+    """How many of its records are not handled alone yet, at most."""
 
     end: int
-    """Behind the last record that it can have had."""
+    """The offset after the last record that it can have had."""
 
     of: Sequence[Member]
-    """Whose rows name the partition."""
+    """The members whose rows name the partition."""
 
 
 CRASHED: Final = "CRASHED"
@@ -542,20 +546,20 @@ Result = TypeVar("Result")
 
 
 class _Runs(Enum):
-    """Whether the handler will run, as far as the claim says."""
+    """Whether the handler will run, according to the claim."""
 
     YES = "yes"
     AGAIN = "again"
-    """For a duplicate, which is invoked."""
+    """Yes, for a duplicate that is invoked."""
 
     QUARANTINED = "quarantined"
-    """It would, for a duplicate that has killed: a dead letter says so."""
+    """No: the invoked duplicate has killed before, as its dead letter shows."""
 
     NOT = "not"
     """Not now; it comes back."""
 
     OVER = "over"
-    """No more, unless a person sends it back."""
+    """Never again, unless a person sends it back."""
 
     DONE = "done"
     """Never again: its effect is durable."""
@@ -566,35 +570,35 @@ async def _always(unit: Unit) -> _Runs:
 
 
 class Clear(Enum):
-    """Which notes go after a try that was survived."""
+    """Which notes are cleared after a try that the process survived."""
 
     OWN = "own"
     ALL = "all"
-    """It is over, and no attempt comes that could clear the notes of workers that die."""
+    """Those of all workers: the message is over, and no later attempt could clear them."""
 
     CLEARED = "cleared"
-    """The transaction that ended the message has cleared them."""
+    """None: the transaction that ended the message has cleared them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Something that may kill the process, and what to do if it does."""
+    """Work that may kill the process, and what to do if it does."""
 
     id: str
-    """Under which its tries are noted."""
+    """The id under which its tries are noted."""
 
     deaths: int
-    """How many tries that ended with a death quarantine it."""
+    """After this many tries that ended with a death, it is quarantined."""
 
     quarantine: Callable[[Unit, _Runs], Awaitable[Outcome | None]]
-    """Quarantines it in the open transaction; None where it is over by now."""
+    """Quarantines it in the open transaction; returns None if it is over by now."""
 
     tell: Callable[[Outcome], None] = lambda outcome: None
-    """Hears of the quarantine once it is durable."""
+    """Called after the quarantine is durable."""
 
     runs: Callable[[Unit], Awaitable[_Runs]] = _always
     is_alone: bool = True
-    """False: other work runs beside it, and it is refused where it has killed before."""
+    """False: other work runs beside it, and it is refused if it has killed before."""
 
 
 class IsSuspected(Exception):
@@ -608,9 +612,9 @@ async def guarded(
     run: Callable[[], Awaitable[Result]],
     clears: Callable[[Result], Clear] = lambda result: Clear.OWN,
 ) -> Result | Outcome:
-    """Run something that may kill the process, with a note of the try; or quarantine it.
+    """Run work that may kill the process, with a note of the try; or quarantine it.
 
-    The result says which notes it *clears*.
+    *clears* returns for a result which notes to clear.
 
     Raises:
         IsSuspected: it has to be tried alone; nothing was noted.
@@ -640,7 +644,7 @@ async def guarded(
         result = await run()
     match clears(result):
         case Clear.ALL if runs not in (_Runs.OVER, _Runs.DONE):
-            await take_back(name, database, [suspect.id], whoever=True)
+            await take_back(name, database, [suspect.id], of_all_writers=True)
         case Clear.OWN | Clear.ALL:
             await take_back(name, database, noted)
         case Clear.CLEARED:
@@ -657,9 +661,8 @@ async def handle_record(
 ) -> Outcome:
     """Read and handle a record that may kill the process; quarantine it if it did so too often.
 
-    A message is parked.  What kills while it is read is no message yet: its bytes become a
-    dead letter, as those of any record that cannot be read.  *quarantined* hears of what was
-    durably quarantined, and not handled.
+    A message is parked.  A record that kills while it is read is dead-lettered as bytes, like any
+    record that cannot be read.  *quarantined* is called after the quarantine is durable.
     """
     limit = consumer.settings.poison_attempts
     reason = f"the process died {limit} times while it read this record alone"
@@ -669,7 +672,7 @@ async def handle_record(
         return await write_unreadable(unit, consumer, unread)
 
     def tell_unread(outcome: Outcome) -> None:
-        # The letter only says that it cannot be read.
+        # The outcome shows only that the record cannot be read, not that it kills.
         EVENTS.measure(Metric.POISON, record.at.topic, "")
         quarantined(unread, outcome)
 
@@ -678,7 +681,7 @@ async def handle_record(
 
     reading = Suspect(unread.id, limit, quarantine, tell_unread)
     async with TURNS.alone():
-        # Once it is read, reading it does not kill: every note of that is cleared.
+        # After a successful read, reading does not kill: clear all notes of reading.
         arrival = await guarded(consumer, database, reading, read, lambda read: Clear.ALL)
         if isinstance(arrival, Unreadable):
             return await handle(arrival)
@@ -699,11 +702,11 @@ async def handle_waiting(
 ) -> Outcome:
     """Read and handle a waiting message; park it if it kills too often.
 
-    No process's row says that it is in flight, so its try is always noted first.  Only after
-    a death is it handled alone.  What another owner holds under a living lease is neither
-    tried nor parked.
+    The members' rows do not cover waiting messages, so each try is noted first.  Only after a
+    death is it handled alone.  A message that another owner has leased is neither tried nor
+    parked.
     """
-    # The first death is not its own for sure: others ran beside it.
+    # One more: other work ran beside the first try, and may have caused that death.
     limit = consumer.settings.poison_attempts + 1
     suspect = _message(consumer, unread(waiting), limit, from_waiting=True)
     with suppress(IsSuspected):
@@ -715,13 +718,14 @@ async def handle_waiting(
 
 
 def _delivered(outcome: Outcome) -> Clear:
-    # What waits for its retry has a next attempt, whose note may stand by now.
+    # A message that waits for its retry may be tried by another worker already: keep its note.
     is_over = isinstance(settlement(outcome), Ack) and not isinstance(outcome, RetryStored)
     return Clear.ALL if is_over else Clear.OWN
 
 
 def _waited(outcome: Outcome) -> Clear:
-    # These leave the waiting table; of another outcome, another worker may be the cause.
+    # These outcomes remove the message, and its notes, from the tables.  After any other outcome
+    # another worker may be trying it.
     return Clear.CLEARED if isinstance(outcome, Handled | DeadLettered) else Clear.OWN
 
 
@@ -748,7 +752,7 @@ async def _runs(unit: Unit, consumer: Consumer, message: Message, *, from_waitin
     row = await unit.claims.look_up(consumer.name, message.id)
     no = None if row is None else refusal(row, message.digest, await unit.now())
     if invokes(consumer, no):
-        # Its claim stays COMPLETED, whatever it does: only the letter tells that it kills.
+        # Its claim stays COMPLETED in every case: only the dead letter shows that it kills.
         letter = await unit.dead_letters.get(consumer.name, message.id)
         killed = letter is not None and letter.error_code == CRASHED
         return _Runs.QUARANTINED if killed else _Runs.AGAIN
@@ -772,9 +776,9 @@ async def _quarantine(
     failure = Classified(FailureClass.POISON, CRASHED, reason, "")
     attempt = Attempt(consumer, message.tried(limit), from_waiting=from_waiting)
     if runs is _Runs.AGAIN:
-        # Its effect is durable, so there is nothing to park; what it sends may be lost.
+        # Its effect is durable, so there is nothing to park; but what it sends may be lost.
         attempt.message = attempt.message.repeated()
         return await attempt.write_failure(unit, failure)
-    # It may have been leased since it was looked at.
+    # Another owner may have leased it since its claim was read.
     attempt.fence = await fence_to_park(unit, consumer, ClaimRequest.of(message))
     return await attempt.park(unit, failure)

@@ -3,14 +3,14 @@
     store_and_handle   begin ─▶ store ─▶ handle ─▶ mark processed ─▶ commit ─▶ (ack)
     store              begin ─▶ store ─▶ commit ─▶ (ack)       … and an inbox's worker, later
 
-An id is stored once for each consumer.  Acknowledge after the answer: by then the message is
-durable here, or its effect is.  The worker takes stored messages from the table:
+An id is stored once for each consumer.  Acknowledge after the answer: then the message or its
+effect is durable.  The worker takes stored messages from the table:
 
     take ─▶ handle, each in a savepoint ─▶ commit        a batch, in normal operation
     take ─▶ note the try ─▶ commit ─▶ handle alone       after an unclean stop
 
-A worker's row, which a clean stop removes, says how many messages it had; the next worker that
-finds the row handles that many alone, and one that kills too often is a dead letter
+A worker's row, which a clean stop removes, has the number of its messages in flight.  The next
+worker that finds the row handles that many alone, and dead-letters one that kills too often
 (`semel.messaging.receive.crash`).
 """
 
@@ -87,11 +87,11 @@ class Inbox:
     """The inbox of one consumer."""
 
     def __init__(self, consumer: Consumer, database: Database) -> None:
-        """Name the consumer.
+        """Use *consumer*.
 
         Raises:
             Misuse: it takes batches or leases, checks versions, parks messages, or is called for
-                duplicates: an inbox does none of it.
+                duplicates: an inbox supports none of these.
         """
         if consumer.takes_batches or consumer.settings.versioned:
             raise Misuse(
@@ -119,13 +119,13 @@ class Inbox:
     async def store(self, message: Message) -> Stored | NotNew:
         """Make a message durable, to be handled by an `semel.messaging.receive.inbox.InboxWorker`.
 
-        Acknowledge after any answer: the message is here, was here before, or is kept among
-        the dead letters because its id is known with another payload.  Where a replay handled
-        it before it came, its claim says so: then it is not stored.
+        Acknowledge after any answer: the message is stored, was stored before, or is dead-lettered
+        because its id is known with another payload.  If a replay handled it before it came, its
+        claim shows that, and it is not stored.
 
         Raises:
             Retryable: nothing was stored; do not acknowledge.
-            InDoubt: nobody knows; do not acknowledge, storing it again is safe.
+            InDoubt: the commit is unknown; do not acknowledge, storing it again is safe.
         """
         async with self.database.begin() as unit:
             known = await self._known(unit, message)
@@ -133,7 +133,7 @@ class Inbox:
         reach(CrashPoint.MESSAGE_COMMIT_AFTER, self.consumer.name)
         tell_received(message, self.consumer.name)
         if known is None:
-            # Its worker tells what becomes of it.
+            # No event here: the worker reports the outcome.
             return Stored()
         tell(message, known, self.consumer.name)
         return known
@@ -141,13 +141,13 @@ class Inbox:
     async def store_and_handle(self, message: Message) -> Handled | NotNew:
         """Store and handle a message in one transaction.
 
-        Whatever the handler raises is raised here, and nothing is kept: the broker delivers
-        the message again.  A violated constraint of the handler's own tables is such a
-        failure, never a duplicate.
+        An exception of the handler is raised here, and nothing is kept: the broker delivers the
+        message again.  A violated constraint of the handler's own tables is such a failure,
+        never a duplicate.
 
         Raises:
             Retryable: nothing happened; do not acknowledge.
-            InDoubt: nobody knows; do not acknowledge, the next delivery finds out.
+            InDoubt: the commit is unknown; do not acknowledge, the next delivery finds out.
         """
         began = SYSTEM_CLOCK.monotonic()
         async with self.database.begin() as unit:
@@ -162,10 +162,10 @@ class Inbox:
         return answer
 
     async def _known(self, unit: Unit, message: Message) -> NotNew | None:
-        """Store a message; say what is known of its id where it is not new.
+        """Store a message; return what is known of its id if it is not new.
 
-        Its claim is looked at behind that: a replay that is handling the message has its place
-        in the inbox, so that storing it waits until the claim can be seen.
+        Read the claim only after storing: a replay that handles the message holds its row in the
+        inbox, so storing waits until the replay's claim is visible.
         """
         name = self.consumer.name
         if await unit.inbox.store(InboxMessage.of(name, message)):
@@ -177,7 +177,7 @@ class Inbox:
         known = await unit.inbox.get(name, message.id)
         if known is None:
             # Retention deleted it between two statements.
-            raise Retryable(f"consumer {name}: message {message.id!r} just left")
+            raise Retryable(f"consumer {name}: message {message.id!r} was deleted just now")
         if known.payload_hash and known.payload_hash != message.digest:
             return await write_conflict(unit, self.consumer, message, known.payload_hash)
         why = "duplicate" if known.processed_at is not None else "stored before"
@@ -186,8 +186,8 @@ class Inbox:
     async def _claimed(self, unit: Unit, message: Message, claim: ClaimRow) -> NotNew | None:
         """Answer for a message that has a claim and was never stored; None: it may be stored.
 
-        Nothing in an inbox claims: whoever did so handled it without one, as a replay of the
-        broker's records does, and may still have it in the waiting room.
+        An inbox does not claim: the claim is from code that handles messages without an inbox,
+        such as a replay of the broker's records, and may still have it in the waiting table.
         """
         name = self.consumer.name
         match refusal(claim, message.digest, await unit.now()):
@@ -200,7 +200,7 @@ class Inbox:
             case Parked():
                 return Refused("parked")
             case HeldElsewhere(owner):
-                raise Retryable(f"consumer {name}: {owner} is at message {message.id!r}")
+                raise Retryable(f"consumer {name}: {owner} is handling message {message.id!r}")
             case _:
                 waits = await unit.waiting.get(name, message.id)
                 return None if waits is None else Skipped("stored before")
@@ -217,7 +217,7 @@ async def handle(unit: Unit, attempt: Attempt) -> Any:
 
 
 def message_of_inbox(consumer: Consumer, stored: InboxMessage) -> Message:
-    """Make the message again that was stored.
+    """Rebuild a Message from a stored row.
 
     Raises:
         Undecodable: its payload cannot be read; it is a dead letter.
@@ -238,14 +238,14 @@ ROW_SECONDS: Final = 60.0
 
 
 PLACE: Final = Partition("inbox", 0)
-"""What a worker's row names: an inbox has no partitions."""
+"""The partition in a worker's row, because an inbox has none."""
 
 
 class InboxWorker:
     """Handles stored messages, those of one key in the order of their arrival.
 
-    Any number may work on one inbox.  A batch is one transaction with a savepoint for each
-    message; what a crash interrupts is taken again.
+    Any number of workers may share one inbox.  A batch is one transaction with a savepoint for
+    each message; after a crash its messages are taken again.
     """
 
     def __init__(
@@ -267,9 +267,9 @@ class InboxWorker:
         self._is_stopped = False
 
     async def run(self) -> None:
-        """Handle what is due until `stop`; a database that does not answer is asked again.
+        """Handle what is due until `stop`; try again if the database does not answer.
 
-        So is one that refuses: the log says what, every time.
+        Also if it refuses: then each refusal is logged.
         """
         while not self._is_stopped:
             self._bell.clear()
@@ -298,12 +298,12 @@ class InboxWorker:
         await self._leave()
 
     def stop(self) -> None:
-        """Finish the batch in hand; `run` returns then."""
+        """Finish the current batch, then return from `run`."""
         self._is_stopped = True
         self._bell.set()
 
     def wake(self) -> None:
-        """Look for new messages now; on the worker's own loop."""
+        """Look for new messages now; call it on the worker's event loop."""
         self._bell.set()
 
     async def work_once(self) -> int:
@@ -348,7 +348,7 @@ class InboxWorker:
         )
 
     async def _work(self, limit: int, only: str | None = None) -> int:
-        """Handle what is due; with *only*, nothing but this message, which was outlived then."""
+        """Handle what is due; with *only*, just this message, and clear its crash note."""
         taken: Sequence[InboxMessage] = ()
         ended: list[_Ended] = []
         try:
@@ -365,7 +365,7 @@ class InboxWorker:
         except Exception as error:
             if not taken:
                 raise
-            # A constraint that is checked at the commit, which does not say whose it is.
+            # A deferred constraint failed at the commit, which does not name the message.
             if len(taken) > 1:
                 return sum([await self._work(1) for _ in taken])
             async with self.database.begin() as unit:
@@ -384,19 +384,19 @@ class InboxWorker:
             message = message_of_inbox(self.consumer, stored)
             async with unit.savepoint():
                 outcome = Handled(await handle(unit, Attempt(self.consumer, message)))
-        except Exception as error:  # noqa: BLE001  whatever a handler raises is classified
+        except Exception as error:  # noqa: BLE001  every exception of a handler is classified
             outcome = await self._fail(unit, stored, error)
         return _Ended(stored, outcome, SYSTEM_CLOCK.monotonic() - began)
 
     async def _fail(self, unit: Unit, stored: InboxMessage, error: Exception) -> Outcome | None:
-        """Write a failed attempt, and a dead letter where it was the last.
+        """Write a failed attempt, and a dead letter if it was the last.
 
-        None, and nothing written, where others have handled the message meanwhile.
+        None, and nothing written, if another worker has handled the message meanwhile.
         """
         consumer = self.consumer
         failure = classify(consumer, self.database, error)
         if isinstance(error, Undecodable):
-            # As a delivery that cannot be read is filed.
+            # The same code as for a delivery that cannot be read.
             failure = replace(
                 failure, failure_class=FailureClass.SCHEMA, code="DESERIALIZATION_FAILED"
             )
@@ -415,8 +415,8 @@ class InboxWorker:
     ) -> Outcome | None:
         name, why = self.consumer.name, f"{failure.code}: {failure.reason}"
         attempts = await unit.inbox.failed(name, stored.message_id, why, None)
-        # Nobody can change it any more before the commit; somebody may have erased it before,
-        # or handled it after the attempt's own transaction was taken back.
+        # The row is locked until the commit.  But before that the message may have been erased, or
+        # handled by another worker after the attempt's own transaction was rolled back.
         kept = await keep_attempt_of_inbox(unit, name, stored.message_id, failure)
         if kept is None:
             return None
@@ -441,7 +441,7 @@ class InboxWorker:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """One attempt of a transaction, to be told when that is kept."""
+    """One attempt of a transaction; its event is emitted after the commit."""
 
     stored: InboxMessage
     outcome: Outcome | None
@@ -449,7 +449,7 @@ class _Ended:
 
 
 class _Row:
-    """The row that says that a worker runs, and what others left behind."""
+    """The row of a running worker, and the number of suspects that others left."""
 
     def __init__(self, consumer: str, database: Database, in_flight: int, clock: Clock) -> None:
         self.suspects = 0
@@ -464,7 +464,7 @@ class _Row:
         self._renew_at = 0.0
 
     async def keep(self) -> None:
-        """Write the row before anything is handled, and renew it while there is work."""
+        """Write the row before any message is handled, and renew it while there is work."""
         if self._member is not None and self._clock.monotonic() < self._renew_at:
             return
         renew_at = self._clock.monotonic() + ROW_SECONDS / 3
@@ -486,7 +486,7 @@ class _Row:
             log.warning("unclean stop found: one message at a time", extra=nouns)
 
     async def outlived(self, messages: int) -> None:
-        """Count messages that were handled alone; the last one, or none, ends it."""
+        """Count messages that were handled alone; the last one, or 0, ends this mode."""
         self.suspects = self.suspects - messages if messages else 0
         if self.suspects <= 0:
             self.suspects = 0

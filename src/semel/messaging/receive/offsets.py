@@ -1,20 +1,20 @@
-"""The offsets of a subscription: what became of each, and what the broker is told.
+"""The offsets of a subscription: the outcome of each, and what is committed to the broker.
 
     outcomes of a fetch ─▶ their marks, durable ─▶ commit the next offset of each partition
                         └▶ a message that comes back: seek to it, pause until it is due
 
-The marks of a fetch are written by the transaction of its batch, where one transaction handles
-all of it (`FetchMarks`), and by one of their own otherwise.  An offset is never marked before
-its message is durable, and never committed before it is marked.
+If one transaction handles a whole fetch, it also writes the marks (`FetchMarks`); otherwise a
+transaction of their own does.  An offset is never marked before its message is durable, and
+never committed before it is marked.
 
-Further marks say what becomes of a message that outlives its delivery in our own tables:
+Further marks follow a message that stays in our own tables after its delivery:
 
-    comes into the waiting table, or among the dead letters    KEPT
+    enters the waiting table, or is dead-lettered              KEPT
     is handled, skipped, deleted there                         HANDLED, SKIPPED, DELETED
     leaves because another delivery of it ended                DUPLICATE, REFUSED
 
-Always in the transaction that does so: the audit takes an offset that was kept, did not end
-and is nowhere for lost.
+They are written in the transaction that makes the change: the audit reports a message as lost
+that was kept, has not ended, and is in no table.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Kept: TypeAlias = WaitingMessage | DeadLetter
 
 
 async def mark(unit: Unit, consumer: str, what: Mark, *places: Coordinates | None) -> None:
-    """Note what became of offsets; messages that came from no broker have none."""
+    """Mark offsets; a message that did not come from a broker has none."""
     by_partition: dict[Partition, set[int]] = {}
     for at in places:
         if at is not None:
@@ -70,9 +70,9 @@ async def mark(unit: Unit, consumer: str, what: Mark, *places: Coordinates | Non
 async def mark_kept(
     unit: Unit, consumer: str, came_from: Coordinates | None, kept: Kept | None
 ) -> None:
-    """Note that a message that came from an offset is kept: for it, or for an earlier delivery.
+    """Mark that a message is kept: for this offset, or for an earlier delivery.
 
-    *kept* is what the tables have of it; the first delivery's coordinates stay there.
+    *kept* is its row, which keeps the coordinates of the first delivery.
     """
     is_its_own = kept is not None and kept.source == came_from
     await mark(unit, consumer, Mark.KEPT if is_its_own else Mark.REFUSED, came_from)
@@ -80,7 +80,7 @@ async def mark_kept(
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A message that leaves the waiting room or the dead letters, and why."""
+    """A message that leaves the waiting table or the dead letters, and why."""
 
     message_id: str
     came_from: Coordinates | None
@@ -88,7 +88,7 @@ class Ended:
 
 
 async def mark_ends(unit: Unit, consumer: str, ended: Sequence[Ended]) -> None:
-    """Note how messages ended; nothing of those that stay in our tables."""
+    """Mark how messages ended; not those that stay in our tables."""
     for end in (Mark.HANDLED, Mark.DUPLICATE):
         await mark(unit, consumer, end, *(e.came_from for e in ended if end_of(e.outcome) is end))
     for one in ended:
@@ -98,10 +98,10 @@ async def mark_ends(unit: Unit, consumer: str, ended: Sequence[Ended]) -> None:
 
 
 def noted(outcome: Outcome) -> str:
-    """Return what the range of a delivery says.
+    """Return the outcome that the range of a delivery records.
 
-    A message that waits already is kept for an earlier delivery, whose offset is marked; it
-    may be the same one, before a crash.
+    A message that waits already is kept for an earlier delivery, whose offset is marked.  That
+    may be the same delivery, before a crash.
     """
     if isinstance(outcome, RetryStored) and outcome.failure is None:
         return Told.TERMINAL_FAILURE.value
@@ -114,20 +114,20 @@ class _Place:
 
     watermark: Watermark
     position: int
-    """Behind the last offset whose outcome is kept."""
+    """The offset after the last one whose outcome is written."""
 
     committed: int
     outcomes: dict[int, str] = field(default_factory=dict)
-    """Of records behind *position*, until the watermark passes them."""
+    """The outcomes of records from *position* on, until the watermark passes them."""
 
     def note(self, offset: int, outcome: Outcome) -> None:
-        """Remember what became of a record, unless its mark is written."""
+        """Remember the outcome of a record, unless its mark is written."""
         if offset >= self.position:
-            # What it became first: a redelivery only finds that out again.
+            # Keep the first outcome: a redelivery only finds a duplicate.
             self.outcomes.setdefault(offset, noted(outcome))
 
     def marked(self, end: int) -> None:
-        """Forget what is written: everything before *end*."""
+        """Forget the outcomes before *end*: they are written."""
         self.position = max(self.position, end)
         self.outcomes = {o: t for o, t in self.outcomes.items() if o >= end}
 
@@ -149,7 +149,7 @@ class FetchMarks:
         self._ends: list[tuple[_Place, int]] = []
 
     async def write(self, unit: Unit, outcomes: Sequence[Outcome]) -> None:
-        """Write what the watermarks will pass once this transaction is committed."""
+        """Write the marks up to the watermarks that this transaction will reach."""
         self._ends = []
         fetched = {**self._settled, **dict(zip(self._batch, outcomes, strict=True))}
         acked: dict[Partition, dict[int, str]] = {}
@@ -168,7 +168,7 @@ class FetchMarks:
             await unit.outcomes.record(self._consumer, ranges)
 
     def are_durable(self) -> None:
-        """Count them as written; call it after the commit, and only then."""
+        """Count the marks as written; call it only after the commit."""
         reach(CrashPoint.OUTCOMES_AFTER, self._consumer)
         for place, end in self._ends:
             place.marked(end)
@@ -197,23 +197,23 @@ class Settling:
         place.watermark.deliver(at.offset)
 
     def forget(self, partitions: Collection[Partition]) -> None:
-        """Let go of partitions that are no longer ours."""
+        """Release partitions that are no longer assigned."""
         for partition in partitions:
             self._places.pop(partition, None)
             self._resume_at.pop(partition, None)
 
     def keep_only(self, partitions: Collection[Partition]) -> None:
-        """Forget all partitions but these: the others went while nobody looked."""
+        """Forget all partitions but these: the others were revoked without a notice."""
         self.forget([*(self._places.keys() | self._resume_at.keys()) - set(partitions)])
 
     async def settle(self, outcomes: Mapping[Coordinates, Outcome]) -> None:
         """Commit what is settled, and bring back what is not.
 
-        A commit that fails is made up for by the next one: what it would have said is durable
-        in the database, and a redelivery finds it there.
+        If a commit fails, the next one includes its offsets.  A redelivery meanwhile is a
+        duplicate, because the outcomes are durable in the database.
 
         Raises:
-            Fenced: a partition went; whatever is left must be fetched from its committed offset.
+            Fenced: a partition was lost; fetch the others from their committed offsets again.
         """
         back: dict[Partition, tuple[int, float]] = {}
         for at, outcome in sorted(outcomes.items()):
@@ -278,7 +278,7 @@ class Settling:
             return
         reach(CrashPoint.SETTLE_AFTER, self._consumer)
         for partition, offset in offsets.items():
-            # It may have gone while the broker was asked.
+            # The partition may have been revoked during the call to the broker.
             if partition in self._places:
                 self._places[partition].committed = offset
         self._count(offsets, "ok")
@@ -298,7 +298,7 @@ class Settling:
             self._resume_at[partition] = self._clock.monotonic() + seconds
 
     def resume_due(self) -> float | None:
-        """Take partitions in again whose time has come; return the seconds to the next one."""
+        """Resume partitions whose pause has ended; return the seconds until the next one."""
         now = self._clock.monotonic()
         for partition in [p for p, at in self._resume_at.items() if at <= now]:
             del self._resume_at[partition]
@@ -306,9 +306,9 @@ class Settling:
         return min(self._resume_at.values()) - now if self._resume_at else None
 
     async def measure_lag(self) -> None:
-        """Say how far each assigned partition is behind its end, whether anything came or not.
+        """Measure how far each assigned partition is behind its end.
 
-        May be called while others settle: it changes nothing.
+        It may be called at any time, because it changes nothing.
         """
         group = self._subscription.group
         for partition in sorted(self._subscription.assignment):

@@ -1,13 +1,10 @@
 """The loop of a service: fetch, handle, commit the database, then settle with the broker.
 
-The measuring of the lag, beside the work: a handler that hangs must not hide it.
-
-The loop of a service: fetch, handle, commit the database, then settle with the broker.
-
     fetch ─▶ read ─▶ lanes per key ─▶ claim + handle + commit ─▶ settle ─▶ fetch …
 
-It ends a batch before it fetches the next one, so what may be committed is
-always known; several lanes run at once inside a batch.
+It finishes a fetch before the next one, so it always knows which offsets may be committed;
+several lanes run at once inside a fetch.  A separate task measures the lag, so that a handler
+that hangs does not hide it.
 """
 
 from __future__ import annotations
@@ -45,12 +42,12 @@ from semel.policy.vocabulary import Duplicates, Mode
 log = logging.getLogger("semel.messaging")
 
 
-# However often somebody wants it measured, the broker has other things to answer.
+# A lower limit for the setting, because each measurement asks the broker.
 LEAST_SECONDS: Final = 0.05
 
 
 class LagWatch:
-    """Events the lag from time to time, and at once where other partitions are assigned."""
+    """Measures the lag at intervals, and at once when other partitions are assigned."""
 
     def __init__(
         self, consumer: str, measure: Callable[[], Awaitable[None]], seconds: float
@@ -62,14 +59,14 @@ class LagWatch:
         self._bell = asyncio.Event()
 
     def assigned(self, partitions: Collection[Partition]) -> None:
-        """Hear which partitions are ours now."""
+        """Note which partitions are assigned now."""
         if self._assigned != partitions:
             self._assigned = frozenset(partitions)
             self._bell.set()
 
     @asynccontextmanager
     async def beside(self) -> AsyncIterator[None]:
-        """Measure as long as the body runs; a failure to do so is logged, and nothing else."""
+        """Measure while the block runs; a failed measurement is only logged."""
         task = asyncio.create_task(self._run())
         try:
             yield
@@ -80,7 +77,7 @@ class LagWatch:
         while True:
             await rung(self._bell, self._seconds)
             self._bell.clear()
-            # The broker is only asked where somebody listens.
+            # Ask the broker only if metrics are collected.
             if EVENTS.is_measured:
                 await self._once()
 
@@ -154,7 +151,8 @@ class Runner:
                 async with self._lag.beside():
                     while not self._stopping.is_set():
                         if retrying.done():
-                            # Nothing that waits would be handled any more, unnoticed.
+                            # Raise its error: otherwise waiting messages would silently not be
+                            # handled any more.
                             retrying.result()
                         await self._pass()
             finally:
@@ -166,7 +164,7 @@ class Runner:
             await self.subscription.close()
 
     async def _end(self, retrying: asyncio.Task[None]) -> None:
-        """Let the message that is being retried end within the deadline, too."""
+        """Let the running retry end within the deadline, too."""
         self._retries.stop()
         try:
             if not retrying.done():
@@ -189,7 +187,7 @@ class Runner:
                 loop.remove_signal_handler(number)
 
     def stop(self) -> None:
-        """Finish the batch at hand within the deadline, then return from `run`."""
+        """Finish the current batch within the deadline, then return from `run`."""
         if not self._stopping.is_set():
             self._stop_by = self._clock.monotonic() + self.settings.stop_seconds
         self._stopping.set()
@@ -204,7 +202,7 @@ class Runner:
                     return
 
     async def _pass(self) -> bool:
-        """Fetch once and handle what came; False where nothing did."""
+        """Fetch once and handle the records; False if there were none."""
         try:
             if self._begins_again:
                 await self._begin_again()
@@ -212,7 +210,7 @@ class Runner:
             wait = self.settings.wait_seconds
             wait = wait if due_in is None else min(wait, max(due_in, 0.0))
             records = await self.subscription.fetch(self.settings.max_records, wait)
-            # From here on a revocation waits: what was fetched is settled before it goes.
+            # From here on a revocation waits until the fetched records are settled.
             self._idle.clear()
             self._settling.keep_only(self.subscription.assignment)
             await self._membership.work_on(self.subscription.assignment)
@@ -243,10 +241,10 @@ class Runner:
         await rung(self._stopping, self.consumer.settings.held_retry_seconds)
 
     async def _begin_again(self) -> None:
-        """Go back to what is committed: what was fetched and not settled must come again.
+        """Go back to the committed offsets, so that unsettled records are fetched again.
 
-        Nothing is fetched before this has succeeded: behind a record that nobody settled, the
-        next commit would pass it.
+        Nothing is fetched before this has succeeded: the next commit would otherwise pass the
+        unsettled records, and lose them.
         """
         self._settling.keep_only(frozenset())
         for partition in self.subscription.assignment:
@@ -278,8 +276,8 @@ class Runner:
     async def _cancel(self, *tasks: asyncio.Task[Any]) -> None:
         """Cancel what still runs, and wait a while for its end.
 
-        What goes on all the same is left behind, and this process's row with it: whoever gets
-        its partitions is careful, as after a crash.
+        A task that ignores the cancellation is left running, and this process's row stays: the
+        next owner of its partitions handles records one at a time, as after a crash.
         """
         try:
             await end(tasks, self.settings.cancel_seconds)
@@ -292,15 +290,15 @@ class Runner:
                 )
 
     async def _revoked(self, partitions: Collection[Partition]) -> None:
-        """Let the batch end, so that its offsets are committed before the partitions go."""
+        """Wait for the batch, so that its offsets are committed before the revocation."""
         try:
             async with asyncio.timeout(self.settings.stop_seconds):
                 await self._idle.wait()
                 if not self._left_behind:
-                    # Whoever gets them next need not be careful.
+                    # Nothing is in flight: the next owner need not handle records one at a time.
                     await self._membership.give_up(partitions)
         except (TimeoutError, Retryable, InDoubt):
-            pass  # whoever gets them next is careful
+            pass  # the row stays: the next owner handles records one at a time
         except Exception as error:
             if not is_refusal(self.database, self.consumer.name, error):
                 raise
@@ -329,7 +327,7 @@ class Runner:
     async def _carefully(
         self, records: Sequence[Record], outcomes: dict[Coordinates, Outcome]
     ) -> list[Record]:
-        """Read and handle suspects one at a time; return the records that are none."""
+        """Read and handle suspects one at a time; return the records that are not suspects."""
         rest: list[Record] = []
         blocked: set[Partition] = set()
         for record in records:
@@ -416,7 +414,7 @@ class Runner:
         began = self._clock.monotonic()
         marks = None
         if is_only and messages:
-            # The outcomes of unreadable records and of suspects are durable by now.
+            # The outcomes of unreadable records and of suspects are durable already.
             marks = self._settling.marks(outcomes, [_at(message) for message in messages])
         found = await consume_many(self.consumer, self.database, messages, marks)
         each = (self._clock.monotonic() - began) / max(len(messages), 1)
@@ -426,10 +424,10 @@ class Runner:
 
 
 def _check(consumer: Consumer, settings: RunnerSettings) -> None:
-    """Refuse what a mode cannot do.
+    """Check that the consumer's settings fit the mode of the runner.
 
     Raises:
-        Misuse: says what it is.
+        Misuse: they do not.
     """
     is_leased = settings.mode is Mode.LEASED
     if consumer.mode is not None and (consumer.mode is Mode.LEASED) != is_leased:
