@@ -31,7 +31,8 @@ test: check java ## Check, then run the tests with real services; ARGS="-k name"
 .PHONY: test-fast
 test-fast: $(VENV)/dev.stamp ## Run what needs no service and no JVM, in two minutes: for the inner loop.
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not (spark or kafka or postgres or kill or slow or soak)" \
-		tests/unit tests/contracts tests/test_architecture.py tests/test_exports.py $(ARGS)
+		tests/unit tests/contracts tests/messaging/handle tests/messaging/failed tests/test_*.py \
+		--ignore=tests/test_docs.py $(ARGS)
 
 .PHONY: soak
 soak: $(VENV)/dev.stamp java ## Run the tests that take minutes: random kills for a long time.

@@ -150,6 +150,7 @@ async def approve_delete(
             came_from = waiting.source if waiting else None
             if not await unit.waiting.remove(consumer, message_id):
                 raise NoSuchMessage(consumer, message_id, WAITING)
+            await unit.members.acquit(consumer, message_id)
             await need_no_live_lease(unit, consumer, message_id)
             # Another operator may have fixed it between the two statements.
             revisions = await unit.revisions.of(consumer, message_id)

@@ -497,6 +497,7 @@ async def _close(unit: OperatorUnit, message: WaitingMessage) -> bool:
     if row is not None and row.state is ClaimState.COMPLETED:
         # A delivery was quicker than the retry worker: there is nothing left to decide.
         await unit.waiting.remove(consumer, message_id)
+        await unit.members.acquit(consumer, message_id)
         await mark(unit, consumer, Mark.DUPLICATE, message.source)
     elif not is_held and (row is None or row.error_code != ERASED):
         await overrule(unit, consumer, message_id, Failure(ClaimState.PARKED, attempts, ERASED))

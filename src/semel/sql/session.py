@@ -326,7 +326,8 @@ def _before_statement(
         if why and not _is_sqlalchemys(context):
             raise Misuse(why)
         # Check before the statement is sent: it would begin a new transaction, or run in none.
-        if hold.has_begun and FAILED not in connection.info:
+        # A failed statement leaves SQLite without a transaction, too, so that says nothing.
+        if hold.has_ended or (hold.has_begun and FAILED not in connection.info):
             hold.refuse_if_idle(connection)
         hold.has_begun = True
         hold.last = handling_now() or hold.last
@@ -341,19 +342,28 @@ def _is_sqlalchemys(context: Any) -> bool:
     )
 
 
+_LITERAL: Final = re.compile(r"'[^']*'")
+
+# ROLLBACK TO a savepoint of the handler's own ends nothing.
+_ENDS_LATER: Final = re.compile(
+    r";\s*(commit|rollback|abort|prepare\s+transaction)\b(?!\s+(?:(?:work|transaction)\s+)?to\b)"
+)
+
+
 # Cached, because handlers send the same few statements again and again.
 @lru_cache(maxsize=1024)
 def _refusal_of(statement: str) -> str:
     """Return why a handler must not send *statement*; empty if it may.
 
-    A COMMIT after a semicolon, in a driver that accepts several statements at once, is not found
-    here.  The check of the driver's state finds it.
+    psycopg accepts several statements at once, so a COMMIT after a semicolon counts, too.
     """
     found = _WORDS.match(statement)
     if found is None:
         return ""
     first, second = found[1].lower(), found[2].lower()
     said = statement.lower()
+    if later := _ENDS_LATER.search(_LITERAL.sub("''", said)):
+        return _must_not(f"send {later[1].upper()} on")
     if first in _ENDING and not (first == "rollback" and "to" in said.split()):
         return _must_not(f"send {first.upper()} on")
     # A prepared transaction keeps its locks until an operator ends it.

@@ -21,7 +21,7 @@ from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many
 from semel.messaging.handle.claims import ClaimState
-from semel.messaging.outcome import DeadLettered, Handled
+from semel.messaging.outcome import DeadLettered, Handled, Refused
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.dryrun import dry_run
 from semel.policy.vocabulary import BatchPolicy, RetryMode
@@ -112,6 +112,17 @@ class Ends:
                 await test(world.database)
 
         asyncio.run(whole())
+
+    def test_a_message_alone_whose_transaction_was_ended_is_never_a_duplicate(self):
+        async def by_driver(session):
+            raw = await (await session.connection()).get_raw_connection()
+            await raw.driver_connection.execute("COMMIT")
+
+        async def test(database):
+            with pytest.raises(TransactionEnded, match="message 'm2'"):
+                await handle_message(ending(by_driver), database, MESSAGES[1])
+
+        self.run(test)
 
     @pytest.mark.parametrize("end", WAYS, ids=lambda end: end.__name__)
     def test_it_is_refused_and_the_neighbours_are_kept(self, end):
@@ -328,13 +339,17 @@ class TestPostgres(Ends, InPostgres):
         self.run(test)
 
     @pytest.mark.parametrize("said", ["SELECT 1; COMMIT", "SELECT 1; COMMIT; BEGIN"])
-    def test_several_statements_at_once_are_noticed_before_anything_is_acknowledged(self, said):
+    def test_a_commit_behind_a_semicolon_is_refused_and_the_neighbours_are_kept(self, said):
         async def test(database):
             url = database.engine.url.set(drivername="postgresql+psycopg")
             other = SqlDatabase(url.render_as_string(hide_password=False))
-            with pytest.raises(TransactionEnded):
-                await consume_many(ending(by_statement(said)), other, MESSAGES)
+            outcomes = await consume_many(ending(by_statement(said)), other, MESSAGES)
+            alone = await handle_message(ending(by_statement(said)), other, MESSAGES[1])
             await other.close()
+
+            refused = [isinstance(outcome, DeadLettered) for outcome in outcomes]
+            assert refused == [message.id == "m2" for message in MESSAGES]
+            assert isinstance(alone, Refused)
 
         self.run(test)
 
@@ -427,6 +442,9 @@ class TestPostgres(Ends, InPostgres):
         ("SELECT set_config('a.b', :value, true)", ""),
         ("SELECT set_config, false FROM settings", ""),
         ("SELECT 'x; COMMIT'", ""),
+        ("SELECT 1; COMMIT", "send COMMIT"),
+        ("SELECT 'it''s'; Rollback; BEGIN", "send ROLLBACK"),
+        ("SELECT 1; ROLLBACK TO a", ""),
         ("UPDATE t SET begins = 1", ""),
         ("DO $$ BEGIN PERFORM 1; END $$", ""),
         ("CREATE TRIGGER t AFTER INSERT ON a BEGIN SELECT 1; END", ""),

@@ -190,7 +190,7 @@ async def _one(
         if waiting.erased_at is not None:
             return await _park_unhandled(consumer, database, waiting, UNREADABLE)
         return await handle_waiting(consumer, database, waiting, read_and_handle)
-    except (Retryable, InDoubt, Fenced, NeedsOperator):
+    except (Retryable, InDoubt, Fenced, NeedsOperator, TransactionEnded):
         raise
     except Exception as error:  # noqa: BLE001  one message must not stop the worker
         why = classify(consumer, database, error)

@@ -535,6 +535,9 @@ async def handle_message(
     Errors of a message, a handler or a database become outcomes, not exceptions.  Repeating the
     call after any crash is safe: the claim shows whether the message was handled.  *waiting* is
     its row, if the message comes from the waiting table.
+
+    Raises:
+        TransactionEnded: the handler ended the transaction past every guard; do not acknowledge.
     """
     for left in reversed(range(consumer.settings.conflict_tries)):
         attempt = Attempt(consumer, message, from_waiting=waiting is not None)
@@ -542,6 +545,9 @@ async def handle_message(
             outcome = await _in_one_transaction(database, attempt)
             reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
             return outcome
+        except TransactionEnded:
+            # The claim may be durable without the effect: it must not look like a duplicate.
+            raise
         except Exception as error:  # noqa: BLE001  every exception of a handler is classified
             failure = attempt.failure(database, error)
             if failure.is_conflict and left:

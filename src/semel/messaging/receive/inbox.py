@@ -31,7 +31,7 @@ from semel.errors import Fenced, InDoubt, Misuse, Retryable
 from semel.lease import Owner
 from semel.message import Message, Partition, value_of
 from semel.messaging.consumer import Consumer, unread
-from semel.messaging.database import Database, Unit, is_refusal
+from semel.messaging.database import Database, TransactionEnded, Unit, is_refusal
 from semel.messaging.failed.attempt_failed import keep_attempt_of_inbox, write_conflict
 from semel.messaging.failed.deadletters import Failed, keep_letter, letter_of
 from semel.messaging.failure import Classified, FailureClass, RetryIn, verdict
@@ -360,7 +360,7 @@ class InboxWorker:
                 if only is not None:
                     await outlived(unit, self.consumer.name, [only])
                 reach(CrashPoint.MESSAGE_COMMIT_BEFORE, self.consumer.name)
-        except (Retryable, InDoubt, Fenced):
+        except (Retryable, InDoubt, Fenced, TransactionEnded):
             raise
         except Exception as error:
             if not taken:
@@ -384,6 +384,8 @@ class InboxWorker:
             message = message_of_inbox(self.consumer, stored)
             async with unit.savepoint():
                 outcome = Handled(await handle(unit, Attempt(self.consumer, message)))
+        except TransactionEnded:
+            raise  # the effects of its neighbours may be durable: the worker stops
         except Exception as error:  # noqa: BLE001  every exception of a handler is classified
             outcome = await self._fail(unit, stored, error)
         return _Ended(stored, outcome, SYSTEM_CLOCK.monotonic() - began)
