@@ -32,7 +32,6 @@ Codec: TypeAlias = tuple[Callable[[Any], Any], Callable[[Any], Any]] | None
 """Functions that write and read a value that is not null; None if JSON has the type."""
 
 _ROWS_AT_ONCE: Final = 8192
-_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class NotJson(TypeError):

@@ -26,16 +26,18 @@ if TYPE_CHECKING:
     from semel.codec import FromCoordinates, FromHeader, FromKey, FromPayload, Reading
     from semel.memory.broker import MemoryBroker
     from semel.message import Coordinates, Partition, Record
+    from semel.messaging import outcome
     from semel.messaging.classic import consume_envelope
+    from semel.messaging.database import TransactionEnded
     from semel.messaging.failed.retries import retry_due
     from semel.messaging.failure import FailureClass
     from semel.messaging.handle.attempt import classify, handle_message
     from semel.messaging.handle.batch import consume_many
-    from semel.messaging.handle.claims import ClaimRequest
+    from semel.messaging.handle.claims import ClaimRequest, NotClaimable
     from semel.messaging.handle.lease import handle_leased
     from semel.messaging.receive.broker import Outgoing
     from semel.messaging.receive.inbox import Inbox, InboxWorker
-    from semel.messaging.send.outbox import idempotency_key
+    from semel.messaging.send.outbox import OutboxConflict, idempotency_key
     from semel.messaging.send.relay import Relay
     from semel.messaging.settings import (
         ConsumerSettings,
@@ -74,7 +76,9 @@ __all__ = [
     "InboxWorker",
     "MemoryBroker",
     "Mode",
+    "NotClaimable",
     "Order",
+    "OutboxConflict",
     "OutboxSignal",
     "Outgoing",
     "Partition",
@@ -85,6 +89,7 @@ __all__ = [
     "RetryPolicy",
     "RunnerSettings",
     "StalePolicy",
+    "TransactionEnded",
     "classify",
     "consume_envelope",
     "consume_many",
@@ -94,6 +99,7 @@ __all__ = [
     "made_ready",
     "metadata",
     "open_engine",
+    "outcome",
     "retry_due",
     "settings_of",
 ]
@@ -117,7 +123,9 @@ __getattr__ = lazily(
         "InboxWorker": "semel.messaging.receive.inbox",
         "MemoryBroker": "semel.memory.broker",
         "Mode": "semel.policy.vocabulary",
+        "NotClaimable": "semel.messaging.handle.claims",
         "Order": "semel.messaging.settings",
+        "OutboxConflict": "semel.messaging.send.outbox",
         "OutboxSignal": "semel.sql.notify",
         "Outgoing": "semel.messaging.receive.broker",
         "Partition": "semel.message",
@@ -128,6 +136,7 @@ __getattr__ = lazily(
         "RetryPolicy": "semel.messaging.settings",
         "RunnerSettings": "semel.messaging.settings",
         "StalePolicy": "semel.policy.vocabulary",
+        "TransactionEnded": "semel.messaging.database",
         "classify": "semel.messaging.handle.attempt",
         "consume_envelope": "semel.messaging.classic",
         "consume_many": "semel.messaging.handle.batch",
@@ -137,6 +146,7 @@ __getattr__ = lazily(
         "made_ready": "semel.sql.engine",
         "metadata": "semel.sql.tables",
         "open_engine": "semel.sql.engine",
+        "outcome": "semel.messaging.outcome",
         "retry_due": "semel.messaging.failed.retries",
         "settings_of": "semel.messaging.settings",
     },

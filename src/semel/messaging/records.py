@@ -364,8 +364,3 @@ def came_as(message_id: str) -> str:
     if len(kept.encode()) <= LONGEST_ID_BYTES - CAME_AS_AT:
         return kept
     return f"sha256:{digest_of(message_id.encode())}"
-
-
-def is_conflict_with(filed_as: str, message_id: str) -> bool:
-    """Return whether *filed_as* is the id of a conflict that came with *message_id*."""
-    return filed_as.startswith(CONFLICT) and filed_as[CAME_AS_AT:] == came_as(message_id)

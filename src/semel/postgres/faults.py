@@ -18,7 +18,6 @@ from semel.errors import Permanent, Retryable, SemelError
 from semel.pipeline.sink import SinkFatal, SinkOutcome, SinkRetryable
 
 LOCK_NOT_AVAILABLE: Final = "55P03"
-UNDEFINED_TABLE: Final = "42P01"
 UNDEFINED_OBJECT: Final = "42704"
 TWO_ROWS_FOR_ONE_KEY: Final = "21000"
 
