@@ -114,7 +114,7 @@ class AfterAReplay:
         async with world.database.begin() as unit:
             await unit.claims.lease(BILLING, ClaimRequest("m1"), owner="somebody", seconds=60.0)
 
-        with pytest.raises(Retryable, match="somebody is at"):
+        with pytest.raises(Retryable, match="somebody is handling"):
             await Inbox(service.consumer, world.database).store(message("m1"))
 
     @in_world

@@ -107,7 +107,7 @@ def test_tables_of_a_newer_semel_are_refused(file):
     ("url", "said"),
     [
         ("mysql://ann:s3cret@db/shop", "PostgreSQL or SQLite"),
-        ("nonsense", "no database's URL"),
+        ("nonsense", "is not the URL of a database"),
         ("sqlite://", "name a file"),
         ("sqlite:////no/such/folder/shop.db", "there is no folder /no/such/folder"),
     ],
