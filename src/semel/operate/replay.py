@@ -162,9 +162,9 @@ class Cursor:
     @classmethod
     def read(cls, text: str) -> Cursor:
         """Read what `text` wrote."""
-        said = json.loads(text)
-        counts, refusals = Counter(said["counts"]), Counter(said.get("refusals", {}))
-        return cls(said["after"], said["hand"], counts, refusals)
+        said = json.loads(text or "{}")  # a replay that has done nothing yet has an empty one
+        counts, refusals = Counter(said.get("counts", {})), Counter(said.get("refusals", {}))
+        return cls(said.get("after"), said.get("hand"), counts, refusals)
 
     def report(self, name: str, state: ReplayState, last: Replayed | None = None) -> ReplayReport:
         """Say how far the replay of this name is."""

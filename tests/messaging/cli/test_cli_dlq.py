@@ -134,7 +134,10 @@ def test_asking_never_makes_a_database(books, tmp_path, monkeypatch):
     assert not missing.exists()
     monkeypatch.delenv("SEMEL_DATABASE")
     assert "--database" in books.ask("dlq", "list", code=2)["error"]
-    assert "is not the URL of a database" in books.ask("dlq", "list", "--database", "shop", code=2)["error"]
+    assert (
+        "is not the URL of a database"
+        in books.ask("dlq", "list", "--database", "shop", code=2)["error"]
+    )
     other = books.ask("dlq", "list", "--database", "mysql://ann:secret@db/shop", code=2)["error"]
     assert "PostgreSQL or SQLite" in other
     assert "secret" not in other

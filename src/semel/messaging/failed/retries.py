@@ -21,7 +21,7 @@ from semel.messaging.failed.attempt_failed import fence_to_park
 from semel.messaging.failed.waiting import leave_waiting
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handle.attempt import classify, handle_message
-from semel.messaging.handle.batch import drain, handle_together
+from semel.messaging.handle.batch import drain
 from semel.messaging.handle.cancel import rung
 from semel.messaging.handle.claims import ERASED, ClaimRequest, ClaimState, Failure, NotClaimable
 from semel.messaging.outcome import (
@@ -179,12 +179,7 @@ async def _one(
             return await _park_unhandled(consumer, database, waiting, UNREADABLE)
         if handle is not None:
             return await handle(message, waiting)
-        # A failure is written beside the handler's savepoint: one transaction instead of two.
-        found = await handle_together(consumer, database, {message.id: message})
-        outcome = found.get(message.id)
-        if outcome is None or isinstance(outcome, RetryLater):
-            return await handle_message(consumer, database, message, waiting)
-        return outcome
+        return await handle_message(consumer, database, message, waiting)
 
     try:
         if waiting.erased_at is not None:

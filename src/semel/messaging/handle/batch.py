@@ -565,7 +565,7 @@ async def drain(
     left, size = list(messages), 1
     while left and not stopping():
         began = SYSTEM_CLOCK.monotonic()
-        found = await handle_together(consumer, database, {id: messages[id] for id in left[:size]})
+        found = await _handle_together(consumer, database, {id: messages[id] for id in left[:size]})
         if not found:
             break
         yield found
@@ -573,7 +573,7 @@ async def drain(
         size = 2 * size if SYSTEM_CLOCK.monotonic() < began + TOGETHER_SECONDS else 1
 
 
-async def handle_together(
+async def _handle_together(
     consumer: Consumer, database: Database, messages: Mapping[str, Message]
 ) -> dict[str, Outcome]:
     """Handle waiting messages in one transaction; return nothing if it was not committed."""
