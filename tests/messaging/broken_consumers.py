@@ -277,7 +277,7 @@ MUTANTS = mutants(
         (outcomes_are_forgotten, I.COMPLETE),
         (outcomes_are_kept_after_the_commit, I.COMPLETE),
         (a_death_is_not_counted, I.BOUNDED),
-        (the_note_of_a_try_is_not_taken_back, I.NOTHING_LEFT),
+        (the_note_of_a_try_is_not_taken_back, I.NOTHING_LEFT, I.FINAL),
         (nobody_is_careful_after_a_death, I.BOUNDED),
         (an_owner_that_lost_its_lease_completes, I.EFFECT_ONCE),
         (a_replay_ignores_the_policy, I.EFFECT_ONCE),
