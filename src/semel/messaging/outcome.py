@@ -163,7 +163,7 @@ class Meaning(NamedTuple):
     """The mark of its offset when a stored message ends like this; None: it stays stored."""
 
     replay: str
-    """The word for it in a replay, where its attempt failed or was refused; see `ReplayResult`."""
+    """The word for it in a replay (`ReplayResult`), if the attempt began."""
 
 
 # fmt: off

@@ -46,6 +46,7 @@ from semel.messaging.handle.attempt import Attempt, handle_message, handle_unrea
 from semel.messaging.handle.claims import REPLACED, ClaimRow, ClaimState, Found, found_of
 from semel.messaging.handle.lease import handle_leased
 from semel.messaging.outcome import (
+    MEANING,
     Conflicted,
     DeadLettered,
     Handled,
@@ -128,24 +129,22 @@ class Replayed:
 
 def replayed(message_id: str, outcome: Outcome) -> Replayed:
     """Say what an outcome of the engine is in a replay."""
+    result = ReplayResult(MEANING[type(outcome)].replay)
     match outcome:
         case Handled():
-            return Replayed(message_id, ReplayResult.HANDLED)
+            return Replayed(message_id, result)
         case Skipped(why):
-            return Replayed(message_id, ReplayResult.DUPLICATE, "" if why == "duplicate" else why)
+            return Replayed(message_id, result, "" if why == "duplicate" else why)
         case Refused(why):
-            return Replayed(message_id, ReplayResult.REFUSED, why)
+            return Replayed(message_id, result, why)
         case Conflicted():
-            return Replayed(
-                message_id, ReplayResult.REFUSED, "its id is known with another payload"
-            )
+            return Replayed(message_id, result, "its id is known with another payload")
         case RetryLater() | RetryStored() | ParkedAway() | DeadLettered():
             if outcome.failure is None:
                 why = "it waits for its turn, or another worker has it"
                 return Replayed(message_id, ReplayResult.LEFT, why)
             code = outcome.failure.code
-            words = f"{code}: {outcome.failure.reason}"
-            return Replayed(message_id, ReplayResult.FAILED, words, code)
+            return Replayed(message_id, result, f"{code}: {outcome.failure.reason}", code)
         case _ as never:
             assert_never(never)
 
