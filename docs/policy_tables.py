@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from docs.markdown import attribute_docs
 from semel.policy import vocabulary
 from semel.policy.effective import value_words
-from semel.policy.guarantee import SEMANTICS, STRATEGIES, Ack, Repetition, listing
+from semel.policy.guarantee import SEMANTICS, STRATEGIES, AckTime, Repetition, listing
 from semel.policy.model import OVERLAPS, consumer_path, key_schema, topic_path
 from semel.policy.questions import QUESTIONS
 from semel.policy.reader import Schema, expects
@@ -132,7 +132,7 @@ class SetUp:
     broker: str
     consumer: str
     publishing: Publishing
-    ack: Ack
+    ack: AckTime
     repetition: Repetition
     effect: str
 
@@ -172,7 +172,7 @@ MATRIX: Final = (
         "at-least-once",
         "not idempotent",
         Publishing.NEW_MESSAGE,
-        Ack.AFTER,
+        AckTime.AFTER,
         Repetition.APPLIED,
         "every effect",
     ),
@@ -181,7 +181,7 @@ MATRIX: Final = (
         "at-least-once",
         "not idempotent",
         Publishing.ONE_RECORD,
-        Ack.AFTER,
+        AckTime.AFTER,
         Repetition.APPLIED,
         "every effect",
     ),
@@ -190,7 +190,7 @@ MATRIX: Final = (
         "durable publish",
         "idempotent: claim and rows in one transaction",
         Publishing.SAME_ID,
-        Ack.AFTER,
+        AckTime.AFTER,
         Repetition.RECOGNISED,
         "rows in the handler's database",
     ),
@@ -199,7 +199,7 @@ MATRIX: Final = (
         "transactions configured",
         "output to Kafka only",
         Publishing.ONE_RECORD,
-        Ack.WITHIN,
+        AckTime.WITHIN,
         Repetition.ONE_TRANSACTION,
         "records in Kafka, within the broker's transaction",
     ),
@@ -208,7 +208,7 @@ MATRIX: Final = (
         "durable publish",
         "sends an e-mail, without a key",
         Publishing.SAME_ID,
-        Ack.AFTER,
+        AckTime.AFTER,
         Repetition.APPLIED,
         "the e-mail",
     ),
@@ -217,7 +217,7 @@ MATRIX: Final = (
         "durable publish",
         "sends a notification with its id, which the provider recognises",
         Publishing.SAME_ID,
-        Ack.AFTER,
+        AckTime.AFTER,
         Repetition.RECOGNISED,
         "the notification",
     ),

@@ -10,7 +10,7 @@ from semel.messaging.records import DeadLetterFilter, WaitingFilter, Waits
 from semel.sql.deadletters import SqlDeadLetters
 from semel.sql.store import values_of
 from semel.sql.tables import dead_letter
-from semel.sql.waiting import SqlWaitingRoom
+from semel.sql.waiting import SqlWaitingStore
 from tests.contracts.sabotage import say, say_of
 
 
@@ -95,7 +95,7 @@ class KeepsTheReason(SqlDeadLetters):
         return count
 
 
-class LetsTheQueuePass(SqlWaitingRoom):
+class LetsTheQueuePass(SqlWaitingStore):
     """Does not look who stands before."""
 
     async def take_due(self, consumer, limit, after_place=0):
@@ -103,7 +103,7 @@ class LetsTheQueuePass(SqlWaitingRoom):
         return [one for one in waiting if one.waits is not Waits.PARKED]
 
 
-class HandsOutTheParked(SqlWaitingRoom):
+class HandsOutTheParked(SqlWaitingStore):
     """Takes a parked message for one that is due."""
 
     async def take_due(self, consumer, limit):
@@ -111,7 +111,7 @@ class HandsOutTheParked(SqlWaitingRoom):
         return [*parked, *await super().take_due(consumer, limit)][:limit]
 
 
-class SendsFailuresToTheEnd(SqlWaitingRoom):
+class SendsFailuresToTheEnd(SqlWaitingStore):
     """Gives a message that failed again a new place."""
 
     async def put(self, waiting, delay_seconds=0.0):
@@ -119,7 +119,7 @@ class SendsFailuresToTheEnd(SqlWaitingRoom):
         await super().put(waiting, delay_seconds)
 
 
-class TakesTheDeliveredPayload(SqlWaitingRoom):
+class TakesTheDeliveredPayload(SqlWaitingStore):
     """Lets a repeated delivery replace what a person has revised."""
 
     async def put(self, waiting, delay_seconds=0.0):
@@ -132,7 +132,7 @@ class TakesTheDeliveredPayload(SqlWaitingRoom):
         )
 
 
-class HoldsWhileParkedOnly(SqlWaitingRoom):
+class HoldsWhileParkedOnly(SqlWaitingStore):
     """Lets later messages pass one that waits for its time."""
 
     async def hold(self, consumer, keys):
@@ -140,7 +140,7 @@ class HoldsWhileParkedOnly(SqlWaitingRoom):
         return frozenset(keys) & {waiting.key for waiting in parked}
 
 
-class TakesTheWholeKey(SqlWaitingRoom):
+class TakesTheWholeKey(SqlWaitingStore):
     """Hands out a key's queue at once."""
 
     async def take_due(self, consumer, limit):
@@ -150,22 +150,22 @@ class TakesTheWholeKey(SqlWaitingRoom):
         return [one for one in waiting if one.key in keys]
 
 
-class BeginsAtTheBeginning(SqlWaitingRoom):
+class BeginsAtTheBeginning(SqlWaitingStore):
     """Hands out once more what a worker wanted to look behind."""
 
     async def take_due(self, consumer, limit, after_place=0):
         return await super().take_due(consumer, limit)
 
 
-class ReleasesWhatItLetsGo(SqlWaitingRoom):
+class ReleasesWhatItLetsGo(SqlWaitingStore):
     """Does not wait for the person any more."""
 
-    async def let_go(self, consumer, message_id):
+    async def let_overtake(self, consumer, message_id):
         await self.release(consumer, message_id)
-        return await super().let_go(consumer, message_id)
+        return await super().let_overtake(consumer, message_id)
 
 
-class RevisesAtTheEnd(SqlWaitingRoom):
+class RevisesAtTheEnd(SqlWaitingStore):
     """Puts what was revised behind the messages that came later."""
 
     async def revise(self, consumer, message_id, payload, payload_hash, new_id):
@@ -179,7 +179,7 @@ class RevisesAtTheEnd(SqlWaitingRoom):
         return True
 
 
-class RetriesTheErased(SqlWaitingRoom):
+class RetriesTheErased(SqlWaitingStore):
     """Removes the payload and goes on as if it were there."""
 
     async def erase(self, which):
@@ -191,7 +191,7 @@ class RetriesTheErased(SqlWaitingRoom):
         return count
 
 
-class SaysWhyTheErasedWaited(SqlWaitingRoom):
+class SaysWhyTheErasedWaited(SqlWaitingStore):
     """Erases the payload, and leaves what an exception quoted of it."""
 
     async def erase(self, which):

@@ -8,7 +8,7 @@ from itertools import count
 from sqlalchemy import insert, select
 
 from semel.messaging.records import LATEST_KEPT
-from semel.operate.stores import FIRST_HASH, AuditEntry, Decision, hash_of, recorded
+from semel.operate.stores import FIRST_HASH, ApprovalDecision, AuditEntry, hash_of, recorded
 from semel.sql import operators as audit_sql
 from semel.sql.deadletters import THIN_OUT, SqlFailedAttempts
 from semel.sql.operators import SqlApprovals, SqlAuditTrail, SqlRevisions
@@ -98,7 +98,7 @@ class ChangesItsMind(SqlApprovals):
 
     async def decide(self, number, decided_by, decision):
         again = "UPDATE approval SET decision = :open WHERE number = :n"
-        await say(self, again, open=Decision.OPEN.value, n=number)
+        await say(self, again, open=ApprovalDecision.OPEN.value, n=number)
         return await super().decide(number, decided_by, decision)
 
 

@@ -11,7 +11,7 @@ from semel.sql import operators as audit_sql
 from semel.sql import waiting as waiting_sql
 from semel.sql.database import SqlDatabase
 from semel.sql.operators import SqlAuditTrail
-from semel.sql.waiting import SqlWaitingRoom
+from semel.sql.waiting import SqlWaitingStore
 from tests.contracts.broken_letters import LETTERS_CONVICTED_BY, ROOMS_CONVICTED_BY
 from tests.contracts.broken_records import (
     APPROVALS_CONVICTED_BY,
@@ -53,14 +53,14 @@ def test_a_broken_store_is_convicted_by_the_rule_it_breaks(
         getattr(Bound(), rule)()
 
 
-class AsksWithoutLocking(SqlWaitingRoom):
+class AsksWithoutLocking(SqlWaitingStore):
     """Says which keys are held, and lets others begin to hold them."""
 
     async def _lock(self, consumer, names):
         return
 
 
-class TakesWithoutLocking(SqlWaitingRoom):
+class TakesWithoutLocking(SqlWaitingStore):
     """Leaves what it took to the next worker as well."""
 
     async def take_due(self, consumer, limit):

@@ -183,7 +183,7 @@ def a_death_is_not_counted(patch):
 
 def the_note_of_a_try_is_not_taken_back(patch):
     for module in (suspects, draining, inbox_worker, notes):
-        patch.setattr(module, "outlived", _nothing)
+        patch.setattr(module, "clear_own_notes", _nothing)
 
 
 def nobody_is_careful_after_a_death(patch):

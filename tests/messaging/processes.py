@@ -35,5 +35,5 @@ def next_process() -> None:
     notes.this_process = lambda: me  # type: ignore[assignment]
 
 
-# The process of the tests themselves runs on: nothing that it noted is ever not outlived.
+# The process of the tests themselves runs on: nothing that it noted ever counts as survived.
 next_process()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from semel.messaging.records import InboxMessage, WaitingMessage, Waits
-from semel.operate.stores import Approval, Asked, Decision
+from semel.operate.stores import Approval, ApprovalAsked, ApprovalDecision
 from semel.testing.contracts.messaging_world import (
     DatabaseContract,
     DatabaseWorld,
@@ -26,7 +26,7 @@ class ApprovalsContract(DatabaseContract):
 
         assert asked == Approval(
             asked.number,
-            Asked.DELETE_WAITING,
+            ApprovalAsked.DELETE_WAITING,
             "billing",
             "m1",
             "ann",
@@ -50,7 +50,7 @@ class ApprovalsContract(DatabaseContract):
     async def test_open_requests_are_listed_oldest_first(self, world: DatabaseWorld) -> None:
         first, second = await ask(world, "m1"), await ask(world, "m2")
         third = await ask(world, "m1", "shipping")
-        await decide(world, second.number, "bob", Decision.APPROVED)
+        await decide(world, second.number, "bob", ApprovalDecision.APPROVED)
 
         assert await open_ones(world, None) == [first, third]
         assert await open_ones(world, "billing") == [first]
@@ -60,34 +60,34 @@ class ApprovalsContract(DatabaseContract):
     async def test_a_decision_is_written_with_who_and_when(self, world: DatabaseWorld) -> None:
         asked = await ask(world, "m1")
 
-        assert await decide(world, asked.number, "bob", Decision.REFUSED)
+        assert await decide(world, asked.number, "bob", ApprovalDecision.REFUSED)
 
         found = await get(world, asked.number)
         assert found is not None
         assert found.decided_at is not None
         assert found == replace(
-            asked, decided_by="bob", decided_at=found.decided_at, decision=Decision.REFUSED
+            asked, decided_by="bob", decided_at=found.decided_at, decision=ApprovalDecision.REFUSED
         )
 
     @in_world
     async def test_a_decision_is_never_changed(self, world: DatabaseWorld) -> None:
         asked = await ask(world, "m1")
-        await decide(world, asked.number, "bob", Decision.REFUSED)
+        await decide(world, asked.number, "bob", ApprovalDecision.REFUSED)
 
-        assert not await decide(world, asked.number, "eve", Decision.APPROVED)
-        assert not await decide(world, asked.number + 1, "eve", Decision.APPROVED)
+        assert not await decide(world, asked.number, "eve", ApprovalDecision.APPROVED)
+        assert not await decide(world, asked.number + 1, "eve", ApprovalDecision.APPROVED)
 
         found = await get(world, asked.number)
         assert found is not None
-        assert (found.decided_by, found.decision) == ("bob", Decision.REFUSED)
+        assert (found.decided_by, found.decision) == ("bob", ApprovalDecision.REFUSED)
 
     @in_world
     async def test_of_two_decisions_at_once_one_counts(self, world: DatabaseWorld) -> None:
         asked = await ask(world, "m1")
 
         both = await asyncio.gather(
-            patiently(lambda: decide(world, asked.number, "bob", Decision.REFUSED)),
-            patiently(lambda: decide(world, asked.number, "eve", Decision.APPROVED)),
+            patiently(lambda: decide(world, asked.number, "bob", ApprovalDecision.REFUSED)),
+            patiently(lambda: decide(world, asked.number, "eve", ApprovalDecision.APPROVED)),
         )
 
         assert sorted(both) == [False, True]
@@ -103,7 +103,7 @@ class ApprovalsContract(DatabaseContract):
         }
         for name, request in asked.items():
             if name != "open":
-                await decide(world, request.number, "bob", Decision.REFUSED)
+                await decide(world, request.number, "bob", ApprovalDecision.REFUSED)
         async with world.database.begin() as unit:
             await unit.claims.mark_completed("billing", "claimed")
             await unit.waiting.put(WaitingMessage("billing", "waiting", Waits.PARKED, payload=b""))
@@ -111,7 +111,7 @@ class ApprovalsContract(DatabaseContract):
             await unit.inbox.store(InboxMessage("billing", "stored", payload=b""))
         await world.age(1000)
         asked["new"] = await ask(world, "new")
-        await decide(world, asked["new"].number, "bob", Decision.APPROVED)
+        await decide(world, asked["new"].number, "bob", ApprovalDecision.APPROVED)
 
         deleted = []
         for consumer in ("shipping", "billing", "billing", "billing"):
@@ -127,7 +127,7 @@ async def ask(world: DatabaseWorld, message_id: str, consumer: str = "billing") 
     """Make a request in a transaction of its own."""
     async with world.database.begin() as unit:
         return await unit.approvals.ask(
-            Asked.DELETE_WAITING, consumer, message_id, "ann", "why", "ab" * 32
+            ApprovalAsked.DELETE_WAITING, consumer, message_id, "ann", "why", "ab" * 32
         )
 
 
@@ -145,7 +145,7 @@ async def open_ones(
         return await unit.approvals.open_ones(consumer, limit)
 
 
-async def decide(world: DatabaseWorld, number: int, who: str, decision: Decision) -> bool:
+async def decide(world: DatabaseWorld, number: int, who: str, decision: ApprovalDecision) -> bool:
     """Decide in a transaction of its own."""
     async with world.database.begin() as unit:
         return await unit.approvals.decide(number, who, decision)

@@ -147,10 +147,10 @@ class MembersContract(DatabaseContract):
         self, world: DatabaseWorld
     ) -> None:
         counts = []
-        for act in ("try", "try", "acquit", "try"):
+        for act in ("try", "try", "clear_all_notes", "try"):
             async with world.database.begin() as unit:
-                if act == "acquit":
-                    await unit.members.acquit(CONSUMER, "m")
+                if act == "clear_all_notes":
+                    await unit.members.clear_all_notes(CONSUMER, "m")
                 else:
                     counts.append(await unit.members.suspect(CONSUMER, "m", ME))
         async with world.database.begin() as unit:
@@ -169,7 +169,7 @@ class MembersContract(DatabaseContract):
             counts = [await unit.members.suspect(CONSUMER, id, ME) for id in STRANGE_IDS]
             again = await unit.members.note(CONSUMER, STRANGE_IDS, ME)
             known = await unit.members.notes(CONSUMER, STRANGE_IDS)
-            await unit.members.acquit_many(CONSUMER, STRANGE_IDS, ME)
+            await unit.members.clear_notes(CONSUMER, STRANGE_IDS, ME)
             after = await unit.members.note(CONSUMER, STRANGE_IDS, ME)
 
         assert counts == [2] * len(STRANGE_IDS)
@@ -186,8 +186,8 @@ class MembersContract(DatabaseContract):
                 found.append(set(await unit.members.note(CONSUMER, ids, ME)))
         async with world.database.begin() as unit:
             tries = await unit.members.suspect(CONSUMER, "a", ME)
-            await unit.members.acquit_many(CONSUMER, ["a", "b", "never noted"], ME)
-            await unit.members.acquit_many(CONSUMER, [], ME)
+            await unit.members.clear_notes(CONSUMER, ["a", "b", "never noted"], ME)
+            await unit.members.clear_notes(CONSUMER, [], ME)
             left = await unit.members.note(CONSUMER, ["a", "b", "c"], ME)
             elsewhere = await unit.members.note("shipping", ["c"], ME)
 
@@ -223,9 +223,9 @@ class MembersContract(DatabaseContract):
         async with world.database.begin() as unit:
             await unit.members.note(CONSUMER, ["a", "b"], "first")
             await unit.members.suspect(CONSUMER, "b", "second")
-            await unit.members.acquit_many(CONSUMER, ["a", "b"], "second")
+            await unit.members.clear_notes(CONSUMER, ["a", "b"], "second")
             left = await unit.members.notes(CONSUMER, ["a", "b"])
-            await unit.members.acquit(CONSUMER, "a")
+            await unit.members.clear_all_notes(CONSUMER, "a")
             after = await unit.members.notes(CONSUMER, ["a", "b"])
 
         assert (set(left), set(after)) == ({"a"}, set())

@@ -19,4 +19,4 @@ from tests.stores.waiting_workers import WorkerRules
 
 
 class WaitingContract(RecordRules, TurnRules, WorkerRules):
-    """Everything a `semel.messaging.database.WaitingRoom` must do."""
+    """Everything a `semel.messaging.database.WaitingStore` must do."""

@@ -115,7 +115,7 @@ class TurnRules(DatabaseContract):
     ) -> None:
         await put(world, parked("a1", "a"), behind("a2", "a"), behind("a3", "a"), parked("a4", "a"))
         async with world.database.begin() as unit:
-            known = [await unit.waiting.let_go(CONSUMER, name) for name in ("a3", "a4", "?")]
+            known = [await unit.waiting.let_overtake(CONSUMER, name) for name in ("a3", "a4", "?")]
 
         assert known == [True, True, False]
         assert await due(world) == ["a3"], "a person is waited for all the same"

@@ -248,7 +248,7 @@ class ProcessedMessageStore(Protocol):
         ...
 
 
-class WaitingRoom(Protocol):
+class WaitingStore(Protocol):
     """The waiting table, in one open transaction: messages that are stored and not handled yet.
 
         RETRY    waits for its time
@@ -347,7 +347,7 @@ class WaitingRoom(Protocol):
         """
         ...
 
-    async def let_go(self, consumer: str, message_id: str) -> bool:
+    async def let_overtake(self, consumer: str, message_id: str) -> bool:
         """Let a message overtake the earlier ones of its key; it no longer holds its key.
 
         It still waits until it is due, or for a person.
@@ -597,11 +597,11 @@ class Members(Protocol):
         """Return the notes of messages, by id."""
         ...
 
-    async def acquit(self, consumer: str, message_id: str) -> None:
+    async def clear_all_notes(self, consumer: str, message_id: str) -> None:
         """Clear the note of a message: delete it, regardless of the process that wrote it."""
         ...
 
-    async def acquit_many(self, consumer: str, message_ids: Collection[str], writer: str) -> None:
+    async def clear_notes(self, consumer: str, message_ids: Collection[str], writer: str) -> None:
         """Clear the notes that *writer* wrote of several messages; those of others stay."""
         ...
 
@@ -842,7 +842,7 @@ class Unit(Protocol):
         ...
 
     @property
-    def waiting(self) -> WaitingRoom:
+    def waiting(self) -> WaitingStore:
         """The waiting table: retries and parked messages."""
         ...
 

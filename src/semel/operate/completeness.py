@@ -111,7 +111,7 @@ class Standing(StrEnum):
     """There is no record: a transaction's marker, or compaction."""
 
 
-class Found(StrEnum):
+class OffsetFound(StrEnum):
     """Where the message of an offset is at the time of the audit."""
 
     HANDLED = "found_handled"
@@ -124,12 +124,12 @@ STANDINGS: Final[Mapping[str, Standing]] = {
     # what is noted, the strongest first      so the offset stands as
     Told.SUCCESS: Standing.HANDLED,
     Mark.HANDLED: Standing.HANDLED,
-    Found.HANDLED: Standing.HANDLED,
+    OffsetFound.HANDLED: Standing.HANDLED,
     Mark.SKIPPED: Standing.SKIPPED,
     Mark.DELETED: Standing.DELETED,
-    Found.DEAD: Standing.DEAD,
-    Found.PARKED: Standing.PARKED,
-    Found.WAITING: Standing.WAITING,
+    OffsetFound.DEAD: Standing.DEAD,
+    OffsetFound.PARKED: Standing.PARKED,
+    OffsetFound.WAITING: Standing.WAITING,
     Mark.DUPLICATE: Standing.DUPLICATE,
     Mark.REFUSED: Standing.REFUSED,
     Told.DLQ: Standing.DEAD,
@@ -149,14 +149,14 @@ KEPT: Final = frozenset(
     outcome
     for outcome, standing in STANDINGS.items()
     if standing in (Standing.DEAD, Standing.PARKED, Standing.WAITING)
-) - frozenset[str](Found)
+) - frozenset[str](OffsetFound)
 """Outcomes whose message must be in a table, unless a stronger outcome is noted."""
 
 
-FOUND: Final[Mapping[Waits, Found]] = {
-    Waits.RETRY: Found.WAITING,
-    Waits.PARKED: Found.PARKED,
-    Waits.BEHIND: Found.PARKED,
+FOUND: Final[Mapping[Waits, OffsetFound]] = {
+    Waits.RETRY: OffsetFound.WAITING,
+    Waits.PARKED: OffsetFound.PARKED,
+    Waits.BEHIND: OffsetFound.PARKED,
 }
 
 
@@ -248,7 +248,7 @@ def audit_ranges(
 ) -> PartitionAudit:
     """Add the ranges of one partition up; pure.
 
-    *found* says which offsets' messages are in our tables, as `Found`; without it, every
+    *found* says which offsets' messages are in our tables, as `OffsetFound`; without it, every
     message that was stored counts as found.
     """
     known = list(ranges)
@@ -387,7 +387,7 @@ async def _found(
 
     async def dead(unit: OperatorUnit, begin: int) -> list[tuple[int, str]]:
         page = await unit.dead_letters.places(consumer, place, begin, last, PAGE)
-        return [(offset, Found.DEAD.value) for offset in page]
+        return [(offset, OffsetFound.DEAD.value) for offset in page]
 
     found: list[OutcomeRange] = []
     for look in (waiting, dead):
@@ -410,7 +410,7 @@ async def _handled(
         places = [Coordinates(place.topic, place.number, offset) for offset in page]
         async with database.begin() as unit:
             handled = sorted(at.offset for at in await unit.claims.handled_from(consumer, places))
-        found += ranges_of(place, [(offset, Found.HANDLED.value) for offset in handled])
+        found += ranges_of(place, [(offset, OffsetFound.HANDLED.value) for offset in handled])
     return found
 
 

@@ -32,8 +32,8 @@ from semel.operate.parking import WAITING, need_waiting
 from semel.operate.stores import (
     Act,
     Approval,
-    Asked,
-    Decision,
+    ApprovalAsked,
+    ApprovalDecision,
     OperatorDatabase,
     OperatorUnit,
     Revision,
@@ -98,7 +98,7 @@ async def ask_to_delete(
     """
     async with acting(database) as unit:
         seen = await need_waiting(unit, consumer, message_id)
-        return await _ask(unit, Asked.DELETE_WAITING, seen, actor, reason)
+        return await _ask(unit, ApprovalAsked.DELETE_WAITING, seen, actor, reason)
 
 
 async def ask_to_delete_dead_letter(
@@ -114,7 +114,7 @@ async def ask_to_delete_dead_letter(
         seen = await unit.dead_letters.get(consumer, message_id)
         if seen is None:
             raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
-        return await _ask(unit, Asked.DELETE_LETTER, seen, actor, reason)
+        return await _ask(unit, ApprovalAsked.DELETE_LETTER, seen, actor, reason)
 
 
 async def approve_delete(
@@ -133,10 +133,10 @@ async def approve_delete(
         Misuse: there is no such request, or it was decided already.
     """
     async with acting(database) as unit:
-        request = await _decide(unit, number, actor, Decision.APPROVED)
+        request = await _decide(unit, number, actor, ApprovalDecision.APPROVED)
         await _need_another_account(unit, request)
         consumer, message_id = request.consumer, request.message_id
-        if request.act is Asked.DELETE_LETTER:
+        if request.act is ApprovalAsked.DELETE_LETTER:
             letter = await unit.dead_letters.get(consumer, message_id)
             _need_the_same(request, letter)
             came_from = letter.source if letter else None
@@ -150,7 +150,7 @@ async def approve_delete(
             came_from = waiting.source if waiting else None
             if not await unit.waiting.remove(consumer, message_id):
                 raise NoSuchMessage(consumer, message_id, WAITING)
-            await unit.members.acquit(consumer, message_id)
+            await unit.members.clear_all_notes(consumer, message_id)
             await need_no_live_lease(unit, consumer, message_id)
             # Another operator may have fixed it between the two statements.
             revisions = await unit.revisions.of(consumer, message_id)
@@ -174,18 +174,22 @@ async def refuse_delete(
         Misuse: there is no such request, or it was decided already.
     """
     async with acting(database) as unit:
-        request = await _decide(unit, number, actor, Decision.REFUSED)
+        request = await _decide(unit, number, actor, ApprovalDecision.REFUSED)
         await _audit(unit, "delete.refuse", request, actor, reason)
         return await _decided(unit, number)
 
 
 async def _ask(
-    unit: OperatorUnit, act: Asked, seen: WaitingMessage | DeadLetter, actor: str, reason: str
+    unit: OperatorUnit,
+    act: ApprovalAsked,
+    seen: WaitingMessage | DeadLetter,
+    actor: str,
+    reason: str,
 ) -> Approval:
     consumer, message_id = seen.consumer, seen.message_id
     actor, reason = need_actor(actor), need_reason(reason, "deleting a message")
     for known in await unit.approvals.about(consumer, message_id):
-        if known.act is act and known.decision is Decision.OPEN:
+        if known.act is act and known.decision is ApprovalDecision.OPEN:
             raise Misuse(
                 f"{known.asked_by} already asked to delete {message_id!r}: request "
                 f"{known.number} waits for a second person"
@@ -195,7 +199,9 @@ async def _ask(
     return request
 
 
-async def _decide(unit: OperatorUnit, number: int, actor: str, decision: Decision) -> Approval:
+async def _decide(
+    unit: OperatorUnit, number: int, actor: str, decision: ApprovalDecision
+) -> Approval:
     request = await unit.approvals.get(number)
     if request is None:
         raise Misuse(f"there is no request {number}")

@@ -22,7 +22,7 @@ from semel.messaging.handle.lease import Lease
 from semel.messaging.outcome import Handled, Outcome, Skipped
 from semel.messaging.receive.broker import Reader
 from semel.messaging.send.outbox import OutboxEntry, parent_of
-from semel.operate.replay_message import NoPayload, Source
+from semel.operate.replay_message import MessageSource, NoPayload
 from semel.operate.selection import Selection, settled
 from semel.operate.stores import OperatorDatabase, OperatorUnit, RowChange
 from semel.policy.vocabulary import Mode
@@ -174,7 +174,7 @@ async def dry_runs(
     """
     async with database.begin() as unit:
         selection = await settled(selection, consumer.name, unit, reader)
-    source = Source(selection, consumer, database, reader)
+    source = MessageSource(selection, consumer, database, reader)
     done: list[DryRun | NoPayload] = []
     async with aclosing(source.items()) as items:
         async for item in items:

@@ -17,7 +17,7 @@ from semel.codec import coordinates_of
 from semel.errors import Misuse
 from semel.message import Coordinates
 from semel.messaging.consumer import Consumer
-from semel.messaging.failed.waiting import let_go, waiting_versions
+from semel.messaging.failed.waiting import release_version, waiting_versions
 from semel.messaging.handle.claims import (
     DELETED,
     ERASED,
@@ -47,8 +47,8 @@ from semel.operate.acts import acting, need_actor, need_reason
 from semel.operate.stores import (
     Act,
     Approval,
+    ApprovalDecision,
     AuditEntry,
-    Decision,
     OperatorDatabase,
     OperatorUnit,
     Revision,
@@ -406,7 +406,7 @@ def _revision(revision: Revision) -> str:
 def _of_approval(approval: Approval) -> Iterator[Moment]:
     words = f"{approval.asked_by} asked for {approval.act} ({approval.reason})"
     yield Moment(approval.asked_at, "asked", words)
-    if approval.decision is not Decision.OPEN and approval.decided_at is not None:
+    if approval.decision is not ApprovalDecision.OPEN and approval.decided_at is not None:
         yield Moment(approval.decided_at, "decided", f"{approval.decided_by}: {approval.decision}")
 
 
@@ -517,7 +517,7 @@ async def pass_over_gaps(
                 done.append(replace(ahead[0], expected=due, found=following))
                 rest = await _shorten(unit, ahead, following, came)
                 await unit.versions.advance(name, key, following - 1)
-                await let_go(consumer, unit, key, following)
+                await release_version(consumer, unit, key, following)
             elif not done:
                 raise Misuse(
                     f"version {following} of the key {key!r} is next, and waits: release or skip it"

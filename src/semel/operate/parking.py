@@ -312,7 +312,7 @@ async def skip(
         message = await need_waiting(unit, consumer, message_id)
         if not await unit.waiting.remove(consumer, message_id):
             raise NoSuchMessage(consumer, message_id, WAITING)
-        await unit.members.acquit(consumer, message_id)
+        await unit.members.clear_all_notes(consumer, message_id)
         await need_no_live_lease(unit, consumer, message_id)
         await keep_payload(unit, message)
         await complete_without_effect(unit, consumer, message_id, SKIPPED)

@@ -34,12 +34,12 @@ from semel.operate.acts import acting, need_actor, need_reason
 from semel.operate.deadletters import MOST_RETRIES
 from semel.operate.replay_message import (
     Handle,
+    MessageSource,
     Replayed,
     Replayer,
     ReplayOptions,
     ReplayResult,
     SelectedMessage,
-    Source,
 )
 from semel.operate.selection import (
     Selection,
@@ -297,13 +297,13 @@ class Replay:
         run = await self._begin_or_go_on()
         if run.state is ReplayState.FINISHED:
             return self._report(run.state)
-        source = Source(from_json(run.selection), self.consumer, self.database, self._reader)
+        source = MessageSource(from_json(run.selection), self.consumer, self.database, self._reader)
         stopped = await self._through(source)
         if stopped is not None:
             return stopped
         return await self._end(ReplayState.FINISHED)
 
-    async def _through(self, source: Source) -> ReplayReport | None:
+    async def _through(self, source: MessageSource) -> ReplayReport | None:
         """Replay every message; return a report where it must not go on."""
         if self._cursor.hand is not None:
             item = await source.again(*self._cursor.hand)

@@ -43,7 +43,7 @@ from semel.messaging.failed.attempt_failed import keep_attempt_of_inbox
 from semel.messaging.failed.deadletters import keep_letter
 from semel.messaging.failure import Classification, Classified, RetryIn, verdict
 from semel.messaging.handle.attempt import Attempt, handle_message, handle_unreadable
-from semel.messaging.handle.claims import REPLACED, ClaimRow, ClaimState, Found, found_of
+from semel.messaging.handle.claims import REPLACED, ClaimFound, ClaimRow, ClaimState, found_of
 from semel.messaging.handle.lease import handle_leased
 from semel.messaging.outcome import (
     MEANING,
@@ -173,7 +173,7 @@ class NoPayload:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MessageSource:
     """A selection, and where its messages are."""
 
     selection: Selection
@@ -496,7 +496,7 @@ class Replayer:
             now = await unit.now()
         if stored is not None and stored.processed_at is not None:
             return Replayed(message_id, ReplayResult.DUPLICATE)
-        if row is not None and found_of(row, digest, now) is Found.OTHER_PAYLOAD:
+        if row is not None and found_of(row, digest, now) is ClaimFound.OTHER_PAYLOAD:
             return Replayed(
                 message_id, ReplayResult.REFUSED, "its id is known with another payload"
             )

@@ -441,8 +441,8 @@ async def _erase_message(
         outbox = await unit.outbox.erase(message_id=name)
         await unit.attempts.erase(which)
         letters = await unit.dead_letters.find(DeadLetterFilter(message_id=name), MOST_NAMES)
-        buried_by = {letter.consumer for letter in letters}
-        for consumer in {*consumers, *await unit.inbox.consumers_of(name), *buried_by}:
+        dead_lettered_by = {letter.consumer for letter in letters}
+        for consumer in {*consumers, *await unit.inbox.consumers_of(name), *dead_lettered_by}:
             outbox += await unit.outbox.erase(parent=parent_of(consumer, name))
         erased += Erased(
             dead_letters=await unit.dead_letters.erase(which),
@@ -497,7 +497,7 @@ async def _close(unit: OperatorUnit, message: WaitingMessage) -> bool:
     if row is not None and row.state is ClaimState.COMPLETED:
         # A delivery was quicker than the retry worker: there is nothing left to decide.
         await unit.waiting.remove(consumer, message_id)
-        await unit.members.acquit(consumer, message_id)
+        await unit.members.clear_all_notes(consumer, message_id)
         await mark(unit, consumer, Mark.DUPLICATE, message.source)
     elif not is_held and (row is None or row.error_code != ERASED):
         await overrule(unit, consumer, message_id, Failure(ClaimState.PARKED, attempts, ERASED))

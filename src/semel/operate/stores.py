@@ -172,7 +172,7 @@ class AuditTrail(Protocol):
         ...
 
 
-class Decision(StrEnum):
+class ApprovalDecision(StrEnum):
     """What the second person said."""
 
     OPEN = ""
@@ -180,7 +180,7 @@ class Decision(StrEnum):
     REFUSED = "refused"
 
 
-class Asked(StrEnum):
+class ApprovalAsked(StrEnum):
     """What can be asked for."""
 
     DELETE_WAITING = "park.delete"
@@ -195,7 +195,7 @@ class Approval:
     """One request, and what became of it."""
 
     number: int
-    act: Asked
+    act: ApprovalAsked
     consumer: str
     message_id: str
     asked_by: str
@@ -203,7 +203,7 @@ class Approval:
     asked_at: float
     decided_by: str | None = None
     decided_at: float | None = None
-    decision: Decision = Decision.OPEN
+    decision: ApprovalDecision = ApprovalDecision.OPEN
     payload_hash: str = ""
     """Of what the first person saw: another payload needs another request."""
 
@@ -213,7 +213,7 @@ class Approvals(Protocol):
 
     async def ask(
         self,
-        act: Asked,
+        act: ApprovalAsked,
         consumer: str,
         message_id: str,
         asked_by: str,
@@ -235,7 +235,7 @@ class Approvals(Protocol):
         """Return the requests about one message, in order."""
         ...
 
-    async def decide(self, number: int, decided_by: str, decision: Decision) -> bool:
+    async def decide(self, number: int, decided_by: str, decision: ApprovalDecision) -> bool:
         """Write the decision; False, and nothing changed, where there is one already."""
         ...
 

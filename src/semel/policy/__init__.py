@@ -16,32 +16,32 @@ from semel.lazy import lazily
 
 if TYPE_CHECKING:
     from semel.policy.effective import EffectivePolicies, effective_policies
-    from semel.policy.guarantee import Guarantee, Promise, guarantee_of
+    from semel.policy.guarantee import ConsumerGuarantee, Promise, guarantee_of
     from semel.policy.lint import Linted, Review, lint_policy, review
     from semel.policy.model import Effective, Policy, policy_schema
-    from semel.policy.questions import Answer
+    from semel.policy.questions import PolicyAnswer
     from semel.policy.reader import PolicyInvalid, PolicyNameUnknown, PolicyProblem
     from semel.policy.rules import Finding
     from semel.policy.sections import ConsumerPolicy, TopicPolicy
-    from semel.policy.vocabulary import AntiPattern, Severity, Status
+    from semel.policy.vocabulary import AntiPattern, PolicyStatus, Severity
 
 __all__ = [
-    "Answer",
     "AntiPattern",
+    "ConsumerGuarantee",
     "ConsumerPolicy",
     "Effective",
     "EffectivePolicies",
     "Finding",
-    "Guarantee",
     "Linted",
     "Policy",
+    "PolicyAnswer",
     "PolicyInvalid",
     "PolicyNameUnknown",
     "PolicyProblem",
+    "PolicyStatus",
     "Promise",
     "Review",
     "Severity",
-    "Status",
     "TopicPolicy",
     "effective_policies",
     "guarantee_of",
@@ -52,14 +52,14 @@ __all__ = [
 
 _HOMES = {
     "effective": ("EffectivePolicies", "effective_policies"),
-    "guarantee": ("Guarantee", "Promise", "guarantee_of"),
+    "guarantee": ("ConsumerGuarantee", "Promise", "guarantee_of"),
     "lint": ("Linted", "Review", "lint_policy", "review"),
     "model": ("Effective", "Policy", "policy_schema"),
-    "questions": ("Answer",),
+    "questions": ("PolicyAnswer",),
     "reader": ("PolicyInvalid", "PolicyNameUnknown", "PolicyProblem"),
     "rules": ("Finding",),
     "sections": ("ConsumerPolicy", "TopicPolicy"),
-    "vocabulary": ("AntiPattern", "Severity", "Status"),
+    "vocabulary": ("AntiPattern", "Severity", "PolicyStatus"),
 }
 
 __getattr__ = lazily(

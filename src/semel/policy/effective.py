@@ -11,7 +11,7 @@ from semel.policy.model import (
     OVERLAPS,
     Effective,
     Policy,
-    Source,
+    PolicySource,
     consumer_path,
     key_schema,
     topic_path,
@@ -76,7 +76,7 @@ _BOTH: Final = {overlap.consumer_key: matter for matter, overlap in OVERLAPS.ite
 _TOPIC_ALONE: Final = ("key", "retention")
 
 
-def _of_topic(effective: Effective, source: Source) -> Iterator[EffectiveKey]:
+def _of_topic(effective: Effective, source: PolicySource) -> Iterator[EffectiveKey]:
     if effective.topic_name is None:
         return
     for name in _TOPIC_ALONE:
@@ -125,7 +125,7 @@ def _derived(policy: Policy, effective: Effective) -> Mapping[str, Any]:
 
 
 def _of_both(
-    matter: str, key: str, path: Path, source: Source, effective: Effective
+    matter: str, key: str, path: Path, source: PolicySource, effective: Effective
 ) -> EffectiveKey:
     """Return whose value holds where topic and consumer may both set one."""
     value = value_words(getattr(effective, matter))

@@ -27,7 +27,7 @@ from semel.policy.vocabulary import (
 )
 
 
-class Ack(StrEnum):
+class AckTime(StrEnum):
     """When a message is acknowledged, as far as it matters for the semantics."""
 
     BEFORE = "before the work"
@@ -35,12 +35,12 @@ class Ack(StrEnum):
     WITHIN = "in the transaction of the output"
 
 
-ACK: Final[Mapping[CommitTiming, Ack]] = {
-    CommitTiming.BEFORE_PROCESSING: Ack.BEFORE,
-    CommitTiming.AFTER_PROCESSING: Ack.AFTER,
-    CommitTiming.AFTER_DB_TRANSACTION: Ack.AFTER,
-    CommitTiming.IN_OUTPUT_TRANSACTION: Ack.WITHIN,
-    CommitTiming.AFTER_SIDE_EFFECT: Ack.AFTER,
+ACK: Final[Mapping[CommitTiming, AckTime]] = {
+    CommitTiming.BEFORE_PROCESSING: AckTime.BEFORE,
+    CommitTiming.AFTER_PROCESSING: AckTime.AFTER,
+    CommitTiming.AFTER_DB_TRANSACTION: AckTime.AFTER,
+    CommitTiming.IN_OUTPUT_TRANSACTION: AckTime.WITHIN,
+    CommitTiming.AFTER_SIDE_EFFECT: AckTime.AFTER,
 }
 
 
@@ -52,18 +52,18 @@ class Repetition(StrEnum):
     ONE_TRANSACTION = "met by nothing: the broker undid the first attempt"
 
 
-SEMANTICS: Final[Mapping[tuple[Ack, Repetition], Semantics]] = {
+SEMANTICS: Final[Mapping[tuple[AckTime, Repetition], Semantics]] = {
     # A crash loses all work after the ack, however well it is protected.
-    (Ack.BEFORE, Repetition.APPLIED): Semantics.AT_MOST_ONCE,
-    (Ack.BEFORE, Repetition.RECOGNISED): Semantics.AT_MOST_ONCE,
-    (Ack.BEFORE, Repetition.ONE_TRANSACTION): Semantics.AT_MOST_ONCE,
-    (Ack.AFTER, Repetition.APPLIED): Semantics.AT_LEAST_ONCE,
-    (Ack.AFTER, Repetition.RECOGNISED): Semantics.EFFECTIVELY_ONCE,
+    (AckTime.BEFORE, Repetition.APPLIED): Semantics.AT_MOST_ONCE,
+    (AckTime.BEFORE, Repetition.RECOGNISED): Semantics.AT_MOST_ONCE,
+    (AckTime.BEFORE, Repetition.ONE_TRANSACTION): Semantics.AT_MOST_ONCE,
+    (AckTime.AFTER, Repetition.APPLIED): Semantics.AT_LEAST_ONCE,
+    (AckTime.AFTER, Repetition.RECOGNISED): Semantics.EFFECTIVELY_ONCE,
     # A broker transaction that leaves the offset out is repeated with it.
-    (Ack.AFTER, Repetition.ONE_TRANSACTION): Semantics.AT_LEAST_ONCE,
-    (Ack.WITHIN, Repetition.APPLIED): Semantics.AT_LEAST_ONCE,
-    (Ack.WITHIN, Repetition.RECOGNISED): Semantics.EFFECTIVELY_ONCE,
-    (Ack.WITHIN, Repetition.ONE_TRANSACTION): Semantics.EXACTLY_ONCE,
+    (AckTime.AFTER, Repetition.ONE_TRANSACTION): Semantics.AT_LEAST_ONCE,
+    (AckTime.WITHIN, Repetition.APPLIED): Semantics.AT_LEAST_ONCE,
+    (AckTime.WITHIN, Repetition.RECOGNISED): Semantics.EFFECTIVELY_ONCE,
+    (AckTime.WITHIN, Repetition.ONE_TRANSACTION): Semantics.EXACTLY_ONCE,
 }
 """The one table from which the lint's guarantee and the delivery matrix are computed."""
 
@@ -121,7 +121,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Guarantee:
+class ConsumerGuarantee:
     """The promises of one consumer on one topic."""
 
     promises: tuple[Promise, ...]
@@ -138,16 +138,16 @@ class Guarantee:
         return min(self.promises, key=lambda promise: order.index(promise.semantics))
 
 
-def guarantee_of(effective: Effective) -> Guarantee:
+def guarantee_of(effective: Effective) -> ConsumerGuarantee:
     """Compute what a consumer really guarantees on a topic."""
     own = effective.consumer
-    within = ACK[own.offset_commit.timing] is Ack.WITHIN
+    within = ACK[own.offset_commit.timing] is AckTime.WITHIN
     promises = [_records(effective) if within else _rows(effective)]
     promises += [_call(effective, effect) for effect in effective.side_effects]
     if own.outbox:
         again = "and their receivers may get one again, with the same id"
         promises.append(_written(effective, "messages in the outbox", again))
-    return Guarantee(tuple(promises))
+    return ConsumerGuarantee(tuple(promises))
 
 
 def rows_repetition(effective: Effective) -> tuple[Repetition, str]:
@@ -213,7 +213,7 @@ def _promise(
     effective: Effective, repetition: Repetition, what: str, under: Sequence[str], caveat: str
 ) -> Promise:
     ack = ACK[effective.consumer.offset_commit.timing]
-    if ack is Ack.BEFORE:
+    if ack is AckTime.BEFORE:
         under, caveat = (), _LOST
     return Promise(SEMANTICS[ack, repetition], what, tuple(under), caveat)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semel.policy.guarantee import Guarantee, guarantee_of
+from semel.policy.guarantee import ConsumerGuarantee, guarantee_of
 from semel.policy.model import Policy, topic_path
-from semel.policy.questions import QUESTIONS, Answer
+from semel.policy.questions import QUESTIONS, PolicyAnswer
 from semel.policy.reader import path_words
 from semel.policy.rules import RULES, Case, Finding
 from semel.policy.vocabulary import Severity
@@ -23,11 +23,11 @@ class Review:
 
     consumer: str
     topic: str | None
-    guarantee: Guarantee
+    guarantee: ConsumerGuarantee
     findings: tuple[Finding, ...]
     """The worst first."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[PolicyAnswer, ...]
 
     @property
     def refused(self) -> bool:

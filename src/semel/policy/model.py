@@ -46,7 +46,7 @@ from semel.policy.sections import (
     TopicPolicy,
 )
 from semel.policy.vocabulary import (
-    Backoff,
+    BackoffShape,
     GiveUp,
     Ordering,
     ReplayAllowed,
@@ -57,7 +57,7 @@ from semel.policy.vocabulary import (
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PolicySource:
     """Where a policy was written."""
 
     name: str = ""
@@ -98,10 +98,10 @@ class Policy(Section):
     consumers: dict[str, ConsumerPolicy] = _by_name("consumers")
     """The consumers."""
 
-    _source: Source = PrivateAttr(default_factory=Source)
+    _source: PolicySource = PrivateAttr(default_factory=PolicySource)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> PolicySource:
         """The file's name, and the line of every key."""
         return self._source
 
@@ -141,7 +141,7 @@ class Policy(Section):
             raise PolicyInvalid(name, document.problems) from None
         if document.problems:
             raise PolicyInvalid(name, document.problems)
-        found._source = Source(name, document.lines)
+        found._source = PolicySource(name, document.lines)
         return found
 
     def consumer(self, name: str) -> ConsumerPolicy:
@@ -407,7 +407,7 @@ def _effective(
     holds = ordering is not Ordering.NONE and retry.mode is not RetryMode.RETRY_TOPIC
     attempts = None if retry.max_attempts == UNBOUNDED else retry.max_attempts
     limits = [n for n in (own.poison.max_attempts_before_park, attempts) if n is not None]
-    has_jitter = retry.backoff is Backoff.EXPONENTIAL_JITTER
+    has_jitter = retry.backoff is BackoffShape.EXPONENTIAL_JITTER
     made = Effective(
         consumer_name=consumer,
         topic_name=topic,

@@ -10,21 +10,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from semel.policy.guarantee import ACK, STRATEGIES, Ack, Repetition, listing, rows_repetition
+from semel.policy.guarantee import ACK, STRATEGIES, AckTime, Repetition, listing, rows_repetition
 from semel.policy.model import OVERLAPS, topic_path
 from semel.policy.reader import Path, path_words
 from semel.policy.rules import Case, Finding
 from semel.policy.sections import duration_words, place_words
-from semel.policy.vocabulary import GiveUp, Ordering, Semantics, Severity, Status
+from semel.policy.vocabulary import GiveUp, Ordering, PolicyStatus, Semantics, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PolicyAnswer:
     """One question, answered for one consumer on one topic."""
 
     number: int
     question: str
-    status: Status
+    status: PolicyStatus
     text: str
     key: str
     """The key that decides it."""
@@ -46,13 +46,13 @@ class Question:
     codes: tuple[str, ...] = ()
     """The findings that make the answer worse."""
 
-    def answer(self, number: int, case: Case, findings: Sequence[Finding]) -> Answer:
+    def answer(self, number: int, case: Case, findings: Sequence[Finding]) -> PolicyAnswer:
         """Answer for one case, whose findings are known."""
         said = self.says(case)
         bad = [f for f in findings if f.code in self.codes and f.severity is not Severity.NOTE]
         path = self._path(case)
         words = [*([said] if said else []), *(finding.sentence for finding in bad)]
-        return Answer(
+        return PolicyAnswer(
             number,
             self.text,
             _status(said, bad),
@@ -73,17 +73,17 @@ class Question:
         return case.at(overlap.consumer_key if overlap else "topics")
 
 
-def _status(said: str | None, bad: Sequence[Finding]) -> Status:
+def _status(said: str | None, bad: Sequence[Finding]) -> PolicyStatus:
     if any(finding.severity is Severity.REFUSED for finding in bad):
-        return Status.REFUSED
+        return PolicyStatus.REFUSED
     if bad:
-        return Status.WARN
-    return Status.UNKNOWN if said is None else Status.OK
+        return PolicyStatus.WARN
+    return PolicyStatus.UNKNOWN if said is None else PolicyStatus.OK
 
 
 def _semantics(case: Case) -> str:
     delivery = Semantics.AT_LEAST_ONCE
-    if ACK[case.own.offset_commit.timing] is Ack.BEFORE:
+    if ACK[case.own.offset_commit.timing] is AckTime.BEFORE:
         delivery = Semantics.AT_MOST_ONCE
     return f"{delivery} delivery; {case.guarantee.sentence}"
 
@@ -123,9 +123,9 @@ def _by_effect(intent: str, keyed: str, bare: str) -> Callable[[Case], str | Non
 
 
 def _crash_before_ack(case: Case) -> str:
-    if ACK[case.own.offset_commit.timing] is Ack.BEFORE:
+    if ACK[case.own.offset_commit.timing] is AckTime.BEFORE:
         return "no such moment: the ack comes first, and a crash after it loses the message"
-    if ACK[case.own.offset_commit.timing] is Ack.WITHIN:
+    if ACK[case.own.offset_commit.timing] is AckTime.WITHIN:
         return "the broker aborts the transaction, and the message comes again"
     if rows_repetition(case.effective)[0] is Repetition.RECOGNISED:
         return "the message comes again, its repetition is recognised, and only the ack is made up"

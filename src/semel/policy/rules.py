@@ -8,8 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from semel.codec import FromCoordinates
-from semel.policy.guarantee import ACK, STRATEGIES, Ack, Guarantee, Repetition, rows_repetition
-from semel.policy.model import Effective, Policy, Source, consumer_path, topic_path
+from semel.policy.guarantee import (
+    ACK,
+    STRATEGIES,
+    AckTime,
+    ConsumerGuarantee,
+    Repetition,
+    rows_repetition,
+)
+from semel.policy.model import Effective, Policy, PolicySource, consumer_path, topic_path
 from semel.policy.reader import Path, nearest, path_words
 from semel.policy.sections import ConsumerPolicy, Retry, SideEffect, duration_words
 from semel.policy.vocabulary import (
@@ -35,12 +42,12 @@ class Case:
     """One consumer on one topic, as the rules and the questions see it."""
 
     effective: Effective
-    guarantee: Guarantee
+    guarantee: ConsumerGuarantee
     policy: Policy
     """The whole file: one consumer may read what another one sends."""
 
     @property
-    def source(self) -> Source:
+    def source(self) -> PolicySource:
         """Where the policy was written."""
         return self.policy.source
 
@@ -181,7 +188,7 @@ def _calls_in_batches(case: Case) -> Iterator[Nouns]:
             yield {"effect": effect.name}
 
 
-def _ack(case: Case) -> Ack:
+def _ack(case: Case) -> AckTime:
     return ACK[case.own.offset_commit.timing]
 
 
@@ -486,11 +493,11 @@ RULES: Final = (
         "with it, without any crash",
         "write the intent (intent: outbox), which is undone with the part"),
     Rule("commits-before-processing", REFUSED, "offsetCommit.timing",
-        once(lambda c: c.own.critical and _ack(c) is Ack.BEFORE),
+        once(lambda c: c.own.critical and _ack(c) is AckTime.BEFORE),
         "{consumer} is critical and commits the offset before the work: a crash loses the message",
         "use timing: after-db-transaction", AntiPattern.COMMITTING_BEFORE_PROCESSING),
     Rule("may-lose-messages", NOTE, "offsetCommit.timing",
-        once(lambda c: not c.own.critical and _ack(c) is Ack.BEFORE),
+        once(lambda c: not c.own.critical and _ack(c) is AckTime.BEFORE),
         "{consumer} commits the offset before the work: at-most-once, for what may be lost",
         "use timing: after-db-transaction where it may not"),
     Rule("replay-unsafe", REFUSED, "replay.allowed", _replay_unsafe,

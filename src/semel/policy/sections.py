@@ -33,7 +33,7 @@ from pydantic_core import PydanticCustomError
 from semel.codec import FromCoordinates, FromHeader, FromPayload
 from semel.policy.reader import PARTS, nearest
 from semel.policy.vocabulary import (
-    Backoff,
+    BackoffShape,
     BatchPolicy,
     CommitTiming,
     Duplicates,
@@ -275,7 +275,7 @@ class Retry(Section):
     """How often a message is tried, the first time included.
     0, -1 and .inf mean no limit, which the lint refuses.
     """
-    backoff: Backoff = Backoff.EXPONENTIAL_JITTER
+    backoff: BackoffShape = BackoffShape.EXPONENTIAL_JITTER
     """How the waits between attempts grow."""
     initial_delay_ms: Milliseconds = 1000
     """The first wait, in milliseconds."""
@@ -300,7 +300,7 @@ class Retry(Section):
             first, longest = self.initial_delay_ms, self.max_delay_ms
             what = f"the first wait, {first} ms, is longer than the longest, {longest} ms"
             found.append(("initialDelayMs", what))
-        if self.jitter is False and self.backoff is Backoff.EXPONENTIAL_JITTER:
+        if self.jitter is False and self.backoff is BackoffShape.EXPONENTIAL_JITTER:
             what = "backoff exponential-jitter has jitter; use backoff exponential"
             found.append(("jitter", what))
         _refuse(found)
@@ -340,7 +340,7 @@ class LagSlo(Section):
     """How many seconds behind raise an alert; the metric counts records."""
 
 
-class Replay(Section):
+class ReplaySection(Section):
     """Sending messages to the consumer again, on purpose."""
 
     allowed: Replayable | None = unsaid(
@@ -469,7 +469,7 @@ class ConsumerPolicy(Section):
     """The parking lot."""
     lag_slo: LagSlo | None = None
     """How far behind it may be."""
-    replay: Replay = Replay()
+    replay: ReplaySection = ReplaySection()
     """Sending messages to it again, on purpose."""
     versioned: Flag = False
     """Whether messages carry their aggregate's version, and the sequence is checked."""

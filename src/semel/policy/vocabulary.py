@@ -114,7 +114,7 @@ class StalePolicy(StrEnum):
     """It is parked at once."""
 
 
-class Backoff(StrEnum):
+class BackoffShape(StrEnum):
     """How the waits between attempts grow."""
 
     EXPONENTIAL_JITTER = "exponential-jitter"
@@ -204,7 +204,7 @@ class AntiPattern(StrEnum):
     REPLAY_UNSAFE = "replay-unsafe consumers"
 
 
-class Status(StrEnum):
+class PolicyStatus(StrEnum):
     """How good an answer is."""
 
     OK = "ok"

@@ -127,14 +127,14 @@ class SqlMembers(ConnectionStore):
             for row in rows
         }
 
-    async def acquit(self, consumer: str, message_id: str) -> None:
+    async def clear_all_notes(self, consumer: str, message_id: str) -> None:
         await self._run(
             delete(crash_suspect).where(
                 _S.consumer == consumer, _S.message_id == stored_id(message_id)
             )
         )
 
-    async def acquit_many(self, consumer: str, message_ids: Collection[str], writer: str) -> None:
+    async def clear_notes(self, consumer: str, message_ids: Collection[str], writer: str) -> None:
         if message_ids:
             here = _S.message_id.in_(sorted(map(stored_id, message_ids)))
             mine = (_S.consumer == consumer, _S.writer == writer)

@@ -317,7 +317,7 @@ MOST_TURNS: Final = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class ClaimAsked:
     """One message of one consumer, as the statements name it."""
 
     consumer: str
@@ -325,7 +325,7 @@ class Asked:
     id: str
 
     @classmethod
-    def of(cls, consumer: str, request: ClaimRequest) -> Asked:
+    def of(cls, consumer: str, request: ClaimRequest) -> ClaimAsked:
         """Return the message with its id as it is stored."""
         return cls(consumer, request, stored_id(request.message_id))
 

@@ -16,12 +16,12 @@ from semel.messaging.handle.claims import (
     TERMINAL,
     ClaimAnswer,
     Claimed,
+    ClaimFound,
     ClaimRequest,
     ClaimRow,
     ClaimState,
     Duplicate,
     Failure,
-    Found,
     NotClaimable,
     Stale,
     found_of,
@@ -31,7 +31,7 @@ from semel.messaging.records import stored_id
 from semel.operate.stores import plain
 from semel.policy.vocabulary import StalePolicy
 from semel.sql import claim_statements as sql
-from semel.sql.claim_statements import MOST_TURNS, Asked, row_of, written
+from semel.sql.claim_statements import MOST_TURNS, ClaimAsked, row_of, written
 from semel.sql.faults import translated
 from semel.sql.session import Beginning
 from semel.sql.store import stored_name
@@ -65,7 +65,7 @@ class SqlAlchemyProcessedMessageStore:
         raise NotClaimable(consumer_name, event_id, answer)
 
     async def try_claim(self, consumer: str, request: ClaimRequest) -> ClaimAnswer:
-        me = Asked.of(consumer, request)
+        me = ClaimAsked.of(consumer, request)
         for _ in range(MOST_TURNS):
             if await self._row(sql.TAKE, me, me.new()):
                 return Claimed()
@@ -77,7 +77,7 @@ class SqlAlchemyProcessedMessageStore:
     async def try_claim_many(
         self, consumer: str, requests: Sequence[ClaimRequest]
     ) -> list[ClaimAnswer]:
-        asked = [Asked.of(consumer, request) for request in requests]
+        asked = [ClaimAsked.of(consumer, request) for request in requests]
         first = {me.id: me for me in reversed(asked)}
         taken = await self._take_many(consumer, first)
         missed = sorted(first.keys() - taken)
@@ -104,7 +104,7 @@ class SqlAlchemyProcessedMessageStore:
         seconds: float,
         stale: StalePolicy = StalePolicy.RECLAIM,
     ) -> ClaimAnswer:
-        me = Asked.of(consumer, request)
+        me = ClaimAsked.of(consumer, request)
         terms = {"owned_by": owner, "lease_us": to_us(seconds)}
         for _ in range(MOST_TURNS):
             taken = await self._row(sql.LEASE, me, {**me.new(), **terms})
@@ -116,19 +116,19 @@ class SqlAlchemyProcessedMessageStore:
         raise me.changes_all_the_time()
 
     async def renew(self, consumer: str, message_id: str, fence: int, seconds: float) -> bool:
-        me = Asked.of(consumer, ClaimRequest(message_id))
+        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
         return await self._change(
             sql.RENEW, me, {**me.key(), "seen": fence, "lease_us": to_us(seconds)}
         )
 
     async def lock_expired(self, consumer: str, message_id: str, fence: int) -> bool:
-        me = Asked.of(consumer, ClaimRequest(message_id))
+        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
         return await self._change(sql.LOCK_EXPIRED, me, {**me.key(), "seen": fence})
 
     async def mark_completed(
         self, consumer: str, message_id: str, fence: int | None = None, result: str | None = None
     ) -> bool:
-        me = Asked.of(consumer, ClaimRequest(message_id))
+        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
         returned = {"returned": result}
         if fence is not None:
             leased = {**me.key(), **returned, "seen": fence}
@@ -145,7 +145,7 @@ class SqlAlchemyProcessedMessageStore:
     async def mark_failed(
         self, consumer: str, message_id: str, failure: Failure, fence: int | None = None
     ) -> bool:
-        me = Asked.of(consumer, ClaimRequest(message_id, failure.payload_hash, failure.source))
+        me = ClaimAsked.of(consumer, ClaimRequest(message_id, failure.payload_hash, failure.source))
         if fence is not None:
             leased = {**me.key_and_hash(), **written(failure), "seen": fence}
             return await self._change(sql.FAIL_LEASED, me, leased)
@@ -160,14 +160,14 @@ class SqlAlchemyProcessedMessageStore:
         raise me.changes_all_the_time()
 
     async def undo(self, consumer: str, message_id: str, failure: Failure) -> ClaimRow:
-        me = Asked.of(consumer, ClaimRequest(message_id, failure.payload_hash, failure.source))
+        me = ClaimAsked.of(consumer, ClaimRequest(message_id, failure.payload_hash, failure.source))
         undone = await self._row(sql.UNDO, me, {**me.key_and_hash(), **written(failure)})
         if undone is None:
             raise Misuse(f"{me}: there is no claim to undo; this transaction did not take it")
         return me.row(undone)
 
     async def give_back(self, consumer: str, message_id: str, claimed: Claimed) -> None:
-        me = Asked.of(consumer, ClaimRequest(message_id))
+        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
         if not await self._change(sql.GIVE_BACK_NEW, me, me.key()):
             before = {**me.key(), "owned_by": claimed.from_owner}
             await self._change(sql.GIVE_BACK, me, before)
@@ -175,29 +175,29 @@ class SqlAlchemyProcessedMessageStore:
     async def keep_result(
         self, consumer: str, message_id: str, result: str, key: str | None = None
     ) -> None:
-        me = Asked.of(consumer, ClaimRequest(message_id))
+        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
         kept = {"returned": result, "of_key": stored_name(key)}
         await self._change(sql.KEEP_RESULT, me, {**me.key(), **kept})
 
     async def pass_over(self, consumer: str, message_id: str, code: str) -> None:
-        me = Asked.of(consumer, ClaimRequest(message_id))
+        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
         await self._change(sql.PASS_OVER, me, {**me.key(), "code": code})
 
     async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
-        me = Asked.of(consumer, ClaimRequest(message_id, payload_hash))
+        me = ClaimAsked.of(consumer, ClaimRequest(message_id, payload_hash))
         await self._change(sql.EXPECT_PAYLOAD, me, me.key_and_hash())
 
     async def reopen(self, consumer: str, message_id: str) -> bool:
-        me = Asked.of(consumer, ClaimRequest(message_id))
+        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
         return await self._change(sql.REOPEN, me, me.key())
 
     async def look_up(self, consumer: str, message_id: str) -> ClaimRow | None:
-        me = Asked.of(consumer, ClaimRequest(message_id))
+        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
         row = await self._row(sql.WHY, me, me.key())
         return None if row is None else me.row(row)
 
     async def erase(self, consumer: str, message_id: str) -> bool:
-        me = Asked.of(consumer, ClaimRequest(message_id))
+        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
         had = await self._change(sql.FORGET_RESULT, me, me.key())
         await self._change(sql.ERASED, me, me.key())
         return had
@@ -241,7 +241,7 @@ class SqlAlchemyProcessedMessageStore:
             deleted += sweep.note(list(done.scalars()), state)
         return deleted
 
-    async def _answer(self, me: Asked, why: Row[Any]) -> ClaimAnswer | None:
+    async def _answer(self, me: ClaimAsked, why: Row[Any]) -> ClaimAnswer | None:
         """Answer for a claim that exists, or take it again; None if it changed meanwhile."""
         row, now = me.row(why), to_seconds(why.now)
         no = refusal(row, me.request.payload_hash, now)
@@ -253,13 +253,13 @@ class SqlAlchemyProcessedMessageStore:
         return Claimed(taken.attempts, from_owner=row.owner)
 
     async def _lease_again(
-        self, me: Asked, why: Row[Any], terms: Mapping[str, Any], stale: StalePolicy
+        self, me: ClaimAsked, why: Row[Any], terms: Mapping[str, Any], stale: StalePolicy
     ) -> ClaimAnswer | None:
         row, now = me.row(why), to_seconds(why.now)
         no = refusal(row, me.request.payload_hash, now)
         if no is not None:
             return no
-        expired = found_of(row, me.request.payload_hash, now) is Found.LEASE_EXPIRED
+        expired = found_of(row, me.request.payload_hash, now) is ClaimFound.LEASE_EXPIRED
         if expired and stale is not StalePolicy.RECLAIM:
             return Stale(row.owner, now - row.lease_until, row.attempts, row.fence)
         again = {**me.key_and_hash(), **terms, "seen": why.fence}
@@ -268,7 +268,7 @@ class SqlAlchemyProcessedMessageStore:
             return None
         return Claimed(taken.attempts, taken.fence, row.owner)
 
-    async def _take_many(self, consumer: str, batch: Mapping[str, Asked]) -> set[str]:
+    async def _take_many(self, consumer: str, batch: Mapping[str, ClaimAsked]) -> set[str]:
         if not batch:
             return set()
         ids = sorted(batch)
@@ -295,14 +295,14 @@ class SqlAlchemyProcessedMessageStore:
         what = f"the claims of consumer {consumer}"
         return (await self._execute(statement, what, {"by": consumer, "ids": list(ids)})).all()
 
-    async def _is_in(self, states: Set[ClaimState], me: Asked) -> bool:
+    async def _is_in(self, states: Set[ClaimState], me: ClaimAsked) -> bool:
         row = await self._row(sql.WHY, me, me.key())
         return row is not None and row.state in states
 
-    async def _row(self, statement: Executable, me: Asked, values: Any) -> Row[Any] | None:
+    async def _row(self, statement: Executable, me: ClaimAsked, values: Any) -> Row[Any] | None:
         return (await self._execute(statement, str(me), values)).one_or_none()
 
-    async def _change(self, statement: Executable, me: Asked, values: Any) -> bool:
+    async def _change(self, statement: Executable, me: ClaimAsked, values: Any) -> bool:
         return (await self._execute(statement, str(me), values)).rowcount > 0
 
     async def _execute(self, statement: Executable, what: str, values: Any) -> CursorResult[Any]:

@@ -46,7 +46,7 @@ from semel.sql.session import (
 )
 from semel.sql.tables import metadata
 from semel.sql.types import now_us, to_seconds
-from semel.sql.waiting import SqlWaitingRoom
+from semel.sql.waiting import SqlWaitingStore
 
 
 class SqlUnit:
@@ -58,7 +58,7 @@ class SqlUnit:
         self.claims = SqlAlchemyProcessedMessageStore(session)
         self.attempts = SqlFailedAttempts(session)
         self.dead_letters = SqlDeadLetters(session)
-        self.waiting = SqlWaitingRoom(session)
+        self.waiting = SqlWaitingStore(session)
         self.audit = SqlAuditTrail(session)
         self.revisions = SqlRevisions(session)
         self.approvals = SqlApprovals(session)
@@ -217,7 +217,7 @@ class SqlDatabase:
                 await refuse_if_aborted(transaction, connection)
                 await connection.refuse_if_ended()
             finally:
-                connection.let_go()
+                connection.allow_end()
                 await session.release()
             await _committed(transaction, connection)
         except BaseException:

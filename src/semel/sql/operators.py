@@ -28,9 +28,9 @@ from semel.operate.stores import (
     OVER,
     Act,
     Approval,
-    Asked,
+    ApprovalAsked,
+    ApprovalDecision,
     AuditEntry,
-    Decision,
     ReplayRun,
     ReplayState,
     Revision,
@@ -61,7 +61,7 @@ class SqlApprovals(Store):
 
     async def ask(
         self,
-        act: Asked,
+        act: ApprovalAsked,
         consumer: str,
         message_id: str,
         asked_by: str,
@@ -88,7 +88,9 @@ class SqlApprovals(Store):
         return found[0] if found else None
 
     async def open_ones(self, consumer: str | None, limit: int) -> Sequence[Approval]:
-        found = select(approval).where(_APPROVAL.decision == Decision.OPEN.value).limit(limit)
+        found = (
+            select(approval).where(_APPROVAL.decision == ApprovalDecision.OPEN.value).limit(limit)
+        )
         if consumer is not None:
             found = found.where(_APPROVAL.consumer == consumer)
         return await self._requests(found)
@@ -97,10 +99,10 @@ class SqlApprovals(Store):
         mine = (_APPROVAL.consumer == consumer, _APPROVAL.message_id == stored_id(message_id))
         return await self._requests(select(approval).where(*mine))
 
-    async def decide(self, number: int, decided_by: str, decision: Decision) -> bool:
+    async def decide(self, number: int, decided_by: str, decision: ApprovalDecision) -> bool:
         decided = (
             update(approval)
-            .where(_APPROVAL.number == number, _APPROVAL.decision == Decision.OPEN.value)
+            .where(_APPROVAL.number == number, _APPROVAL.decision == ApprovalDecision.OPEN.value)
             .values(decided_by=plain(decided_by), decided_at=now_us(), decision=decision.value)
         )
         return await self._count(decided) > 0
@@ -119,7 +121,7 @@ class SqlApprovals(Store):
 
 
 def _approval(row: Row[Any]) -> Approval:
-    enums = {"act": Asked(row.act), "decision": Decision(row.decision)}
+    enums = {"act": ApprovalAsked(row.act), "decision": ApprovalDecision(row.decision)}
     return record_of(approval, row, Approval, **enums)
 
 

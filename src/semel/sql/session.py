@@ -390,7 +390,7 @@ class UnitConnection(AsyncConnection):
         """Refuse from now on everything that would end the transaction."""
         _HELD[self._inside] = _Hold(opened_in=handling_now())
 
-    def let_go(self) -> None:
+    def allow_end(self) -> None:
         """Allow the end of the transaction: for the code that began it."""
         _HELD.pop(self._inside, None)
 

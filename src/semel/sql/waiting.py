@@ -192,7 +192,7 @@ def _me(consumer: str, message_id: str) -> ColumnElement[bool]:
     return and_(_C.consumer == consumer, _C.message_id == stored_id(message_id))
 
 
-class SqlWaitingRoom(Store):
+class SqlWaitingStore(Store):
     """The waiting table, in one open transaction."""
 
     what = "the waiting messages"
@@ -298,7 +298,7 @@ class SqlWaitingRoom(Store):
         here = and_(_me(consumer, message_id), _C.erased_at.is_(None), _C.waits == _PARKED)
         return await self._change(here, waits=_RETRY, due_at=now_us())
 
-    async def let_go(self, consumer: str, message_id: str) -> bool:
+    async def let_overtake(self, consumer: str, message_id: str) -> bool:
         return await self._change(_me(consumer, message_id), held=0)
 
     async def revise(

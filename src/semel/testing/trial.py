@@ -138,7 +138,7 @@ class Trial:
         try:
             ended = running.wait(seconds)
         finally:
-            self.bury(running.pid)
+            self.has_ended(running.pid)
         return ended
 
     def kill(self, running: Running) -> EndedProcess:
@@ -146,7 +146,7 @@ class Trial:
         running.kill()
         return self.end(running)
 
-    def bury(self, pid: int) -> None:
+    def has_ended(self, pid: int) -> None:
         """Put a dead worker's members out of the group, without waiting for their sessions."""
         with self.broker.changing(self.worker.group) as group:
             for name in [name for name in group.members if name.startswith(f"{pid}.")]:

@@ -18,7 +18,7 @@ from semel.operate.completeness import (
     STANDINGS,
     Completeness,
     Extent,
-    Found,
+    OffsetFound,
     Standing,
     Stretch,
     audit_completeness,
@@ -40,7 +40,7 @@ def counts(audit) -> dict[str, int]:
 
 
 def test_whatever_can_become_of_an_offset_has_a_standing():
-    assert set(STANDINGS) == {*Told, HOLE, *Mark, *Found}
+    assert set(STANDINGS) == {*Told, HOLE, *Mark, *OffsetFound}
     assert set(FOUND) == set(Waits)
 
 
@@ -98,7 +98,9 @@ def test_a_mark_outranks_the_delivery_in_the_middle_of_a_range_and_is_no_repetit
         (71, 71, Mark.DELETED),
         (72, 72, Mark.DUPLICATE),
     )
-    found = ranges((0, 39, Found.PARKED), (60, 68, Found.DEAD), (73, 99, Found.WAITING))
+    found = ranges(
+        (0, 39, OffsetFound.PARKED), (60, 68, OffsetFound.DEAD), (73, 99, OffsetFound.WAITING)
+    )
 
     audit = audit_ranges(P0, known, found=found)
 
@@ -123,7 +125,7 @@ def test_marks_alone_say_nothing_of_how_far_a_consumer_has_read():
 
 OFFSETS = st.integers(0, 30)
 OUTCOMES = st.sampled_from([*map(str, Told), HOLE, *map(str, Mark)])
-PLACES = st.lists(st.tuples(OFFSETS, st.sampled_from(Found)), max_size=8)
+PLACES = st.lists(st.tuples(OFFSETS, st.sampled_from(OffsetFound)), max_size=8)
 
 
 @given(st.lists(st.tuples(OFFSETS, OFFSETS, OUTCOMES), max_size=8), OFFSETS, OFFSETS)

@@ -24,7 +24,7 @@ from semel.operate.deletion import (
     refuse_delete,
 )
 from semel.operate.parking import KeepId, classify, fix
-from semel.operate.stores import Account, Decision, acting_from, same_name
+from semel.operate.stores import Account, ApprovalDecision, acting_from, same_name
 from semel.outboxes import Outbox
 from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import (
@@ -94,7 +94,7 @@ class FourEyes:
         done = await approve_delete(world.database, again.number, actor="bob")
 
         assert still.payload == b'{"amount": 1000}'
-        assert done.decision is Decision.APPROVED
+        assert done.decision is ApprovalDecision.APPROVED
         assert await waiting_of(world, "m1") is None
 
     @in_world

@@ -20,7 +20,7 @@ from semel.operate.completeness import audit_completeness
 from semel.operate.deadletters import retry_dead_letter, skip_dead_letter
 from semel.operate.replay import abandon_replay
 from semel.operate.retention import Pruned, ReplayRuns, Retention, prune, shortest_ttl
-from semel.operate.stores import Asked, Decision, ReplayRun, ReplayState
+from semel.operate.stores import ApprovalAsked, ApprovalDecision, ReplayRun, ReplayState
 from semel.policy.vocabulary import Duplicates
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import BILLING, park, queue
@@ -122,8 +122,10 @@ class Pruning(DatabaseContract):
         async with world.database.begin() as unit:
             await unit.versions.open_gap(Gap(BILLING, "k", 2, 4))
             await unit.versions.close_gaps(BILLING, "k", 3, "fetched")
-            request = await unit.approvals.ask(Asked.DELETE_LETTER, BILLING, "m1", "ann", "why")
-            await unit.approvals.decide(request.number, "bob", Decision.REFUSED)
+            request = await unit.approvals.ask(
+                ApprovalAsked.DELETE_LETTER, BILLING, "m1", "ann", "why"
+            )
+            await unit.approvals.decide(request.number, "bob", ApprovalDecision.REFUSED)
             await unit.claims.mark_completed(BILLING, "m1")
             await unit.members.note(BILLING, ["m1"], "a process that was cut off")
 
@@ -141,8 +143,10 @@ class Pruning(DatabaseContract):
                 await unit.inbox.store(InboxMessage(BILLING, name, payload=b""))
                 await unit.inbox.done(BILLING, name)
                 await unit.attempts.add(replace(ATTEMPT, message_id=name))
-                asked = await unit.approvals.ask(Asked.DELETE_LETTER, BILLING, name, "ann", "why")
-                await unit.approvals.decide(asked.number, "bob", Decision.REFUSED)
+                asked = await unit.approvals.ask(
+                    ApprovalAsked.DELETE_LETTER, BILLING, name, "ann", "why"
+                )
+                await unit.approvals.decide(asked.number, "bob", ApprovalDecision.REFUSED)
             await world.age(60)
         async with world.database.begin() as unit:
             await unit.dead_letters.put(replace(LETTER, consumer=BILLING, message_id="kept"))

@@ -94,7 +94,7 @@ class Killing(Handling):
 
 
 async def start(world, ours):
-    """Run a new worker; say whether it outlived its messages."""
+    """Run a new worker; say whether it survives its messages."""
     try:
         await InboxWorker(ours.consumer, world.database, batch=4).run_until_empty()
     except Crash:

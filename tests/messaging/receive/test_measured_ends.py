@@ -39,7 +39,7 @@ class Ignored:
 
 
 def of_the_killer(counted: Counted) -> Counted:
-    """Leave out what the deliveries count that were outlived."""
+    """Leave out what the deliveries count that the process survived."""
     others = ("received", "duration", "duplicates", "processed success")
     usual = (*others, "processed duplicate_skipped")
     return {name: number for name, number in counted.items() if name not in usual}

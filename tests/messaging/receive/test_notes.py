@@ -22,7 +22,7 @@ def test_the_note_of_a_message_that_is_over_goes_unless_its_writer_may_be_at_it(
         async with database.begin() as unit:
             await unit.members.note("billing", ["m1"], writer())
 
-            await notes.forget_note(unit, "billing", "m1")
+            await notes.clear_note_left_behind(unit, "billing", "m1")
 
             assert bool(await unit.members.notes("billing", ["m1"])) is is_left
 

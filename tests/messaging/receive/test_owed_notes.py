@@ -61,10 +61,10 @@ class _Members:
         self.has_noted |= bool(ids)
         return await self._inside.note(consumer, ids, writer)
 
-    async def acquit_many(self, consumer: str, ids: Collection[str], writer: str) -> None:
+    async def clear_notes(self, consumer: str, ids: Collection[str], writer: str) -> None:
         if self._keeps_notes:
             raise Retryable("the connection was lost")
-        await self._inside.acquit_many(consumer, ids, writer)
+        await self._inside.clear_notes(consumer, ids, writer)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inside, name)
@@ -112,7 +112,7 @@ class Owed:
         runner.stop()
         await asyncio.wait_for(task, 10)
 
-        assert left == [UNREAD], "the database was away when it was outlived"
+        assert left == [UNREAD], "the database was away when it was cleared"
 
     @in_world
     async def test_a_runner_that_stops_leaves_no_note_of_what_another_one_handled(self, world):
@@ -123,7 +123,7 @@ class Owed:
         first = await service.runner(falling)
         task = asyncio.create_task(first.run_until_idle())
         async with asyncio.timeout(10):
-            while not first._writer.owed:
+            while not first._writer.uncleared:
                 await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait({task})
@@ -173,7 +173,7 @@ class Owed:
             worker = RetryWorker(handle, falling, 60)
             task = asyncio.create_task(worker.run())
             async with asyncio.timeout(10):
-                while not worker._writer.owed:
+                while not worker._writer.uncleared:
                     await asyncio.sleep(0)
             failing.clear()
             other = RetryWorker(handle, world.database, 0.01)
@@ -201,7 +201,7 @@ class Owed:
         worker = InboxWorker(ours, falling, poll_seconds=60)
         task = asyncio.create_task(worker.run())
         async with asyncio.timeout(10):
-            while not worker._writer.owed:
+            while not worker._writer.uncleared:
                 await asyncio.sleep(0)
         await InboxWorker(ours, world.database).run_until_empty()
         left = await noted(world.database, "m1")

@@ -21,7 +21,7 @@ from semel.messaging.receive.runner import Runner
 from semel.messaging.records import WaitingFilter
 from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy, RunnerSettings
 from semel.policy.vocabulary import BatchPolicy, Mode, RetryMode, StalePolicy
-from semel.sql.waiting import SqlWaitingRoom
+from semel.sql.waiting import SqlWaitingStore
 from tests.messaging.worlds import Effect, effects, memory_database
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0)
@@ -97,7 +97,7 @@ def test_a_retry_worker_that_dies_ends_its_runner(monkeypatch):
     async def take_due(*arguments: Any) -> Any:
         raise RuntimeError("no such column")
 
-    monkeypatch.setattr(SqlWaitingRoom, "take_due", take_due)
+    monkeypatch.setattr(SqlWaitingStore, "take_due", take_due)
 
     async def scenario() -> None:
         broker = MemoryBroker({"exports": 1})

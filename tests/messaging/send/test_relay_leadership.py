@@ -260,11 +260,11 @@ def test_a_relay_that_is_to_empty_its_outbox_looks_behind_its_cursor_once_more(m
             await unit.outbox.park(leadership, first.place, "too large")
             await unit.outbox.resign(leadership)
 
-        async def let_go(batch):
+        async def let_go_on(batch):
             async with world.database.begin() as unit:
                 await unit.outbox.unpark("outbox", "k-0")
 
-        broker.before = let_go
+        broker.before = let_go_on
         await relay(world, broker).run_until_empty()
 
         assert broker.ids == ["b", "k-0", *(one.message_id for one in behind)]

@@ -10,7 +10,7 @@ import pytest
 from semel.policy import ConsumerPolicy, Policy, TopicPolicy
 from semel.policy.model import OVERLAPS, SAFETY, USUAL_RETENTION, Effective, strictest
 from semel.policy.reader import PolicyNameUnknown, path_words
-from semel.policy.sections import Replay
+from semel.policy.sections import ReplaySection
 from semel.policy.vocabulary import (
     GiveUp,
     Ordering,
@@ -55,7 +55,7 @@ TOPIC_REPLAY = {None: None, True: ReplayAllowed.YES, False: ReplayAllowed.NO}
 def test_replay_is_allowed_only_if_both_allow_it(topic, consumer):
     policy = Policy(
         topics={"t": TopicPolicy(replay_allowed=topic)},
-        consumers={"c": ConsumerPolicy(replay=Replay(allowed=consumer))},
+        consumers={"c": ConsumerPolicy(replay=ReplaySection(allowed=consumer))},
     )
 
     found = policy.effective("c", "t").replay

@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 
 from docs.policy_tables import MATRIX, PRODUCER_REPEATS, Publishing, SetUp
-from semel.policy import Guarantee, Policy, guarantee_of, lint_policy
-from semel.policy.guarantee import ACK, SEMANTICS, STRATEGIES, Ack, Repetition, listing
+from semel.policy import ConsumerGuarantee, Policy, guarantee_of, lint_policy
+from semel.policy.guarantee import ACK, SEMANTICS, STRATEGIES, AckTime, Repetition, listing
 from semel.policy.vocabulary import (
     CommitTiming,
     Duplicates,
@@ -21,7 +21,7 @@ from semel.policy.vocabulary import (
 from tests.unit.policy.policy_texts import TEMPLATE, policy_with
 
 
-def guarantee(consumer=None, topic=None) -> Guarantee:
+def guarantee(consumer=None, topic=None) -> ConsumerGuarantee:
     return guarantee_of(policy_with(consumer, topic).effective("c", "t"))
 
 
@@ -157,7 +157,7 @@ def test_the_weakest_promise_is_found():
     assert found.weakest.what == "side effect 'mail'"
 
 
-@pytest.mark.parametrize(("ack", "repetition"), [*product(Ack, Repetition)])
+@pytest.mark.parametrize(("ack", "repetition"), [*product(AckTime, Repetition)])
 def test_the_table_answers_every_combination(ack, repetition):
     assert (ack, repetition) in SEMANTICS
 
@@ -223,13 +223,13 @@ def test_the_delivery_matrix_comes_out_as_documented():
 
 
 def test_a_producer_whose_repetitions_nobody_can_recognise_weakens_every_consumer():
-    row = SetUp("", "", "", Publishing.NEW_MESSAGE, Ack.AFTER, Repetition.RECOGNISED, "rows")
+    row = SetUp("", "", "", Publishing.NEW_MESSAGE, AckTime.AFTER, Repetition.RECOGNISED, "rows")
 
     assert row.final_effect == "at-least-once for rows: duplicates by the producer"
 
 
 def test_whatever_is_acknowledged_first_is_at_most_once():
-    row = SetUp("", "", "", Publishing.NEW_MESSAGE, Ack.BEFORE, Repetition.APPLIED, "rows")
+    row = SetUp("", "", "", Publishing.NEW_MESSAGE, AckTime.BEFORE, Repetition.APPLIED, "rows")
 
     assert row.semantics is Semantics.AT_MOST_ONCE
 

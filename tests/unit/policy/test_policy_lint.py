@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from semel.policy import Policy, PolicyNameUnknown, Severity, Status, lint_policy
+from semel.policy import Policy, PolicyNameUnknown, Severity, lint_policy
+from semel.policy import PolicyStatus as Status
 from tests.unit.policy.policy_texts import policy_with, reviewed
 
 MAIL = [{"name": "mail"}]

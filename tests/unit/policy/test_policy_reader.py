@@ -17,14 +17,14 @@ from semel.policy.sections import (
     LagSlo,
     OffsetCommit,
     Poison,
-    Replay,
+    ReplaySection,
     Retry,
     SideEffect,
     duration_words,
     parse_duration,
 )
 from semel.policy.vocabulary import (
-    Backoff,
+    BackoffShape,
     CommitTiming,
     Duplicates,
     Intent,
@@ -55,7 +55,7 @@ def test_the_template_is_read_exactly():
                 duplicate_handling=Duplicates.SKIP,
             ),
             offset_commit=OffsetCommit(timing=CommitTiming.AFTER_DB_TRANSACTION),
-            retry=Retry(max_attempts=5, backoff=Backoff.EXPONENTIAL_JITTER),
+            retry=Retry(max_attempts=5, backoff=BackoffShape.EXPONENTIAL_JITTER),
             dlq=Dlq(enabled=True, topic="case-events.search-indexer.dlq", owner="search-team"),
             poison=Poison(max_attempts_before_park=5),
             lag_slo=LagSlo(max_lag_seconds=60),
@@ -64,7 +64,7 @@ def test_the_template_is_read_exactly():
             idempotency=Idempotency(
                 strategy=Strategy.NOTIFICATION_ID, external_provider_idempotency=True
             ),
-            replay=Replay(allowed=ReplayAllowed.NOT_FOR_SIDE_EFFECT),
+            replay=ReplaySection(allowed=ReplayAllowed.NOT_FOR_SIDE_EFFECT),
             dlq=Dlq(enabled=True, manual_review_required=True),
         ),
     }

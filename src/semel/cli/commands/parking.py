@@ -68,7 +68,7 @@ from semel.operate.parking import (
     skip,
     waiting_messages,
 )
-from semel.operate.stores import Approval, Decision, Revision, readable_diff
+from semel.operate.stores import Approval, ApprovalDecision, Revision, readable_diff
 
 app = typer.Typer(no_args_is_help=True, help="Look at waiting messages, and deal with them.")
 
@@ -464,7 +464,7 @@ def request_line(request: Approval) -> str:
 def decided_lines(decided: Request) -> Iterator[Line]:
     """Put what became of a request for people."""
     one = decided.request
-    done = "deleted" if one.decision is Decision.APPROVED else "kept"
+    done = "deleted" if one.decision is ApprovalDecision.APPROVED else "kept"
     message = f"message {one.message_id} of {one.consumer}"
     yield f"request {one.number} {one.decision}: {message} was {done}"
 

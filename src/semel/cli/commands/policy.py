@@ -15,13 +15,11 @@ from semel.cli.answer import Answer, ExitCode, answering
 from semel.cli.options import DebugOption, JsonOption
 from semel.cli.render import Field, Line, Rows, Shape, bold, counted
 from semel.policy import (
-    Answer as PolicyAnswer,
-)
-from semel.policy import (
     EffectivePolicies,
     Finding,
     Linted,
     Policy,
+    PolicyAnswer,
     PolicyInvalid,
     PolicyProblem,
     Promise,

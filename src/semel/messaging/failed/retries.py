@@ -37,11 +37,11 @@ from semel.messaging.outcome import (
 from semel.messaging.receive.crash import (
     TURNS,
     Writer,
-    forget_note,
+    clear_note_left_behind,
+    clearing_own_notes,
     handle_waiting,
     note_tries,
     noting_as,
-    outliving,
     unless_begun,
 )
 from semel.messaging.receive.offsets import Ended
@@ -143,7 +143,7 @@ async def _together(
     by_id = {waiting.message_id: waiting for waiting in due}
     noted = set(by_id)
     began = SYSTEM_CLOCK.monotonic()
-    async with outliving(consumer.name, database, noted):
+    async with clearing_own_notes(consumer.name, database, noted):
         async for found in drain(consumer, database, _readable(consumer, due), stopping):
             done.update(found)
             noted.difference_update(found)
@@ -231,7 +231,7 @@ async def _park_unhandled(
             return handled
         parked = replace(now, waits=Waits.PARKED, reason=why.reason, exception=why.exception)
         await unit.waiting.put(replace(parked, error_code=code))
-        await forget_note(unit, consumer.name, now.message_id)
+        await clear_note_left_behind(unit, consumer.name, now.message_id)
     return ParkedAway(why.reason, why)
 
 
@@ -263,13 +263,13 @@ class RetryWorker:
         """
         with noting_as(self._writer):
             await self._run()
-        await self._writer.pay(self.consumer.name, self.database)
+        await self._writer.clear_the_rest(self.consumer.name, self.database)
 
     async def _run(self) -> None:
         while not self._stopping.is_set():
             began = SYSTEM_CLOCK.monotonic()
             try:
-                await self._writer.pay(self.consumer.name, self.database)
+                await self._writer.clear_the_rest(self.consumer.name, self.database)
                 done = await retry_due(
                     self.consumer,
                     self.database,

@@ -54,7 +54,7 @@ async def leave_waiting(unit: Unit, consumer: str, *ended: Ended) -> None:
     await unit.waiting.remove_many(consumer, ids)
     # For several messages, look the notes up first: the batch has cleared nearly all already.
     for message_id in ids if len(ids) == 1 else await unit.members.notes(consumer, ids):
-        await unit.members.acquit(consumer, message_id)
+        await unit.members.clear_all_notes(consumer, message_id)
     await mark_ends(unit, consumer, ended)
 
 
@@ -99,13 +99,13 @@ async def overtakes(consumer: Consumer, unit: Unit, message: Message) -> bool:
     return bool(held) and await is_next(consumer, unit, message)
 
 
-async def let_next_go(consumer: Consumer, unit: Unit, applied: Message) -> None:
+async def release_next_version(consumer: Consumer, unit: Unit, applied: Message) -> None:
     """Give the next version behind *applied* its turn, if it waits behind later ones."""
     if applied.version is not None and applied.key is not None:
-        await let_go(consumer, unit, applied.key, applied.version + 1)
+        await release_version(consumer, unit, applied.key, applied.version + 1)
 
 
-async def let_go(consumer: Consumer, unit: Unit, key: str, due: int) -> None:
+async def release_version(consumer: Consumer, unit: Unit, key: str, due: int) -> None:
     """Give the version that is *due* its turn, if it waits behind later ones of its key."""
     is_behind_later = False
     which = WaitingFilter(consumer.name, key=key, held=True)
@@ -115,7 +115,7 @@ async def let_go(consumer: Consumer, unit: Unit, key: str, due: int) -> None:
             version = _version_of(consumer, waiting)
             if version == due:
                 if is_behind_later:
-                    await unit.waiting.let_go(consumer.name, waiting.message_id)
+                    await unit.waiting.let_overtake(consumer.name, waiting.message_id)
                 return
             is_behind_later |= version is not None and version > due
         which, limit = replace(which, after_place=queue[-1].place), PAGE

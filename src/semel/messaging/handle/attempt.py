@@ -36,9 +36,9 @@ from semel.messaging.failed.attempt_failed import (
 from semel.messaging.failed.waiting import (
     is_next,
     leave_waiting,
-    let_next_go,
     mark_waiting,
     parked_without_payload,
+    release_next_version,
 )
 from semel.messaging.failure import Classified, NonRetryableMessageError, SequenceGap
 from semel.messaging.handle.cancel import called
@@ -321,7 +321,7 @@ class Attempt:
                 outcome, how = await self._across(unit, gap)
         await unit.versions.advance(consumer.name, message.key, message.version)
         if self.overtakes or (self.from_waiting and holds_key(consumer, message)):
-            await let_next_go(consumer, unit, message)
+            await release_next_version(consumer, unit, message)
         if how:
             # A rebuilt aggregate also fills the gaps that were crossed earlier.
             after = None if how == "rebuilt" else current

@@ -46,7 +46,7 @@ from semel.messaging.outcome import (
     alert,
     settlement,
 )
-from semel.messaging.receive.crash import outlived
+from semel.messaging.receive.crash import clear_own_notes
 from semel.messaging.receive.offsets import Ended, FetchMarks
 from semel.messaging.records import Waits
 from semel.messaging.redact import reason_of
@@ -623,7 +623,7 @@ class _Drain:
         for message, answer in zip(due, answers, strict=True):
             self.outcomes[message.id] = await self._one(unit, message, answer)
         # Both in this transaction: a note disappears only if its message is committed.
-        await outlived(unit, name, list(self.outcomes))
+        await clear_own_notes(unit, name, list(self.outcomes))
         await leave_waiting(unit, name, *self._leaving)
 
     async def _still_due(self, unit: Unit, messages: Mapping[str, Message]) -> list[Message]:

@@ -157,7 +157,7 @@ NotOurs: TypeAlias = Duplicate | NotDue | HeldElsewhere | Stale | Parked | Termi
 ClaimAnswer: TypeAlias = Claimed | NotOurs
 
 
-class Found(StrEnum):
+class ClaimFound(StrEnum):
     """What a claim can find: with the stale policy, it determines the answer."""
 
     NOTHING = "nothing"
@@ -172,20 +172,20 @@ class Found(StrEnum):
     OTHER_PAYLOAD = "the same id with another payload"
 
 
-CLAIM_TABLE: Final[Mapping[Found, tuple[type[ClaimAnswer], str]]] = {
-    Found.NOTHING: (Claimed, "handle it"),
-    Found.RETRYABLE_DUE: (Claimed, "handle it again"),
-    Found.LEASE_EXPIRED: (Claimed, "take it over, or Stale where the stale policy says so"),
-    Found.RETRYABLE_LATER: (
+CLAIM_TABLE: Final[Mapping[ClaimFound, tuple[type[ClaimAnswer], str]]] = {
+    ClaimFound.NOTHING: (Claimed, "handle it"),
+    ClaimFound.RETRYABLE_DUE: (Claimed, "handle it again"),
+    ClaimFound.LEASE_EXPIRED: (Claimed, "take it over, or Stale where the stale policy says so"),
+    ClaimFound.RETRYABLE_LATER: (
         NotDue,
         "ack if the waiting table holds the payload, else seek back and pause until it is due",
     ),
-    Found.COMPLETED: (Duplicate, "ack"),
-    Found.TERMINAL: (Terminal, "by policy; never handled silently"),
-    Found.PARKED: (Parked, "by policy; never handled silently"),
-    Found.LEASE_LIVE: (HeldElsewhere, "no ack; it comes back later"),
-    Found.LOCKED: (HeldElsewhere, "no ack; it comes back later"),
-    Found.OTHER_PAYLOAD: (Conflict, "its own outcome, with both hashes"),
+    ClaimFound.COMPLETED: (Duplicate, "ack"),
+    ClaimFound.TERMINAL: (Terminal, "by policy; never handled silently"),
+    ClaimFound.PARKED: (Parked, "by policy; never handled silently"),
+    ClaimFound.LEASE_LIVE: (HeldElsewhere, "no ack; it comes back later"),
+    ClaimFound.LOCKED: (HeldElsewhere, "no ack; it comes back later"),
+    ClaimFound.OTHER_PAYLOAD: (Conflict, "its own outcome, with both hashes"),
 }
 """By what the claim finds: its answer, and what the consumer then does."""
 
@@ -220,42 +220,42 @@ class ClaimRow:
     """The key of the message, if a result is kept."""
 
 
-def found_of(row: ClaimRow | None, payload_hash: str, now: float) -> Found:
+def found_of(row: ClaimRow | None, payload_hash: str, now: float) -> ClaimFound:
     """Return what a claim with *payload_hash* finds; the pure model of the SQL.
 
     An empty hash on either side means "unknown", and conflicts with no other hash.
     """
     if row is None:
-        return Found.NOTHING
+        return ClaimFound.NOTHING
     if row.payload_hash and payload_hash and row.payload_hash != payload_hash:
-        return Found.OTHER_PAYLOAD
+        return ClaimFound.OTHER_PAYLOAD
     match row.state:
         case ClaimState.COMPLETED:
-            return Found.COMPLETED
+            return ClaimFound.COMPLETED
         case ClaimState.FAILED_TERMINAL:
-            return Found.TERMINAL
+            return ClaimFound.TERMINAL
         case ClaimState.PARKED:
-            return Found.PARKED
+            return ClaimFound.PARKED
         case ClaimState.FAILED_RETRYABLE:
-            return Found.RETRYABLE_DUE if row.due_at <= now else Found.RETRYABLE_LATER
+            return ClaimFound.RETRYABLE_DUE if row.due_at <= now else ClaimFound.RETRYABLE_LATER
         case ClaimState.IN_PROGRESS:
-            return Found.LEASE_EXPIRED if row.lease_until <= now else Found.LEASE_LIVE
+            return ClaimFound.LEASE_EXPIRED if row.lease_until <= now else ClaimFound.LEASE_LIVE
 
 
 def refusal(row: ClaimRow, payload_hash: str, now: float) -> NotOurs | None:
     """Return the answer for a row that cannot be claimed; None if it can."""
     match found_of(row, payload_hash, now):
-        case Found.OTHER_PAYLOAD:
+        case ClaimFound.OTHER_PAYLOAD:
             return Conflict(expected=row.payload_hash, found=payload_hash)
-        case Found.COMPLETED:
+        case ClaimFound.COMPLETED:
             return Duplicate(row.result, row.error_code not in WITHOUT_EFFECT)
-        case Found.TERMINAL:
+        case ClaimFound.TERMINAL:
             return Terminal(row.error_code)
-        case Found.PARKED:
+        case ClaimFound.PARKED:
             return Parked()
-        case Found.RETRYABLE_LATER:
+        case ClaimFound.RETRYABLE_LATER:
             return NotDue(row.due_at - now, row.attempts)
-        case Found.LEASE_LIVE:
+        case ClaimFound.LEASE_LIVE:
             return HeldElsewhere(row.owner, row.lease_until - now)
         case _:
             return None
@@ -263,7 +263,7 @@ def refusal(row: ClaimRow, payload_hash: str, now: float) -> NotOurs | None:
 
 def is_leased(row: ClaimRow, now: float) -> bool:
     """Return whether an owner holds the message under a lease that has not expired."""
-    return found_of(row, "", now) is Found.LEASE_LIVE
+    return found_of(row, "", now) is ClaimFound.LEASE_LIVE
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,13 +226,13 @@ class Writer:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.owed: set[str] = set()
+        self.uncleared: set[str] = set()
         """The messages whose notes it could not clear yet."""
 
-    async def pay(self, consumer: str, database: Database) -> None:
+    async def clear_the_rest(self, consumer: str, database: Database) -> None:
         """Clear the notes that it could not clear earlier; between two tries, or at its end."""
         with noting_as(self):
-            await take_back(consumer, database, ())
+            await try_to_clear(consumer, database, ())
 
 
 _WRITER: Final[ContextVar[Writer | None]] = ContextVar("semel_writer", default=None)
@@ -291,17 +291,17 @@ async def _inherit(unit: Unit, consumer: str, message_id: str, note: Note) -> No
     While the writer handles the message, it is locked or leased, and this code is not reached.
     """
     if await unit.now() >= note.noted_at + LEFT_SECONDS:
-        await unit.members.acquit_many(consumer, [message_id], note.writer)
+        await unit.members.clear_notes(consumer, [message_id], note.writer)
         await unit.members.note(consumer, [message_id], _me())
 
 
-async def outlived(unit: Unit, consumer: str, message_ids: Collection[str]) -> None:
+async def clear_own_notes(unit: Unit, consumer: str, message_ids: Collection[str]) -> None:
     """Clear the notes of this worker; those of others stay."""
-    await unit.members.acquit_many(consumer, message_ids, _me())
+    await unit.members.clear_notes(consumer, message_ids, _me())
 
 
 @asynccontextmanager
-async def outliving(
+async def clearing_own_notes(
     consumer: str, database: Database, message_ids: Collection[str]
 ) -> AsyncIterator[None]:
     """Clear the notes of messages when the block ends or raises: the process survived.
@@ -310,7 +310,7 @@ async def outliving(
     """
     async with unless_begun(consumer, database, message_ids):
         yield
-    await take_back(consumer, database, message_ids)
+    await try_to_clear(consumer, database, message_ids)
 
 
 @asynccontextmanager
@@ -325,11 +325,11 @@ async def unless_begun(
     try:
         yield
     except (Exception, asyncio.CancelledError):
-        await take_back(consumer, database, message_ids)
+        await try_to_clear(consumer, database, message_ids)
         raise
 
 
-async def take_back(
+async def try_to_clear(
     consumer: str, database: Database, message_ids: Collection[str], *, of_all_writers: bool = False
 ) -> None:
     """Clear notes in a transaction of its own, if the database answers.
@@ -338,30 +338,30 @@ async def take_back(
     clears them with its next ones.  *of_all_writers*: for messages that are over.
     """
     writer = _WRITER.get()
-    owed = set[str]() if writer is None else writer.owed
-    owed.update(message_ids)
-    if not owed:
+    uncleared = set[str]() if writer is None else writer.uncleared
+    uncleared.update(message_ids)
+    if not uncleared:
         return
-    now = frozenset(owed)
+    now = frozenset(uncleared)
     try:
         async with database.begin() as unit:
-            await outlived(unit, consumer, now)
+            await clear_own_notes(unit, consumer, now)
             for message_id in message_ids if of_all_writers else ():
-                await unit.members.acquit(consumer, message_id)
+                await unit.members.clear_all_notes(consumer, message_id)
     except Exception as error:  # noqa: BLE001  the outcome of the messages must not be lost
         why = {"consumer": consumer, "reason": reason_of(error)}
         log.warning("crash notes could not be cleared", extra=why)
     else:
-        owed -= now
+        uncleared -= now
 
 
-async def forget_note(unit: Unit, consumer: str, message_id: str) -> None:
+async def clear_note_left_behind(unit: Unit, consumer: str, message_id: str) -> None:
     """Clear the note of a message that is over, unless its writer runs and may handle it."""
     note = (await unit.members.notes(consumer, [message_id])).get(message_id)
     if note is None:
         return
     if note.writer == _me() or await _is_gone(unit, consumer, note):
-        await unit.members.acquit_many(consumer, [message_id], note.writer)
+        await unit.members.clear_notes(consumer, [message_id], note.writer)
 
 
 def is_gone(member: Member) -> bool:
@@ -496,7 +496,7 @@ class Membership:
             return False
         return True
 
-    async def outlived(self, at: Coordinates) -> None:
+    async def handled_alone(self, at: Coordinates) -> None:
         """Count a record that was handled alone; after the last one, clear the others' rows."""
         suspects = self._suspects.get(at.place)
         if suspects is None:
@@ -632,9 +632,9 @@ async def guarded(
         if runs is _Runs.QUARANTINED or tries > suspect.deaths:
             quarantined = await suspect.quarantine(unit, runs)
         if runs is _Runs.DONE:
-            await unit.members.acquit(name, suspect.id)
+            await unit.members.clear_all_notes(name, suspect.id)
         elif runs is _Runs.OVER or quarantined is not None:
-            await forget_note(unit, name, suspect.id)
+            await clear_note_left_behind(unit, name, suspect.id)
     reach(CrashPoint.CAREFUL_ATTEMPT_AFTER, name)
     if quarantined is not None:
         log.error("poison message quarantined", extra={"consumer": name, "id": suspect.id})
@@ -644,9 +644,9 @@ async def guarded(
         result = await run()
     match clears(result):
         case Clear.ALL if runs not in (_Runs.OVER, _Runs.DONE):
-            await take_back(name, database, [suspect.id], of_all_writers=True)
+            await try_to_clear(name, database, [suspect.id], of_all_writers=True)
         case Clear.OWN | Clear.ALL:
-            await take_back(name, database, noted)
+            await try_to_clear(name, database, noted)
         case Clear.CLEARED:
             pass
     return result

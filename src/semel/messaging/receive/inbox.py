@@ -63,10 +63,10 @@ from semel.messaging.receive.crash import (
     TURNS,
     Suspect,
     Writer,
+    clear_own_notes,
     guarded,
     is_gone,
     noting_as,
-    outlived,
 )
 from semel.messaging.records import InboxMessage, Member
 from semel.messaging.redact import ERASED_REASON, reason_of
@@ -313,7 +313,7 @@ class InboxWorker:
             Retryable, InDoubt: the database did not answer; what is not committed is taken again.
         """
         await self._row.keep()
-        await self._writer.pay(self.consumer.name, self.database)
+        await self._writer.clear_the_rest(self.consumer.name, self.database)
         if self._row.suspects:
             async with TURNS.alone():
                 with noting_as(self._writer):
@@ -327,7 +327,7 @@ class InboxWorker:
             taken = await unit.inbox.take_due(self.consumer.name, 1)
         if taken:
             await self._guarded(taken[0])
-        await self._row.outlived(len(taken))
+        await self._row.handled_alone(len(taken))
         return len(taken)
 
     async def _guarded(self, stored: InboxMessage) -> None:
@@ -358,7 +358,7 @@ class InboxWorker:
                     if only in (None, stored.message_id):
                         ended.append(await self._try(unit, stored))
                 if only is not None:
-                    await outlived(unit, self.consumer.name, [only])
+                    await clear_own_notes(unit, self.consumer.name, [only])
                 reach(CrashPoint.MESSAGE_COMMIT_BEFORE, self.consumer.name)
         except (Retryable, InDoubt, Fenced, TransactionEnded):
             raise
@@ -434,7 +434,7 @@ class InboxWorker:
         return DeadLettered(failure, told)
 
     async def _leave(self) -> None:
-        await self._writer.pay(self.consumer.name, self.database)
+        await self._writer.clear_the_rest(self.consumer.name, self.database)
         await self._row.leave()
 
     async def _rest(self) -> None:
@@ -487,7 +487,7 @@ class _Row:
             nouns = {"consumer": self._consumer, "messages": self.suspects}
             log.warning("unclean stop found: one message at a time", extra=nouns)
 
-    async def outlived(self, messages: int) -> None:
+    async def handled_alone(self, messages: int) -> None:
         """Count messages that were handled alone; the last one, or 0, ends this mode."""
         self.suspects = self.suspects - messages if messages else 0
         if self.suspects <= 0:

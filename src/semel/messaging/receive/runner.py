@@ -157,7 +157,7 @@ class Runner:
                         await self._pass()
             finally:
                 await self._end(retrying)
-            await self._writer.pay(self.consumer.name, self.database)
+            await self._writer.clear_the_rest(self.consumer.name, self.database)
             if not self._left_behind:
                 await self._membership.leave()
         finally:
@@ -253,7 +253,7 @@ class Runner:
         self._begins_again = False
 
     async def _from_time_to_time(self) -> None:
-        await self._writer.pay(self.consumer.name, self.database)
+        await self._writer.clear_the_rest(self.consumer.name, self.database)
         now = self._clock.monotonic()
         if now >= self._next_renewal:
             self._next_renewal = now + self.settings.member_seconds / 3
@@ -342,7 +342,7 @@ class Runner:
                 if isinstance(settlement(outcomes[at]), Nack):
                     blocked.add(at.place)
                 else:
-                    await self._membership.outlived(at)
+                    await self._membership.handled_alone(at)
             else:
                 rest.append(record)
         return rest

@@ -26,7 +26,14 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from semel.messaging.handle.claims import Claimed, ClaimRequest, Conflict, Duplicate, Found, Locked
+from semel.messaging.handle.claims import (
+    Claimed,
+    ClaimFound,
+    ClaimRequest,
+    Conflict,
+    Duplicate,
+    Locked,
+)
 from semel.testing.contracts.claims_failures import FailureRules, RetentionRules
 from semel.testing.contracts.claims_leases import ClaimLeaseRules
 from semel.testing.contracts.claims_races import ClaimRaceRules
@@ -60,11 +67,11 @@ class BatchRules(DatabaseContract):
     async def test_a_batch_answers_as_claims_one_by_one_would(self, world: DatabaseWorld) -> None:
         requests = {}
         async with AsyncExitStack() as stack:
-            for found in (Found.NOTHING, Found.OTHER_PAYLOAD, *WITH_A_ROW):
+            for found in (ClaimFound.NOTHING, ClaimFound.OTHER_PAYLOAD, *WITH_A_ROW):
                 for number in range(2):
                     message_id = f"{number}: {found}"
                     await stack.enter_async_context(arranged(world, found, message_id))
-                    payload_hash = OTHER_HASH if found is Found.OTHER_PAYLOAD else HASH
+                    payload_hash = OTHER_HASH if found is ClaimFound.OTHER_PAYLOAD else HASH
                     requests[message_id] = asking(message_id, payload_hash)
             shuffled = random.Random(1).sample(list(requests.values()), len(requests))
 

@@ -10,11 +10,11 @@ from semel.errors import Misuse
 from semel.messaging.handle.claims import (
     OLD_VERSION,
     Claimed,
+    ClaimFound,
     ClaimState,
     Conflict,
     Duplicate,
     Failure,
-    Found,
     NotDue,
     Parked,
     Terminal,
@@ -266,17 +266,17 @@ class FailureRules(DatabaseContract):
     async def test_an_operator_completes_whatever_is_not_completed(
         self, world: DatabaseWorld
     ) -> None:
-        for found in (Found.NOTHING, *WITH_A_ROW):
+        for found in (ClaimFound.NOTHING, *WITH_A_ROW):
             message_id = f"skipped: {found}"
             async with arranged(world, found, message_id), world.database.begin() as unit:
                 changed = await unit.claims.mark_completed(CONSUMER, message_id)
 
-            assert changed is (found is not Found.COMPLETED), found
+            assert changed is (found is not ClaimFound.COMPLETED), found
             assert (await known(world, message_id)).state is ClaimState.COMPLETED, found
 
     @in_world
     async def test_only_the_dead_and_the_parked_are_reopened(self, world: DatabaseWorld) -> None:
-        for found in (Found.NOTHING, *WITH_A_ROW):
+        for found in (ClaimFound.NOTHING, *WITH_A_ROW):
             message_id = f"reopened: {found}"
             async with arranged(world, found, message_id):
                 before = await look_up(world, message_id)
@@ -284,7 +284,7 @@ class FailureRules(DatabaseContract):
                     changed = await unit.claims.reopen(CONSUMER, message_id)
                 after = await look_up(world, message_id)
 
-            assert changed is (found in (Found.TERMINAL, Found.PARKED)), found
+            assert changed is (found in (ClaimFound.TERMINAL, ClaimFound.PARKED)), found
             assert changed or after == before, found
 
     @in_world
@@ -300,7 +300,7 @@ class FailureRules(DatabaseContract):
 
 
 _FAILED = (ClaimState.FAILED_RETRYABLE, ClaimState.FAILED_TERMINAL, ClaimState.PARKED)
-_ENDED = (Found.COMPLETED, Found.TERMINAL, Found.PARKED)
+_ENDED = (ClaimFound.COMPLETED, ClaimFound.TERMINAL, ClaimFound.PARKED)
 
 WEEK_SECONDS = 7 * 86_400.0
 
@@ -322,7 +322,7 @@ class RetentionRules(DatabaseContract):
             assert count == int(gone), found
             deleted += [found] * count
 
-        assert deleted == [Found.COMPLETED, Found.TERMINAL]
+        assert deleted == [ClaimFound.COMPLETED, ClaimFound.TERMINAL]
 
     @in_world
     async def test_retention_counts_from_the_last_change(self, world: DatabaseWorld) -> None:

@@ -12,12 +12,12 @@ from semel.messaging.handle.claims import (
     CLAIM_TABLE,
     SKIPPED,
     Claimed,
+    ClaimFound,
     ClaimRequest,
     ClaimState,
     Conflict,
     Duplicate,
     Failure,
-    Found,
     HeldElsewhere,
     NotClaimable,
     NotDue,
@@ -45,15 +45,15 @@ from semel.testing.contracts.claims_world import (
 )
 from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 
-TAKEN: Final = (Found.NOTHING, Found.RETRYABLE_DUE, Found.LEASE_EXPIRED)
+TAKEN: Final = (ClaimFound.NOTHING, ClaimFound.RETRYABLE_DUE, ClaimFound.LEASE_EXPIRED)
 WITH_A_ROW: Final = (
-    Found.COMPLETED,
-    Found.RETRYABLE_DUE,
-    Found.RETRYABLE_LATER,
-    Found.LEASE_LIVE,
-    Found.LEASE_EXPIRED,
-    Found.TERMINAL,
-    Found.PARKED,
+    ClaimFound.COMPLETED,
+    ClaimFound.RETRYABLE_DUE,
+    ClaimFound.RETRYABLE_LATER,
+    ClaimFound.LEASE_LIVE,
+    ClaimFound.LEASE_EXPIRED,
+    ClaimFound.TERMINAL,
+    ClaimFound.PARKED,
 )
 REFUSED: Final = tuple(found for found in WITH_A_ROW if found not in TAKEN)
 
@@ -85,7 +85,7 @@ class TableRules(DatabaseContract):
 
     @in_world
     async def test_every_cell_of_the_claim_table_has_its_answer(self, world: DatabaseWorld) -> None:
-        for found in Found:
+        for found in ClaimFound:
             message_id = f"claimed: {found}"
             async with arranged(world, found, message_id):
                 answer = await claim(world, message_id, hash_for(found))
@@ -116,7 +116,7 @@ class TableRules(DatabaseContract):
     async def test_every_cell_of_the_claim_table_has_its_answer_for_a_lease(
         self, world: DatabaseWorld
     ) -> None:
-        for found in Found:
+        for found in ClaimFound:
             message_id = f"leased: {found}"
             async with arranged(world, found, message_id):
                 answer = await lease(world, message_id, hash_for(found), owner="worker-2")
@@ -206,7 +206,7 @@ class TableRules(DatabaseContract):
     async def test_claim_raises_for_whatever_is_neither_new_nor_handled(
         self, world: DatabaseWorld
     ) -> None:
-        for found in [found for found in REFUSED if found is not Found.COMPLETED]:
+        for found in [found for found in REFUSED if found is not ClaimFound.COMPLETED]:
             message_id = f"neither: {found}"
             async with arranged(world, found, message_id):
                 with pytest.raises(NotClaimable) as raised:

@@ -11,11 +11,11 @@ from semel.message import digest_of
 from semel.messaging.database import Unit
 from semel.messaging.handle.claims import (
     ClaimAnswer,
+    ClaimFound,
     ClaimRequest,
     ClaimRow,
     ClaimState,
     Failure,
-    Found,
     HeldElsewhere,
     Locked,
 )
@@ -118,27 +118,27 @@ async def known(world: DatabaseWorld, message_id: str) -> ClaimRow:
 
 
 @asynccontextmanager
-async def arranged(world: DatabaseWorld, found: Found, message_id: str) -> AsyncIterator[None]:
+async def arranged(world: DatabaseWorld, found: ClaimFound, message_id: str) -> AsyncIterator[None]:
     """Make *found* what a claim of *message_id* finds while the block runs."""
     match found:
-        case Found.NOTHING:
+        case ClaimFound.NOTHING:
             pass
-        case Found.COMPLETED | Found.OTHER_PAYLOAD:
+        case ClaimFound.COMPLETED | ClaimFound.OTHER_PAYLOAD:
             await claim(world, message_id)
-        case Found.RETRYABLE_DUE:
+        case ClaimFound.RETRYABLE_DUE:
             await fail(world, message_id)
-        case Found.RETRYABLE_LATER:
+        case ClaimFound.RETRYABLE_LATER:
             await fail(world, message_id, failing(delay=DELAY_SECONDS))
-        case Found.TERMINAL:
+        case ClaimFound.TERMINAL:
             await fail(world, message_id, failing(ClaimState.FAILED_TERMINAL))
-        case Found.PARKED:
+        case ClaimFound.PARKED:
             await fail(world, message_id, failing(ClaimState.PARKED))
-        case Found.LEASE_LIVE:
+        case ClaimFound.LEASE_LIVE:
             await lease(world, message_id)
-        case Found.LEASE_EXPIRED:
+        case ClaimFound.LEASE_EXPIRED:
             await lease(world, message_id)
             await world.age(LEASE_SECONDS + 1)
-        case Found.LOCKED:
+        case ClaimFound.LOCKED:
             async with world.database.begin() as unit:
                 await unit.claims.try_claim(CONSUMER, asking(message_id))
                 yield
@@ -148,9 +148,9 @@ async def arranged(world: DatabaseWorld, found: Found, message_id: str) -> Async
     yield
 
 
-def hash_for(found: Found) -> str:
+def hash_for(found: ClaimFound) -> str:
     """Return the payload's hash with which a claim must come to find it."""
-    return OTHER_HASH if found is Found.OTHER_PAYLOAD else HASH
+    return OTHER_HASH if found is ClaimFound.OTHER_PAYLOAD else HASH
 
 
 async def beside(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
