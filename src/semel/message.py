@@ -11,9 +11,64 @@ on it would let a message be handled twice.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+Pairs: TypeAlias = tuple[tuple[str, bytes | None], ...]
+"""Headers as they were sent: a name may repeat, and null differs from empty."""
+
+
+class Headers(dict[str, bytes]):
+    """Headers that a mapping alone cannot hold: a name that repeats, or a null value.
+
+    As a mapping, a repeated name has its last value, and null is empty.  Use `headers_from` to
+    make headers, and `pairs_of` to send them on.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, bytes | None]]) -> None:
+        self.pairs: Pairs = tuple(pairs)
+        """All of them, in the order in which they were sent."""
+
+        super().__init__((name, value or b"") for name, value in self.pairs)
+
+
+def headers_from(pairs: Iterable[tuple[str, bytes | None]]) -> Mapping[str, bytes]:
+    """Return headers that keep every pair; an ordinary mapping where that suffices."""
+    found = Headers(pairs)
+    is_plain = len(found) == len(found.pairs) and all(v is not None for _, v in found.pairs)
+    return dict(found) if is_plain else found
+
+
+def pairs_of(headers: Mapping[str, bytes]) -> Pairs:
+    """Return the pairs of headers, as they were sent."""
+    return headers.pairs if isinstance(headers, Headers) else tuple(headers.items())
+
+
+def headers_to_text(headers: Mapping[str, bytes]) -> str:
+    """Return headers as text for a column; empty if there are none."""
+    if not headers:
+        return ""
+    texts: object = {name: _b64(value) for name, value in headers.items()}
+    if isinstance(headers, Headers):
+        texts = [[name, None if value is None else _b64(value)] for name, value in headers.pairs]
+    return json.dumps(texts, separators=(",", ":"))
+
+
+def headers_from_text(text: str) -> Mapping[str, bytes]:
+    """Read what `headers_to_text` wrote."""
+    if not text:
+        return {}
+    read = json.loads(text)
+    if isinstance(read, dict):
+        return {name: b64decode(value) for name, value in read.items()}
+    return Headers((name, None if value is None else b64decode(value)) for name, value in read)
+
+
+def _b64(value: bytes) -> str:
+    return b64encode(value).decode("ascii")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,7 +107,7 @@ class Record:
     value: bytes | None
     key: bytes | None = None
     headers: Mapping[str, bytes] = field(default_factory=dict)
-    """A header that was sent several times has its last value."""
+    """A header that was sent several times has its last value; `pairs_of` returns them all."""
 
     timestamp: float = 0.0
     """Seconds since 1970, from the broker."""

@@ -53,6 +53,13 @@ def broker_with(part):
     return Broken
 
 
+@breaks("every_header_pair_comes_as_it_was_sent")
+class LastHeaders(MemorySubscription):
+    async def fetch(self, max_records, wait_seconds):
+        records = await super().fetch(max_records, wait_seconds)
+        return [replace(record, headers=dict(record.headers)) for record in records]
+
+
 @breaks("records_of_a_partition_come_in_the_order_of_their_offsets")
 class NewestFirst(MemorySubscription):
     async def fetch(self, max_records, wait_seconds):

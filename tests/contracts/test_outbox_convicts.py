@@ -9,11 +9,12 @@ from typing import ClassVar
 import pytest
 from sqlalchemy import select
 
+from semel.message import headers_to_text
 from semel.messaging.send.outbox import Leadership, LeadershipLost
 from semel.sql.inbox import SqlInboxStore, _message
 from semel.sql.outbox import SqlOutboxStore
 from semel.sql.tables import inbox_message
-from semel.sql.types import headers_to_text, now_us, to_seconds
+from semel.sql.types import now_us, to_seconds
 from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.contracts.sabotage import say
 from tests.messaging.worlds import memory_world

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from semel.errors import Misuse, NeedsOperator
 from semel.memory.broker_groups import Group
-from semel.message import Coordinates, Partition, Record
+from semel.message import Coordinates, Partition, Record, headers_from, pairs_of
 from semel.messaging.receive.broker import Outgoing
 
 
@@ -188,7 +188,9 @@ def record_of(entry: Entry, offset: int) -> Record:
     """Return *entry* as the record at *offset*."""
     message = entry.message
     at = Coordinates(entry.partition.topic, entry.partition.number, offset)
-    return Record(at, message.value, message.key, dict(message.headers), entry.timestamp)
+    return Record(
+        at, message.value, message.key, headers_from(pairs_of(message.headers)), entry.timestamp
+    )
 
 
 def no_such(partition: Partition) -> Misuse:

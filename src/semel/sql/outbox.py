@@ -32,6 +32,7 @@ from sqlalchemy.engine import CursorResult
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
 from semel.errors import Misuse
+from semel.message import headers_from_text, headers_to_text
 from semel.messaging.records import is_plain_text, original_id, stored_id
 from semel.messaging.redact import ERASED_REASON
 from semel.messaging.send.outbox import (
@@ -50,8 +51,6 @@ from semel.sql.tables import outbox_leader, outbox_message
 from semel.sql.types import (
     MICROSECONDS,
     among,
-    headers_from_text,
-    headers_to_text,
     now_us,
     to_seconds,
     to_us,

@@ -28,7 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.dml import ReturningDelete
 
-from semel.message import Partition
+from semel.message import Partition, headers_from_text, headers_to_text
 from semel.messaging.records import CAME_AS_AT, CONFLICT, MessageFilter, came_as, stored_id
 from semel.operate.stores import plain
 from semel.sql.faults import translated
@@ -41,8 +41,6 @@ from semel.sql.tables import (
 )
 from semel.sql.types import (
     IS_TIME,
-    headers_from_text,
-    headers_to_text,
     now_us,
     seconds_or_none,
     time_to_us,

@@ -216,7 +216,7 @@ outbox_message: Final = Table(
     text_column("topic", "where it goes"),
     text_column("key", "its key", null=True),
     payload_bytes("the bytes to send; NULL once erased"),
-    short_text("headers", "JSON object of base64"),
+    short_text("headers", "JSON object, or list of pairs, of base64"),
     time_us("created_at", "when it was written"),
     counted("attempts", "failed publications"),
     text_column("parked_reason", "why the broker will never take it", null=True),

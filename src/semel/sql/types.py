@@ -7,10 +7,8 @@ base64.
 
 from __future__ import annotations
 
-import json
 import math
-from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -127,21 +125,6 @@ def _among_sqlite(element: among, compiler: Any, **options: Any) -> str:
     return f"{column} IN (SELECT value FROM json_each({numbers}))"
 
 
-def headers_to_text(headers: Mapping[str, bytes]) -> str:
-    """Return headers as text for a column; empty if there are none."""
-    if not headers:
-        return ""
-    texts = {name: b64encode(value).decode("ascii") for name, value in headers.items()}
-    return json.dumps(texts, separators=(",", ":"))
-
-
-def headers_from_text(text: str) -> Mapping[str, bytes]:
-    """Read what `headers_to_text` wrote."""
-    if not text:
-        return {}
-    return {name: b64decode(value) for name, value in json.loads(text).items()}
-
-
 metadata: Final = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -210,7 +193,7 @@ def stored_message(payload: str) -> list[Column[Any]]:
         short_text("topic", "original topic"),
         Column("partition", Integer, nullable=True, comment="of the original record"),
         Column("offset", BigInteger, nullable=True, comment="of the original record"),
-        short_text("headers", "JSON object of base64; empty: none, or erased"),
+        short_text("headers", "JSON object, or list of pairs, of base64; empty: none, or erased"),
         time_us("timestamp", "the broker's time of the record"),
         short_text("payload_hash", "sha256 of the payload's bytes"),
         short_text("message_type", "the event's type"),

@@ -22,7 +22,7 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.memory.broker import MAX_MESSAGE_BYTES, MemoryBroker
 from semel.memory.broker_groups import Group, GroupMember, Patience
 from semel.memory.broker_store import Entry, check_growth, check_trim, no_such, record_of
-from semel.message import Coordinates, Partition, Record
+from semel.message import Coordinates, Partition, Record, headers_from_text, headers_to_text
 
 # A transaction takes well under a millisecond; this long only a stopped process holds the lock.
 BUSY_SECONDS: Final = 30.0
@@ -122,7 +122,7 @@ class FileBrokerStore:
             return None
         _, offset = self.bounds(entry.partition)
         record = record_of(entry, offset)
-        headers = json.dumps({name: value.hex() for name, value in record.headers.items()})
+        headers = headers_to_text(record.headers)
         self._ask(
             "INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?)",
             (*place, offset, record.value, record.key, headers, record.timestamp),
@@ -141,7 +141,7 @@ class FileBrokerStore:
                 Coordinates(partition.topic, partition.number, offset),
                 value,
                 key,
-                {name: bytes.fromhex(text) for name, text in json.loads(headers).items()},
+                headers_from_text(headers),
                 timestamp,
             )
             for offset, value, key, headers, timestamp in rows

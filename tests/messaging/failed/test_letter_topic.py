@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from semel.codec import FromHeader, Reading
-from semel.message import Coordinates, Record
+from semel.message import Coordinates, Record, headers_from, pairs_of
 from semel.messaging.consumer import consumer
 from semel.messaging.failed.deadletters import record_of
 from semel.messaging.failure import NonRetryableMessageError
@@ -16,6 +16,7 @@ from semel.messaging.outcome import Conflicted, DeadLettered
 from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.records import DeadLetterFilter
 from semel.messaging.send.outbox import OutboxEntry
+from semel.messaging.send.publish import outgoing_of
 from semel.messaging.settings import ConsumerSettings
 from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.outgoing import pending
@@ -108,6 +109,22 @@ class LetterTopic(DatabaseContract):
 
         assert [type(outcomes[0]), type(outcomes[2])] == [DeadLettered, Conflicted]
         assert [entry.value for entry in await pending(world)] == [None, None, None]
+
+    @in_world
+    async def test_every_header_pair_goes_to_the_topic_as_it_came(self, world):
+        pairs = (("message-id", b"bad-1"), ("h", b"\xff"), ("h", None), ("h", b""))
+        record = Record(Coordinates("payments", 0, 0), b"1", b"k1", headers_from(pairs))
+
+        await handle(world, billing.reading.read(record))
+
+        [letter] = await letters(world)
+        assert pairs_of(letter.headers) == pairs
+        [entry] = await pending(world)
+        sent = pairs_of(outgoing_of(entry).headers)
+        assert [pair for pair in sent if pair[0] == "h"] == [*pairs[1:]]
+        assert [value for name, value in sent if name == "message-id"] == [
+            entry.message_id.encode()
+        ]
 
     @in_world
     async def test_an_empty_value_stays_an_empty_value(self, world):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from semel.message import Message, digest_of, raw_of, value_of
+from semel.message import Message, digest_of, headers_from, pairs_of, raw_of, value_of
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
 from semel.messaging.failure import Classified
@@ -112,7 +113,7 @@ def _id_of(letter: DeadLetter, value: bytes | None, topic: str) -> str:
     return outgoing_id(letter.consumer, letter.message_id, f"{topic} {which}", failed_at)
 
 
-def headers_of(letter: DeadLetter) -> dict[str, bytes]:
+def headers_of(letter: DeadLetter) -> Mapping[str, bytes]:
     """Return the original's headers and those that describe the dead letter."""
     fields: dict[str, object] = {
         "consumer": letter.consumer,
@@ -132,14 +133,19 @@ def headers_of(letter: DeadLetter) -> dict[str, bytes]:
         "owner": letter.owner,
         "outcome": letter.outcome,
     }
-    # Without the original's id: the relay writes the record's own id.
-    carried = {name: value for name, value in letter.headers.items() if name != MESSAGE_ID_HEADER}
-    said = {
-        f"{PREFIX}{name}": str(value).encode("utf-8", "backslashreplace")
+    # Without the original's id, because the relay writes the record's own, and without what an
+    # earlier dead letter said.
+    carried = [pair for pair in pairs_of(letter.headers) if not _is_ours(pair[0])]
+    said = [
+        (f"{PREFIX}{name}", str(value).encode("utf-8", "backslashreplace"))
         for name, value in fields.items()
         if value is not None
-    }
-    return {**carried, **said}
+    ]
+    return headers_from([*carried, *said])
+
+
+def _is_ours(name: str) -> bool:
+    return name == MESSAGE_ID_HEADER or name.startswith(PREFIX)
 
 
 def _moment(seconds: float) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Final
@@ -27,6 +27,7 @@ from typing import Any, Final
 from semel.clock import Clock
 from semel.errors import Fenced, InDoubt, Misuse, Retryable
 from semel.events import Events, Metric
+from semel.message import Headers
 from semel.messaging.database import Database
 from semel.messaging.failure import (
     RETRYABLE_CLASSES,
@@ -168,9 +169,9 @@ class RefusedTopics:
 
 def outgoing_of(entry: OutboxEntry) -> Outgoing:
     """Return the entry as the broker gets it, with its id in a header."""
-    headers = {MESSAGE_ID_HEADER: entry.message_id.encode()}
-    if entry.headers:
-        headers.update(entry.headers)
+    headers: Mapping[str, bytes] = {MESSAGE_ID_HEADER: entry.message_id.encode(), **entry.headers}
+    if isinstance(entry.headers, Headers):
+        headers = Headers([(MESSAGE_ID_HEADER, headers[MESSAGE_ID_HEADER]), *entry.headers.pairs])
     key = None if entry.key is None else entry.key.encode()
     return Outgoing(entry.topic, entry.value, key, headers)
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from semel.errors import NeedsOperator, Retryable
-from semel.message import Partition, Record
+from semel.message import Partition, Record, headers_from, pairs_of
 from semel.messaging.receive.broker import Outgoing, Subscription
 from semel.testing.contracts.broker_world import (
     BrokerAbility,
@@ -52,6 +52,18 @@ class FetchRules(BrokerWorld):
         assert (third.value, third.key) == (b"", None)
         assert first.at.place == Partition(topic, 0)
         assert 1_500_000_000 < first.timestamp < 100_000_000_000
+
+    @in_world
+    async def test_every_header_pair_comes_as_it_was_sent(self) -> None:
+        """A name may repeat, a value may be any bytes, and null is not empty."""
+        topic = await self.topic()
+        pairs = (("h", b"\xff"), ("h", None), ("empty", b""), ("h", b"last"))
+        await self.publish(Outgoing(topic, b"1", headers=headers_from(pairs)))
+
+        (record,) = await self.take(await self.member(self.group(), topic), 1)
+
+        assert pairs_of(record.headers) == pairs
+        assert dict(record.headers) == {"h": b"last", "empty": b""}
 
     @in_world
     async def test_a_fetch_returns_no_more_than_it_was_asked_for(self) -> None:
