@@ -30,10 +30,10 @@ from semel.ledger.schema import TABLES as LEDGER_TABLES
 from semel.operate.doctor import RUNBOOKS, Kind
 from semel.pipeline.cycle import FAILURES, Step
 from semel.pipeline.driver import Settings
+from semel.pipeline.ledger import ARROWS
 from semel.pipeline.recovery import DECIDE
 from semel.pipeline.sink import Found, TwoPhaseSink
 from semel.pipeline.source import SourceKind
-from semel.pipeline.states import ARROWS
 from semel.pipeline.twophase import Backoff
 from semel.spark.supervise import NEXT, RESTART_BACKOFF, Exit
 from semel.testing.contracts import LedgerContract, SinkContract

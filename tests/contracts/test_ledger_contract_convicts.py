@@ -9,8 +9,7 @@ import pytest
 
 from semel.lease import Takeover
 from semel.memory.ledger import MemoryLedger, _Held
-from semel.pipeline.ledger import ScopeLease
-from semel.pipeline.states import CycleState, Decision
+from semel.pipeline.ledger import CycleState, Decision, ScopeLease
 from semel.testing.clock import SimulatedClock
 from semel.testing.contracts.ledger import LedgerContract, violations
 from semel.testing.contracts.ledger_world import LEASE_SECONDS

@@ -9,12 +9,11 @@ from __future__ import annotations
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink, Shown
 from semel.pipeline import recovery, rules
-from semel.pipeline.coordinator import LedgerCoordinator
 from semel.pipeline.cycle import FAILURES, AbortAnswer, Consequence, Step, StepFailure, _Run
-from semel.pipeline.driver import Driver
+from semel.pipeline.driver import Driver, LedgerCoordinator
+from semel.pipeline.ledger import CycleState
 from semel.pipeline.recovery import _Recovery
 from semel.pipeline.sink import SinkOK
-from semel.pipeline.states import CycleState
 from semel.testing.world import Invariant, World
 from tests.mutants import mutants
 
@@ -81,7 +80,7 @@ def abort_is_believed_to_be_won(patch):
 
 def abort_is_read_and_not_won(patch):
     def read(self):
-        record = self._ledger.attempt(self.txn)
+        record = self.ledger.attempt(self.txn)
         return AbortAnswer.LOST if record and record.state.is_committed else AbortAnswer.WON
 
     patch.setattr(LedgerCoordinator, "abort_txn", read)
@@ -102,7 +101,7 @@ def the_attempt_is_used_again(patch):
 
 def the_cycle_is_finished_before_its_sinks(patch):
     def finish_first(self):
-        self._ledger.finish(self._lease, self.txn)
+        self.ledger.finish(self.lease, self.txn)
         return ()
 
     patch.setattr(LedgerCoordinator, "commit_2pc", finish_first)
@@ -113,7 +112,7 @@ def tokens_are_not_kept(patch):
     patch.setattr(
         LedgerCoordinator,
         "keep_tokens",
-        lambda self, txn, tokens: self._ledger.set_prepared(self._lease, txn, {}, {}),
+        lambda self, txn, tokens: self.ledger.set_prepared(self.lease, txn, {}, {}),
     )
 
 

@@ -23,9 +23,8 @@ from semel.crashpoints import CrashPoint, install, reach
 from semel.errors import Fenced, Retryable, SemelError
 from semel.lease import Takeover
 from semel.ledgers import open_ledger
-from semel.pipeline.coordinator import Stage
 from semel.pipeline.cycle import CommitAborted, CommitFatal
-from semel.pipeline.driver import CycleReplayed, Driver, Heartbeat, Settings
+from semel.pipeline.driver import CycleReplayed, Driver, Heartbeat, Settings, Stage
 from semel.pipeline.sink import Receipt, TwoPhaseSink
 from semel.pipeline.source import BatchRange
 from semel.pipeline.twophase import Backoff

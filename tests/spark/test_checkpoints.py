@@ -11,8 +11,7 @@ from semel import ExactlyOnce
 from semel.errors import NeedsOperator
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
-from semel.pipeline.adopt import adopt
-from semel.pipeline.generation import CheckpointRefused
+from semel.pipeline.generation import CheckpointRefused, adopt
 from semel.spark.checkpoint import open_checkpoint
 from tests.spark.world import World, deduplicated, ids_in
 

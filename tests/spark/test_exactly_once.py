@@ -9,7 +9,7 @@ from semel import ExactlyOnce
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
 from semel.pipeline.driver import CycleReplayed
-from semel.pipeline.states import CycleState
+from semel.pipeline.ledger import CycleState
 from tests.spark.world import World, counted, deduplicated, ids_in
 
 pytestmark = pytest.mark.spark

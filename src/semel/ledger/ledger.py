@@ -18,11 +18,17 @@ from semel.lease import Owner, Takeover
 from semel.ledger import statements
 from semel.ledger.database import MICROSECONDS, LedgerDatabase, Row, Session, TransactionMode
 from semel.pipeline import rules
-from semel.pipeline.ledger import AttemptRecord, Generation, LedgerAct, ScopeLease, ScopeRecord
-from semel.pipeline.positions import Position, Positions
+from semel.pipeline.ledger import (
+    AttemptRecord,
+    CycleState,
+    Decision,
+    Generation,
+    LedgerAct,
+    ScopeLease,
+    ScopeRecord,
+)
 from semel.pipeline.sink import Token
-from semel.pipeline.source import BatchRange, SourceKind
-from semel.pipeline.states import CycleState, Decision
+from semel.pipeline.source import BatchRange, Position, Positions, SourceKind
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
 # Between two backups, a scope has fewer starts than this.

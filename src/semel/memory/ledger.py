@@ -13,11 +13,17 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import Misuse
 from semel.lease import Owner, Takeover
 from semel.pipeline import rules
-from semel.pipeline.ledger import AttemptRecord, Generation, LedgerAct, ScopeLease, ScopeRecord
-from semel.pipeline.positions import Position, Positions
+from semel.pipeline.ledger import (
+    AttemptRecord,
+    CycleState,
+    Decision,
+    Generation,
+    LedgerAct,
+    ScopeLease,
+    ScopeRecord,
+)
 from semel.pipeline.sink import Token
-from semel.pipeline.source import BatchRange, SourceKind
-from semel.pipeline.states import CycleState, Decision
+from semel.pipeline.source import BatchRange, Position, Positions, SourceKind
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
 

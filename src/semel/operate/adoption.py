@@ -8,8 +8,8 @@ from typing import Protocol
 
 from semel.lease import Takeover
 from semel.operate.status import ScopeOwner, owner_of
-from semel.pipeline import adopt as engine
-from semel.pipeline.adopt import Adoptable
+from semel.pipeline import generation as engine
+from semel.pipeline.generation import Adoptable
 from semel.pipeline.ledger import Ledger
 from semel.pipeline.source import BatchRange, SourceKind
 from semel.pipeline.txn import Scope
@@ -151,7 +151,7 @@ def adopt(
 ) -> Adoption:
     """Open the next generation with the checkpoint that *found* describes.
 
-    The ledger keeps who and why.  See `semel.pipeline.adopt.adopt` for the options.
+    The ledger keeps who and why.  See `semel.pipeline.generation.adopt` for the options.
 
     Raises:
         NeedsOperator, LeaseHeld: cycles are open, or the owner is alive.

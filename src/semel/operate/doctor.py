@@ -22,7 +22,7 @@ from semel.operate.guarantee import Weakness, of_ledger, weaknesses
 from semel.operate.status import Ownership, ScopeOwner, owner_of
 from semel.pipeline.cycle import SLOW_COMMIT_FRACTION
 from semel.pipeline.driver import Settings
-from semel.pipeline.ledger import AttemptRecord, Ledger
+from semel.pipeline.ledger import AttemptRecord, CycleState, Ledger
 from semel.pipeline.recovery import (
     DECIDE,
     LedgerSays,
@@ -32,7 +32,6 @@ from semel.pipeline.recovery import (
     what_ledger_says,
 )
 from semel.pipeline.sink import Found, SinkFinding, TwoPhaseSink
-from semel.pipeline.states import CycleState
 from semel.pipeline.txn import Scope, SinkTxnId
 
 # A commit that takes longer than this is no longer "in flight" to an operator.

@@ -12,8 +12,7 @@ from typing import Final, Protocol, runtime_checkable
 from semel.errors import Misuse
 from semel.lease import Takeover
 from semel.operate.guarantee import Weakness, of_ledger
-from semel.pipeline.ledger import AttemptRecord, Ledger
-from semel.pipeline.states import CycleState
+from semel.pipeline.ledger import AttemptRecord, CycleState, Ledger
 from semel.pipeline.txn import CycleId, Scope
 
 # More attempts than a ledger holds, and small enough for every database's LIMIT.

@@ -13,9 +13,8 @@ from semel.errors import Misuse, SemelError, reason_of
 from semel.events import Events
 from semel.lease import Owner, Takeover
 from semel.operate.pipelines import Pipeline, cycle_of
-from semel.pipeline.ledger import AttemptRecord, ScopeLease
+from semel.pipeline.ledger import AttemptRecord, CycleState, ScopeLease
 from semel.pipeline.sink import Found, SinkOK, SinkOutcome, Token, TwoPhaseSink
-from semel.pipeline.states import CycleState
 from semel.pipeline.twophase import commit_with_retries, guarded
 from semel.pipeline.txn import SinkTxnId
 

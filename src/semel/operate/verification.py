@@ -12,10 +12,9 @@ from typing import TypeAlias
 
 from semel.errors import Misuse, reason_of
 from semel.operate.pipelines import Pipeline, cycle_of
-from semel.pipeline.ledger import AttemptRecord
+from semel.pipeline.ledger import AttemptRecord, CycleState
 from semel.pipeline.sink import CountsVisibleRows, Tally, Token, TwoPhaseSink
 from semel.pipeline.source import BatchRange
-from semel.pipeline.states import CycleState
 from semel.pipeline.txn import Scope
 
 Reread: TypeAlias = Callable[[BatchRange], Mapping[str, Tally]]

@@ -8,8 +8,8 @@ Spark's `ExactlyOnce` uses a driver; a program without Spark can do so directly.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from semel.clock import SYSTEM_CLOCK, Clock
@@ -17,14 +17,19 @@ from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, LeaseHeld, LeaseLost, Misuse, NeedsOperator, reason_of
 from semel.events import EVENTS, CycleEnded, Events, LeaseEnded, LeaseTaken, log
 from semel.lease import Owner, Takeover
-from semel.pipeline.coordinator import LedgerCoordinator, Stage
-from semel.pipeline.cycle import CommitAborted, CommitFatal, CommitSucceeded, run_commit_cycle
-from semel.pipeline.ledger import AttemptRecord, Ledger, ScopeLease
-from semel.pipeline.positions import discontinuities
+from semel.pipeline.cycle import (
+    AbortAnswer,
+    CommitAborted,
+    CommitAnswer,
+    CommitFatal,
+    CommitSucceeded,
+    SinkAnswer,
+    run_commit_cycle,
+)
+from semel.pipeline.ledger import AttemptRecord, CycleState, Decision, Ledger, ScopeLease
 from semel.pipeline.recovery import RecoveryReport, recover, sweep
-from semel.pipeline.sink import OwnsItsPlace, SinkOK, TwoPhaseSink
-from semel.pipeline.source import BatchRange
-from semel.pipeline.states import CycleState
+from semel.pipeline.sink import OwnsItsPlace, Receipt, SinkOK, Token, TwoPhaseSink, tally_of
+from semel.pipeline.source import BatchRange, discontinuities
 from semel.pipeline.twophase import (
     COMMIT_BACKOFF,
     Backoff,
@@ -34,6 +39,74 @@ from semel.pipeline.twophase import (
     with_two_phase_sinks,
 )
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
+
+Stage: TypeAlias = Callable[[SinkTxnId], Mapping[str, Sequence[Receipt]]]
+"""Runs the processing for one attempt; returns the winning receipts by sink name."""
+
+
+@dataclass
+class LedgerCoordinator:
+    """One attempt at one cycle, recorded and decided in a ledger.
+
+    It has no answers of sinks: `with_two_phase_sinks` adds them.
+    """
+
+    ledger: Ledger
+    lease: ScopeLease
+    txn: SinkTxnId
+    stage: Stage
+    read_range: Callable[[], BatchRange]
+    receipts: Mapping[str, Sequence[Receipt]] = field(default_factory=dict)
+    """Those of the winning tasks, by sink."""
+
+    @property
+    def label(self) -> str:
+        return str(self.txn.cycle)
+
+    @property
+    def scope_label(self) -> str:
+        return str(self.txn.scope)
+
+    @property
+    def row_counts(self) -> Mapping[str, int]:
+        return {name: tally_of(receipts).rows for name, receipts in self.receipts.items()}
+
+    def begin_txn(self) -> None:
+        self.ledger.plan(self.lease, self.txn)
+
+    def flush(self) -> None:
+        self.receipts = self.stage(self.txn)
+
+    def commit_offsets(self) -> None:
+        self.ledger.set_range(self.lease, self.txn, self.read_range())
+
+    def pre_commit_2pc(self) -> Sequence[SinkAnswer]:
+        return ()
+
+    def keep_tokens(self, txn: SinkTxnId, tokens: Mapping[str, Token]) -> None:
+        self.ledger.set_prepared(self.lease, txn, tokens, self.row_counts)
+
+    def commit_txn(self) -> CommitAnswer:
+        """Decide COMMIT, with the new positions, in one ledger transaction."""
+        self.ledger.decide_commit(self.lease, self.txn)
+        return CommitAnswer.COMMITTED
+
+    def commit_2pc(self) -> Sequence[SinkAnswer]:
+        return ()
+
+    def store_commit(self) -> None:
+        """Close the cycle and raise the mark."""
+        self.ledger.finish(self.lease, self.txn)
+
+    def abort_txn(self) -> AbortAnswer:
+        decision = self.ledger.decide_abort(self.txn, "the cycle failed before its decision")
+        return AbortAnswer.WON if decision is Decision.ABORT else AbortAnswer.LOST
+
+    def store_abort(self) -> None:
+        self.receipts = {}
+
+    def abort_2pc(self) -> Sequence[SinkAnswer]:
+        return ()
 
 
 class Heartbeat:
@@ -200,7 +273,8 @@ class Driver:
             clock=self._clock,
         )
         self._is_recovered = True
-        self._prune()  # a process that runs only a few cycles never reaches `tidy_every`
+        # Also here: a process that runs only a few cycles never reaches `tidy_every`.
+        self._tidying("prune", self._prune)
         return report
 
     def stop(self) -> None:
@@ -312,7 +386,7 @@ class Driver:
         return CommitFatal(reason, cause=NeedsOperator(reason))
 
     def _carry_through(self, record: AttemptRecord) -> CommitFatal | None:
-        left = []
+        left: dict[str, str] = {}
         for sink in self.sinks:
             if sink.name not in record.tokens:
                 continue
@@ -321,10 +395,10 @@ class Driver:
                 sink, record.txn, token, self.settings.commit_backoff, self._events, self._clock
             )
             if not isinstance(outcome, SinkOK):
-                left.append((sink.name, record.txn, outcome.reason))
+                left[sink.name] = outcome.reason
         if left:
-            reason = "; ".join(f"{name}: {why}" for name, _, why in left)
-            return CommitFatal(f"commit_2pc: {reason}", tuple((name, txn) for name, txn, _ in left))
+            reason = "; ".join(f"{name}: {why}" for name, why in left.items())
+            return CommitFatal(f"commit_2pc: {reason}", tuple((name, record.txn) for name in left))
         self.ledger.finish(self.lease, record.txn)
         return None
 
@@ -337,7 +411,7 @@ class Driver:
             if not isinstance(outcome, CommitAborted) or number == tries:
                 break
             self._clock.sleep(self.settings.cycle_backoff.wait_seconds(number))
-            self._sweep()
+            self._tidying("sweep", self._sweep)
         return outcome
 
     def _attempt(
@@ -348,7 +422,7 @@ class Driver:
         coordinator = with_two_phase_sinks(
             base,
             self.sinks,
-            base.receipts_for,
+            lambda txn, sink: base.receipts.get(sink, ()),
             lambda: txn,
             backoff=self.settings.commit_backoff,
             each=self._each,
@@ -366,21 +440,19 @@ class Driver:
         self._cycles += 1
         due = self._cycles % self.settings.tidy_every == 0
         if due and isinstance(outcome, CommitSucceeded):
-            self._sweep()
-            self._prune()
-
-    def _prune(self) -> None:
-        """Delete old cycles from the ledger; an error is logged, the next prune tries again."""
-        try:
-            self.ledger.prune(self.scope, self.settings.keep_cycles)
-        except Exception as error:  # noqa: BLE001  no cycle may fail because of pruning
-            reason = reason_of(error)
-            log.warning("prune failed", extra={"scope": str(self.scope), "reason": reason})
+            self._tidying("sweep", self._sweep)
+            self._tidying("prune", self._prune)
 
     def _sweep(self) -> None:
-        """Sweep; an error is logged, the next sweep tries again."""
+        sweep(self.ledger, self.scope, self.sinks, self._events)
+
+    def _prune(self) -> None:
+        self.ledger.prune(self.scope, self.settings.keep_cycles)
+
+    def _tidying(self, what: str, call: Callable[[], None]) -> None:
+        """Sweep or prune; after an error, which is logged, the next time tries again."""
         try:
-            sweep(self.ledger, self.scope, self.sinks, self._events)
-        except Exception as error:  # noqa: BLE001  no cycle may fail because of sweeping
+            call()
+        except Exception as error:  # noqa: BLE001  no cycle may fail because of tidying
             reason = reason_of(error)
-            log.warning("sweep failed", extra={"scope": str(self.scope), "reason": reason})
+            log.warning(f"{what} failed", extra={"scope": str(self.scope), "reason": reason})

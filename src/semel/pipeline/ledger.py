@@ -1,5 +1,14 @@
 """The durable record of cycles, decisions, source positions and the lease.
 
+The life of one attempt at a cycle, as the ledger stores it:
+
+    PLANNED ──▶ PREPARED ──▶ COMMITTED ──▶ FINISHED
+       │            │
+       └────────────┴──────▶ ABORTED
+
+COMMITTED is the commit point, and the only one.  Left of it an attempt can
+always be given up; right of it it can only be carried through.
+
 The contract is executable: `semel.testing.contracts.LedgerContract`.
 """
 
@@ -7,14 +16,58 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any, Final, Protocol
 
 from semel.lease import Owner, Takeover
-from semel.pipeline.positions import Position, Positions
 from semel.pipeline.sink import Token
-from semel.pipeline.source import BatchRange
-from semel.pipeline.states import CycleState, Decision
+from semel.pipeline.source import BatchRange, Position, Positions
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+
+
+class CycleState(StrEnum):
+    """The state of an attempt, as the ledger stores it."""
+
+    PLANNED = "planned"
+    """The attempt is in the ledger.  Tasks may be staging for it."""
+
+    PREPARED = "prepared"
+    """Every sink holds the batch, invisible, and has promised that it can commit."""
+
+    COMMITTED = "committed"
+    """The decision is COMMIT, together with the new source positions."""
+
+    FINISHED = "finished"
+    """Every sink has made the batch visible."""
+
+    ABORTED = "aborted"
+    """The decision is ABORT; the attempt's staged data may be removed."""
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the write-once decision has been taken."""
+        return self in (CycleState.COMMITTED, CycleState.FINISHED, CycleState.ABORTED)
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the decision is COMMIT."""
+        return self in (CycleState.COMMITTED, CycleState.FINISHED)
+
+
+class Decision(StrEnum):
+    """The write-once answer for one attempt; a cycle has at most one COMMIT, ever."""
+
+    COMMIT = "commit"
+    ABORT = "abort"
+
+
+ARROWS: Final[Mapping[CycleState, frozenset[CycleState]]] = {
+    CycleState.PLANNED: frozenset({CycleState.PREPARED, CycleState.ABORTED}),
+    CycleState.PREPARED: frozenset({CycleState.COMMITTED, CycleState.ABORTED}),
+    CycleState.COMMITTED: frozenset({CycleState.FINISHED}),
+    CycleState.FINISHED: frozenset(),
+    CycleState.ABORTED: frozenset(),
+}
 
 
 @dataclass(frozen=True, slots=True)

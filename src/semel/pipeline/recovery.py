@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import LeaseLost, NeedsOperator, Retryable, SemelError, reason_of
 from semel.events import EVENTS, CycleRecovered, Events, LeavingsSwept, log
-from semel.pipeline.ledger import AttemptRecord, Ledger, ScopeLease, is_loser
+from semel.pipeline.ledger import AttemptRecord, CycleState, Decision, Ledger, ScopeLease, is_loser
 from semel.pipeline.sink import (
     AbortsTogether,
     RemembersScopes,
@@ -32,8 +33,7 @@ from semel.pipeline.sink import (
     Token,
     TwoPhaseSink,
 )
-from semel.pipeline.states import CycleState, Decision
-from semel.pipeline.twophase import COMMIT_BACKOFF, Backoff, commit_with_retries, guarded
+from semel.pipeline.twophase import COMMIT_BACKOFF, Backoff, at_sink, commit_with_retries
 from semel.pipeline.txn import Scope, SinkTxnId
 
 ADOPT: Final = "adopt"
@@ -147,7 +147,7 @@ def abort_all(
     for txn, token in tokens.items():
         if txn in together:
             continue
-        outcome = _abort(sink, txn, token)
+        outcome = at_sink("recover_abort", sink, partial(sink.abort, txn, token))
         yield txn, outcome
         silent = silent + 1 if isinstance(outcome, SinkRetryable) else 0
         if silent == SILENT_IN_A_ROW:
@@ -170,13 +170,6 @@ def _aborted_together(
         return ()
     reach(CrashPoint.RECOVER_ABORT_AFTER, sink.name)
     return together
-
-
-def _abort(sink: TwoPhaseSink, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
-    reach(CrashPoint.RECOVER_ABORT_BEFORE, sink.name)
-    outcome = guarded(lambda: sink.abort(txn, token))
-    reach(CrashPoint.RECOVER_ABORT_AFTER, sink.name)
-    return outcome
 
 
 class Unsettled(SemelError):
@@ -319,28 +312,24 @@ def recover(
         Fenced: a newer owner exists.
         NeedsOperator: records contradict each other, or a promised sink is not configured.
     """
-    return _Recovery(ledger, lease, sinks, backoff, events, clock).run()
+    named = {sink.name: sink for sink in sinks}
+    return _Recovery(ledger, lease, named, backoff, events, clock).run()
 
 
+@dataclass
 class _Recovery:
-    def __init__(
-        self,
-        ledger: Ledger,
-        lease: ScopeLease,
-        sinks: Sequence[TwoPhaseSink],
-        backoff: Backoff,
-        events: Events,
-        clock: Clock,
-    ) -> None:
-        self._ledger = ledger
-        self._lease = lease
-        self._scope = lease.scope
-        self._sinks = {sink.name: sink for sink in sinks}
-        self._backoff = backoff
-        self._events = events
-        self._clock = clock
-        self._report = RecoveryReport()
-        self._unsettled: list[Unsettled] = []
+    _ledger: Ledger
+    _lease: ScopeLease
+    _sinks: Mapping[str, TwoPhaseSink]
+    _backoff: Backoff
+    _events: Events
+    _clock: Clock
+    _report: RecoveryReport = field(default_factory=RecoveryReport)
+    _unsettled: list[Unsettled] = field(default_factory=list)
+
+    @property
+    def _scope(self) -> Scope:
+        return self._lease.scope
 
     def run(self) -> RecoveryReport:
         # Fence first: after this an older owner can no longer change what recovery reads.

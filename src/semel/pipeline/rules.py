@@ -1,6 +1,7 @@
 """The checks of the ledger, as pure functions that every ledger calls in its transaction.
 
-Each returns if the step may be written, and raises otherwise.
+Each returns if the step may be written, and raises `NeedsOperator` with the reason
+otherwise, unless it says another error.
 """
 
 from __future__ import annotations
@@ -11,11 +12,9 @@ from typing import Any
 
 from semel.errors import LeaseHeld, LeaseLost, Misuse, NeedsOperator
 from semel.lease import Owner, Takeover
-from semel.pipeline.ledger import AttemptRecord, ScopeLease
-from semel.pipeline.positions import Position, Positions, discontinuities
+from semel.pipeline.ledger import ARROWS, AttemptRecord, CycleState, ScopeLease
 from semel.pipeline.sink import Token
-from semel.pipeline.source import BatchRange, SourceKind
-from semel.pipeline.states import ARROWS, CycleState
+from semel.pipeline.source import BatchRange, Position, Positions, SourceKind, discontinuities
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
 
@@ -70,15 +69,8 @@ def check_plan(
     mark: SinkTxnId | None,
     generation: int,
 ) -> None:
-    """Refuse to plan a cycle that has ended, or an attempt that was aborted.
-
-    Raises:
-        NeedsOperator: the reason.
-    """
-    if committed is not None:
-        raise NeedsOperator(f"{txn}: the cycle is committed already, by {committed}")
-    if mark is not None and txn.cycle <= mark.cycle:
-        raise NeedsOperator(f"{txn}: the scope has finished {mark.cycle.label} already")
+    """Refuse to plan a cycle that has ended, or an attempt that was aborted."""
+    _refuse_ended(txn, committed, mark)
     if generation and txn.cycle.generation != generation:
         raise NeedsOperator(f"{txn}: the checkpoint generation in use is {generation}")
     if known is not None and known.state is CycleState.ABORTED:
@@ -86,11 +78,7 @@ def check_plan(
 
 
 def check_range(txn: SinkTxnId, known: AttemptRecord | None, batch: BatchRange) -> None:
-    """Refuse a range for a decided attempt, and a second, different range.
-
-    Raises:
-        NeedsOperator: the reason.
-    """
+    """Refuse a range for a decided attempt, and a second, different range."""
     record = _undecided(txn, known)
     if record.range is not None and record.range.digest != batch.digest:
         raise NeedsOperator(f"{txn}: the attempt has another range already")
@@ -102,11 +90,7 @@ def check_prepared(
     tokens: Mapping[str, Token],
     rows: Mapping[str, int],
 ) -> None:
-    """Refuse tokens for a decided attempt, and a second, different set of tokens.
-
-    Raises:
-        NeedsOperator: the reason.
-    """
+    """Refuse tokens for a decided attempt, and a second, different set of tokens."""
     record = _undecided(txn, known)
     if record.state is CycleState.PREPARED and (record.tokens, record.rows) != (tokens, rows):
         raise NeedsOperator(f"{txn}: the attempt is prepared already, with other tokens")
@@ -119,18 +103,11 @@ def check_commit(
     mark: SinkTxnId | None,
     positions: Positions,
 ) -> BatchRange:
-    """Return the range whose ends become the positions, if COMMIT may be decided.
-
-    Raises:
-        NeedsOperator: the reason.
-    """
+    """Return the range whose ends become the positions, if COMMIT may be decided."""
     record = _undecided(txn, known)
     if CycleState.COMMITTED not in ARROWS[record.state]:
         raise NeedsOperator(f"{txn}: the attempt is {record.state}, not prepared")
-    if committed is not None:
-        raise NeedsOperator(f"{txn}: the cycle is committed already, by {committed}")
-    if mark is not None and txn.cycle <= mark.cycle:
-        raise NeedsOperator(f"{txn}: the scope has finished {mark.cycle.label} already")
+    _refuse_ended(txn, committed, mark)
     if record.range is None:
         raise NeedsOperator(f"{txn}: the ledger has no source range of the batch")
     if found := discontinuities(positions, record.range):
@@ -139,24 +116,16 @@ def check_commit(
 
 
 def check_finish(txn: SinkTxnId, known: AttemptRecord | None) -> None:
-    """Refuse to finish an attempt that is not committed.
-
-    Raises:
-        NeedsOperator: the reason.
-    """
-    if known is None:
-        raise NeedsOperator(f"{txn}: the ledger does not know the attempt")
-    if not known.state.is_committed:
-        raise NeedsOperator(f"{txn}: the attempt is {known.state}, not committed")
+    """Refuse to finish an attempt that is not committed."""
+    record = _known(txn, known)
+    if not record.state.is_committed:
+        raise NeedsOperator(f"{txn}: the attempt is {record.state}, not committed")
 
 
 def check_unpruned(txn: SinkTxnId, pruned: CycleId | None) -> None:
     """Refuse to decide an unknown attempt of a cycle whose attempts may be pruned.
 
     It may have been the committed one, and ABORT would be wrong.
-
-    Raises:
-        NeedsOperator: the reason.
     """
     if pruned is not None and txn.cycle <= pruned:
         raise NeedsOperator(f"{txn}: the cycle is finished and its attempts are pruned")
@@ -212,9 +181,21 @@ def as_json(what: str, value: Any) -> Any:
         raise Misuse(f"{what} is not JSON: {error}") from error
 
 
-def _undecided(txn: SinkTxnId, known: AttemptRecord | None) -> AttemptRecord:
+def _known(txn: SinkTxnId, known: AttemptRecord | None) -> AttemptRecord:
     if known is None:
         raise NeedsOperator(f"{txn}: the ledger does not know the attempt")
-    if known.state.is_decided:
-        raise NeedsOperator(f"{txn}: the attempt is {known.state} already")
     return known
+
+
+def _undecided(txn: SinkTxnId, known: AttemptRecord | None) -> AttemptRecord:
+    record = _known(txn, known)
+    if record.state.is_decided:
+        raise NeedsOperator(f"{txn}: the attempt is {record.state} already")
+    return record
+
+
+def _refuse_ended(txn: SinkTxnId, committed: SinkTxnId | None, mark: SinkTxnId | None) -> None:
+    if committed is not None:
+        raise NeedsOperator(f"{txn}: the cycle is committed already, by {committed}")
+    if mark is not None and txn.cycle <= mark.cycle:
+        raise NeedsOperator(f"{txn}: the scope has finished {mark.cycle.label} already")

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, Misuse, NeedsOperator, Permanent, reason_of
 from semel.events import EVENTS, Events, SinkRetried
-from semel.pipeline.cycle import (
-    AbortAnswer,
-    CommitAnswer,
-    Coordinator,
-    CountsRows,
-    SinkAnswer,
-)
+from semel.pipeline.cycle import Coordinator, CountsRows, SinkAnswer
 from semel.pipeline.sink import (
     Receipt,
     SinkFatal,
@@ -113,6 +108,13 @@ class _WithSinks:
         self._clock = clock
         self._txn: SinkTxnId | None = None
         self._tokens: dict[str, Token] = {}
+        # The steps in which sinks have no part.
+        self.flush = coordinator.flush
+        self.commit_offsets = coordinator.commit_offsets
+        self.commit_txn = coordinator.commit_txn
+        self.store_commit = coordinator.store_commit
+        self.abort_txn = coordinator.abort_txn
+        self.store_abort = coordinator.store_abort
 
     @property
     def label(self) -> str:
@@ -138,80 +140,46 @@ class _WithSinks:
         self._inner.begin_txn()
         self._txn = self._next()
 
-    def flush(self) -> None:
-        self._inner.flush()
-
-    def commit_offsets(self) -> None:
-        self._inner.commit_offsets()
-
     def pre_commit_2pc(self) -> Sequence[SinkAnswer]:
-        answers = [*self._inner.pre_commit_2pc()]
-        answers += self._each([self._prepare(sink) for sink in self._sinks])
-        if all(isinstance(answer.outcome, SinkOK) for answer in answers):
-            self._tokens = {
-                answer.sink: answer.outcome.token or {}
-                for answer in answers
-                if isinstance(answer.outcome, SinkOK)
-            }
+        answers = [*self._inner.pre_commit_2pc(), *self._every(self._prepare)]
+        tokens = {
+            answer.sink: answer.outcome.token or {}
+            for answer in answers
+            if isinstance(answer.outcome, SinkOK)
+        }
+        if len(tokens) == len(answers):
+            self._tokens = tokens
             if isinstance(self._inner, KeepsTokens):
                 reach(CrashPoint.TOKENS_BEFORE)
                 self._inner.keep_tokens(self.txn, self._tokens)
                 reach(CrashPoint.TOKENS_AFTER)
         return answers
 
-    def commit_txn(self) -> CommitAnswer:
-        return self._inner.commit_txn()
-
     def commit_2pc(self) -> Sequence[SinkAnswer]:
-        answers = [*self._inner.commit_2pc()]
-        return answers + self._each([self._commit(sink) for sink in self._sinks])
-
-    def store_commit(self) -> None:
-        self._inner.store_commit()
-
-    def abort_txn(self) -> AbortAnswer:
-        return self._inner.abort_txn()
-
-    def store_abort(self) -> None:
-        self._inner.store_abort()
+        return [*self._inner.commit_2pc(), *self._every(self._commit)]
 
     def abort_2pc(self) -> Sequence[SinkAnswer]:
-        answers = [*self._inner.abort_2pc()]
-        return answers + self._each([self._abort(sink) for sink in self._sinks])
+        return [*self._inner.abort_2pc(), *self._every(self._abort)]
 
-    def _prepare(self, sink: TwoPhaseSink) -> Callable[[], SinkAnswer]:
-        def call() -> SinkAnswer:
-            txn = self.txn
-            reach(CrashPoint.PRE_COMMIT_2PC_BEFORE, sink.name)
-            outcome = guarded(lambda: sink.prepare(txn, self._rows_for(txn, sink.name)))
-            reach(CrashPoint.PRE_COMMIT_2PC_AFTER, sink.name)
-            return SinkAnswer(sink.name, txn, outcome)
+    def _every(self, call: Callable[[TwoPhaseSink, SinkTxnId], SinkOutcome]) -> list[SinkAnswer]:
+        txn = self.txn
 
-        return call
+        def answer(sink: TwoPhaseSink) -> SinkAnswer:
+            return SinkAnswer(sink.name, txn, call(sink, txn))
 
-    def _commit(self, sink: TwoPhaseSink) -> Callable[[], SinkAnswer]:
-        def call() -> SinkAnswer:
-            outcome = commit_with_retries(
-                sink,
-                self.txn,
-                self._tokens.get(sink.name, {}),
-                self._backoff,
-                self._events,
-                self._clock,
-            )
-            return SinkAnswer(sink.name, self.txn, outcome)
+        return self._each([partial(answer, sink) for sink in self._sinks])
 
-        return call
+    def _prepare(self, sink: TwoPhaseSink, txn: SinkTxnId) -> SinkOutcome:
+        return at_sink(
+            "pre_commit_2pc", sink, lambda: sink.prepare(txn, self._rows_for(txn, sink.name))
+        )
 
-    def _abort(self, sink: TwoPhaseSink) -> Callable[[], SinkAnswer]:
-        def call() -> SinkAnswer:
-            reach(CrashPoint.ABORT_2PC_BEFORE, sink.name)
-            token = self._tokens.get(sink.name)
-            outcome = guarded(lambda: sink.abort(self.txn, token))
-            reach(CrashPoint.ABORT_2PC_AFTER, sink.name)
-            return SinkAnswer(sink.name, self.txn, outcome)
+    def _commit(self, sink: TwoPhaseSink, txn: SinkTxnId) -> SinkOutcome:
+        token = self._tokens.get(sink.name, {})
+        return commit_with_retries(sink, txn, token, self._backoff, self._events, self._clock)
 
-        return call
+    def _abort(self, sink: TwoPhaseSink, txn: SinkTxnId) -> SinkOutcome:
+        return at_sink("abort_2pc", sink, lambda: sink.abort(txn, self._tokens.get(sink.name)))
 
 
 def commit_with_retries(
@@ -225,14 +193,20 @@ def commit_with_retries(
     """Commit one sink, and try again in place while the answer is retryable or unknown."""
     outcome: SinkOutcome = SinkRetryable("not tried")
     for number in range(1, backoff.tries + 1):
-        reach(CrashPoint.COMMIT_2PC_BEFORE, sink.name)
-        outcome = guarded(lambda: sink.commit(txn, token))
-        reach(CrashPoint.COMMIT_2PC_AFTER, sink.name)
+        outcome = at_sink("commit_2pc", sink, lambda: sink.commit(txn, token))
         if not isinstance(outcome, SinkRetryable):
             break
         events.emit(SinkRetried(str(txn.scope), str(txn.cycle), sink.name, number, outcome.reason))
         if number < backoff.tries:
             clock.sleep(backoff.wait_seconds(number))
+    return outcome
+
+
+def at_sink(step: str, sink: TwoPhaseSink, call: Callable[[], SinkOutcome]) -> SinkOutcome:
+    """Make a guarded call between the crash points of *step* at *sink*."""
+    reach(CrashPoint(f"{step}:before"), sink.name)
+    outcome = guarded(call)
+    reach(CrashPoint(f"{step}:after"), sink.name)
     return outcome
 
 

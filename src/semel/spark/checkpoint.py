@@ -20,10 +20,8 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from semel.errors import Misuse, NeedsOperator
-from semel.pipeline.adopt import Adoptable
-from semel.pipeline.generation import CheckpointView
-from semel.pipeline.positions import Position
-from semel.pipeline.source import BatchRange, SourceKind, SourceRange, Span
+from semel.pipeline.generation import Adoptable, CheckpointView
+from semel.pipeline.source import BatchRange, Position, SourceKind, SourceRange, Span
 
 # Object stores that copy instead of renaming: two drivers can both believe
 # that they wrote offsets/N.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from semel.crashpoints import CrashPoint, reach
-from semel.pipeline.coordinator import Stage
+from semel.pipeline.driver import Stage
 from semel.pipeline.sink import Batch, Receipt, TwoPhaseSink
 from semel.pipeline.txn import SinkTxnId
 

@@ -10,8 +10,8 @@ from semel.crashpoints import CrashPoint
 from semel.errors import NeedsOperator
 from semel.memory.sink import MemorySink
 from semel.pipeline.driver import Driver
+from semel.pipeline.ledger import CycleState
 from semel.pipeline.sink import SinkFatal
-from semel.pipeline.states import CycleState
 from tests.unit.cli.cli_world import MODULE, Shell, World, publish, shell_for
 
 WHY = ("--why", "keys were taken", "--who", "ann")

@@ -15,7 +15,7 @@ from semel.lease import Takeover
 from semel.ledger.ledger import EPOCH_LEAP
 from semel.ledger.sqlite import SqliteLedger
 from semel.memory.sink import MemorySink
-from semel.pipeline.states import CycleState
+from semel.pipeline.ledger import CycleState
 from semel.postgres.ledger import PostgresLedger
 from semel.testing.contracts.ledger_world import (
     LEASE_SECONDS,

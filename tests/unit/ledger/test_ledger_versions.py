@@ -10,7 +10,7 @@ import pytest
 
 from semel.errors import LedgerUnusable
 from semel.ledger.sqlite import SqliteLedger
-from semel.pipeline.states import CycleState
+from semel.pipeline.ledger import CycleState
 from semel.postgres.ledger import PostgresLedger
 from semel.testing.contracts.ledger_world import LedgerOwner
 

@@ -20,7 +20,7 @@ from semel.ledger import sqlite
 from semel.ledger.sqlite import SqliteLedger, network_file_system
 from semel.ledgers import open_ledger
 from semel.memory.ledger import MemoryLedger
-from semel.pipeline.states import CycleState, Decision
+from semel.pipeline.ledger import CycleState, Decision
 from semel.testing.contracts.ledger_world import LedgerOwner, offsets, scope_of, together
 
 
@@ -367,7 +367,7 @@ with ledger._database.transaction("test", TransactionMode.WRITE):
 
 _DIES_AFTER_THE_DECISION = """
 import os, signal, sys
-from semel.pipeline.states import CycleState
+from semel.pipeline.ledger import CycleState
 from semel.ledger.sqlite import SqliteLedger
 from semel.testing.contracts.ledger_world import LedgerOwner
 

@@ -11,10 +11,17 @@ from semel.errors import NeedsOperator
 from semel.ledger.sqlite import SqliteLedger
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
-from semel.pipeline.adopt import Adoptable, adopt
 from semel.pipeline.cycle import CommitSucceeded
-from semel.pipeline.positions import Position, Positions, discontinuities
-from semel.pipeline.source import BatchRange, SourceKind, SourceRange, Span
+from semel.pipeline.generation import Adoptable, adopt
+from semel.pipeline.source import (
+    BatchRange,
+    Position,
+    Positions,
+    SourceKind,
+    SourceRange,
+    Span,
+    discontinuities,
+)
 from semel.pipeline.txn import CycleId, SinkTxnId
 
 

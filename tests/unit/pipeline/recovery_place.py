@@ -6,9 +6,9 @@ from semel.events import Events
 from semel.lease import Owner, Takeover
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink, MemoryStore
+from semel.pipeline.ledger import CycleState
 from semel.pipeline.recovery import recover
 from semel.pipeline.source import BatchRange
-from semel.pipeline.states import CycleState
 from semel.pipeline.txn import CycleId, Scope
 from semel.testing.clock import SimulatedClock
 from semel.testing.local import local_stage

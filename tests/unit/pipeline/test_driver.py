@@ -7,8 +7,8 @@ import pytest
 from semel.events import CycleEnded
 from semel.pipeline.cycle import CommitAborted, CommitFatal, CommitSucceeded
 from semel.pipeline.driver import CycleReplayed
+from semel.pipeline.ledger import CycleState
 from semel.pipeline.source import BatchRange
-from semel.pipeline.states import CycleState
 from semel.pipeline.twophase import Backoff
 from semel.pipeline.txn import CycleId
 from semel.testing.faults import Fault, FaultKind

@@ -8,10 +8,14 @@ import pytest
 
 from semel.lease import Owner
 from semel.memory.ledger import MemoryLedger
-from semel.pipeline.adopt import Adoptable, adopt
-from semel.pipeline.generation import CheckpointRefused, CheckpointView, settle_generation
-from semel.pipeline.positions import Position
-from semel.pipeline.source import BatchRange, SourceKind, SourceRange, Span
+from semel.pipeline.generation import (
+    Adoptable,
+    CheckpointRefused,
+    CheckpointView,
+    adopt,
+    settle_generation,
+)
+from semel.pipeline.source import BatchRange, Position, SourceKind, SourceRange, Span
 from semel.pipeline.txn import CycleId, Scope
 from semel.testing.clock import SimulatedClock
 

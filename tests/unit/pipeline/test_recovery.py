@@ -10,7 +10,7 @@ from semel.events import CycleRecovered, LeavingsSwept
 from semel.lease import Owner, Takeover
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
-from semel.pipeline.ledger import is_loser
+from semel.pipeline.ledger import CycleState, is_loser
 from semel.pipeline.recovery import (
     DECIDE,
     LedgerSays,
@@ -20,7 +20,6 @@ from semel.pipeline.recovery import (
     what_ledger_says,
 )
 from semel.pipeline.sink import Found
-from semel.pipeline.states import CycleState
 from semel.pipeline.txn import CycleId, Scope
 from semel.testing.crash import Crash, crash_at
 from semel.testing.faults import FaultPlan, faulty_sink

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from semel.errors import NeedsOperator, Retryable
+from semel.pipeline.ledger import CycleState
 from semel.pipeline.recovery import SILENT_IN_A_ROW, CycleStuck, SinkBlocksStart
 from semel.pipeline.sink import Found
-from semel.pipeline.states import CycleState
 from semel.testing.faults import Fault, FaultKind, FaultPlan, faulty_ledger, faulty_sink
 from tests.unit.pipeline.recovery_place import Place
 

@@ -17,7 +17,7 @@ from semel.lease import Owner, Takeover
 from semel.ledger.database import TransactionMode
 from semel.ledger.ledger import session_name
 from semel.ledgers import open_ledger
-from semel.pipeline.states import CycleState
+from semel.pipeline.ledger import CycleState
 from semel.postgres.ledger import PostgresLedger
 from semel.testing.contracts.ledger_world import (
     LEASE_SECONDS,

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from semel.errors import InDoubt, LedgerUnavailable
-from semel.pipeline.states import CycleState, Decision
+from semel.pipeline.ledger import CycleState, Decision
 from semel.postgres.ledger import PostgresLedger
 from semel.testing.contracts.ledger_world import LedgerOwner
 from semel.testing.services.proxy import CutProxy

@@ -33,8 +33,7 @@ from typing import Any
 import pytest
 
 from semel.errors import LeaseLost, NeedsOperator
-from semel.pipeline.ledger import Ledger
-from semel.pipeline.states import CycleState, Decision
+from semel.pipeline.ledger import CycleState, Decision, Ledger
 from semel.testing.contracts.ledger_decisions import DecisionRules
 from semel.testing.contracts.ledger_leases import LedgerLeaseRules
 from semel.testing.contracts.ledger_positions import PositionRules

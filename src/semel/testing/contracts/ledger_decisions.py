@@ -9,9 +9,8 @@ from typing import Final
 import pytest
 
 from semel.errors import LeaseLost, Misuse, NeedsOperator
-from semel.pipeline.ledger import Ledger
+from semel.pipeline.ledger import ARROWS, CycleState, Decision, Ledger
 from semel.pipeline.source import BatchRange
-from semel.pipeline.states import ARROWS, CycleState, Decision
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 from semel.testing.contracts.ledger_world import ROWS, TOKENS, LedgerOwner, LedgerWorld, offsets
 

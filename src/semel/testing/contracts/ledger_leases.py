@@ -11,8 +11,7 @@ import pytest
 
 from semel.errors import LeaseHeld, LeaseLost
 from semel.lease import Owner, Takeover
-from semel.pipeline.ledger import Ledger, ScopeLease
-from semel.pipeline.states import CycleState
+from semel.pipeline.ledger import CycleState, Ledger, ScopeLease
 from semel.pipeline.txn import SinkTxnId
 from semel.testing.contracts.ledger_world import (
     LEASE_SECONDS,

@@ -7,10 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from semel.errors import NeedsOperator
-from semel.pipeline.ledger import Ledger
-from semel.pipeline.positions import Position
-from semel.pipeline.source import BatchRange, SourceKind, SourceRange, Span
-from semel.pipeline.states import CycleState
+from semel.pipeline.ledger import CycleState, Ledger
+from semel.pipeline.source import BatchRange, Position, SourceKind, SourceRange, Span
 from semel.testing.contracts.ledger_world import LedgerOwner, LedgerWorld, ephemeral, files, offsets
 
 FAR: int = 2**62

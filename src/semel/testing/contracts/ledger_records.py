@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from semel.errors import Misuse, NeedsOperator
-from semel.pipeline.ledger import Ledger
-from semel.pipeline.positions import Position
-from semel.pipeline.states import CycleState, Decision
+from semel.pipeline.ledger import CycleState, Decision, Ledger
+from semel.pipeline.source import Position
 from semel.pipeline.txn import SinkTxnId
 from semel.testing.contracts.ledger_world import LedgerOwner, LedgerWorld, files, offsets, scope_of
 

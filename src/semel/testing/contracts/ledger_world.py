@@ -12,9 +12,8 @@ from typing import Any, Final
 import pytest
 
 from semel.lease import Owner, Takeover
-from semel.pipeline.ledger import AttemptRecord, Ledger, ScopeLease
+from semel.pipeline.ledger import AttemptRecord, CycleState, Ledger, ScopeLease
 from semel.pipeline.source import BatchRange, SourceKind, SourceRange, Span
-from semel.pipeline.states import CycleState
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
 LEASE_SECONDS: Final = 30.0
