@@ -13,10 +13,11 @@ from semel.messaging.handle.claims import CLAIM_TABLE
 from semel.messaging.outcome import Told
 from semel.messaging.records import Waits
 from semel.policy.vocabulary import BatchPolicy, GapPolicy, StalePolicy
-from semel.testing.contracts import BrokerContract, ClaimsContract
+from semel.testing.contracts import BrokerContract
 from tests.stores.approvals import ApprovalsContract
 from tests.stores.attempts import AttemptsContract
 from tests.stores.audit import AuditContract
+from tests.stores.claims import ClaimStoreContract
 from tests.stores.deadletters import DeadLettersContract
 from tests.stores.inbox import InboxContract
 from tests.stores.members import MembersContract
@@ -28,7 +29,7 @@ from tests.stores.versions import VersionsContract
 from tests.stores.waiting import WaitingContract
 
 CONTRACTS: Final = (
-    ClaimsContract,
+    ClaimStoreContract,
     WaitingContract,
     AttemptsContract,
     DeadLettersContract,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from semel.testing.contracts.claims import ClaimsContract
 from tests.messaging.places import InPostgres, InSqlite
+from tests.stores.claims import ClaimStoreContract
 
 
-class TestSqliteClaims(InSqlite, ClaimsContract):
+class TestSqliteClaims(InSqlite, ClaimStoreContract):
     pass
 
 
-class TestPostgresClaims(InPostgres, ClaimsContract):
+class TestPostgresClaims(InPostgres, ClaimStoreContract):
     pass

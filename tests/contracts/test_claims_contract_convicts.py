@@ -9,9 +9,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from semel.errors import SemelError
 from semel.sql.claims import SqlAlchemyProcessedMessageStore
-from semel.testing.contracts.claims import ClaimsContract
 from tests.contracts import broken_claims as broken
 from tests.messaging.worlds import memory_world, postgres_world
+from tests.stores.claims import ClaimStoreContract
 
 IN_MEMORY = {
     broken.NeverTriesAgain: "test_every_cell_of_the_claim_table_has_its_answer",
@@ -75,7 +75,7 @@ CONVICTIONS = (AssertionError, pytest.fail.Exception, SemelError, SQLAlchemyErro
 def conviction(open_world, make_store, rule):
     """Run one rule of the contract on a broken store; return what it says, None if nothing."""
 
-    class Bound(ClaimsContract):
+    class Bound(ClaimStoreContract):
         @asynccontextmanager
         async def world(self):
             async with open_world() as world:

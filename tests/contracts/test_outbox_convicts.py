@@ -15,11 +15,11 @@ from semel.sql.inbox import SqlInboxStore, _message
 from semel.sql.outbox import SqlOutboxStore
 from semel.sql.tables import inbox_message
 from semel.sql.types import now_us, to_seconds
-from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.contracts.sabotage import say
 from tests.messaging.worlds import memory_world
 from tests.stores.inbox import InboxContract
 from tests.stores.outbox import OutboxContract
+from tests.stores.world import DatabaseWorld
 
 
 class DeletesRanges(SqlOutboxStore):

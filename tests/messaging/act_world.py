@@ -13,7 +13,7 @@ from semel.messaging.records import (
     WaitingMessage,
     Waits,
 )
-from semel.testing.contracts.messaging_world import DatabaseWorld
+from tests.stores.world import DatabaseWorld
 
 BILLING = "billing"
 ANN = {"actor": "ann", "reason": "the address was wrong"}

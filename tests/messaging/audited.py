@@ -17,7 +17,7 @@ from semel.operate.completeness import PartitionAudit, audit_completeness
 from semel.operate.replay import Replay, ReplaySettings
 from semel.operate.selection import Ids, Offsets
 from semel.policy.vocabulary import GiveUp, Mode, RetryMode
-from semel.testing.contracts.messaging_world import DatabaseWorld
+from tests.stores.world import DatabaseWorld
 
 BILLING = "billing"
 PLACE = Partition("payments", 0)

@@ -25,8 +25,8 @@ from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy
 from semel.outboxes import Outbox
 from semel.policy.vocabulary import BatchPolicy, Duplicates, GapPolicy, GiveUp, RetryMode
 from semel.sql.database import SqlDatabase
-from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.worlds import check_foreign_keys
+from tests.stores.world import DatabaseWorld
 
 effects = MetaData()
 known = Table("known", effects, Column("id", Text, primary_key=True))

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from semel.cli.app import app
 from semel.sql.database import SqlDatabase
 from semel.sql.types import metadata
-from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.worlds import make_older
+from tests.stores.world import DatabaseWorld
 
 
 class CliBooks:

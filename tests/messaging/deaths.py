@@ -20,8 +20,8 @@ from semel.messaging.receive.runner import Runner
 from semel.messaging.records import DeadLetterFilter
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
 from semel.policy.vocabulary import RetryMode
-from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.processes import next_process
+from tests.stores.world import DatabaseWorld
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=0.2)
 LIMIT = 2

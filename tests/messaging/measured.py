@@ -19,8 +19,8 @@ from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RunnerSettings
 from semel.policy.vocabulary import Mode
-from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.outgoing import AT_ONCE
+from tests.stores.world import DatabaseWorld
 
 Counted: TypeAlias = Mapping[str, int]
 

@@ -17,8 +17,8 @@ from semel.messaging.receive.broker import Outgoing
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER, OutboxEntry
 from semel.messaging.send.relay import Relay
 from semel.messaging.settings import RetryPolicy
-from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.worlds import postgres_world, sqlite_world
+from tests.stores.world import DatabaseWorld
 
 DATABASES = [
     "sqlite",

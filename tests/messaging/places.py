@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.worlds import memory_world, postgres_world, sqlite_world
+from tests.stores.world import DatabaseWorld
 
 
 class InMemory:

@@ -20,7 +20,7 @@ from semel.operate.replay import Replay, ReplayReport, ReplaySettings
 from semel.operate.selection import Selection
 from semel.policy.vocabulary import GapPolicy, GiveUp
 from semel.testing.clock import SimulatedClock
-from semel.testing.contracts.messaging_world import DatabaseWorld
+from tests.stores.world import DatabaseWorld
 
 TOPIC = "payments"
 P0 = Partition(TOPIC, 0)

@@ -21,8 +21,8 @@ from semel.sql.database import SqlDatabase
 from semel.sql.engine import LOCK_SECONDS, keeper_of
 from semel.sql.types import metadata
 from semel.testing.clock import SimulatedClock
-from semel.testing.contracts.messaging_world import DatabaseWorld
 from semel.testing.services import PostgresServer
+from tests.stores.world import DatabaseWorld
 
 _numbers = count(1)
 

@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 
-from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.worlds import memory_database, postgres_world, sqlite_world
 from tests.scenarios.orders import InShop, in_shop
 from tests.scenarios.services import Serve, served
+from tests.stores.world import DatabaseWorld
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])

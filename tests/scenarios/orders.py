@@ -15,7 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from semel.message import Coordinates, Message
 from semel.messaging.handle.claims import ClaimRow
 from semel.sql.database import SqlDatabase
-from semel.testing.contracts.messaging_world import DatabaseWorld
+from tests.stores.world import DatabaseWorld
 
 
 class Base(DeclarativeBase):

@@ -26,7 +26,7 @@ from semel.messaging.records import (
 )
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
 from semel.policy.vocabulary import Mode
-from semel.testing.contracts.messaging_world import DatabaseWorld
+from tests.stores.world import DatabaseWorld
 
 SINGLE = RunnerSettings(wait_seconds=0.01, stop_seconds=5.0)
 BATCHED = RunnerSettings(mode=Mode.BATCHED, wait_seconds=0.01, stop_seconds=5.0)

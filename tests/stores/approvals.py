@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from semel.messaging.records import InboxMessage, WaitingMessage, Waits
 from semel.operate.stores import Approval, ApprovalAsked, ApprovalDecision
-from semel.testing.contracts.messaging_world import (
+from tests.stores.deadletters import LETTER
+from tests.stores.world import (
     DatabaseContract,
     DatabaseWorld,
     in_world,
     patiently,
 )
-from tests.stores.deadletters import LETTER
 
 
 class ApprovalsContract(DatabaseContract):

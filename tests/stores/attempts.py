@@ -13,9 +13,9 @@ from semel.messaging.records import (
     InboxMessage,
     MessageFilter,
 )
-from semel.testing.contracts.claims_world import rolled_back
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
+from tests.stores.claims_world import rolled_back
 from tests.stores.deadletters import LETTER
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 DAY = 86_400.0
 ATTEMPT = FailedAttempt(

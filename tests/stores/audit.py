@@ -9,8 +9,8 @@ from functools import partial
 
 from semel.operate.audit import break_in
 from semel.operate.stores import FIRST_HASH, Act, AuditEntry
-from semel.testing.contracts.claims_world import Rollback, rolled_back
-from semel.testing.contracts.messaging_world import (
+from tests.stores.claims_world import Rollback, rolled_back
+from tests.stores.world import (
     DatabaseContract,
     DatabaseWorld,
     in_world,

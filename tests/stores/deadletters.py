@@ -14,8 +14,8 @@ from dataclasses import replace
 from semel.message import Partition
 from semel.messaging.records import DeadLetter, DeadLetterFilter, conflict_id
 from semel.messaging.redact import ERASED_REASON
-from semel.testing.contracts.claims_world import rolled_back
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
+from tests.stores.claims_world import rolled_back
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 T0 = 1_700_000_000.0
 

@@ -23,8 +23,8 @@ from semel.errors import Misuse
 from semel.messaging.database import Database
 from semel.messaging.handle.claims import Locked
 from semel.messaging.records import InboxMessage, MessageFilter
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.stores.deadletters import LETTER, STRANGE
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 
 def message(message_id: str, key: str | None = None, **more: Any) -> InboxMessage:

@@ -6,9 +6,9 @@ from typing import Final
 
 from semel.message import Partition
 from semel.messaging.records import Member
-from semel.testing.contracts.claims_table import STRANGE_IDS
-from semel.testing.contracts.claims_world import CONSUMER
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
+from semel.testing.contracts.claims import STRANGE_IDS
+from tests.stores.claims_world import CONSUMER
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 P0: Final = Partition("payments", 0)
 P1: Final = Partition("payments", 1)

@@ -1,12 +1,78 @@
-"""The outbox contract, first part: what is written, read, and deleted."""
+"""The outbox contract, first part: what is written, read, and deleted; what all parts share."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
 
 import pytest
 
 from semel.errors import Misuse
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
-from tests.stores.outbox_world import OUTBOX, add, delete, entry, ids, leads, read
+from semel.messaging.database import Database
+from semel.messaging.send.outbox import Leadership, OutboxEntry
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
+
+OUTBOX: Final = "outbox"
+LEASE_SECONDS: Final = 60.0
+
+
+def entry(message_id: str, key: str | None = "k", **more: Any) -> OutboxEntry:
+    """Make an entry."""
+    fields: dict[str, Any] = {"topic": "payments", "value": message_id.encode(), **more}
+    return OutboxEntry(message_id, key=key, **fields)
+
+
+async def add(database: Database, *entries: OutboxEntry) -> None:
+    """Write entries in a transaction of their own."""
+    async with database.begin() as unit:
+        await unit.outbox.add(entries)
+
+
+async def read(
+    database: Database, after_place: int = 0, limit: int = 100, outbox: str = OUTBOX
+) -> Sequence[OutboxEntry]:
+    """Read in a transaction of its own."""
+    async with database.begin() as unit:
+        return await unit.outbox.read(outbox, after_place, limit)
+
+
+async def ids(database: Database, outbox: str = OUTBOX) -> list[str]:
+    """Return the ids of everything that can be read, in order."""
+    return [entry.message_id for entry in await read(database, outbox=outbox)]
+
+
+async def lead(
+    database: Database, owner: str, outbox: str = OUTBOX, *, instead_of: str = ""
+) -> Leadership | None:
+    """Try to lead, in a transaction of its own."""
+    async with database.begin() as unit:
+        return await unit.outbox.lead(outbox, owner, LEASE_SECONDS, instead_of=instead_of)
+
+
+async def leads(database: Database, owner: str = "one", outbox: str = OUTBOX) -> Leadership:
+    """Lead, or fail the test."""
+    found = await lead(database, owner, outbox)
+    assert found is not None, "nobody else leads, and yet the leadership was refused"
+    return found
+
+
+async def delete(database: Database, leadership: Leadership, *places: int) -> int:
+    """Delete in a transaction of its own."""
+    async with database.begin() as unit:
+        return await unit.outbox.delete(leadership, places)
+
+
+async def park(database: Database, leadership: Leadership, place: int, reason: str = "no") -> None:
+    """Park in a transaction of its own."""
+    async with database.begin() as unit:
+        await unit.outbox.park(leadership, place, reason)
+
+
+async def parked(database: Database, outbox: str = OUTBOX) -> list[str]:
+    """Return the ids of what was set aside, in order."""
+    async with database.begin() as unit:
+        return [entry.message_id for entry in await unit.outbox.parked(outbox, 100)]
+
 
 LONG_ID = "order/" + "0123456789" * 500
 LOOKS_HASHED = "sha256:" + "0" * 64

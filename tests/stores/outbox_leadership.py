@@ -6,8 +6,7 @@ import pytest
 
 from semel.errors import Fenced
 from semel.messaging.handle.claims import Locked
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
-from tests.stores.outbox_world import (
+from tests.stores.outbox_entries import (
     LEASE_SECONDS,
     OUTBOX,
     add,
@@ -19,6 +18,7 @@ from tests.stores.outbox_world import (
     park,
     read,
 )
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 
 class LeadershipRules(DatabaseContract):

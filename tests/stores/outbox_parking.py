@@ -6,9 +6,8 @@ import pytest
 
 from semel.errors import Misuse
 from semel.messaging.redact import ERASED_REASON
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
-from tests.stores.outbox_entries import LONG_ID
-from tests.stores.outbox_world import OUTBOX, add, entry, ids, leads, park, parked, read
+from tests.stores.outbox_entries import LONG_ID, OUTBOX, add, entry, ids, leads, park, parked, read
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 
 class ParkingRules(DatabaseContract):

@@ -10,8 +10,8 @@ from typing import Final
 
 from semel.message import Coordinates, Partition
 from semel.messaging.outcome import Mark, OutcomeRange
-from semel.testing.contracts.claims_world import CONSUMER, patiently, rolled_back
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
+from tests.stores.claims_world import CONSUMER, patiently, rolled_back
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 P0: Final = Partition("payments", 0)
 P1: Final = Partition("payments", 1)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from semel.operate.stores import ReplayRun, ReplayState
-from semel.testing.contracts.claims_world import beside, rolled_back
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
+from tests.stores.claims_world import beside, rolled_back
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 RUN = ReplayRun("nightly", "billing", '{"kind": "ids"}', "ann", cursor='{"after": null}')
 

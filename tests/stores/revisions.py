@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from semel.messaging.records import MessageFilter, conflict_id
 from semel.operate.stores import KEEP_ID, NEW_ID, Revision
-from semel.testing.contracts.claims_world import rolled_back
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
+from tests.stores.claims_world import rolled_back
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 ORIGINAL = Revision("billing", "m1", b"old", "ab" * 32, key="customer-7")
 FIXED = replace(

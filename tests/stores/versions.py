@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from semel.messaging.records import Gap
-from semel.testing.contracts.claims_table import STRANGE_IDS
-from semel.testing.contracts.claims_world import CONSUMER, beside, rolled_back
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
+from semel.testing.contracts.claims import STRANGE_IDS
+from tests.stores.claims_world import CONSUMER, beside, rolled_back
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 
 async def _version(world: DatabaseWorld, key: str) -> int | None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 from semel.message import Partition
 from semel.messaging.records import WaitingFilter, WaitingMessage, Waits, conflict_id
 from semel.messaging.redact import ERASED_REASON
-from semel.testing.contracts.claims_world import rolled_back
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
+from tests.stores.claims_world import rolled_back
 from tests.stores.waiting_world import (
     CONSUMER,
     behind,
@@ -20,6 +19,7 @@ from tests.stores.waiting_world import (
     remove,
     waiting,
 )
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 T0 = 1_700_000_000.0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from semel.messaging.records import WaitingFilter, Waits
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.stores.waiting_world import (
     CONSUMER,
     LONG_SECONDS,
@@ -18,6 +17,7 @@ from tests.stores.waiting_world import (
     remove,
     waiting,
 )
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 
 class TurnRules(DatabaseContract):

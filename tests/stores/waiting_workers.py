@@ -9,13 +9,13 @@ from typing import Any
 
 from semel.messaging.handle.claims import Locked
 from semel.messaging.records import Waits
-from semel.testing.contracts.messaging_world import (
+from tests.stores.waiting_world import CONSUMER, behind, due, held, parked, put, remove, waiting
+from tests.stores.world import (
     DatabaseContract,
     DatabaseWorld,
     in_world,
     patiently,
 )
-from tests.stores.waiting_world import CONSUMER, behind, due, held, parked, put, remove, waiting
 
 WORKERS = 4
 

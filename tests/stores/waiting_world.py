@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from semel.messaging.records import WaitingFilter, WaitingMessage, Waits
-from semel.testing.contracts.messaging_world import DatabaseWorld
+from tests.stores.world import DatabaseWorld
 
 CONSUMER = "billing"
 LONG_SECONDS = 3600.0

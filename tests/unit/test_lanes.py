@@ -14,7 +14,7 @@ from semel.message import Coordinates, Message, Partition, Record
 from semel.messaging.outcome import Ack, Nack
 from semel.messaging.receive.lanes import Watermark, lanes, run_lanes, where_of
 from semel.messaging.settings import Order
-from semel.testing.contracts.messaging_world import asynchronous
+from tests.stores.world import asynchronous
 
 
 def record(offset, key=None, partition=0):

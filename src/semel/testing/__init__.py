@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from semel.testing.contracts.broker_world import BrokerAbility
     from semel.testing.contracts.claims import ClaimsContract
     from semel.testing.contracts.ledger import LedgerContract
-    from semel.testing.contracts.messaging_world import DatabaseWorld
     from semel.testing.contracts.sink import SinkContract, violations
     from semel.testing.contracts.sink_world import Capability
     from semel.testing.crash import Crash, crash_at
@@ -50,7 +49,6 @@ __all__ = [
     "ClaimsContract",
     "Crash",
     "CrashPoint",
-    "DatabaseWorld",
     "Failing",
     "FileBroker",
     "LedgerContract",
@@ -79,7 +77,6 @@ __getattr__ = lazily(
         "ClaimsContract": "semel.testing.contracts.claims",
         "Crash": "semel.testing.crash",
         "CrashPoint": "semel.crashpoints",
-        "DatabaseWorld": "semel.testing.contracts.messaging_world",
         "Failing": "semel.memory.broker",
         "FileBroker": "semel.testing.filebroker",
         "KILLS": "semel.testing.trial",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.testing.contracts.claims_world import CONSUMER, LEASE_SECONDS, OWNER, lease
+from tests.stores.claims_world import CONSUMER, LEASE_SECONDS, OWNER, lease
 
 ON = ("--consumer", CONSUMER)
 

@@ -17,13 +17,13 @@ from semel.operate.replay import Cursor
 from semel.operate.selection import Letters, to_json
 from semel.operate.stores import ReplayRun
 from semel.policy.vocabulary import GapPolicy
-from semel.testing.contracts.claims_world import CONSUMER as LEASED
-from semel.testing.contracts.claims_world import LEASE_SECONDS, lease
 from tests.messaging.act_world import bury, park
 from tests.messaging.cli.test_cli_outbox import two_parked
 from tests.messaging.cli_shop import CONSUMER, MODULE, Shop
 from tests.messaging.replay_world import gapped
 from tests.snapshots import compare, normal
+from tests.stores.claims_world import CONSUMER as LEASED
+from tests.stores.claims_world import LEASE_SECONDS, lease
 
 ON = ("--consumer", "billing")
 ACT = ("--actor", "ann", "--reason", "because", "--yes")

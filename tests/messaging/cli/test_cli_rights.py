@@ -8,8 +8,8 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.stores.deadletters import LETTER
+from tests.stores.world import DatabaseWorld
 
 pytestmark = pytest.mark.postgres
 

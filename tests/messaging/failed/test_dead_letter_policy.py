@@ -22,12 +22,12 @@ from semel.operate.deadletters import (
     retry_inbox_message,
 )
 from semel.operate.selection import Letters, Offsets
-from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import ANN, BILLING, letter_of, letters, waiting_of
 from tests.messaging.outgoing import pending
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.replay_world import DEAD, P0, Service, counts, message
 from tests.stores.deadletters import LETTER
+from tests.stores.world import DatabaseContract, in_world
 
 DLQ = "payments.dlq"
 TOLD = replace(DEAD, dead_letter_topic=DLQ, dead_letter_owner="team-billing")

@@ -29,9 +29,9 @@ from semel.messaging.outcome import (
 from semel.messaging.records import WaitingFilter, WaitingMessage
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.policy.vocabulary import Duplicates, RetryMode, StalePolicy
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.processes import next_process
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 AT_ONCE = RetryPolicy(
     max_attempts=3, initial_delay_seconds=0, max_delay_seconds=0, mode=RetryMode.RETRY_TABLE

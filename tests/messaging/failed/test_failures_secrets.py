@@ -30,9 +30,9 @@ from semel.operate.selection import Letters
 from semel.outboxes import Outbox
 from semel.policy.vocabulary import GiveUp, RetryMode
 from semel.sql.tables import metadata
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN
 from tests.messaging.places import InPostgres, InSqlite
+from tests.stores.world import in_world
 
 SECRET = "SECRETANN"
 KEY = "customer-7"

@@ -18,10 +18,10 @@ from semel.messaging.records import DeadLetterFilter
 from semel.messaging.send.outbox import OutboxEntry
 from semel.messaging.send.publish import outgoing_of
 from semel.messaging.settings import ConsumerSettings
-from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.outgoing import pending
 from tests.messaging.places import InPostgres, InSqlite
 from tests.stores.deadletters import LETTER
+from tests.stores.world import DatabaseContract, in_world
 
 DLQ = "payments.dlq"
 

@@ -19,9 +19,9 @@ from semel.operate.deadletters import retry_dead_letter
 from semel.operate.deletion import approve_delete, ask_to_delete
 from semel.operate.parking import KeepId, NewId, fix, release, release_key, skip
 from semel.policy.vocabulary import GiveUp
-from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import ANN, BILLING, claim_of, letters, park, queue
 from tests.messaging.places import InMemory, InPostgres
+from tests.stores.world import DatabaseContract, in_world
 
 PARKING = ConsumerSettings(on_hopeless=GiveUp.PARK, on_exhausted=GiveUp.PARK, holds_keys=True)
 

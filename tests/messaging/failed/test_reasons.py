@@ -14,8 +14,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.redact import place_of, reason_of
 from semel.sql.faults import SQL_CLASSIFICATION
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.places import InPostgres, InSqlite
+from tests.stores.world import in_world
 
 SECRET = "ann@secret.example"
 TABLE = "CREATE TABLE person (mail text, age integer, CONSTRAINT person_mail UNIQUE (mail))"

@@ -15,8 +15,8 @@ from semel.messaging.outcome import Handled, Outcome, ParkedAway, Skipped
 from semel.messaging.settings import ConsumerSettings
 from semel.operate.explain import pass_over_gaps
 from semel.policy.vocabulary import GapPolicy
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.messaging.places import InPostgres, InSqlite
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 READING = Reading(FromHeader("id"), version_from=FromPayload("v"))
 

@@ -21,11 +21,11 @@ from semel.messaging.outcome import (
     Skipped,
 )
 from semel.policy.vocabulary import GiveUp
-from semel.testing.contracts.messaging_world import DatabaseWorld
 from semel.testing.crash import Crash
 from tests.messaging.leases import leased, message
 from tests.messaging.places import InPostgres, InSqlite, Scenarios
 from tests.messaging.worlds import memory_database
+from tests.stores.world import DatabaseWorld
 
 
 class Silent:

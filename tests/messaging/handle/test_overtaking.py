@@ -19,8 +19,8 @@ from semel.messaging.records import WaitingFilter
 from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy
 from semel.operate import parking
 from semel.policy.vocabulary import GapPolicy, GiveUp, RetryMode
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.messaging.places import InMemory, InPostgres, InSqlite
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 READING = Reading(id_from=FromHeader("message-id"), version_from=FromPayload("version"))
 MOST_ROUNDS = 30

@@ -12,9 +12,9 @@ from semel.messaging.handle.claims import Claimed, ClaimRequest, ClaimRow, Claim
 from semel.messaging.handle.lease import Lease, handle_leased
 from semel.messaging.outcome import Handled, Nack, ParkedAway, RetryLater, Skipped, settlement
 from semel.policy.vocabulary import StalePolicy
-from semel.testing.contracts.messaging_world import DatabaseWorld
 from tests.messaging.leases import leased, message
 from tests.messaging.places import InPostgres, InSqlite, Scenarios
+from tests.stores.world import DatabaseWorld
 
 SOON = 10.0
 

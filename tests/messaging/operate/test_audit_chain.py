@@ -12,9 +12,9 @@ from semel.operate import audit
 from semel.operate.audit import Broken, NotedHead, Verified, verify_audit
 from semel.operate.stores import Act, hash_of, readable_diff
 from semel.sql.tables import audit_entry, audit_head
-from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.places import InSqlite
 from tests.messaging.worlds import memory_database
+from tests.stores.world import DatabaseContract, in_world
 
 
 @pytest.fixture(autouse=True)

@@ -24,9 +24,9 @@ from semel.operate.completeness import (
     audit_completeness,
     audit_ranges,
 )
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.worlds import memory_database
+from tests.stores.world import in_world
 
 P0 = Partition("payments", 0)
 

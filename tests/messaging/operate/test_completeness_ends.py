@@ -16,7 +16,6 @@ from semel.operate.parking import KeepId, NewId, fix, release, skip
 from semel.operate.retention import erase
 from semel.operate.selection import Ids, Offsets
 from semel.policy.vocabulary import Mode
-from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.audited import (
     ANN,
     BILLING,
@@ -29,6 +28,7 @@ from tests.messaging.audited import (
     with_one,
 )
 from tests.messaging.places import InPostgres, InSqlite
+from tests.stores.world import DatabaseContract, in_world
 
 
 class Ends(DatabaseContract):

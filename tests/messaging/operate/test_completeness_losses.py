@@ -16,9 +16,9 @@ from semel.operate.completeness import Stretch, audit_completeness
 from semel.operate.deadletters import skip_dead_letter
 from semel.operate.parking import skip
 from semel.policy.vocabulary import Duplicates
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.messaging.audited import ANN, BILLING, PLACE, TABLE, Service, dead, down, lose, with_one
 from tests.messaging.places import InMemory, InPostgres, InSqlite, Scenarios
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 
 class Twins(DatabaseContract):

@@ -25,7 +25,6 @@ from semel.operate.deletion import SamePerson, approve_delete, ask_to_delete_dea
 from semel.operate.parking import KeepId, NewId, fix, release, skip
 from semel.operate.retention import Erased, erase
 from semel.operate.selection import Letters
-from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import (
     ANN,
     BILLING,
@@ -42,6 +41,7 @@ from tests.messaging.act_world import (
 )
 from tests.messaging.places import InSqlite
 from tests.messaging.replay_world import dead
+from tests.stores.world import DatabaseContract, in_world
 
 BOB = {"actor": "bob", "reason": "agreed"}
 

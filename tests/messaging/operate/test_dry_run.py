@@ -24,10 +24,10 @@ from semel.operate.selection import Ids, Letters, Offsets
 from semel.operate.stores import SECRET, Change, RowChange, shown
 from semel.outboxes import Outbox
 from semel.policy.vocabulary import Mode
-from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import acts, claim_of, letters, queue
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 from tests.messaging.replay_world import DEAD, P0, Service, dead, message, pay
+from tests.stores.world import DatabaseContract, in_world
 
 
 class Base(DeclarativeBase):

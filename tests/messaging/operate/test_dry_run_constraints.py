@@ -13,8 +13,8 @@ from semel.messaging.handle.attempt import handle_message
 from semel.messaging.outcome import DeadLettered, Handled
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.dryrun import dry_run
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.places import InPostgres, InSqlite
+from tests.stores.world import in_world
 
 ONCE = ConsumerSettings(retry=RetryPolicy(max_attempts=1))
 

@@ -18,7 +18,6 @@ from semel.messaging.settings import DAY_SECONDS
 from semel.operate.deadletters import park_dead_letter
 from semel.operate.parking import KeepId, NewId, fix
 from semel.operate.retention import Erased, Retention, erase, prune
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN, BILLING, claim_of, park, waiting_of
 from tests.messaging.erasures import (
     ONCE,
@@ -29,6 +28,7 @@ from tests.messaging.erasures import (
     payloads,
 )
 from tests.messaging.places import InPostgres, InSqlite
+from tests.stores.world import in_world
 
 
 class Erasing:

@@ -20,10 +20,10 @@ from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.retention import Erased, erase
 from semel.policy.vocabulary import GiveUp
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN, BILLING, claim_of, letter_of, waiting_of
 from tests.messaging.erasures import ONCE, SECRET, TWICE, Late, erased, failing, message, payloads
 from tests.messaging.places import InPostgres, InSqlite
+from tests.stores.world import in_world
 
 
 class ErasingAttempts:

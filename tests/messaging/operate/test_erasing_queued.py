@@ -13,10 +13,10 @@ from semel.messaging.outcome import Refused
 from semel.messaging.settings import ConsumerSettings, Order
 from semel.operate.parking import release, skip
 from semel.policy.vocabulary import GiveUp
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN, BILLING, claim_of, park, queue, waiting_of
 from tests.messaging.erasures import SECRET, erased, message
 from tests.messaging.places import InPostgres, InSqlite
+from tests.stores.world import in_world
 
 PARKS = ConsumerSettings(
     on_exhausted=GiveUp.PARK, on_hopeless=GiveUp.PARK, order=Order.KEY, holds_keys=True

@@ -28,10 +28,10 @@ from semel.operate.parking import KeepId, NewId, fix, release
 from semel.operate.retention import erase
 from semel.outboxes import Outbox
 from semel.policy.vocabulary import GapPolicy
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN, acts, claim_of, queue
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.replay_world import DEAD, PARKS, Service, gapped, message
+from tests.stores.world import in_world
 
 
 def story(explanation) -> list[str]:

@@ -13,10 +13,10 @@ from semel.operate.deadletters import retry_dead_letter
 from semel.operate.deletion import approve_delete, ask_to_delete
 from semel.operate.parking import KeepId, NewId, fix, release, skip
 from semel.policy.vocabulary import Mode
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import ANN, BILLING, queue
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.replay_world import DEAD, PARKS, Service, dead, pay, payload
+from tests.stores.world import in_world
 
 
 class Fixing:

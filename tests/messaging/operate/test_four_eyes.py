@@ -26,7 +26,6 @@ from semel.operate.deletion import (
 from semel.operate.parking import KeepId, classify, fix
 from semel.operate.stores import Account, ApprovalDecision, acting_from, same_name
 from semel.outboxes import Outbox
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import (
     ANN,
     BILLING,
@@ -38,6 +37,7 @@ from tests.messaging.act_world import (
     waiting_of,
 )
 from tests.messaging.places import InPostgres, InSqlite
+from tests.stores.world import in_world
 
 SAME = [
     ("ann", " Ann\t"),

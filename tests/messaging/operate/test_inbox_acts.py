@@ -26,7 +26,6 @@ from semel.operate.deadletters import (
 from semel.operate.deletion import approve_delete, ask_to_delete_dead_letter
 from semel.operate.parking import KeepId, NewId, fix, release, skip
 from semel.operate.retention import Retention, erase, prune
-from semel.testing.contracts.messaging_world import in_world
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.act_world import (
     ANN,
@@ -40,6 +39,7 @@ from tests.messaging.act_world import (
     queue,
 )
 from tests.messaging.places import InPostgres, InSqlite
+from tests.stores.world import in_world
 
 
 class Paying:

@@ -17,7 +17,6 @@ from semel.messaging.settings import ConsumerSettings
 from semel.operate.acts import NoSuchMessage, NotPossible
 from semel.operate.deletion import SamePerson, approve_delete, ask_to_delete, refuse_delete
 from semel.operate.parking import KeepId, NewId, classify, fix, inspect, release, release_key, skip
-from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import (
     ANN,
     BILLING,
@@ -30,6 +29,7 @@ from tests.messaging.act_world import (
     waiting_of,
 )
 from tests.messaging.places import InSqlite
+from tests.stores.world import DatabaseContract, in_world
 
 BOB = {"actor": "bob", "reason": "agreed"}
 NEW = b'{"id": "m1", "amount": 12}'

@@ -18,9 +18,9 @@ from semel.messaging.handle.lease import handle_leased
 from semel.messaging.outcome import Handled, ParkedAway, RetryLater
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.policy.vocabulary import Mode, RetryMode
-from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.processes import gone
+from tests.stores.world import DatabaseContract, in_world
 
 AT_ONCE = RetryPolicy(
     initial_delay_seconds=0.0, max_delay_seconds=0.0, mode=RetryMode.RETRY_TABLE, jitter=False

@@ -8,9 +8,9 @@ from semel.errors import Misuse
 from semel.messaging.failure import NonRetryableMessageError
 from semel.operate.explain import open_gaps, pass_over_gaps
 from semel.policy.vocabulary import GapPolicy
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.handle.test_overtaking import Cases
 from tests.messaging.places import InPostgres, InSqlite
+from tests.stores.world import in_world
 
 
 async def pass_over(cases: Cases) -> list[tuple[int, int]]:

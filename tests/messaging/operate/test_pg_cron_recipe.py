@@ -14,11 +14,11 @@ from semel.messaging.records import FailedAttempt, InboxMessage, WaitingMessage,
 from semel.messaging.send.outbox import OutboxEntry, parent_of
 from semel.messaging.settings import DAY_SECONDS
 from semel.operate.stores import OVER, ReplayRun, ReplayState
-from semel.testing.contracts.claims_world import beside
-from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import BILLING
 from tests.messaging.places import InPostgres
+from tests.stores.claims_world import beside
 from tests.stores.deadletters import LETTER
+from tests.stores.world import DatabaseContract, in_world
 
 PAGE = Path(__file__).parents[3] / "docs" / "howto" / "retention-and-erasure.md"
 JOBS = re.findall(r"\$\$(.*?)\$\$", PAGE.read_text(), re.S)

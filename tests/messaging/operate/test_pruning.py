@@ -22,12 +22,12 @@ from semel.operate.replay import abandon_replay
 from semel.operate.retention import Pruned, ReplayRuns, Retention, prune, shortest_ttl
 from semel.operate.stores import ApprovalAsked, ApprovalDecision, ReplayRun, ReplayState
 from semel.policy.vocabulary import Duplicates
-from semel.testing.contracts.messaging_world import DatabaseContract, in_world
 from tests.messaging.act_world import BILLING, park, queue
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.replay_world import POLICY, Service
 from tests.stores.attempts import ATTEMPT
 from tests.stores.deadletters import LETTER
+from tests.stores.world import DatabaseContract, in_world
 
 WEEK = 7 * DAY_SECONDS
 SETTINGS = Retention(batch=2)

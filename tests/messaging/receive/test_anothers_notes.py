@@ -20,10 +20,10 @@ from semel.messaging.handle.lease import handle_leased
 from semel.messaging.outcome import DeadLettered, Handled, Outcome
 from semel.messaging.receive.crash import handle_record
 from semel.messaging.settings import ConsumerSettings
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.deaths import IN_TABLE, POLICY
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.processes import gone, running
+from tests.stores.world import in_world
 
 UNREAD = "unreadable:payments/0/7"
 

@@ -18,10 +18,10 @@ from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.operate.replay import Replay
 from semel.operate.selection import Offsets
 from semel.policy.vocabulary import Mode
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import BILLING, letters
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.replay_world import ALL_AT_ONCE, DEAD, P0, Service, counts, message
+from tests.stores.world import in_world
 
 TWICE = replace(
     DEAD, retry=replace(DEAD.retry, max_attempts=2, initial_delay_seconds=0.0, max_delay_seconds=0)

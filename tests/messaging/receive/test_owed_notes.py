@@ -21,10 +21,10 @@ from semel.messaging.receive.inbox import PLACE, Inbox, InboxWorker
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import Member
 from semel.messaging.settings import RunnerSettings
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.deaths import IN_TABLE, POLICY, wait
 from tests.messaging.places import InSqlite
 from tests.messaging.processes import gone, running
+from tests.stores.world import in_world
 
 QUICK = RunnerSettings(wait_seconds=0.01, stop_seconds=1.0)
 

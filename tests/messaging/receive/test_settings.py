@@ -31,9 +31,9 @@ from semel.policy.vocabulary import (
     RetryMode,
     StalePolicy,
 )
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.worlds import memory_database
+from tests.stores.world import in_world
 
 AT_ONCE = RetryPolicy(initial_delay_seconds=0.0, max_delay_seconds=0.0)
 IN_TABLE = replace(AT_ONCE, mode=RetryMode.RETRY_TABLE)

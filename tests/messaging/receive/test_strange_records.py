@@ -31,8 +31,8 @@ from semel.messaging.records import InboxMessage, Waits
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
 from semel.outboxes import Outbox
 from semel.policy.vocabulary import RetryMode
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 from tests.messaging.places import InPostgres, InSqlite
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 AT_ONCE = RetryPolicy(
     max_attempts=3, initial_delay_seconds=0, max_delay_seconds=0, mode=RetryMode.RETRY_TABLE

@@ -22,7 +22,6 @@ from semel.messaging.receive import crash as notes
 from semel.messaging.receive.crash import TURNS, handle_record
 from semel.messaging.records import Member, Waits
 from semel.policy.vocabulary import Duplicates, Mode
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.deaths import (
     ID,
     IN_TABLE,
@@ -36,6 +35,7 @@ from tests.messaging.deaths import (
 )
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.processes import elsewhere, gone, next_process, running
+from tests.stores.world import in_world
 
 
 class Deaths:

@@ -17,9 +17,9 @@ from semel.messaging.handle.attempt import handle_message
 from semel.messaging.receive import crash as notes
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.policy.vocabulary import RetryMode
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.places import InPostgres
 from tests.messaging.processes import running
+from tests.stores.world import in_world
 
 AT_ONCE = RetryPolicy(
     initial_delay_seconds=0.0, max_delay_seconds=0.0, mode=RetryMode.RETRY_TABLE, jitter=False

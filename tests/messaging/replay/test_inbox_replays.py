@@ -20,11 +20,11 @@ from semel.operate.deadletters import retry_dead_letter
 from semel.operate.replay import Replay, abandon_replay
 from semel.operate.replay_message import ReplayInterrupted
 from semel.operate.selection import Letters, Offsets
-from semel.testing.contracts.messaging_world import in_world
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.act_world import ANN, BILLING, acts, letter_of, letters
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.replay_world import ALL_AT_ONCE, DEAD, P0, PARKS, Service, counts, message
+from tests.stores.world import in_world
 
 
 async def replayed(world, settings=DEAD, *, fails=None):

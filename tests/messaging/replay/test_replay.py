@@ -18,7 +18,6 @@ from semel.operate.replay import ReplaySettings
 from semel.operate.selection import Ids, Letters, Offsets, parked_key
 from semel.operate.stores import ReplayState
 from semel.policy.vocabulary import Mode
-from semel.testing.contracts.messaging_world import in_world
 from semel.testing.crash import Crash, crash_at
 from tests.messaging.act_world import acts, details, letter_of, letters, queue
 from tests.messaging.places import InPostgres, InSqlite
@@ -32,6 +31,7 @@ from tests.messaging.replay_world import (
     message,
     pay,
 )
+from tests.stores.world import in_world
 
 
 def be_down(message):

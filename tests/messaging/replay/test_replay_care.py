@@ -20,10 +20,10 @@ from semel.operate.replay import (
 from semel.operate.replay_message import ReplayInterrupted
 from semel.operate.selection import Ids, Letters, Offsets, parked_key
 from semel.operate.stores import ReplayState
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import acts, letters
 from tests.messaging.places import InMemory
 from tests.messaging.replay_world import ALL_AT_ONCE, P0, PARKS, Service, counts, dead
+from tests.stores.world import in_world
 
 DOWN = Classified(FailureClass.TRANSIENT, "CONNECTION_LOST", "down", "")
 

@@ -39,7 +39,6 @@ from semel.operate.stores import Act, ReplayState
 from semel.policy import Policy
 from semel.policy.vocabulary import GapPolicy, Mode, RetryMode
 from semel.sql.operators import SqlReplays
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import acts, letters
 from tests.messaging.places import InMemory, InPostgres, InSqlite
 from tests.messaging.replay_world import (
@@ -54,6 +53,7 @@ from tests.messaging.replay_world import (
     message,
 )
 from tests.messaging.worlds import memory_world
+from tests.stores.world import in_world
 
 POLICY = """
 deliverySemantics:

@@ -12,11 +12,11 @@ from semel.messaging.records import DeadLetterFilter, WaitingFilter, Waits
 from semel.messaging.settings import Order
 from semel.operate.replay import Replay, ReplaySettings
 from semel.operate.selection import Ids, Letters, Offsets, Times, Waiting, from_json, to_json
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import acts
 from tests.messaging.places import InMemory
 from tests.messaging.replay_world import P0, PARKS, Service, counts, dead
 from tests.messaging.worlds import memory_world
+from tests.stores.world import in_world
 
 
 class TestSelections(InMemory):

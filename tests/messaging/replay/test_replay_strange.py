@@ -8,10 +8,10 @@ from semel.messaging.handle.claims import ClaimState
 from semel.messaging.records import DeadLetterFilter
 from semel.operate.selection import Letters, Offsets
 from semel.policy.vocabulary import Duplicates
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.act_world import acts, claim_of, letters, queue
 from tests.messaging.places import InMemory
 from tests.messaging.replay_world import ALL_AT_ONCE, DEAD, P0, Service, counts, dead
+from tests.stores.world import in_world
 
 
 class TestStrangeMessages(InMemory):

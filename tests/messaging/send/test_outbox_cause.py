@@ -16,9 +16,9 @@ from semel.messaging.outcome import Handled
 from semel.messaging.send.outbox import outgoing_id
 from semel.operate.explain import explain_message
 from semel.outboxes import Outbox
-from semel.testing.contracts.messaging_world import in_world
 from tests.messaging.outgoing import pending
 from tests.messaging.places import InPostgres, InSqlite
+from tests.stores.world import in_world
 
 BATCH = [Message(f"m{n}", {}, b"{}", correlation_id=f"visit-{n}") for n in (1, 2, 3)]
 outbox = Outbox()

@@ -8,7 +8,7 @@ from semel.errors import Misuse, Permanent, Retryable
 from semel.memory.broker import MemoryBroker
 from semel.memory.broker_failures import BrokerFailure, Call, Failing
 from semel.messaging.receive.broker import Outgoing
-from semel.testing.contracts.messaging_world import asynchronous
+from tests.stores.world import asynchronous
 from tests.unit.memory.filled_broker import P0, filled, values
 
 

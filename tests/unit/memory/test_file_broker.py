@@ -13,8 +13,8 @@ import pytest
 from semel.memory.broker_groups import Patience
 from semel.message import Partition
 from semel.messaging.receive.broker import Outgoing
-from semel.testing.contracts.messaging_world import asynchronous, run
 from semel.testing.filebroker import FileBroker
+from tests.stores.world import asynchronous, run
 
 PATIENCE = Patience(session_seconds=1.0)
 DEADLINE_SECONDS = 30

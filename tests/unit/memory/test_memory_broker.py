@@ -10,7 +10,7 @@ import pytest
 from semel.errors import Misuse, NeedsOperator
 from semel.memory.broker import MemoryBroker, partition_of
 from semel.message import Coordinates
-from semel.testing.contracts.messaging_world import asynchronous
+from tests.stores.world import asynchronous
 from tests.unit.memory.filled_broker import P0, P1, filled, values
 
 

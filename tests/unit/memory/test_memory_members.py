@@ -9,7 +9,7 @@ import pytest
 
 from semel.errors import Fenced, Misuse
 from semel.testing.clock import SimulatedClock
-from semel.testing.contracts.messaging_world import asynchronous, run
+from tests.stores.world import asynchronous, run
 from tests.unit.memory.filled_broker import P0, P1, filled, values
 
 

@@ -3,8 +3,7 @@
 sink     sink_prepare sink_finish sink_keeping sink_rows sink_world
 ledger   ledger_leases ledger_decisions ledger_positions ledger_records ledger_world
 broker   broker_fetch broker_sharing broker_world
-claims   claims_table claims_leases claims_races claims_failures claims_world
-messaging_world    a database to test, and coroutines in ordinary tests
+claims
 
 The first file of a line is the whole contract; its parts follow, and the last one (…_world)
 holds what an author supplies.

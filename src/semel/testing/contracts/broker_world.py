@@ -9,12 +9,14 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from semel.errors import Retryable
 from semel.message import Partition, Record
 from semel.messaging.receive.broker import Outgoing, Publisher, Reader, Subscription
-from semel.testing.contracts.messaging_world import run
+
+# Long enough for a loaded machine.
+DEADLINE_SECONDS: Final = 60.0
 
 
 class BrokerAbility(StrEnum):
@@ -242,13 +244,15 @@ def in_world(test: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[Any]
     @functools.wraps(test)
     def synchronous(world: BrokerWorld) -> None:
         async def whole() -> None:
-            await world.open()
-            try:
-                await test(world)
-            finally:
-                await world.clean_up()
+            # A test that hangs says so itself instead of being killed.
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                await world.open()
+                try:
+                    await test(world)
+                finally:
+                    await world.clean_up()
 
-        run(whole())
+        asyncio.run(whole())
 
     return synchronous
 

@@ -1,229 +1,181 @@
-"""The rules of batches: many claims in one statement answer as claims one by one would.
+"""The contract of claims, executable: each message is handled once, in one transaction.
 
-The executable contract of a store of claims.
-
-    table      what a claim finds, and what it answers
-    leases     owners, fences, expiry
-    failures   what is written after an attempt, and by operators
-    retention  what may be forgotten
-    batches    many claims in one statement
-    races      several transactions at once
-
-An implementation says how an empty database is opened:
-
-    class TestMyClaims(ClaimsContract):
+    class TestMyDatabase(ClaimsContract):
         @asynccontextmanager
-        async def world(self):
-            database = MyDatabase()
-            yield DatabaseWorld(database, database.make_older, waits_for_locks=True)
+        async def begin(self):
+            async with sessions.begin() as session:
+                yield SqlAlchemyProcessedMessageStore(session)
+
+It shows whether a database keeps the promise as it is set up: with its driver, its pool, its
+isolation level and any proxy between it and the program.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-from contextlib import AsyncExitStack
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any, ClassVar, Final, Protocol
 
 import pytest
 
-from semel.messaging.handle.claims import (
-    Claimed,
-    ClaimFound,
-    ClaimRequest,
-    Conflict,
-    Duplicate,
-    Locked,
+from semel.errors import Retryable
+
+CONSUMER: Final = "billing"
+
+STRANGE_IDS: Final = (
+    "",
+    " ",
+    "ä/∀/🐟",
+    "nul\0byte",
+    "nul\\x00byte",
+    "a lone surrogate \ud800",
+    "a lone surrogate \\ud800",
+    "x" * 512,
+    "x" * 513,
+    "x" * 100_000,
+    "x" * 100_001,
+    "ü" * 300,
+    "sha256:3b1b1c5e",
+    "'; DROP TABLE processed_message; --",
+    "%s %(id)s :id $1 ?",
+    "Case",
+    "case",
+    "trailing ",
+    "trailing",
 )
-from semel.testing.contracts.claims_failures import FailureRules, RetentionRules
-from semel.testing.contracts.claims_leases import ClaimLeaseRules
-from semel.testing.contracts.claims_races import ClaimRaceRules
-from semel.testing.contracts.claims_table import STRANGE_IDS, WITH_A_ROW, TableRules
-from semel.testing.contracts.claims_world import (
-    CONSUMER,
-    HASH,
-    MOMENT_SECONDS,
-    OTHER_HASH,
-    arranged,
-    asking,
-    claim,
-    fail,
-    known,
-    look_up,
-    patiently,
-    rolled_back,
-)
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
 
-WORKERS = 4
+# Long enough for a statement to reach the row it waits for, and less than any lock timeout.
+MOMENT_SECONDS: Final = 0.1
 
 
-ROUNDS = 3
+class ClaimingStore(Protocol):
+    """What the contract asks of a store, in one open transaction."""
+
+    async def claim(self, *, consumer_name: str, event_id: str) -> bool:
+        """Claim a message; False if it was handled before."""
+        ...
 
 
-class BatchRules(DatabaseContract):
-    """Many claims at once."""
+def in_database(test: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[Any], None]:
+    """Run an asynchronous test on a loop of its own, within `ClaimsContract.opened`."""
 
-    @in_world
-    async def test_a_batch_answers_as_claims_one_by_one_would(self, world: DatabaseWorld) -> None:
-        requests = {}
-        async with AsyncExitStack() as stack:
-            for found in (ClaimFound.NOTHING, ClaimFound.OTHER_PAYLOAD, *WITH_A_ROW):
-                for number in range(2):
-                    message_id = f"{number}: {found}"
-                    await stack.enter_async_context(arranged(world, found, message_id))
-                    payload_hash = OTHER_HASH if found is ClaimFound.OTHER_PAYLOAD else HASH
-                    requests[message_id] = asking(message_id, payload_hash)
-            shuffled = random.Random(1).sample(list(requests.values()), len(requests))
+    @functools.wraps(test)
+    def synchronous(contract: ClaimsContract) -> None:
+        async def whole() -> None:
+            async with contract.opened():
+                await test(contract)
 
-            one_by_one = []
-            async with rolled_back(world) as unit:
-                for request in shuffled:
-                    one_by_one.append(await unit.claims.try_claim(CONSUMER, request))
-            async with world.database.begin() as unit:
-                at_once = await unit.claims.try_claim_many(CONSUMER, shuffled)
+        asyncio.run(whole())
 
-        assert [type(answer) for answer in at_once] == [type(answer) for answer in one_by_one]
-        granted = [answer for answer in at_once if isinstance(answer, Claimed)]
-        assert granted == [answer for answer in one_by_one if isinstance(answer, Claimed)]
+    return synchronous
 
-    @in_world
-    async def test_a_batch_is_claimed_with_its_transaction_or_not_at_all(
-        self, world: DatabaseWorld
-    ) -> None:
-        requests = [asking(f"m{number}") for number in range(20)]
-        async with rolled_back(world) as unit:
-            await unit.claims.try_claim_many(CONSUMER, requests)
-        async with world.database.begin() as unit:
-            first = await unit.claims.try_claim_many(CONSUMER, requests)
-        async with world.database.begin() as unit:
-            second = await unit.claims.try_claim_many(CONSUMER, requests)
 
-        assert first == [Claimed()] * 20
-        assert second == [Duplicate()] * 20
+class Rollback(Exception):
+    """Raised in a transaction that is to be rolled back."""
 
-    @in_world
-    async def test_a_message_that_comes_twice_in_a_batch_is_claimed_once(
-        self, world: DatabaseWorld
-    ) -> None:
-        requests = [asking("m"), asking("n"), asking("m"), asking("m", OTHER_HASH)]
 
-        async with world.database.begin() as unit:
-            answers = await unit.claims.try_claim_many(CONSUMER, requests)
+class ClaimsContract:
+    """What `claim` must do, in the transaction of its caller; derive a test class from it."""
 
-        conflict = Conflict(expected=HASH, found=OTHER_HASH)
-        assert answers == [Claimed(), Claimed(), Duplicate(), conflict]
+    waits_for_locks: ClassVar[bool] = True
+    """Two transactions can be open at once, and the second waits for the first's rows."""
 
-    @in_world
-    async def test_no_messages_are_claimed_by_an_empty_batch(self, world: DatabaseWorld) -> None:
-        async with world.database.begin() as unit:
-            assert await unit.claims.try_claim_many(CONSUMER, []) == []
+    def begin(self) -> AbstractAsyncContextManager[ClaimingStore]:
+        """Open a transaction: committed when the block ends, rolled back when it raises."""
+        raise NotImplementedError
 
-    @in_world
-    async def test_a_batch_takes_ids_of_every_kind(self, world: DatabaseWorld) -> None:
-        requests = [asking(message_id) for message_id in STRANGE_IDS]
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Have semel's tables ready, and empty, while a test runs; entered on the test's loop."""
+        yield
 
-        async with world.database.begin() as unit:
-            first = await unit.claims.try_claim_many(CONSUMER, requests)
-        async with world.database.begin() as unit:
-            second = await unit.claims.try_claim_many(CONSUMER, requests)
+    @in_database
+    async def test_claim_is_true_for_a_new_message_and_false_for_a_handled_one(self) -> None:
+        assert [await self._claim("m"), await self._claim("m")] == [True, False]
 
-        assert first == [Claimed()] * len(requests)
-        assert second == [Duplicate()] * len(requests)
-        assert (await known(world, STRANGE_IDS[-1])).payload_hash == HASH
+    @in_database
+    async def test_a_claim_is_rolled_back_with_its_transaction(self) -> None:
+        async with self._rolled_back() as claims:
+            first = await claims.claim(consumer_name=CONSUMER, event_id="m")
 
-    @in_world
-    async def test_a_batch_keeps_where_each_of_its_deliveries_stood(
-        self, world: DatabaseWorld
-    ) -> None:
-        requests = [ClaimRequest(f"m{offset}", HASH, f"payments/0/{offset}") for offset in (3, 1)]
+        assert [first, await self._claim("m"), await self._claim("m")] == [True, True, False]
 
-        async with world.database.begin() as unit:
-            await unit.claims.try_claim_many(CONSUMER, requests)
+    @in_database
+    async def test_each_consumer_claims_for_itself(self) -> None:
+        await self._claim("shared")
 
-        sources = [(await known(world, request.message_id)).source for request in requests]
-        assert sources == ["payments/0/3", "payments/0/1"]
+        assert await self._claim("shared", consumer="shipping")
 
-    @in_world
-    async def test_a_batch_may_be_large(self, world: DatabaseWorld) -> None:
-        requests = [asking(f"m{number}") for number in range(2500)]
+    @in_database
+    async def test_ids_are_any_text_and_never_meet(self) -> None:
+        first = [await self._claim(message_id) for message_id in STRANGE_IDS]
+        second = [await self._claim(message_id) for message_id in STRANGE_IDS]
 
-        async with world.database.begin() as unit:
-            first = await unit.claims.try_claim_many(CONSUMER, requests)
-            second = await unit.claims.try_claim_many(CONSUMER, requests)
+        assert first == [True] * len(STRANGE_IDS)
+        assert second == [False] * len(STRANGE_IDS)
 
-        assert first == [Claimed()] * 2500
-        assert second == [Duplicate()] * 2500
+    @in_database
+    async def test_the_second_waits_and_finds_what_the_first_has_committed(self) -> None:
+        async with self.begin() as first:
+            await first.claim(consumer_name=CONSUMER, event_id="m")
+            second = await self._beside("m")
 
-    @in_world
-    async def test_workers_with_the_same_ids_in_any_order_never_deadlock(
-        self, world: DatabaseWorld
-    ) -> None:
-        for attempt in range(ROUNDS):
-            ids = [f"{attempt}/{number}" for number in range(100)]
-            for message_id in ids[:10]:
-                await fail(world, message_id)
+        assert await second is False
 
-            wins = await asyncio.gather(*[_won(world, ids, seed) for seed in range(WORKERS)])
+    @in_database
+    async def test_the_second_takes_over_what_the_first_has_rolled_back(self) -> None:
+        async with self._rolled_back() as first:
+            await first.claim(consumer_name=CONSUMER, event_id="m")
+            second = await self._beside("m")
 
-            assert sorted(id for won in wins for id in won) == sorted(ids)
+        assert await second is True
 
-    @in_world
-    async def test_a_batch_takes_its_locks_in_order(self, world: DatabaseWorld) -> None:
-        if not world.waits_for_locks:
+    @in_database
+    async def test_of_all_who_wait_in_line_one_is_granted_the_claim(self) -> None:
+        async with self._rolled_back() as first:
+            await first.claim(consumer_name=CONSUMER, event_id="m")
+            second, third = await self._beside("m"), await self._beside("m")
+
+        assert {await second, await third} == {True, False}
+
+    @in_database
+    async def test_a_claim_that_waits_too_long_is_an_error_and_never_a_duplicate(self) -> None:
+        async with self._rolled_back() as first:
+            await first.claim(consumer_name=CONSUMER, event_id="m")
+            with pytest.raises(Retryable):
+                await self._claim("m")
+
+        assert await self._claim("m")
+
+    @in_database
+    async def test_different_messages_do_not_wait_for_each_other(self) -> None:
+        if not self.waits_for_locks:
             return
-        # A busy machine may take longer than the lock timeout; it does not do so every time.
-        assert any([await _last_is_free(world, number) for number in range(3)])
+        async with self.begin() as first, self.begin() as second:
+            answers = [
+                await first.claim(consumer_name=CONSUMER, event_id="m"),
+                await second.claim(consumer_name=CONSUMER, event_id="n"),
+                await second.claim(consumer_name="shipping", event_id="m"),
+            ]
 
-    @in_world
-    async def test_a_batch_with_a_message_that_is_held_elsewhere_changes_nothing(
-        self, world: DatabaseWorld
-    ) -> None:
-        async with world.database.begin() as holder:
-            await holder.claims.try_claim(CONSUMER, asking("held"))
+        assert answers == [True] * 3
 
-            with pytest.raises(Locked):
-                await _claims(world, ["a", "held", "z"])
+    async def _claim(self, message_id: str, consumer: str = CONSUMER) -> bool:
+        async with self.begin() as claims:
+            return await claims.claim(consumer_name=consumer, event_id=message_id)
 
-        assert isinstance(await claim(world, "held"), Duplicate)
-        assert await look_up(world, "a") is None
-        assert await look_up(world, "z") is None
+    @asynccontextmanager
+    async def _rolled_back(self) -> AsyncIterator[ClaimingStore]:
+        with suppress(Rollback):
+            async with self.begin() as claims:
+                yield claims
+                raise Rollback
 
-
-async def _last_is_free(world: DatabaseWorld, number: int) -> bool:
-    """Return whether a batch that waits for its second id in order has not come to its third."""
-    first, held, last = f"{number} a", f"{number} m", f"{number} z"
-    try:
-        async with world.database.begin() as holder, world.database.begin() as other:
-            await holder.claims.try_claim(CONSUMER, asking(held))
-            batch = asyncio.create_task(_claims(world, [last, held, first]))
-            await asyncio.wait({batch}, timeout=MOMENT_SECONDS)
-            async with asyncio.timeout(2 * MOMENT_SECONDS):
-                answer = await other.claims.try_claim(CONSUMER, asking(last))
-        return isinstance(answer, Claimed) and await batch == [Duplicate(), Duplicate(), Claimed()]
-    except (TimeoutError, Locked):
-        await asyncio.gather(batch, return_exceptions=True)
-        return False
-
-
-async def _claims(world: DatabaseWorld, ids: list[str]) -> list[object]:
-    async with world.database.begin() as unit:
-        requests = [asking(message_id) for message_id in ids]
-        return list(await unit.claims.try_claim_many(CONSUMER, requests))
-
-
-async def _won(world: DatabaseWorld, ids: list[str], seed: int) -> list[str]:
-    shuffled = random.Random(seed).sample(ids, len(ids))
-    if world.waits_for_locks:
-        answers = await _claims(world, shuffled)
-    else:
-        answers = await patiently(lambda: _claims(world, shuffled))
-    return [id for id, answer in zip(shuffled, answers, strict=True) if isinstance(answer, Claimed)]
-
-
-__all__ = ["ClaimsContract"]
-
-
-class ClaimsContract(
-    TableRules, ClaimLeaseRules, FailureRules, RetentionRules, BatchRules, ClaimRaceRules
-):
-    """Everything a `ProcessedMessageStore` must do; derive a test class from it."""
+    async def _beside(self, message_id: str) -> asyncio.Task[bool]:
+        """Start a claim and give it time to come to where it waits; it must not be done by then."""
+        task = asyncio.create_task(self._claim(message_id))
+        await asyncio.wait({task}, timeout=MOMENT_SECONDS)
+        assert not task.done(), f"it should wait for the other transaction, and did: {task}"
+        return task

@@ -1,9 +1,4 @@
-"""Coroutines in tests that are ordinary functions: a loop for each, and a deadline.
-
-Asking again while others hold what is asked for: a busy machine is no breach of contract.
-
-What a contract of the messaging half asks of a database: to be opened, and to let time pass.
-"""
+"""The world of a test of the messaging half: an empty database, a loop, and a deadline."""
 
 from __future__ import annotations
 
@@ -18,10 +13,7 @@ from semel.messaging.database import Database
 from semel.messaging.handle.claims import Locked
 
 Answer = TypeVar("Answer")
-
-
 Arguments = ParamSpec("Arguments")
-
 
 # Long enough for a loaded machine; a test that hangs says so itself instead of being killed.
 DEADLINE_SECONDS: Final = 60.0

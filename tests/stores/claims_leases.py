@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from semel.messaging.handle.claims import Claimed, ClaimState, Duplicate, HeldElsewhere, Stale
 from semel.policy.vocabulary import StalePolicy
-from semel.testing.contracts.claims_world import (
+from tests.stores.claims_world import (
     CONSUMER,
     LEASE_SECONDS,
     OWNER,
@@ -18,7 +18,7 @@ from semel.testing.contracts.claims_world import (
     known,
     lease,
 )
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 
 async def _fence(world: DatabaseWorld, message_id: str, owner: str = OWNER) -> int:

@@ -21,8 +21,8 @@ from semel.messaging.handle.claims import (
     found_of,
 )
 from semel.messaging.records import DeadLetter, WaitingMessage, Waits
-from semel.testing.contracts.claims_table import TAKEN, WITH_A_ROW
-from semel.testing.contracts.claims_world import (
+from tests.stores.claims_table import TAKEN, WITH_A_ROW
+from tests.stores.claims_world import (
     CONSUMER,
     DELAY_SECONDS,
     HASH,
@@ -37,7 +37,7 @@ from semel.testing.contracts.claims_world import (
     look_up,
     rolled_back,
 )
-from semel.testing.contracts.messaging_world import DatabaseContract, DatabaseWorld, in_world
+from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
 
 
 class FailureRules(DatabaseContract):

@@ -20,7 +20,7 @@ from semel.messaging.handle.claims import (
     Locked,
 )
 from semel.policy.vocabulary import StalePolicy
-from semel.testing.contracts.messaging_world import DatabaseWorld
+from tests.stores.world import DatabaseWorld
 
 CONSUMER: Final = "billing"
 OWNER: Final = "worker-1"
