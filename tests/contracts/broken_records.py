@@ -106,7 +106,7 @@ class ListsTheDecided(SqlApprovals):
     """Shows requests that are over."""
 
     async def open_ones(self, consumer, limit):
-        everything = await self._requests(select(approval))
+        everything = await self._read(select(approval))
         return [one for one in everything if consumer in (None, one.consumer)][:limit]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -11,7 +10,6 @@ from sqlalchemy import (
     ColumnElement,
     FromClause,
     Integer,
-    Row,
     Select,
     Text,
     and_,
@@ -19,17 +17,25 @@ from sqlalchemy import (
     case,
     delete,
     exists,
+    insert,
     or_,
     select,
-    tuple_,
     update,
 )
-from sqlalchemy.dialects.postgresql import insert
 
 from semel.message import Coordinates, Partition
 from semel.messaging.outcome import ENDS, OutcomeRange
 from semel.messaging.records import Gap, Member, Note, original_id, stored_id
-from semel.sql.store import ConnectionStore, record_of, values_of
+from semel.sql.store import (
+    ConnectionStore,
+    RecordStore,
+    delete_oldest,
+    insert_new,
+    insert_or_update,
+    is_older,
+    record_of,
+    values_of,
+)
 from semel.sql.tables import (
     aggregate_version,
     consumer_member,
@@ -37,44 +43,28 @@ from semel.sql.tables import (
     crash_suspect,
     sequence_gap,
 )
-from semel.sql.types import now_us, to_seconds, to_us
+from semel.sql.types import now_us, partitions_to_text, to_seconds, to_us
 
 _M: Final = consumer_member.c
 _S: Final = crash_suspect.c
-_MEMBER: Final = insert(consumer_member)
-_WRITTEN: Final = ("owner", "partitions", "in_flight", "expires_at")
-ENTER: Final = _MEMBER.on_conflict_do_update(
-    index_elements=list(consumer_member.primary_key),
-    set_={name: _MEMBER.excluded[name] for name in _WRITTEN},
-)
-
-_TRY: Final = insert(crash_suspect)
-SUSPECT: Final = _TRY.on_conflict_do_update(
-    index_elements=list(crash_suspect.primary_key),
-    set_={
-        "tries": _S.tries + 1,
-        "writer": _TRY.excluded.writer,
-        "noted_at": _TRY.excluded.noted_at,
-    },
+ENTER: Final = insert_or_update(consumer_member, ["owner", "partitions", "in_flight", "expires_at"])
+SUSPECT: Final = insert_or_update(
+    crash_suspect, ["writer", "noted_at"], tries=_S.tries + 1
 ).returning(_S.tries)
-NOTE: Final = (
-    insert(crash_suspect)
-    .on_conflict_do_nothing(index_elements=list(crash_suspect.primary_key))
-    .returning(_S.message_id)
-)
+NOTE: Final = insert_new(crash_suspect).returning(_S.message_id)
 _FOUND: Final = select(crash_suspect).order_by(_S.message_id)
 
 
-class SqlMembers(ConnectionStore):
+class SqlMembers(ConnectionStore, RecordStore[Member]):
     """The members and their crash notes, in one open transaction."""
 
     what = "the members"
+    table = consumer_member
+    record = Member
+    order = (_M.name,)
 
     async def enter(self, member: Member, seconds: float) -> None:
-        values = {
-            **values_of(consumer_member, member, "partitions", "expires_at"),
-            "partitions": _to_text(member.partitions),
-        }
+        values = values_of(consumer_member, member, "expires_at")
         await self._run(ENTER.values(**values, expires_at=now_us() + to_us(seconds)))
 
     async def leave(self, consumer: str, name: str) -> None:
@@ -83,17 +73,12 @@ class SqlMembers(ConnectionStore):
     async def others(
         self, consumer: str, name: str, partitions: Collection[Partition]
     ) -> Sequence[Member]:
-        found = await self._run(
-            select(consumer_member)
-            .where(_M.consumer == consumer, _M.name != name)
-            .order_by(_M.name)
-        )
-        members = [_member(row) for row in found]
+        members = await self._read(self._select(_M.consumer == consumer, _M.name != name))
         return [member for member in members if member.partitions & frozenset(partitions)]
 
     async def running(self, consumer: str) -> Sequence[Member]:
         live = (_M.consumer == consumer, _M.expires_at > now_us())
-        return [_member(row) for row in await self._run(select(consumer_member).where(*live))]
+        return await self._read(self._select(*live))
 
     async def suspect(self, consumer: str, message_id: str, writer: str) -> int:
         one = _try(consumer, stored_id(message_id), writer)
@@ -141,25 +126,26 @@ class SqlMembers(ConnectionStore):
             await self._run(delete(crash_suspect).where(*mine, here))
 
     async def forget_notes(self, consumer: str, older_than_seconds: float, limit: int) -> int:
-        is_old = (_S.consumer == consumer, _S.noted_at <= now_us() - to_us(older_than_seconds))
-        old = select(_S.message_id).where(*is_old).order_by(_S.message_id).limit(limit)
-        gone = delete(crash_suspect).where(*is_old, _S.message_id.in_(old))
+        old = (_S.consumer == consumer, is_older(_S.noted_at, older_than_seconds))
+        # Repeat the condition: the note may have been written anew while this waited for its lock.
+        gone = delete_oldest(*old, order=[_S.message_id], limit=limit).where(*old)
         return await self._count(gone)
 
     async def release(self, consumer: str, name: str, partition: Partition) -> None:
         me = (_M.consumer == consumer, _M.name == name)
-        found = (await self._run(select(consumer_member).where(*me).with_for_update())).first()
+        found = await self._first(self._select(*me).with_for_update())
         if found is None:
             return
-        left = _member(found).partitions - {partition}
+        left = found.partitions - {partition}
         if not left:
             gone = delete(consumer_member).where(*me, _M.expires_at <= now_us())
             if await self._count(gone):
                 return
-        await self._run(update(consumer_member).where(*me).values(partitions=_to_text(left)))
+        left_text = partitions_to_text(left)
+        await self._run(update(consumer_member).where(*me).values(partitions=left_text))
 
     async def forget_expired(self, consumer: str) -> int:
-        ended = (_M.partitions == _to_text(()), _M.expires_at <= now_us())
+        ended = (_M.partitions == partitions_to_text(()), _M.expires_at <= now_us())
         gone = delete(consumer_member).where(_M.consumer == consumer, *ended)
         return await self._count(gone)
 
@@ -167,15 +153,6 @@ class SqlMembers(ConnectionStore):
 def _try(consumer: str, name: str, writer: str) -> dict[str, Any]:
     values = {"consumer": consumer, "message_id": name, "tries": 1, "writer": writer}
     return {**values, "noted_at": now_us()}
-
-
-def _to_text(partitions: Collection[Partition]) -> str:
-    return json.dumps(sorted([p.topic, p.number] for p in partitions))
-
-
-def _member(row: Row[Any]) -> Member:
-    partitions = frozenset(Partition(*one) for one in json.loads(row.partitions))
-    return record_of(consumer_member, row, Member, partitions=partitions)
 
 
 _O: Final = consumer_outcome.c
@@ -217,20 +194,18 @@ class SqlOutcomeStore(ConnectionStore):
                 await self._run(ADD_RANGE, values)
 
     async def ranges(self, consumer: str, partition: Partition) -> Sequence[OutcomeRange]:
-        found = await self._run(
-            select(_O.first, _O.last, _O.outcome)
-            .where(_in(consumer, partition))
-            .order_by(_O.first, _O.last, _O.outcome)
-        )
-        return [OutcomeRange(partition, row.first, row.last, row.outcome) for row in found]
+        found = select(consumer_outcome).where(_in(consumer, partition))
+        return await self._ranges(found.order_by(_O.first, _O.last, _O.outcome))
 
     async def covering(self, consumer: str, at: Coordinates) -> Sequence[OutcomeRange]:
-        found = await self._run(
-            select(_O.first, _O.last, _O.outcome)
-            .where(_in(consumer, at.place), _O.first <= at.offset, _O.last >= at.offset)
-            .order_by(_O.number)
-        )
-        return [OutcomeRange(at.place, row.first, row.last, row.outcome) for row in found]
+        covers = (_in(consumer, at.place), _O.first <= at.offset, _O.last >= at.offset)
+        return await self._ranges(select(consumer_outcome).where(*covers).order_by(_O.number))
+
+    async def _ranges(self, found: Select[Any]) -> list[OutcomeRange]:
+        return [
+            OutcomeRange(Partition(row.topic, row.partition), row.first, row.last, row.outcome)
+            for row in await self._run(found)
+        ]
 
     async def partitions(self, consumer: str) -> Sequence[Partition]:
         found = await self._run(
@@ -250,16 +225,10 @@ class SqlOutcomeStore(ConnectionStore):
             says_kept.c.last >= _O.first,
             says_kept.c.last >= below,
         )
-        old = (
-            select(_O.number)
-            .where(_in(consumer, partition), _O.last < below)
-            .where(or_(_O.outcome.not_in(ENDS), ~is_needed))
-            .order_by(_O.first, _O.number)
-            .limit(limit)
-        )
+        old = (_in(consumer, partition), _O.last < below, or_(_O.outcome.not_in(ENDS), ~is_needed))
+        low = delete_oldest(*old, order=[_O.first, _O.number], limit=limit)
         # Repeat the condition: the range may have been extended while this waited for its lock.
-        low = delete(consumer_outcome).where(_O.number.in_(old), _O.last < below)
-        return await self._count(low)
+        return await self._count(low.where(_O.last < below))
 
 
 def _in(
@@ -275,24 +244,15 @@ def _in(
 _V: Final = aggregate_version.c
 _G: Final = sequence_gap.c
 
-BEGIN: Final = insert(aggregate_version).on_conflict_do_nothing(
-    index_elements=list(aggregate_version.primary_key)
-)
-_APPLIED: Final = insert(aggregate_version)
-ADVANCE: Final = _APPLIED.on_conflict_do_update(
-    index_elements=list(aggregate_version.primary_key),
-    set_={"version": _APPLIED.excluded.version},
-)
-_GAP: Final = insert(sequence_gap)
-OPEN: Final = _GAP.on_conflict_do_update(
-    index_elements=list(sequence_gap.primary_key),
-    set_={
-        "found": _GAP.excluded.found,
-        # An open gap keeps its time; a closed one opens again with a new time.
-        "since": case((_G.closed_at.is_(None), _G.since), else_=_GAP.excluded.since),
-        "closed_at": None,
-        "how": "",
-    },
+BEGIN: Final = insert_new(aggregate_version)
+ADVANCE: Final = insert_or_update(aggregate_version, ["version"])
+OPEN: Final = insert_or_update(
+    sequence_gap,
+    ["found"],
+    # An open gap keeps its time; a closed one opens again with a new time.
+    since=case((_G.closed_at.is_(None), _G.since), else_=now_us()),
+    closed_at=None,
+    how="",
 )
 
 
@@ -349,8 +309,7 @@ class SqlVersions(ConnectionStore):
         return [record_of(sequence_gap, row, Gap, key=row.original_key or row.key) for row in rows]
 
     async def delete_closed(self, consumer: str, ttl_seconds: float, limit: int) -> int:
-        is_old = (_G.consumer == consumer, _G.closed_at <= now_us() - to_us(ttl_seconds))
-        old = select(_G.key, _G.expected).where(*is_old).order_by(_G.closed_at).limit(limit)
+        old = (_G.consumer == consumer, is_older(_G.closed_at, ttl_seconds))
         # Repeat the condition: the gap may have opened again while this waited for its lock.
-        gone = delete(sequence_gap).where(tuple_(_G.key, _G.expected).in_(old), *is_old)
+        gone = delete_oldest(*old, order=[_G.closed_at], limit=limit).where(*old)
         return await self._count(gone)

@@ -7,19 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from sqlalchemy import (
-    Row,
-    Select,
-    and_,
-    delete,
-    func,
-    insert,
-    or_,
-    select,
-    text,
-    update,
-)
-from sqlalchemy.dialects.postgresql import insert as insert_once
+from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, text, update
 
 from semel.messaging.database import Sweep
 from semel.messaging.records import MessageFilter, stored_id
@@ -39,25 +27,31 @@ from semel.operate.stores import (
     recorded,
 )
 from semel.sql.store import (
+    RecordStore,
     Store,
     conflicts_with,
-    delete_of_gone,
+    delete_oldest,
+    insert_new,
+    is_older,
     matching,
     original_names,
-    record_of,
     stored_names,
     values_of,
 )
 from semel.sql.tables import approval, audit_entry, audit_head, message_revision, replay_run
-from semel.sql.types import now_us, to_seconds, to_us
+from semel.sql.types import now_us, to_seconds
 
 _APPROVAL: Final = approval.c
+_IS_OPEN: Final = _APPROVAL.decision == ApprovalDecision.OPEN.value
 
 
-class SqlApprovals(Store):
+class SqlApprovals(RecordStore[Approval]):
     """The requests for approval, in one open transaction."""
 
     what = "the approvals"
+    table = approval
+    record = Approval
+    order = (_APPROVAL.number,)
 
     async def ask(
         self,
@@ -68,41 +62,32 @@ class SqlApprovals(Store):
         reason: str,
         payload_hash: str = "",
     ) -> Approval:
-        written = (
-            insert(approval)
-            .values(
-                **stored_names(message_id=message_id),
-                act=act.value,
-                consumer=consumer,
-                asked_by=plain(asked_by),
-                reason=plain(reason),
-                payload_hash=payload_hash,
-                asked_at=now_us(),
-            )
-            .returning(approval)
+        written = insert(approval).values(
+            **stored_names(message_id=message_id),
+            act=act.value,
+            consumer=consumer,
+            asked_by=plain(asked_by),
+            reason=plain(reason),
+            payload_hash=payload_hash,
+            asked_at=now_us(),
         )
-        return _approval((await self._run(written)).one())
+        (request,) = await self._read(written.returning(approval))
+        return request
 
     async def get(self, number: int) -> Approval | None:
-        found = await self._requests(select(approval).where(_APPROVAL.number == number))
-        return found[0] if found else None
+        return await self._first(self._select(_APPROVAL.number == number))
 
     async def open_ones(self, consumer: str | None, limit: int) -> Sequence[Approval]:
-        found = (
-            select(approval).where(_APPROVAL.decision == ApprovalDecision.OPEN.value).limit(limit)
-        )
-        if consumer is not None:
-            found = found.where(_APPROVAL.consumer == consumer)
-        return await self._requests(found)
+        mine = matching(approval, MessageFilter(consumer))
+        return await self._read(self._select(mine, _IS_OPEN).limit(limit))
 
     async def about(self, consumer: str, message_id: str) -> Sequence[Approval]:
-        mine = (_APPROVAL.consumer == consumer, _APPROVAL.message_id == stored_id(message_id))
-        return await self._requests(select(approval).where(*mine))
+        return await self._about(consumer, message_id)
 
     async def decide(self, number: int, decided_by: str, decision: ApprovalDecision) -> bool:
         decided = (
             update(approval)
-            .where(_APPROVAL.number == number, _APPROVAL.decision == ApprovalDecision.OPEN.value)
+            .where(_APPROVAL.number == number, _IS_OPEN)
             .values(decided_by=plain(decided_by), decided_at=now_us(), decision=decision.value)
         )
         return await self._count(decided) > 0
@@ -110,19 +95,8 @@ class SqlApprovals(Store):
     async def delete_decided(
         self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
     ) -> int:
-        sweep = sweep or Sweep()
-        old = delete_of_gone(
-            _APPROVAL.decided_at, _APPROVAL.number, consumer, ttl_seconds, sweep.since(), limit
-        )
-        return sweep.note(list((await self._run(old)).scalars()))
-
-    async def _requests(self, found: Select[Any]) -> list[Approval]:
-        return [_approval(row) for row in await self._run(found.order_by(_APPROVAL.number))]
-
-
-def _approval(row: Row[Any]) -> Approval:
-    enums = {"act": ApprovalAsked(row.act), "decision": ApprovalDecision(row.decision)}
-    return record_of(approval, row, Approval, **enums)
+        decided, number = _APPROVAL.decided_at, _APPROVAL.number
+        return await self._delete_gone(consumer, decided, ttl_seconds, limit, sweep, number)
 
 
 ONLY_ROW: Final = 1
@@ -131,11 +105,7 @@ HEAD: Final = select(audit_head.c.number, audit_head.c.hash, now_us().label("now
 LOCK_HEAD: Final = HEAD.with_for_update()
 
 # If two transactions append the first entry at once, the second waits for the first one's row.
-MAKE_HEAD: Final = (
-    insert_once(audit_head)
-    .values(only_row=ONLY_ROW, number=0, hash=FIRST_HASH)
-    .on_conflict_do_nothing(index_elements=list(audit_head.primary_key))
-)
+MAKE_HEAD: Final = insert_new(audit_head).values(only_row=ONLY_ROW, number=0, hash=FIRST_HASH)
 
 
 class SqlAuditTrail(Store):
@@ -193,10 +163,13 @@ def _entry(row: Row[Any]) -> AuditEntry:
 _REVISION: Final = message_revision.c
 
 
-class SqlRevisions(Store):
+class SqlRevisions(RecordStore[Revision]):
     """The revisions, in one open transaction."""
 
     what = "the revisions"
+    table = message_revision
+    record = Revision
+    order = (_REVISION.number,)
 
     async def add(self, revision: Revision) -> Revision:
         mine = matching(message_revision, MessageFilter(revision.consumer, revision.message_id))
@@ -212,9 +185,7 @@ class SqlRevisions(Store):
         return replace(revision, number=number, at=to_seconds(at))
 
     async def of(self, consumer: str, message_id: str) -> Sequence[Revision]:
-        mine = matching(message_revision, MessageFilter(consumer, message_id))
-        found = select(message_revision).where(mine).order_by(_REVISION.number)
-        return [record_of(message_revision, row, Revision) for row in await self._run(found)]
+        return await self._about(consumer, message_id)
 
     async def other_names(self, message_id: str) -> frozenset[str]:
         name = stored_id(message_id)
@@ -229,11 +200,8 @@ class SqlRevisions(Store):
         return frozenset(names - {message_id})
 
     async def erase(self, which: MessageFilter) -> int:
-        erased = (
-            update(message_revision)
-            .where(matching(message_revision, which), _REVISION.erased_at.is_(None))
-            .values(payload=None, erased_at=now_us())
-        )
+        here = (matching(message_revision, which), _REVISION.erased_at.is_(None))
+        erased = update(message_revision).where(*here).values(payload=None, erased_at=now_us())
         return await self._count(erased)
 
 
@@ -241,57 +209,44 @@ _RUN: Final = replay_run.c
 _OVER: Final = sorted(OVER)
 
 
-class SqlReplays(Store):
+class SqlReplays(RecordStore[ReplayRun]):
     """The replays, in one open transaction."""
 
     what = "the replays"
+    table = replay_run
+    record = ReplayRun
+    order = (_RUN.began_at.desc(), _RUN.name)
 
     async def begin(self, run: ReplayRun) -> bool:
-        written = (
-            insert_once(replay_run)
-            .values(values_of(replay_run, run, "began_at", "updated_at"))
-            .values(began_at=now_us(), updated_at=now_us())
-            .on_conflict_do_nothing(index_elements=[_RUN.name])
-            .returning(_RUN.name)
-        )
-        return (await self._run(written)).first() is not None
+        values = values_of(replay_run, run, "began_at", "updated_at")
+        written = insert_new(replay_run).values(**values, began_at=now_us(), updated_at=now_us())
+        return (await self._run(written.returning(_RUN.name))).first() is not None
 
     async def get(self, name: str) -> ReplayRun | None:
-        row = (await self._run(select(replay_run).where(_RUN.name == name))).first()
-        return None if row is None else _read(row)
+        return await self._first(self._select(_RUN.name == name))
 
     async def advance(self, run: ReplayRun, cursor_before: str) -> bool:
-        ours = (
-            _RUN.name == run.name,
-            _RUN.state == ReplayState.RUNNING.value,
-            _RUN.cursor == cursor_before,
+        new = {"state": run.state.value, "cursor": run.cursor, "done": run.done}
+        at_cursor = _RUN.cursor == cursor_before
+        return await self._change(
+            run.name, ReplayState.RUNNING, at_cursor, **new, failed=run.failed
         )
-        written = (
-            update(replay_run)
-            .where(*ours)
-            .values(
-                state=run.state.value,
-                cursor=run.cursor,
-                done=run.done,
-                failed=run.failed,
-                updated_at=now_us(),
-            )
-        )
-        return await self._count(written) > 0
 
     async def set_state(self, name: str, before: ReplayState, after: ReplayState) -> bool:
-        written = (
-            update(replay_run)
-            .where(_RUN.name == name, _RUN.state == before.value)
-            .values(state=after.value, updated_at=now_us())
+        return await self._change(name, before, state=after.value)
+
+    async def _change(
+        self, name: str, before: ReplayState, *where: ColumnElement[bool], **values: Any
+    ) -> bool:
+        here = (_RUN.name == name, _RUN.state == before.value, *where)
+        return (
+            await self._count(update(replay_run).where(*here).values(**values, updated_at=now_us()))
+            > 0
         )
-        return await self._count(written) > 0
 
     async def find(self, consumer: str | None, limit: int) -> Sequence[ReplayRun]:
-        found = select(replay_run).order_by(_RUN.began_at.desc(), _RUN.name).limit(limit)
-        if consumer is not None:
-            found = found.where(_RUN.consumer == consumer)
-        return [_read(row) for row in await self._run(found)]
+        mine = matching(replay_run, MessageFilter(consumer))
+        return await self._read(self._select(mine).limit(limit))
 
     async def unfinished(self, consumer: str) -> Sequence[str]:
         connection = await self._session.connection()
@@ -303,18 +258,6 @@ class SqlReplays(Store):
         return list((await self._run(names.order_by(_RUN.name))).scalars())
 
     async def delete_over(self, consumer: str, ttl_seconds: float, limit: int) -> int:
-        old = (
-            select(_RUN.name)
-            .where(
-                _RUN.consumer == consumer,
-                _RUN.state.in_(_OVER),
-                _RUN.updated_at <= now_us() - to_us(ttl_seconds),
-            )
-            .order_by(_RUN.updated_at)
-            .limit(limit)
-        )
-        return await self._count(delete(replay_run).where(_RUN.name.in_(old)))
-
-
-def _read(row: Row[Any]) -> ReplayRun:
-    return record_of(replay_run, row, ReplayRun, state=ReplayState(row.state))
+        over = (_RUN.consumer == consumer, _RUN.state.in_(_OVER))
+        old = is_older(_RUN.updated_at, ttl_seconds)
+        return await self._count(delete_oldest(*over, old, order=[_RUN.updated_at], limit=limit))

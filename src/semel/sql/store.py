@@ -7,28 +7,36 @@ as a hash, with the original in JSON beside it, so that a message leaves the tab
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from enum import Enum
+from functools import cache
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar, get_type_hints
 
 from sqlalchemy import (
     Column,
     ColumnElement,
+    Delete,
     Row,
+    Select,
     Table,
     Text,
     and_,
+    bindparam,
     delete,
     exists,
     func,
     literal_column,
     select,
+    tuple_,
+    update,
 )
+from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
-from sqlalchemy.sql.dml import ReturningDelete
 
-from semel.message import Partition, headers_from_text, headers_to_text
+from semel.message import Partition
+from semel.messaging.database import Sweep
 from semel.messaging.records import CAME_AS_AT, CONFLICT, MessageFilter, came_as, stored_id
 from semel.operate.stores import plain
 from semel.sql.faults import translated
@@ -39,13 +47,7 @@ from semel.sql.tables import (
     processed_message,
     waiting_message,
 )
-from semel.sql.types import (
-    IS_TIME,
-    now_us,
-    seconds_or_none,
-    time_to_us,
-    to_us,
-)
+from semel.sql.types import CONVERSION, now_us, to_us
 
 Record = TypeVar("Record")
 
@@ -67,6 +69,25 @@ class Store:
         """Run a statement; return how many rows it changed."""
         return int((await self._run(statement, values)).rowcount)
 
+    async def _delete_gone(
+        self,
+        consumer: str,
+        when: Column[Any],
+        ttl_seconds: float,
+        limit: int,
+        sweep: Sweep | None,
+        place: Column[Any],
+    ) -> int:
+        """Delete old rows about messages that the consumer has in no table any more.
+
+        In the order of *place*, from where *sweep* is.
+        """
+        sweep, columns = sweep or Sweep(), when.table.c
+        is_about = columns.consumer == consumer
+        gone = (is_older(when, ttl_seconds), _gone(consumer, columns.message_id))
+        old = delete_oldest(is_about, place >= sweep.since(), *gone, order=[place], limit=limit)
+        return sweep.note(list((await self._run(old.returning(place))).scalars()))
+
 
 class ConnectionStore(Store):
     """A store that uses the connection: the session would first flush other messages' rows."""
@@ -75,6 +96,122 @@ class ConnectionStore(Store):
         async with translated(self.what):
             connection = await self._session.connection()
             return await connection.execute(statement, values)
+
+
+class RecordStore(Store, Generic[Record]):
+    """A store whose rows are records: dataclasses with the columns' names."""
+
+    table: Table
+    record: type[Record]
+    order: Sequence[ColumnElement[Any]]
+    """In which order the rows are read."""
+
+    def _select(self, *where: ColumnElement[bool]) -> Select[Any]:
+        return select(self.table).where(*where).order_by(*self.order)
+
+    async def _about(self, consumer: str, message_id: str) -> list[Record]:
+        mine = matching(self.table, MessageFilter(consumer, message_id))
+        return await self._read(self._select(mine))
+
+    async def _read(self, found: Executable, values: Any = None) -> list[Record]:
+        rows = await self._run(found, values)
+        return [record_of(self.table, row, self.record) for row in rows]
+
+    async def _first(self, found: Executable, values: Any = None) -> Record | None:
+        records = await self._read(found, values)
+        return records[0] if records else None
+
+
+class MessageStore(RecordStore[Record]):
+    """A store with one row for each consumer and message id."""
+
+    time: Column[int]
+    """The column that the since and until of a filter mean."""
+
+    erased: ClassVar[Mapping[str, Any]]
+    """What erasing writes, beside the time."""
+
+    async def get(self, consumer: str, message_id: str) -> Record | None:
+        return await self._first(select_one(self.table), me(consumer, message_id))
+
+    async def find(self, which: MessageFilter, limit: int) -> Sequence[Record]:
+        return await self._read(self._select(self._matching(which)).limit(limit))
+
+    async def count(self, which: MessageFilter) -> int:
+        counted = select(func.count()).select_from(self.table).where(self._matching(which))
+        return int((await self._run(counted)).scalar_one())
+
+    async def remove(self, consumer: str, message_id: str) -> bool:
+        return await self._count(delete_one(self.table), me(consumer, message_id)) > 0
+
+    async def erase(self, which: MessageFilter) -> int:
+        here = (self._matching(which), self.table.c.erased_at.is_(None))
+        erased = update(self.table).where(*here).values(**self.erased, erased_at=now_us())
+        return await self._count(erased)
+
+    def _matching(self, which: MessageFilter) -> ColumnElement[bool]:
+        return matching(self.table, which, self.time)
+
+    async def _places(
+        self,
+        columns: Sequence[Column[Any]],
+        consumer: str,
+        partition: Partition,
+        offsets: tuple[int, int],
+        limit: int,
+    ) -> Any:
+        """Read columns of the messages whose records came from these offsets, both included."""
+        mine = self.table.c
+        came = (
+            mine.consumer == consumer,
+            mine.partition == partition.number,
+            mine.offset.between(*offsets),
+            mine.topic == plain(partition.topic),
+        )
+        return await self._run(select(*columns).where(*came).order_by(*columns).limit(limit))
+
+
+def me(consumer: str, message_id: str) -> dict[str, Any]:
+    """Return the parameters of a statement about one message."""
+    return {"by": consumer, "id": stored_id(message_id)}
+
+
+def is_me(table: Table) -> ColumnElement[bool]:
+    """Return the condition that a row is about the message of the parameters `me`."""
+    by, id = bindparam("by", type_=Text), bindparam("id", type_=Text)
+    return and_(table.c.consumer == by, table.c.message_id == id)
+
+
+@cache
+def select_one(table: Table) -> Select[Any]:
+    """Return the statement that reads one message."""
+    return select(table).where(is_me(table))
+
+
+@cache
+def delete_one(table: Table) -> Delete:
+    """Return the statement that deletes one message."""
+    return delete(table).where(is_me(table))
+
+
+def insert_new(table: Table, *key: Column[Any]) -> Insert:
+    """Insert a row, unless there is one with the same *key*, or the same primary key."""
+    return insert(table).on_conflict_do_nothing(index_elements=list(key or table.primary_key))
+
+
+def insert_or_update(
+    table: Table, replaced: Iterable[str], *key: Column[Any], **computed: Any
+) -> Insert:
+    """Insert a row, or change the one with its *key*: take over the columns *replaced*."""
+    taken = {name: new_values(table)[name] for name in replaced}
+    return insert(table).on_conflict_do_update(
+        index_elements=list(key or table.primary_key), set_={**taken, **computed}
+    )
+
+
+def new_values(table: Table) -> Any:
+    """Return the columns of a row that cannot be inserted, because there is one with its key."""
+    return insert(table).excluded
 
 
 def values_of(table: Table, record: Any, *without: str) -> dict[str, Any]:
@@ -94,7 +231,7 @@ def values_of(table: Table, record: Any, *without: str) -> dict[str, Any]:
 def record_of(table: Table, row: Row[Any], kind: type[Record], **more: Any) -> Record:
     """Read a row of *table* as a record whose fields have the names of columns.
 
-    *more* are fields that the caller converts: members of an enum, booleans.
+    *more* are fields that the caller converts.
     """
     plan, columns = _plan(table, kind, ()), row._mapping
     values = {name: read(columns[name]) for name, _, read in plan.others}
@@ -125,19 +262,24 @@ def _plan(table: Table, kind: type[Any], without: tuple[str, ...]) -> _Plan:
         return known
     both = [one.name for one in fields(kind) if one.name in table.c and one.name not in without]
     hashed = _NAMES if "originals" in table.c else frozenset[str]()
-    others = [(name, *_conversion(table.c[name])) for name in both if name not in hashed]
+    types = get_type_hints(kind)
+    others = [(n, *_conversion(table.c[n], types[n])) for n in both if n not in hashed]
     plan = _Plan(tuple(name for name in both if name in hashed), tuple(others))
     return _PLANS.setdefault((table, kind, without), plan)
 
 
-def _conversion(column: Column[Any]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    if column.info.get(IS_TIME):
-        return time_to_us, seconds_or_none
-    if column.name == "headers":
-        return headers_to_text, headers_from_text
+def _conversion(
+    column: Column[Any], kind: Any
+) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return how a field of the type *kind* is written into a column, and how it is read."""
+    if CONVERSION in column.info:
+        write, read = column.info[CONVERSION]
+        return write, read
+    is_converted = isinstance(kind, type) and issubclass(kind, Enum | bool)
+    read = kind if is_converted else _as_it_is
     if isinstance(column.type, Text) and column.name not in _ASKED_FOR:
-        return _plain_text, _as_it_is
-    return _number_or_same, _as_it_is
+        return _plain_text, read
+    return _number_or_same, read
 
 
 def _plain_text(text: str | None) -> str | None:
@@ -171,7 +313,7 @@ def original_names(row: Row[Any], *names: str) -> dict[str, Any]:
     return {name: originals.get(name, columns[name]) for name in names}
 
 
-# Fields of filters that are not columns; the store that has pages uses `after` itself.
+# Fields of filters that are not columns.
 _BOUNDS: Final = frozenset({"conflicts_with", "since", "until", "after", "after_place"})
 
 
@@ -191,6 +333,10 @@ def matching(
         wanted.append(time >= to_us(given["since"]))
     if time is not None and given.get("until") is not None:
         wanted.append(time < to_us(given["until"]))
+    if time is not None and given.get("after") is not None:
+        at, message_id = given["after"]
+        here = tuple_(time, table.c.message_id)
+        wanted.append(here > tuple_(to_us(at), stored_id(message_id)))
     if given.get("after_place") is not None:
         wanted.append(table.c.place > given["after_place"])
     return and_(True, *wanted)
@@ -202,42 +348,18 @@ def conflicts_with(column: ColumnElement[str], message_id: str) -> ColumnElement
     return and_(begins, func.substr(column, CAME_AS_AT + 1) == came_as(message_id))
 
 
-def came_from(table: Table, partition: Partition, first: int, last: int) -> ColumnElement[bool]:
-    """Return the condition that a record's offset is from *first* to *last*, inclusive."""
-    return and_(
-        table.c.partition == partition.number,
-        table.c.offset.between(first, last),
-        table.c.topic == plain(partition.topic),
-    )
+def delete_oldest(*which: ColumnElement[bool], order: Sequence[Column[Any]], limit: int) -> Delete:
+    """Delete at most *limit* rows, the first ones of an *order*."""
+    table = order[0].table
+    key = list(table.primary_key)
+    old = select(*key).where(*which).order_by(*order).limit(limit)
+    return delete(table).where(tuple_(*key).in_(old))
 
 
-def delete_of_gone(
-    when: Column[Any],
-    place: Column[Any],
-    consumer: str,
-    ttl_seconds: float,
-    since: float,
-    limit: int,
-) -> ReturningDelete[Any]:
-    """Delete old rows about messages that the consumer has in no table any more.
-
-    In the order of *place*, beginning at *since*; returns the places of the deleted rows.
-    """
-    table = when.table
-    (number,) = table.primary_key
-    old = (
-        select(number)
-        .where(
-            table.c.consumer == consumer,
-            place >= since,
-            # In a subquery the clock is read once.  Read for every row, it could not bound a scan.
-            when <= select(now_us() - to_us(ttl_seconds)).scalar_subquery(),
-            _gone(consumer, table.c.message_id),
-        )
-        .order_by(place)
-        .limit(limit)
-    )
-    return delete(table).where(number.in_(old)).returning(place)
+def is_older(when: Column[Any], seconds: float) -> ColumnElement[bool]:
+    """Return the condition that a time is at least that long ago."""
+    # In a subquery the clock is read once.  Read for every row, it could not bound a scan.
+    return when <= select(now_us() - to_us(seconds)).scalar_subquery()
 
 
 def _gone(consumer: str, message_id: ColumnElement[str]) -> ColumnElement[bool]:

@@ -7,8 +7,9 @@ base64.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -29,9 +30,11 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
+from semel.message import Partition, headers_from_text, headers_to_text
+
 MICROSECONDS: Final = 1_000_000
-IS_TIME: Final = "semel_time"
-"""The key in a column's ``info`` that marks it as a time."""
+CONVERSION: Final = "semel_conversion"
+"""The key in a column's ``info``: how a record's value is written, and how it is read."""
 
 # The years 1 to 9999: the range that Python can show as a date.
 FIRST_SECOND: Final = -62_135_596_800.0
@@ -144,9 +147,29 @@ def text_column(name: str, comment: str, *, key: bool = False, null: bool = Fals
     return Column(name, Text, primary_key=key, nullable=null, comment=comment)
 
 
-def short_text(name: str, comment: str) -> Column[str]:
+def short_text(name: str, comment: str, info: dict[Any, Any] | None = None) -> Column[str]:
     """Return a column of text that is never NULL; empty means unknown."""
-    return Column(name, Text, nullable=False, server_default="", comment=comment)
+    return Column(name, Text, nullable=False, server_default="", comment=comment, info=info or {})
+
+
+def headers_text() -> Column[str]:
+    """Return the column of a message's headers."""
+    what = "JSON object, or list of pairs, of base64; empty: none, or erased"
+    return short_text("headers", what, {CONVERSION: (headers_to_text, headers_from_text)})
+
+
+def partitions_text(comment: str) -> Column[str]:
+    """Return a column of partitions."""
+    return short_text("partitions", comment, {CONVERSION: (partitions_to_text, _partitions)})
+
+
+def partitions_to_text(partitions: Collection[Partition]) -> str:
+    """Return partitions as a column has them."""
+    return json.dumps(sorted([p.topic, p.number] for p in partitions))
+
+
+def _partitions(text: str) -> frozenset[Partition]:
+    return frozenset(Partition(*one) for one in json.loads(text))
 
 
 def time_us(name: str, comment: str, *, null: bool = False) -> Column[int]:
@@ -157,7 +180,7 @@ def time_us(name: str, comment: str, *, null: bool = False) -> Column[int]:
         nullable=null,
         server_default=None if null else text("0"),
         comment=comment,
-        info={IS_TIME: True},
+        info={CONVERSION: (time_to_us, seconds_or_none)},
     )
 
 
@@ -193,7 +216,7 @@ def stored_message(payload: str) -> list[Column[Any]]:
         short_text("topic", "original topic"),
         Column("partition", Integer, nullable=True, comment="of the original record"),
         Column("offset", BigInteger, nullable=True, comment="of the original record"),
-        short_text("headers", "JSON object, or list of pairs, of base64; empty: none, or erased"),
+        headers_text(),
         time_us("timestamp", "the broker's time of the record"),
         short_text("payload_hash", "sha256 of the payload's bytes"),
         short_text("message_type", "the event's type"),

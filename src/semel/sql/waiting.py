@@ -6,7 +6,7 @@ SQLite has no row locks, and needs none: it has one writer at a time.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -27,18 +27,22 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
 from semel.message import Partition
-from semel.messaging.records import HeldKey, WaitingFilter, WaitingMessage, Waits, stored_id
+from semel.messaging.records import HeldKey, MessageFilter, WaitingMessage, Waits, stored_id
 from semel.messaging.redact import ERASED_REASON
 from semel.operate.stores import plain
 from semel.sql.store import (
-    Store,
-    came_from,
+    MessageStore,
+    insert_new,
+    insert_or_update,
+    is_me,
     matching,
+    me,
+    new_values,
     record_of,
     stored_names,
     values_of,
@@ -55,18 +59,14 @@ _AT_MOST: Final = bindparam("at_most", type_=Integer)
 _RETRY: Final = Waits.RETRY.value
 _PARKED: Final = Waits.PARKED.value
 _BEHIND: Final = Waits.BEHIND.value
-GET: Final = select(waiting_message).where(_C.consumer == _BY, _C.message_id == _ID)
 
 
 def _make_keys() -> Insert:
     given = func.unnest(_KEYS).table_valued("key").render_derived(name="given")
     rows = select(_BY, given.c.key, now_us()).order_by(given.c.key.collate("C"))
-    return (
-        insert(waiting_key)
-        .from_select(["consumer", "key", "used_at"], rows, include_defaults=False)
-        .on_conflict_do_nothing(index_elements=list(waiting_key.primary_key))
-        .returning(_K.key)
-    )
+    names = ["consumer", "key", "used_at"]
+    made = insert_new(waiting_key).from_select(names, rows, include_defaults=False)
+    return made.returning(_K.key)
 
 
 # Both statements sort by bytes, as Python sorts text: two workers that lock several keys lock
@@ -102,33 +102,28 @@ FORGET_KEYS: Final = (
     .returning(_K.key)
 )
 
-# A missing time becomes the database's current time.
-_NEW: Final = insert(waiting_message).values(
+_SAID: Final = new_values(waiting_message)
+
+PUT: Final = insert_or_update(
+    waiting_message,
+    ["due_at", "attempts", "error_code", "exception"],
+    _C.consumer,
+    _C.message_id,
+    # A message without its payload cannot be handled: it stays parked.
+    waits=case((_C.erased_at.is_not(None), _PARKED), else_=_SAID.waits),
+    # The new reason may quote the payload that was erased.
+    reason=case((_C.erased_at.is_not(None), ERASED_REASON), else_=_SAID.reason),
+    first_failed_at=case(
+        (_C.first_failed_at == 0, _SAID.first_failed_at), else_=_C.first_failed_at
+    ),
+).values(
+    # A missing time becomes the database's current time.
     due_at=now_us() + bindparam("delay_us", type_=BigInteger),
     since=func.coalesce(bindparam("came_at", type_=BigInteger), now_us()),
     first_failed_at=func.coalesce(bindparam("failed_at", type_=BigInteger), now_us()),
 )
 
-_SAID: Final = _NEW.excluded
-
-PUT: Final = _NEW.on_conflict_do_update(
-    index_elements=[_C.consumer, _C.message_id],
-    set_={
-        # A message without its payload cannot be handled: it stays parked.
-        "waits": case((_C.erased_at.is_not(None), _PARKED), else_=_SAID.waits),
-        "due_at": _SAID.due_at,
-        "attempts": _SAID.attempts,
-        # The new reason may quote the payload that was erased.
-        "reason": case((_C.erased_at.is_not(None), ERASED_REASON), else_=_SAID.reason),
-        "error_code": _SAID.error_code,
-        "exception": _SAID.exception,
-        "first_failed_at": case(
-            (_C.first_failed_at == 0, _SAID.first_failed_at), else_=_C.first_failed_at
-        ),
-    },
-)
-
-HERE: Final = select(_C.place).where(_C.consumer == _BY, _C.message_id == _ID).with_for_update()
+HERE: Final = select(_C.place).where(is_me(waiting_message)).with_for_update()
 _EARLIER: Final = waiting_message.alias("earlier")
 
 _IS_FIRST: Final = or_(
@@ -188,14 +183,20 @@ HELD_KEYS: Final = (
 )
 
 
-def _me(consumer: str, message_id: str) -> ColumnElement[bool]:
-    return and_(_C.consumer == consumer, _C.message_id == stored_id(message_id))
-
-
-class SqlWaitingStore(Store):
+class SqlWaitingStore(MessageStore[WaitingMessage]):
     """The waiting table, in one open transaction."""
 
     what = "the waiting messages"
+    table = waiting_message
+    record = WaitingMessage
+    time = _C.since
+    order = (_C.place,)
+    erased: ClassVar = {
+        "payload": None,
+        "headers": "",
+        "reason": ERASED_REASON,
+        "waits": _PARKED,
+    }
 
     def __init__(self, session: AsyncSession) -> None:
         super().__init__(session)
@@ -222,9 +223,9 @@ class SqlWaitingStore(Store):
 
     async def put(self, waiting: WaitingMessage, delay_seconds: float = 0.0) -> None:
         if waiting.held and waiting.key is not None:
-            me = {"by": waiting.consumer, "id": stored_id(waiting.message_id)}
             # A message in the table holds its key already; only a new one needs the lock.
-            if (await self._run(HERE, me)).first() is None:
+            here = await self._run(HERE, me(waiting.consumer, waiting.message_id))
+            if here.first() is None:
                 await self._lock(waiting.consumer, [stored_id(waiting.key)])
         # If the first failure is unknown, it is this one; a BEHIND message has not failed.
         not_failed = 0 if waiting.waits is Waits.BEHIND else None
@@ -246,7 +247,7 @@ class SqlWaitingStore(Store):
         return await self._taken(TAKE_DUE, which)
 
     async def take(self, consumer: str, message_id: str) -> WaitingMessage | None:
-        found = await self._taken(TAKE, {"by": consumer, "id": stored_id(message_id)})
+        found = await self._taken(TAKE, me(consumer, message_id))
         return found[0] if found else None
 
     async def take_many(
@@ -258,33 +259,16 @@ class SqlWaitingStore(Store):
         return await self._taken(TAKE_MANY, {"by": consumer, "ids": these})
 
     async def _taken(self, statement: Executable, which: dict[str, Any]) -> list[WaitingMessage]:
-        found = map(_message, await self._run(statement, which))
+        found = await self._read(statement, which)
         return sorted(found, key=lambda waiting: waiting.place)
 
     async def seconds_to_next(self, consumer: str) -> float | None:
         us = (await self._run(US_TO_NEXT, {"by": consumer})).scalar()
         return None if us is None else max(us / MICROSECONDS, 0.0)
 
-    async def get(self, consumer: str, message_id: str) -> WaitingMessage | None:
-        row = (await self._run(GET, {"by": consumer, "id": stored_id(message_id)})).first()
-        return None if row is None else _message(row)
-
-    async def find(self, which: WaitingFilter, limit: int) -> Sequence[WaitingMessage]:
-        meant = matching(waiting_message, which, _C.since)
-        found = select(waiting_message).where(meant).order_by(_C.place).limit(limit)
-        return [_message(row) for row in await self._run(found)]
-
-    async def count(self, which: WaitingFilter) -> int:
-        meant = matching(waiting_message, which, _C.since)
-        counted = select(func.count()).select_from(waiting_message).where(meant)
-        return int((await self._run(counted)).scalar_one())
-
     async def held_keys(self, consumer: str, limit: int) -> Sequence[HeldKey]:
         rows = await self._run(HELD_KEYS, {"by": consumer, "at_most": limit})
         return [_held_key(row) for row in rows]
-
-    async def remove(self, consumer: str, message_id: str) -> bool:
-        return await self._count(delete(waiting_message).where(_me(consumer, message_id))) > 0
 
     async def remove_many(self, consumer: str, message_ids: Sequence[str]) -> None:
         if message_ids:
@@ -292,14 +276,16 @@ class SqlWaitingStore(Store):
             await self._run(delete(waiting_message).where(_C.consumer == consumer, here))
 
     async def label(self, consumer: str, message_id: str, label: str) -> bool:
-        return await self._change(_me(consumer, message_id), label=plain(label))
+        return await self._change(consumer, message_id, label=plain(label))
 
     async def release(self, consumer: str, message_id: str) -> bool:
-        here = and_(_me(consumer, message_id), _C.erased_at.is_(None), _C.waits == _PARKED)
-        return await self._change(here, waits=_RETRY, due_at=now_us())
+        can_be_handled = (_C.erased_at.is_(None), _C.waits == _PARKED)
+        return await self._change(
+            consumer, message_id, *can_be_handled, waits=_RETRY, due_at=now_us()
+        )
 
     async def let_overtake(self, consumer: str, message_id: str) -> bool:
-        return await self._change(_me(consumer, message_id), held=0)
+        return await self._change(consumer, message_id, held=0)
 
     async def revise(
         self, consumer: str, message_id: str, payload: bytes, payload_hash: str, new_id: str
@@ -307,41 +293,29 @@ class SqlWaitingStore(Store):
         before = await self.get(consumer, message_id)
         if before is None:
             return False
-        here = and_(_me(consumer, message_id), _C.erased_at.is_(None))
+        new = {"payload": payload, "payload_hash": payload_hash}
         names = stored_names(message_id=new_id, key=before.key)
-        return await self._change(here, payload=payload, payload_hash=payload_hash, **names)
+        return await self._change(consumer, message_id, _C.erased_at.is_(None), **new, **names)
 
-    async def _change(self, here: ColumnElement[bool], **values: Any) -> bool:
-        return await self._count(update(waiting_message).where(here).values(values)) > 0
-
-    async def erase(self, which: WaitingFilter) -> int:
-        meant = matching(waiting_message, which, _C.since)
-        gone = {"payload": None, "headers": "", "reason": ERASED_REASON, "erased_at": now_us()}
-        erased = update(waiting_message).where(meant, _C.erased_at.is_(None))
-        return await self._count(erased.values({**gone, "waits": _PARKED}))
+    async def _change(
+        self, consumer: str, message_id: str, /, *where: ColumnElement[bool], **values: Any
+    ) -> bool:
+        mine = matching(waiting_message, MessageFilter(consumer, message_id))
+        return await self._count(update(waiting_message).where(mine, *where).values(values)) > 0
 
     async def places(
         self, consumer: str, partition: Partition, first: int, last: int, limit: int
     ) -> Sequence[tuple[int, Waits]]:
-        found = (
-            select(_C.offset, _C.waits)
-            .where(_C.consumer == consumer, came_from(waiting_message, partition, first, last))
-            .order_by(_C.offset, _C.waits)
-            .limit(limit)
-        )
-        return [(row.offset, Waits(row.waits)) for row in await self._run(found)]
+        columns = [_C.offset, _C.waits]
+        found = await self._places(columns, consumer, partition, (first, last), limit)
+        return [(offset, Waits(waits)) for offset, waits in found]
 
     async def forget_keys(self, consumer: str, older_than_seconds: float, limit: int) -> int:
         old = {"by": consumer, "age_us": to_us(older_than_seconds), "at_most": limit}
         return len((await self._run(FORGET_KEYS, old)).all())
 
 
-def _message(row: Row[Any]) -> WaitingMessage:
-    enums = {"waits": Waits(row.waits), "held": bool(row.held)}
-    return record_of(waiting_message, row, WaitingMessage, **enums)
-
-
 def _held_key(row: Row[Any]) -> HeldKey:
-    head = _message(row)
+    head = record_of(waiting_message, row, WaitingMessage)
     since = to_seconds(row.held_since)
     return HeldKey(head.consumer, head.key or "", head, row.messages - 1, since)

@@ -26,7 +26,7 @@ from semel.messaging.receive.runner import Runner
 from semel.messaging.records import Member
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
 from semel.policy.vocabulary import RetryMode
-from semel.sql.bookkeeping import _member
+from semel.sql.store import record_of
 from semel.sql.tables import consumer_member
 from semel.testing.clock import SimulatedClock
 from semel.testing.crash import Crash, crash_at
@@ -70,7 +70,7 @@ class Service:
         names = [column.name for column in consumer_member.columns]
         rows = rows_of(self.database, f"SELECT {', '.join(names)} FROM consumer_member")
         found = [dict(zip(names, row, strict=True)) for row in rows]
-        return [_member(SimpleNamespace(_mapping=row, **row)) for row in found]
+        return [record_of(consumer_member, SimpleNamespace(_mapping=row), Member) for row in found]
 
     def send(self, *numbers: int) -> None:
         for number in numbers:
