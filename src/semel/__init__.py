@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from semel.pipeline.source import BatchRange
     from semel.pipeline.twophase import with_two_phase_sinks
     from semel.pipeline.txn import CycleId
-    from semel.policy import Policy
+    from semel.policy.model import Policy
     from semel.spark.exactly_once import ExactlyOnce
     from semel.sql.claims import SqlAlchemyProcessedMessageStore
     from semel.sql.database import SqlDatabase
@@ -97,7 +97,7 @@ __getattr__ = lazily(
         "MessageEnvelope": "semel.messaging.classic",
         "NonRetryableMessageError": "semel.messaging.failure",
         "Outbox": "semel.outboxes",
-        "Policy": "semel.policy",
+        "Policy": "semel.policy.model",
         "RecoveryDecision": "semel.pipeline.recovery",
         "RetryableMessageError": "semel.messaging.failure",
         "Runner": "semel.messaging.receive.runner",

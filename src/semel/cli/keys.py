@@ -40,7 +40,8 @@ from semel.operate.retention import Erased, Pruned
 from semel.operate.status import History, Status
 from semel.operate.stores import SchemaChange, SchemaCheck
 from semel.operate.verification import Verification
-from semel.policy import EffectivePolicies, Linted
+from semel.policy.effective import EffectivePolicies
+from semel.policy.lint import Linted
 
 REPORTS: Final[Mapping[str, type]] = {
     "status": Status,

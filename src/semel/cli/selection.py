@@ -19,7 +19,7 @@ from semel.messaging.receive.broker import Reader
 from semel.messaging.records import DeadLetterFilter, WaitingFilter, Waits
 from semel.messaging.settings import ReplayRules
 from semel.operate.selection import Ids, Letters, Offsets, Selection, Times, Waiting
-from semel.policy import Policy
+from semel.policy.model import Policy
 from semel.policy.vocabulary import Mode
 
 HandlerOption: TypeAlias = Annotated[

@@ -35,7 +35,7 @@ from semel.messaging.settings import ConsumerSettings, ReplayRules
 from semel.policy.vocabulary import Duplicates, GapPolicy, Mode, StalePolicy
 
 if TYPE_CHECKING:
-    from semel.policy import Policy
+    from semel.policy.model import Policy
 
 
 class Pace:

@@ -30,7 +30,8 @@ from semel.policy.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from semel.policy import Effective, Finding, Policy
+    from semel.policy.model import Effective, Policy
+    from semel.policy.rules import Finding
 
 
 def choose(settings: Any, **kinds: Iterable[StrEnum]) -> None:

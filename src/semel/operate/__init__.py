@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from semel.operate.status import Files, history_of, status_of
     from semel.operate.stores import Account, acting_from
     from semel.operate.verification import cycles_to_verify, verify
-    from semel.policy import review
+    from semel.policy.lint import review
     from semel.spark.checkpoint import open_checkpoint
 
 __all__ = [
@@ -188,7 +188,7 @@ __getattr__ = lazily(
         "replays": "semel.operate.replay",
         "resolve": "semel.operate.resolution",
         "retention": "semel.operate.retention",
-        "review": "semel.policy",
+        "review": "semel.policy.lint",
         "stale_claims": "semel.operate.explain",
         "status_of": "semel.operate.status",
         "stop_replay": "semel.operate.replay",

@@ -50,7 +50,7 @@ from semel.operate.stores import Act, OperatorDatabase, OperatorUnit
 from semel.policy import vocabulary as words
 
 if TYPE_CHECKING:
-    from semel.policy import Policy
+    from semel.policy.model import Policy
 
 
 Delete: TypeAlias = Callable[[OperatorUnit], Awaitable[int]]

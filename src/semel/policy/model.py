@@ -11,15 +11,15 @@ wins (`OVERLAPS`); where neither does, defaults follow from other keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from operator import attrgetter
 from pathlib import Path as FilePath
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import Field, PrivateAttr, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -33,6 +33,7 @@ from semel.policy.reader import (
     PolicyNameUnknown,
     Schema,
     expanded,
+    lines_in,
     nearest,
     schema_at,
     text_of_file,
@@ -84,6 +85,9 @@ def topic_path(topic: str, key: str = "") -> Path:
     return (ROOT, "topics", topic, *(key.split(".") if key else ()))
 
 
+Name: TypeAlias = Annotated[str, Field(min_length=1)]
+
+
 def _by_name(what: str) -> Any:
     names: dict[str, Any] = {"propertyNames": {"minLength": 1}}
     return Field(default_factory=dict, title=f"{what} by name", json_schema_extra=names)
@@ -92,10 +96,10 @@ def _by_name(what: str) -> Any:
 class Policy(Section):
     """The topics and consumers of one policy file."""
 
-    topics: dict[str, TopicPolicy] = _by_name("topics")
+    topics: dict[Name, TopicPolicy] = _by_name("topics")
     """The topics."""
 
-    consumers: dict[str, ConsumerPolicy] = _by_name("consumers")
+    consumers: dict[Name, ConsumerPolicy] = _by_name("consumers")
     """The consumers."""
 
     _source: PolicySource = PrivateAttr(default_factory=PolicySource)
@@ -141,7 +145,7 @@ class Policy(Section):
             raise PolicyInvalid(name, document.problems) from None
         if document.problems:
             raise PolicyInvalid(name, document.problems)
-        found._source = PolicySource(name, document.lines)
+        found._source = PolicySource(name, dict(lines_in(document.values)))
         return found
 
     def consumer(self, name: str) -> ConsumerPolicy:
@@ -186,7 +190,7 @@ class Policy(Section):
         own, shared, reads = self.consumer(consumer), self.topic(topic), self.topics_of(consumer)
         if topic is not None and topic not in reads:
             raise PolicyNameUnknown(f"consumer {consumer} does not read topic", topic, reads)
-        return _effective(consumer, own, topic, shared)
+        return Effective(consumer, topic, own, shared)
 
 
 class PolicyFile(Section):
@@ -207,7 +211,7 @@ def _check_topics(document: Document) -> None:
                 listed = ", ".join(map(str, known)) or "the topics of this file, which has none"
                 near = nearest(topic, map(str, known))
                 what = f"there is no topic {topic!r}"
-                document.wrong(at, document.lines.get(at), what, f"one of {listed}", near)
+                document.wrong(at, document.line_of(at), what, f"one of {listed}", near)
 
 
 def _entries(document: Document, name: str) -> Mapping[Any, Any]:
@@ -336,7 +340,7 @@ class Window:
     length: timedelta
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Effective:
     """What holds for one consumer on one topic."""
 
@@ -344,41 +348,134 @@ class Effective:
     topic_name: str | None
     consumer: ConsumerPolicy
     topic: TopicPolicy
-    guarantee: Semantics | None
-    """The weakest semantics that is wanted; None if the policy does not say."""
 
-    ordering: Ordering
-    replay: ReplayAllowed
-    replay_window: timedelta | None
-    attempts: int | None
-    """How often a message is tried; None: no limit."""
+    @cached_property
+    def _said(self) -> Mapping[str, Any]:
+        """By matter of `OVERLAPS`: the stricter of both; None where neither says anything."""
+        return {
+            matter: strictest(
+                overlap, overlap.of_topic(self.topic), overlap.of_consumer(self.consumer)
+            )
+            for matter, overlap in OVERLAPS.items()
+        }
 
-    poison_attempts: int | None
-    """How often a poison message is tried; None: no limit."""
+    @cached_property
+    def decided_by(self) -> Mapping[str, Path]:
+        """By matter of `OVERLAPS`: the key that won, the consumer's where both say the same."""
+        return {
+            matter: consumer_path(self.consumer_name, overlap.consumer_key)
+            if overlap.of_consumer(self.consumer) == self._said[matter]
+            else topic_path(self.topic_name or "", overlap.topic_key)
+            for matter, overlap in OVERLAPS.items()
+            if self._said[matter] is not None
+        }
 
-    jitter: bool
-    on_exhausted: GiveUp
-    holds_keys: bool
-    """The later messages of a key wait behind one that waits."""
+    @property
+    def guarantee(self) -> Semantics | None:
+        """The weakest semantics that is wanted; None if the policy does not say."""
+        wanted: Semantics | None = self._said["guarantee"]
+        return wanted
 
-    parking_owner: str | None
-    side_effects: tuple[SideEffect, ...]
-    """All of them, those included that other keys imply; each says whether it has a key."""
+    @property
+    def ordering(self) -> Ordering:
+        """The order that is kept."""
+        return self._said["ordering"] or Ordering.NONE
 
-    windows: tuple[Window, ...]
-    claims_ttl: timedelta
-    decided_by: Mapping[str, Path] = field(default_factory=dict)
-    """By matter of `OVERLAPS`: the key that won; absent where it is the default."""
+    @property
+    def replay(self) -> ReplayAllowed:
+        """Whether messages may be sent to the consumer again."""
+        is_safe = all(effect.is_protected for effect in self.side_effects)
+        by_default = ReplayAllowed.YES if is_safe else ReplayAllowed.NOT_FOR_SIDE_EFFECT
+        return self._said["replay"] or by_default
+
+    @property
+    def replay_window(self) -> timedelta | None:
+        """How far back a replay may reach."""
+        return self._said["replay_window"] or self.topic.retention
+
+    @property
+    def attempts(self) -> int | None:
+        """How often a message is tried; None: no limit."""
+        most = self.consumer.retry.max_attempts
+        return None if most == UNBOUNDED else most
+
+    @property
+    def poison_attempts(self) -> int | None:
+        """How often a poison message is tried; None: no limit."""
+        limits = (self.consumer.poison.max_attempts_before_park, self.attempts)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @property
+    def jitter(self) -> bool:
+        """Whether waits are shortened at random."""
+        own = self.consumer.retry
+        return own.backoff is BackoffShape.EXPONENTIAL_JITTER if own.jitter is None else own.jitter
+
+    @property
+    def on_exhausted(self) -> GiveUp:
+        """Where a message goes that is not tried again."""
+        by_default = GiveUp.DEAD_LETTER if self.consumer.dlq.enabled else GiveUp.PARK
+        return self.consumer.on_exhausted or by_default
+
+    @property
+    def holds_keys(self) -> bool:
+        """Whether the later messages of a key wait behind one that waits."""
+        own, mode = self.consumer.parking.per_key, self.consumer.retry.mode
+        holds = self.ordering is not Ordering.NONE and mode is not RetryMode.RETRY_TOPIC
+        return holds if own is None else own
+
+    @property
+    def parking_owner(self) -> str | None:
+        """The team that looks after parked messages."""
+        return self.consumer.parking.owner or self.consumer.dlq.owner
 
     @property
     def lease(self) -> LeaseTerms:
         """The lease of a claim, in mode ``leased``."""
         return self.consumer.lease or LeaseTerms()
 
+    @cached_property
+    def side_effects(self) -> tuple[SideEffect, ...]:
+        """All of them, those included that other keys imply; each says whether it has a key."""
+        own = self.consumer
+        strategy, keyed = own.idempotency.strategy, own.idempotency.external_provider_idempotency
+        listed = own.side_effects
+        if listed is None:
+            is_said = keyed is not None or own.replay.allowed is ReplayAllowed.NOT_FOR_SIDE_EFFECT
+            implied = IMPLIED.get(strategy, "external call" if is_said else "")
+            listed = (SideEffect(name=implied),) if implied else ()
+        by_default = strategy is Strategy.PROVIDER_IDEMPOTENCY_KEY if keyed is None else keyed
+        return tuple(
+            effect.model_copy(update={"idempotency_key": by_default})
+            if effect.idempotency_key is None
+            else effect
+            for effect in listed
+        )
+
+    @cached_property
+    def windows(self) -> tuple[Window, ...]:
+        """The times within which a message can come again."""
+        unsaid = f", as that of {self.topic_name} is not stated," if self.topic_name else ""
+        usual = Window(f"the usual retention of a topic{unsaid}", USUAL_RETENTION)
+        is_said = "replay_window" in self.decided_by and self.replay is not ReplayAllowed.NO
+        stated = {
+            f"the retention of {self.topic_name}": self.topic.retention,
+            "the replay window": self.replay_window if is_said else None,
+            "the age of dead letters": self.consumer.dlq.keep,
+            "the age of parked messages": self.consumer.parking.keep,
+        }
+        found = [Window(what, length) for what, length in stated.items() if length is not None]
+        return tuple(found if self.topic.retention is not None else [usual, *found])
+
     @property
     def needed_ttl(self) -> timedelta:
         """How long a claim must be kept to recognise every message that can come again."""
         return SAFETY * max(window.length for window in self.windows)
+
+    @property
+    def claims_ttl(self) -> timedelta:
+        """How long a claim is kept."""
+        return self.consumer.claims.ttl or self.needed_ttl
 
     @property
     def replay_refusal(self) -> str | None:
@@ -394,97 +491,8 @@ class Effective:
         return None
 
 
-def _effective(
-    consumer: str, own: ConsumerPolicy, topic: str | None, shared: TopicPolicy
-) -> Effective:
-    said = {
-        matter: strictest(overlap, overlap.of_topic(shared), overlap.of_consumer(own))
-        for matter, overlap in OVERLAPS.items()
-    }
-    effects, retry, per_key = _side_effects(own), own.retry, own.parking.per_key
-    is_safe = all(effect.is_protected for effect in effects)
-    ordering = said["ordering"] or Ordering.NONE
-    holds = ordering is not Ordering.NONE and retry.mode is not RetryMode.RETRY_TOPIC
-    attempts = None if retry.max_attempts == UNBOUNDED else retry.max_attempts
-    limits = [n for n in (own.poison.max_attempts_before_park, attempts) if n is not None]
-    has_jitter = retry.backoff is BackoffShape.EXPONENTIAL_JITTER
-    made = Effective(
-        consumer_name=consumer,
-        topic_name=topic,
-        consumer=own,
-        topic=shared,
-        guarantee=said["guarantee"],
-        ordering=ordering,
-        replay=said["replay"]
-        or (ReplayAllowed.YES if is_safe else ReplayAllowed.NOT_FOR_SIDE_EFFECT),
-        replay_window=said["replay_window"] or shared.retention,
-        attempts=attempts,
-        poison_attempts=min(limits, default=None),
-        jitter=has_jitter if retry.jitter is None else retry.jitter,
-        on_exhausted=own.on_exhausted or (GiveUp.DEAD_LETTER if own.dlq.enabled else GiveUp.PARK),
-        holds_keys=holds if per_key is None else per_key,
-        parking_owner=own.parking.owner or own.dlq.owner,
-        side_effects=effects,
-        windows=(),
-        claims_ttl=timedelta(),
-        decided_by=dict(_decided(said, consumer, own, topic, shared)),
-    )
-    made = replace(made, windows=tuple(_windows(made)))
-    return replace(made, claims_ttl=own.claims.ttl or made.needed_ttl)
-
-
-def _decided(
-    said: Mapping[str, Any],
-    consumer: str,
-    own: ConsumerPolicy,
-    topic: str | None,
-    shared: TopicPolicy,
-) -> Iterator[tuple[str, Path]]:
-    """Name, by matter, the key that won; the consumer's where both say the same."""
-    for matter, overlap in OVERLAPS.items():
-        if said[matter] is None:
-            continue
-        if overlap.of_consumer(own) == said[matter]:
-            yield matter, consumer_path(consumer, overlap.consumer_key)
-        elif topic is not None and overlap.of_topic(shared) == said[matter]:
-            yield matter, topic_path(topic, overlap.topic_key)
-
-
 IMPLIED: Final[Mapping[Strategy, str]] = {
     Strategy.NOTIFICATION_ID: "notification",
     Strategy.PROVIDER_IDEMPOTENCY_KEY: "external call",
 }
 """The side effect that a strategy speaks of."""
-
-
-def _side_effects(own: ConsumerPolicy) -> tuple[SideEffect, ...]:
-    """Return a consumer's side effects, those included that other keys imply."""
-    strategy, keyed = own.idempotency.strategy, own.idempotency.external_provider_idempotency
-    listed = own.side_effects
-    if listed is None:
-        is_said = keyed is not None or own.replay.allowed is ReplayAllowed.NOT_FOR_SIDE_EFFECT
-        implied = IMPLIED.get(strategy, "external call" if is_said else "")
-        listed = (SideEffect(name=implied),) if implied else ()
-    by_default = strategy is Strategy.PROVIDER_IDEMPOTENCY_KEY if keyed is None else keyed
-    return tuple(
-        effect.model_copy(update={"idempotency_key": by_default})
-        if effect.idempotency_key is None
-        else effect
-        for effect in listed
-    )
-
-
-def _windows(made: Effective) -> Iterator[Window]:
-    own, topic, length = made.consumer, made.topic_name, made.topic.retention
-    if length is not None:
-        yield Window(f"the retention of {topic}", length)
-    else:
-        unsaid = f", as that of {topic} is not stated," if topic is not None else ""
-        yield Window(f"the usual retention of a topic{unsaid}", USUAL_RETENTION)
-    is_said = "replay_window" in made.decided_by and made.replay is not ReplayAllowed.NO
-    if made.replay_window is not None and is_said:
-        yield Window("the replay window", made.replay_window)
-    if own.dlq.keep is not None:
-        yield Window("the age of dead letters", own.dlq.keep)
-    if own.parking.keep is not None:
-        yield Window("the age of parked messages", own.parking.keep)

@@ -11,16 +11,16 @@ key expects is read from the JSON Schema, so messages and editors agree.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
+
+import yaml
+from pydantic import ValidationError
+from yaml.constructor import SafeConstructor
 
 from semel.errors import Misuse
-
-if TYPE_CHECKING:
-    import yaml
-    from pydantic import ValidationError
 
 Path: TypeAlias = tuple[str | int, ...]
 """The keys that lead to a value; a number is a place in a list."""
@@ -162,7 +162,7 @@ def choices_of(schema: Schema) -> list[str]:
 
 
 class Entries(dict[Any, Any]):
-    """A mapping of the file, with its line and those of its keys and values."""
+    """A mapping of the file, with its line and, by key, those of the key and of its value."""
 
     def __init__(self, line: int) -> None:
         super().__init__()
@@ -175,12 +175,19 @@ class Entries(dict[Any, Any]):
 
 
 class Items(list[Any]):
-    """A list of the file, with its line and those of its items."""
+    """A list of the file, with its line and, by place, those of its items."""
 
     def __init__(self, line: int) -> None:
         super().__init__()
         self.line = line
-        self.lines: list[int] = []
+        self.lines: dict[int, tuple[int, int]] = {}
+
+
+def lines_in(values: Any, at: Path = ()) -> Iterator[tuple[Path, int]]:
+    """Yield the path and the line of every key and item; of a valid file, as aliases multiply."""
+    for step, (line, _) in getattr(values, "lines", {}).items():
+        yield (*at, step), line
+        yield from lines_in(values[step], (*at, step))
 
 
 class Nothing:
@@ -204,25 +211,20 @@ def found_words(value: Any) -> str:
             return f"found the number {value}"
 
 
+_NAME: Final = "[key]"
+"""The last step of pydantic's path to the name of an entry."""
+
 PARTS: Final = "parts"
 """The type of a validator's error about several keys or items; its context has (step, sentence)."""
 
 
 class Document:
-    """The values of one policy file, the line of each, and every problem."""
+    """The values of one policy file, and every problem with its line."""
 
     def __init__(self, text: str, schema: Schema) -> None:
         self.problems: list[PolicyProblem] = []
-        self.lines: dict[Path, int] = {}
-        """By path: the line of every key that the file has and the schema knows."""
-
-        self._found: dict[Path, tuple[Any, int]] = {}
-        """By the same paths: the value, and the line where it begins."""
-
         self._schema = schema
         self.values = self._read(text)
-        if self.values is not None:
-            self._look(self.values, getattr(self.values, "line", 1), schema, ())
 
     def wrong(
         self, at: Path, line: int | None, what: str, expected: str = "", suggestion: str = ""
@@ -230,24 +232,35 @@ class Document:
         """Add a problem."""
         self.problems.append(PolicyProblem(line, path_words(at), what, expected, suggestion))
 
+    def line_of(self, path: Path) -> int | None:
+        """Return the line of the key or item at *path*."""
+        around, _ = self._found(path[:-1])
+        lines: tuple[int, int] = getattr(around, "lines", {}).get(path[-1], (None, None))
+        return lines[0]
+
     def add_errors(self, invalid: ValidationError) -> None:
         """Translate what pydantic found into problems of this file."""
         for error in invalid.errors(include_url=False, include_input=False):
             at, kind, context = error["loc"], error["type"], error.get("ctx", {})
-            missing = kind == "missing"
-            value, line = self._found.get(at[:-1] if missing else at, (None, 0))
-            # `_look` reports unknown keys and bad names itself, and nothing below them.
-            if kind in ("extra_forbidden", "invalid_key") or not line:
-                continue
-            if missing:
+            if kind == "extra_forbidden":
+                known, key = schema_at(self._schema, at[:-1]), str(at[-1])
+                meant = nearest(key, known["properties"]) or deeper(known, key)
+                expected = f"one of {', '.join(known['properties'])}"
+                self.wrong(at, self.line_of(at), "unknown key", expected, meant)
+            elif at[-1:] == (_NAME,):
+                self.wrong(at[:-2], self.line_of(at[:-1]), f"the name {at[-2]!r} is not text")
+            elif kind == "missing":
+                _, line = self._found(at[:-1])
                 self.wrong(at, line, "the key is missing", expects(schema_at(self._schema, at)))
             elif kind == PARTS:
+                _, line = self._found(at)
                 for step, what in context["found"]:
-                    self.wrong((*at, step), self.lines.get((*at, step), line), what)
+                    self.wrong((*at, step), self.line_of((*at, step)) or line, what)
             else:
-                self._wrong_value(at, line, value, kind, context.get("meant", ""))
+                self._wrong_value(at, kind, context.get("meant", ""))
 
-    def _wrong_value(self, at: Path, line: int, value: Any, kind: str, meant: str) -> None:
+    def _wrong_value(self, at: Path, kind: str, meant: str) -> None:
+        value, line = self._found(at)
         schema = schema_at(self._schema, at)
         expected = expects(schema)
         if isinstance(value, str):
@@ -261,33 +274,15 @@ class Document:
             )
         self.wrong(at, line, found_words(value), expected, meant)
 
-    def _look(self, value: Any, line: int, schema: Schema, at: Path) -> None:
-        """Record where everything stands that the schema knows, and report unknown keys."""
-        self._found[at] = (value, line)
-        properties, each = schema.get("properties"), schema.get("additionalProperties")
-        if isinstance(value, Items) and "items" in schema:
-            for number, item in enumerate(value):
-                self.lines[*at, number] = value.lines[number]
-                self._look(item, value.lines[number], schema["items"], (*at, number))
-        if not isinstance(value, Entries) or not (properties or isinstance(each, Mapping)):
-            return
-        for key, inner in value.items():
-            key_line, value_line = value.lines[key]
-            if properties and key not in properties:
-                meant = nearest(str(key), properties) or deeper(schema, key)
-                expected = f"one of {', '.join(properties)}"
-                self.wrong((*at, str(key)), key_line, "unknown key", expected, meant)
-            elif not isinstance(key, str) or not key:
-                what = f"the name {key!r} is not text"
-                self.wrong(at, key_line, what, suggestion=f'"{key}"' if key != "" else "")
-            else:
-                self.lines[*at, key] = key_line
-                self._look(inner, value_line, schema_at(schema, (key,)), (*at, key))
+    def _found(self, path: Path) -> tuple[Any, int]:
+        """Return the value at *path*, and the line where it begins."""
+        value, line = self.values, getattr(self.values, "line", 1)
+        for step in path:
+            value, (_, line) = value[step], value.lines[step]
+        return value, line
 
     def _read(self, text: str) -> Any:
         """Return the values of *text*; None, and a problem, where it is no single document."""
-        import yaml
-
         try:
             root = yaml.compose(text, Loader=yaml.SafeLoader)
             return None if root is None else _Tree(self).value(root, ())
@@ -322,8 +317,6 @@ class _Tree:
         self._done: dict[int, Any] = {}
 
     def value(self, node: yaml.Node, at: Path) -> Any:
-        import yaml
-
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, at)
         if id(node) in self._done:
@@ -342,12 +335,10 @@ class _Tree:
         made = Items(_line(node))
         for number, item in enumerate(node.value):
             made.append(self.value(item, (*at, number)))
-            made.lines.append(_line(item))
+            made.lines[number] = (_line(item), _line(item))
         return made
 
     def _mapping(self, node: yaml.Node, at: Path) -> Entries:
-        import yaml
-
         made, seen, merged = Entries(_line(node)), dict[str, int](), []
         for key_node, value_node in node.value:
             line, name = _line(key_node), key_node.value
@@ -359,9 +350,10 @@ class _Tree:
                 self._wrong((*at, name), line, f"the key stands in line {seen[name]} already")
             else:
                 seen[name] = line
-                key, value = self._scalar(key_node, at), self.value(value_node, (*at, name))
-                key = name if isinstance(key, Nothing) else key
-                made.add(key, value, (line, _line(value_node)))
+                if not isinstance(key := self._scalar(key_node, at), str | Nothing):
+                    what = f"the name {key!r} is not text"
+                    self._wrong(at, line, what, suggestion=f'"{name}"')
+                made.add(name, self.value(value_node, (*at, name)), (line, _line(value_node)))
         for value_node in merged:
             self._merge(self.value(value_node, at), made, _line(value_node), at)
         return made
@@ -377,8 +369,6 @@ class _Tree:
             self._wrong(at, line, "<< has nothing to merge", "an alias of a mapping")
 
     def _scalar(self, node: yaml.ScalarNode, at: Path) -> Any:
-        from yaml.constructor import SafeConstructor
-
         text = str(node.value)
         try:
             match node.tag.removeprefix(_TAG):

@@ -7,7 +7,8 @@ import pytest
 from semel.errors import Misuse
 from semel.messaging.settings import DAY_SECONDS
 from semel.operate.retention import Retention, retention_of
-from semel.policy import Policy, review
+from semel.policy.lint import review
+from semel.policy.model import Policy
 from tests.unit.policy.policy_texts import CLEAN_CONSUMER, CLEAN_TOPIC, TEMPLATE, merged, text_of
 
 ON = ("--consumer", "c")

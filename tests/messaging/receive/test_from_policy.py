@@ -20,8 +20,10 @@ from semel.messaging.settings import (
     id_place_of,
     settings_of,
 )
-from semel.policy import Policy, PolicyNameUnknown, review
 from semel.policy import vocabulary as words
+from semel.policy.lint import review
+from semel.policy.model import Policy
+from semel.policy.reader import PolicyNameUnknown
 from semel.policy.rules import CANNOT, KNOWN_CODES
 from semel.policy.vocabulary import (
     BatchPolicy,

@@ -36,7 +36,7 @@ from semel.operate.replay_message import Replayed, ReplayResult, replaying
 from semel.operate.retention import ReplayRuns, Retention, prune
 from semel.operate.selection import Ids, Letters, Offsets, Times, Waiting, parked_key
 from semel.operate.stores import Act, ReplayState
-from semel.policy import Policy
+from semel.policy.model import Policy
 from semel.policy.vocabulary import GapPolicy, Mode, RetryMode
 from semel.sql.operators import SqlReplays
 from tests.messaging.act_world import acts, letters

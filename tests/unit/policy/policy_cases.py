@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semel.policy import Severity
+from semel.policy.vocabulary import Severity
 
 REFUSED, WARN, NOTE = Severity.REFUSED, Severity.WARN, Severity.NOTE
 MAIL = [{"name": "mail"}]

@@ -7,7 +7,9 @@ from typing import Any
 
 import yaml
 
-from semel.policy import Finding, Policy, Review, review
+from semel.policy.lint import Review, review
+from semel.policy.model import Policy
+from semel.policy.rules import Finding
 
 TEMPLATE = """\
 deliverySemantics:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from semel.cli.app import app
-from semel.policy import policy_schema
+from semel.policy.model import policy_schema
 from tests.unit.policy.policy_texts import CLEAN_CONSUMER, CLEAN_TOPIC, TEMPLATE, merged, text_of
 
 

@@ -7,10 +7,9 @@ from itertools import product
 
 import pytest
 
-from semel.policy import ConsumerPolicy, Policy, TopicPolicy
-from semel.policy.model import OVERLAPS, SAFETY, USUAL_RETENTION, Effective, strictest
+from semel.policy.model import OVERLAPS, SAFETY, USUAL_RETENTION, Effective, Policy, strictest
 from semel.policy.reader import PolicyNameUnknown, path_words
-from semel.policy.sections import ReplaySection
+from semel.policy.sections import ConsumerPolicy, ReplaySection, TopicPolicy
 from semel.policy.vocabulary import (
     GiveUp,
     Ordering,

@@ -8,8 +8,18 @@ from itertools import product
 import pytest
 
 from docs.policy_tables import MATRIX, PRODUCER_REPEATS, Publishing, SetUp
-from semel.policy import ConsumerGuarantee, Policy, guarantee_of, lint_policy
-from semel.policy.guarantee import ACK, SEMANTICS, STRATEGIES, AckTime, Repetition, listing
+from semel.policy.guarantee import (
+    ACK,
+    SEMANTICS,
+    STRATEGIES,
+    AckTime,
+    ConsumerGuarantee,
+    Repetition,
+    guarantee_of,
+    listing,
+)
+from semel.policy.lint import lint_policy
+from semel.policy.model import Policy
 from semel.policy.vocabulary import (
     CommitTiming,
     Duplicates,

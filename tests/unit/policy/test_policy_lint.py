@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from semel.policy import Policy, PolicyNameUnknown, Severity, lint_policy
-from semel.policy import PolicyStatus as Status
+from semel.policy.lint import lint_policy
+from semel.policy.model import Policy
+from semel.policy.reader import PolicyNameUnknown
+from semel.policy.vocabulary import PolicyStatus as Status
+from semel.policy.vocabulary import Severity
 from tests.unit.policy.policy_texts import policy_with, reviewed
 
 MAIL = [{"name": "mail"}]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from semel.policy import ConsumerPolicy, Policy, PolicyInvalid
+from semel.policy.model import Policy
+from semel.policy.reader import PolicyInvalid
+from semel.policy.sections import ConsumerPolicy
 
 HEAD = "deliverySemantics:\n  topics:\n    t: {}\n  consumers:\n    c:\n"
 

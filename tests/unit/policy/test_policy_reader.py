@@ -9,9 +9,10 @@ import pytest
 
 from semel.codec import FromCoordinates, FromHeader, FromPayload
 from semel.errors import Misuse
-from semel.policy import ConsumerPolicy, Policy, PolicyInvalid, TopicPolicy
-from semel.policy.reader import PolicyNameUnknown, nearest
+from semel.policy.model import Policy
+from semel.policy.reader import PolicyInvalid, PolicyNameUnknown, nearest
 from semel.policy.sections import (
+    ConsumerPolicy,
     Dlq,
     Idempotency,
     LagSlo,
@@ -20,6 +21,7 @@ from semel.policy.sections import (
     ReplaySection,
     Retry,
     SideEffect,
+    TopicPolicy,
     duration_words,
     parse_duration,
 )

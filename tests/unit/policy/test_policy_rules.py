@@ -7,10 +7,11 @@ from itertools import product
 import pytest
 
 from semel.messaging.failure import CODES, FailureClass
-from semel.policy import AntiPattern, Policy, Severity, lint_policy
+from semel.policy.lint import lint_policy
+from semel.policy.model import Policy
 from semel.policy.questions import QUESTIONS
 from semel.policy.rules import RULES, UNREADABLE_CODES
-from semel.policy.vocabulary import BatchPolicy, RetryMode
+from semel.policy.vocabulary import AntiPattern, BatchPolicy, RetryMode, Severity
 from tests.unit.policy.policy_cases import CASES, PER_KEY
 from tests.unit.policy.policy_texts import TEMPLATE, findings_with, reviewed
 

@@ -12,10 +12,9 @@ from typing import Any, get_args, get_origin
 import pytest
 import yaml
 
-from semel.policy import ConsumerPolicy, Policy, PolicyInvalid, TopicPolicy, policy_schema
-from semel.policy.model import PolicyFile, key_schema
-from semel.policy.reader import Schema, schema_at
-from semel.policy.sections import Section
+from semel.policy.model import Policy, PolicyFile, key_schema, policy_schema
+from semel.policy.reader import PolicyInvalid, Schema, schema_at
+from semel.policy.sections import ConsumerPolicy, Section, TopicPolicy
 from tests.unit.policy.policy_texts import TEMPLATE, merged, text_of
 
 SCHEMA = policy_schema()

@@ -14,21 +14,13 @@ from rich.text import Text
 from semel.cli.answer import Answer, ExitCode, answering
 from semel.cli.options import DebugOption, JsonOption
 from semel.cli.render import Field, Line, Rows, Shape, bold, counted
-from semel.policy import (
-    EffectivePolicies,
-    Finding,
-    Linted,
-    Policy,
-    PolicyAnswer,
-    PolicyInvalid,
-    PolicyProblem,
-    Promise,
-    Review,
-    effective_policies,
-    lint_policy,
-    policy_schema,
-)
-from semel.policy.effective import EffectiveKey
+from semel.policy.effective import EffectiveKey, EffectivePolicies, effective_policies
+from semel.policy.guarantee import Promise
+from semel.policy.lint import Linted, Review, lint_policy
+from semel.policy.model import Policy, policy_schema
+from semel.policy.questions import PolicyAnswer
+from semel.policy.reader import PolicyInvalid, PolicyProblem
+from semel.policy.rules import Finding
 
 app = typer.Typer(no_args_is_help=True, help="Check and explain a policy file.")
 

@@ -24,7 +24,7 @@ from semel.operate.retention import (
     prune,
     retention_of,
 )
-from semel.policy import Policy
+from semel.policy.model import Policy
 
 TtlOption: TypeAlias = Annotated[
     float | None,
