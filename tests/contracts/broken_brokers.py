@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import replace
 
 from semel.errors import Fenced, Misuse, Permanent, Retryable
 from semel.memory.broker import (
     Bell,
+    Call,
     MemoryBroker,
     MemoryPublisher,
     MemoryReader,
     MemorySubscription,
 )
-from semel.memory.broker_failures import Call
-from semel.memory.broker_groups import Group
-from semel.memory.broker_store import MemoryBrokerStore
+from semel.memory.broker_store import BrokerStore
 from semel.message import Partition
 
 CONVICTED_BY = defaultdict(list)
@@ -169,7 +169,7 @@ class GoesOnWhereTheLogStarts(MemorySubscription):
 @breaks("an_outage_delays_records_and_loses_none")
 class MovesOnBeforeItAnswers(MemorySubscription):
     async def fetch(self, max_records, wait_seconds):
-        if self._broker.failures.take(Call.FETCH).failure:
+        if self._broker.failures.take(Call.FETCH):
             self._take(max_records)
             raise Retryable("the answer was lost")
         return await super().fetch(max_records, wait_seconds)
@@ -209,14 +209,19 @@ class MixesGroups(MemoryBroker):
         self.store = OneGroup()
 
 
-class OneGroup(MemoryBrokerStore):
+class OneGroup(BrokerStore):
     def __init__(self):
         super().__init__()
         self.offsets = {}
 
+    def peek(self, name):
+        return replace(super().peek(name), committed=dict(self.offsets))
+
+    @contextmanager
     def group(self, name):
-        self._groups.setdefault(name, Group(name)).committed = self.offsets
-        return super().group(name)
+        with super().group(name) as group:
+            yield group
+        self.offsets = group.committed
 
 
 @breaks("members_share_the_partitions_and_none_sees_another_ones")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
-from semel.memory.broker_failures import BrokerFailure, Call
+from semel.memory.broker import BrokerFailure, Call
 from semel.testing.contracts.broker import BrokerContract
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from broker_place import InThisProcess
 
-from semel.memory.broker import MemoryBroker
+from semel.memory.broker import FileBroker, MemoryBroker
 from semel.testing.clock import SimulatedClock
-from semel.testing.filebroker import FileBroker
 
 
 class TestMemoryBroker(InThisProcess):

@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from semel.memory.broker import FileBroker
 from semel.memory.broker_groups import Patience
 from semel.message import Message
 from semel.messaging.consumer import consumer
@@ -20,7 +21,6 @@ from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
 from semel.policy.vocabulary import RetryMode
 from semel.sql.database import SqlDatabase
-from semel.testing.filebroker import FileBroker
 
 SOON, LATER = 0.15, 0.4
 """When the killer strikes, and how long the others are at work: longer."""

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from semel.memory.broker import FileBroker
 from semel.memory.broker_groups import Patience
 from semel.messaging.handle.claims import ClaimState
 from semel.sql.database import SqlDatabase
 from semel.sql.tables import metadata
-from semel.testing.filebroker import FileBroker
 from semel.testing.kill import Zygote
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(120)]

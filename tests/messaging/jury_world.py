@@ -22,8 +22,7 @@ from semel.codec import FromHeader, FromKey, Reading, unreadable_id
 from semel.crashpoints import CrashPoint
 from semel.errors import Retryable
 from semel.lease import Owner
-from semel.memory.broker import MemoryBroker
-from semel.memory.broker_failures import BrokerFailure, Call
+from semel.memory.broker import BrokerFailure, Call, MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.message import Message, Partition, digest_of
 from semel.messaging.consumer import consumer

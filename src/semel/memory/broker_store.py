@@ -1,18 +1,41 @@
-"""The storage of a broker: logs with offsets, and consumer groups."""
+"""The logs and groups of a broker in SQLite: in memory for one process, in a file for several."""
 
 from __future__ import annotations
 
+import os
+import pickle
+import sqlite3
 import threading
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
 from semel.errors import Misuse, NeedsOperator
 from semel.memory.broker_groups import Group
 from semel.message import Coordinates, Partition, Record, headers_from, pairs_of
 from semel.messaging.receive.broker import Outgoing
+
+# A transaction takes well under a millisecond; this long only a stopped process holds the lock.
+BUSY_SECONDS: Final = 30.0
+
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS topic (name TEXT PRIMARY KEY, partitions INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS bounds (
+    topic TEXT, partition INTEGER, first INTEGER NOT NULL, next INTEGER NOT NULL,
+    PRIMARY KEY (topic, partition)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS record (
+    topic TEXT, partition INTEGER, offset INTEGER, body BLOB NOT NULL,
+    PRIMARY KEY (topic, partition, offset)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS producer (
+    name TEXT, topic TEXT, partition INTEGER, sequence INTEGER NOT NULL,
+    PRIMARY KEY (name, topic, partition)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS consumer_group (name TEXT PRIMARY KEY, body BLOB NOT NULL);
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,210 +50,192 @@ class Entry:
     """The producer's own count; an entry that the log has already is not appended again."""
 
 
-class BrokerStore(Protocol):
-    """The logs and groups of a broker; every call is one transaction.
+class BrokerStore:
+    """Logs with offsets, and consumer groups; every call is one transaction.
 
-    A partition that does not exist is `Misuse`.
+    Threads may share it, and processes may share its file; a partition that does not exist is
+    `Misuse`.
     """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._pid = 0
+        self._inherited: list[sqlite3.Connection] = []
 
     def topics(self) -> Mapping[str, int]:
         """Return the number of partitions of each topic."""
-        ...
+        return dict(self._ask("SELECT name, partitions FROM topic ORDER BY name"))
 
     def create(self, topic: str, partitions: int) -> None:
         """Create a topic, or add partitions to it."""
-        ...
+        with self._transaction() as connection:
+            before = self.topics().get(topic, 0)
+            if partitions < max(before, 1):
+                raise Misuse(f"topic {topic} has {before} partitions and cannot have {partitions}")
+            connection.execute("INSERT OR REPLACE INTO topic VALUES (?, ?)", (topic, partitions))
+            connection.executemany(
+                "INSERT OR IGNORE INTO bounds VALUES (?, ?, 0, 0)",
+                [(topic, number) for number in range(partitions)],
+            )
 
     def append(self, entries: Sequence[Entry]) -> Sequence[Coordinates]:
         """Append all entries or none; return the coordinates of the new ones."""
-        ...
+        with self._transaction():
+            return [at for entry in entries if (at := self._append(entry)) is not None]
 
-    def read(self, partition: Partition, first: int, last: int, limit: int) -> Sequence[Record]:
+    def _append(self, entry: Entry) -> Coordinates | None:
+        topic, number = entry.partition.topic, entry.partition.number
+        is_new = self._ask(
+            "INSERT INTO producer VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE "
+            "SET sequence = excluded.sequence WHERE sequence < excluded.sequence RETURNING 1",
+            (entry.producer, topic, number, entry.sequence),
+        )
+        if not is_new:
+            return None
+        _, offset = self.bounds(entry.partition)
+        at, sent = Coordinates(topic, number, offset), entry.message
+        headers = headers_from(pairs_of(sent.headers))
+        record = Record(at, sent.value, sent.key, headers, entry.timestamp)
+        body = pickle.dumps(record)
+        self._ask("INSERT INTO record VALUES (?, ?, ?, ?)", (topic, number, offset, body))
+        self.skip(entry.partition, 1)
+        return at
+
+    def read(self, partition: Partition, first: int, last: int, limit: int) -> list[Record]:
         """Return at most *limit* records from *first* to *last*, both included."""
-        ...
+        rows = self._ask(
+            "SELECT body FROM record WHERE topic = ? AND partition = ? "
+            "AND offset BETWEEN ? AND ? ORDER BY offset LIMIT ?",
+            (partition.topic, partition.number, first, last, limit),
+        )
+        return [pickle.loads(body) for (body,) in rows]
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
         """Return the first offset that exists and the one that the next record gets."""
-        ...
+        rows = self._ask(
+            "SELECT first, next FROM bounds WHERE topic = ? AND partition = ?",
+            (partition.topic, partition.number),
+        )
+        if not rows:
+            raise Misuse(f"there is no partition {partition}; create its topic first")
+        ((first, next_offset),) = rows
+        return first, next_offset
+
+    def check_readable(self, partition: Partition, offset: int) -> tuple[int, int]:
+        """Return the bounds; refuse to read before the start of the log or beyond its end.
+
+        Raises:
+            NeedsOperator: continuing would skip records silently.
+        """
+        start, end = self.bounds(partition)
+        if offset < start:
+            raise NeedsOperator(
+                f"{partition}: offset {offset} was requested and the log starts at {start}; the "
+                f"records between them are gone; commit {start} to continue without them"
+            )
+        if offset > end:
+            raise NeedsOperator(
+                f"{partition}: offset {offset} was requested and the log ends at {end}; it was "
+                f"truncated, or a wrong offset was committed"
+            )
+        return start, end
 
     def skip(self, partition: Partition, offsets: int) -> None:
         """Use up offsets without records."""
-        ...
+        self._ask(
+            "UPDATE bounds SET next = next + ? WHERE topic = ? AND partition = ?",
+            (offsets, partition.topic, partition.number),
+        )
 
     def drop(self, partition: Partition, offsets: Sequence[int]) -> None:
         """Remove single records; their offsets stay used."""
-        ...
+        with self._transaction() as connection:
+            connection.executemany(
+                "DELETE FROM record WHERE topic = ? AND partition = ? AND offset = ?",
+                [(partition.topic, partition.number, offset) for offset in offsets],
+            )
 
     def trim(self, partition: Partition, up_to: int) -> None:
         """Remove every record before *up_to*; the log starts there."""
-        ...
-
-    def group(self, name: str) -> AbstractContextManager[Group]:
-        """Change a group: the changes of the block are stored, unless it raises."""
-        ...
-
-    def peek(self, name: str) -> Group:
-        """Return a group, without changing it."""
-        ...
-
-    def groups(self) -> Sequence[str]:
-        """Return the names of all groups."""
-        ...
-
-    def close(self) -> None:
-        """Close connections; the store can be used again."""
-        ...
-
-
-@dataclass(slots=True)
-class _Log:
-    """One partition."""
-
-    start: int = 0
-    end: int = 0
-    offsets: list[int] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
-
-
-class MemoryBrokerStore:
-    """A `BrokerStore` in memory; may be shared by threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._topics: dict[str, int] = {}
-        self._logs: dict[Partition, _Log] = {}
-        self._groups: dict[str, Group] = {}
-        self._sequences: dict[tuple[str, Partition], int] = {}
-
-    def topics(self) -> Mapping[str, int]:
-        with self._lock:
-            return dict(self._topics)
-
-    def create(self, topic: str, partitions: int) -> None:
-        with self._lock:
-            check_growth(topic, self._topics.get(topic, 0), partitions)
-            self._topics[topic] = partitions
-            for number in range(partitions):
-                self._logs.setdefault(Partition(topic, number), _Log())
-
-    def append(self, entries: Sequence[Entry]) -> Sequence[Coordinates]:
-        appended = []
-        with self._lock:
-            logs = [self._log(entry.partition) for entry in entries]
-            for entry, log in zip(entries, logs, strict=True):
-                producer = (entry.producer, entry.partition)
-                if self._sequences.get(producer, -1) >= entry.sequence:
-                    continue
-                self._sequences[producer] = entry.sequence
-                record = record_of(entry, log.end)
-                log.offsets.append(log.end)
-                log.records.append(record)
-                log.end += 1
-                appended.append(record.at)
-        return appended
-
-    def read(self, partition: Partition, first: int, last: int, limit: int) -> Sequence[Record]:
-        with self._lock:
-            log = self._log(partition)
-            begin = bisect_left(log.offsets, first)
-            end = bisect_left(log.offsets, last + 1, lo=begin)
-            return log.records[begin : min(end, begin + limit)]
-
-    def bounds(self, partition: Partition) -> tuple[int, int]:
-        with self._lock:
-            log = self._log(partition)
-            return log.start, log.end
-
-    def skip(self, partition: Partition, offsets: int) -> None:
-        with self._lock:
-            self._log(partition).end += offsets
-
-    def drop(self, partition: Partition, offsets: Sequence[int]) -> None:
-        gone = set(offsets)
-        with self._lock:
-            log = self._log(partition)
-            log.records = [record for record in log.records if record.at.offset not in gone]
-            log.offsets = [record.at.offset for record in log.records]
-
-    def trim(self, partition: Partition, up_to: int) -> None:
-        with self._lock:
-            log = self._log(partition)
-            check_trim(partition, log.start, log.end, up_to)
-            gone = bisect_left(log.offsets, up_to)
-            del log.offsets[:gone], log.records[:gone]
-            log.start = up_to
+        place = (up_to, partition.topic, partition.number)
+        with self._transaction() as connection:
+            start, end = self.bounds(partition)
+            if not start <= up_to <= end:
+                raise Misuse(
+                    f"{partition} has the offsets {start} to {end}; it cannot start at {up_to}"
+                )
+            connection.execute(
+                "DELETE FROM record WHERE offset < ? AND topic = ? AND partition = ?", place
+            )
+            connection.execute(
+                "UPDATE bounds SET first = ? WHERE topic = ? AND partition = ?", place
+            )
 
     @contextmanager
     def group(self, name: str) -> Iterator[Group]:
-        """Change a group; the rules of a `Group` check before they change anything."""
-        with self._lock:
-            yield self._groups.setdefault(name, Group(name))
+        """Change a group: the changes of the block are stored, unless it raises."""
+        with self._transaction() as connection:
+            before, group = self.peek(name), self.peek(name)
+            yield group
+            if group != before:
+                connection.execute(
+                    "INSERT OR REPLACE INTO consumer_group VALUES (?, ?)",
+                    (name, pickle.dumps(group)),
+                )
 
     def peek(self, name: str) -> Group:
-        with self._lock:
-            return self._groups.get(name) or Group(name)
+        """Return a copy of a group."""
+        rows = self._ask("SELECT body FROM consumer_group WHERE name = ?", (name,))
+        return pickle.loads(rows[0][0]) if rows else Group(name)
 
     def groups(self) -> Sequence[str]:
-        with self._lock:
-            return list(self._groups)
+        """Return the names of all groups."""
+        return [name for (name,) in self._ask("SELECT name FROM consumer_group ORDER BY name")]
 
     def close(self) -> None:
-        """Do nothing: there are no connections."""
+        """Close the connection to a file; the store can be used again."""
+        with self._lock:
+            if self._path is not None and self._connection is not None:
+                self._connection.close()
+                self._connection = None
 
-    def _log(self, partition: Partition) -> _Log:
-        try:
-            return self._logs[partition]
-        except KeyError:
-            raise no_such(partition) from None
+    def _ask(self, statement: str, arguments: Sequence[object] = ()) -> list[Any]:
+        with self._lock:
+            return self._open().execute(statement, arguments).fetchall()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            connection = self._open()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+
+    def _open(self) -> sqlite3.Connection:
+        """Return this process's connection: one that came through a fork is not it."""
+        if self._connection is not None and self._pid != os.getpid():
+            # Kept, because closing it here could end the parent's locks (sqlite.org/howtocorrupt).
+            self._inherited.append(self._connection)
+            self._connection = None
+        if self._connection is None:
+            self._connection = _connect(self._path)
+            self._pid = os.getpid()
+        return self._connection
 
 
-def record_of(entry: Entry, offset: int) -> Record:
-    """Return *entry* as the record at *offset*."""
-    message = entry.message
-    at = Coordinates(entry.partition.topic, entry.partition.number, offset)
-    return Record(
-        at, message.value, message.key, headers_from(pairs_of(message.headers)), entry.timestamp
+def _connect(path: Path | None) -> sqlite3.Connection:
+    """Open the database, making the tables where they are missing."""
+    connection = sqlite3.connect(
+        path or ":memory:", timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
-
-
-def no_such(partition: Partition) -> Misuse:
-    """Return the error for a partition that does not exist."""
-    return Misuse(f"there is no partition {partition}; create its topic first")
-
-
-def check_growth(topic: str, before: int, after: int) -> None:
-    """Refuse a topic without partitions, and one that would lose some.
-
-    Raises:
-        Misuse: it is one of them.
-    """
-    if after < max(before, 1):
-        raise Misuse(f"topic {topic} has {before} partitions and cannot have {after}")
-
-
-def check_trim(partition: Partition, start: int, end: int, up_to: int) -> None:
-    """Refuse to trim outside the log.
-
-    Raises:
-        Misuse: *up_to* is not in the log.
-    """
-    if not start <= up_to <= end:
-        raise Misuse(f"{partition} has the offsets {start} to {end}; it cannot start at {up_to}")
-
-
-def check_readable(partition: Partition, start: int, end: int, offset: int) -> None:
-    """Refuse to read before the start of the log or beyond its end.
-
-    Raises:
-        NeedsOperator: continuing would skip records silently.
-    """
-    if offset < start:
-        raise NeedsOperator(
-            f"{partition}: offset {offset} was requested and the log starts at {start}; the "
-            f"records between them are gone; commit {start} to continue without them"
-        )
-    if offset > end:
-        raise NeedsOperator(
-            f"{partition}: offset {offset} was requested and the log ends at {end}; it was "
-            f"truncated, or a wrong offset was committed"
-        )
+    # The pages of a process that is killed are in the kernel's hands already.
+    connection.execute("PRAGMA synchronous = OFF")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} COMMIT;")
+    return connection

@@ -12,7 +12,7 @@
 
 Inside: `contracts/`, `services/`; `chaos`, `explore`, `world` and `faults` tell the histories
 that `prove` goes through; `kill`, `zygote`, `trial`, `trial_audit` and `worker` kill processes;
-`crash`, `clock`, `local`, `filebroker`, `audit`.
+`crash`, `clock`, `local`, `audit`.
 """
 
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from semel.lazy import lazily
 
 if TYPE_CHECKING:
     from semel.crashpoints import CrashPoint, reach
-    from semel.memory.broker import BrokerFailure, Call, Failing
+    from semel.memory.broker import BrokerFailure, Call, Failing, FileBroker
     from semel.testing import services
     from semel.testing.audit import audit_sinks
     from semel.testing.chaos import ChaosContract, prove
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from semel.testing.contracts.sink import SinkContract, violations
     from semel.testing.contracts.sink_world import Capability
     from semel.testing.crash import Crash, crash_at
-    from semel.testing.filebroker import FileBroker
     from semel.testing.kill import Zygote
     from semel.testing.local import local_stage
     from semel.testing.trial import KILLS, Trial
@@ -78,7 +77,7 @@ __getattr__ = lazily(
         "Crash": "semel.testing.crash",
         "CrashPoint": "semel.crashpoints",
         "Failing": "semel.memory.broker",
-        "FileBroker": "semel.testing.filebroker",
+        "FileBroker": "semel.memory.broker",
         "KILLS": "semel.testing.trial",
         "LedgerContract": "semel.testing.contracts.ledger",
         "SimulatedClock": "semel.testing.clock",

@@ -25,10 +25,10 @@ from typing import Any, Final
 from sqlalchemy import MetaData
 
 from semel.crashpoints import CRASH_VARIABLE, STOP_VARIABLE
+from semel.memory.broker import FileBroker
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER
 from semel.sql.tables import metadata
-from semel.testing.filebroker import FileBroker
 from semel.testing.kill import DEADLINE_SECONDS, DeadlineMissed, EndedProcess, Running, Zygote
 from semel.testing.trial_audit import FinalState, TrialAudit, find, judged
 from semel.testing.worker import Worker, consumer_of, found, open_database

@@ -28,6 +28,7 @@ from sqlalchemy import event
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, install
 from semel.errors import InDoubt, Misuse, Retryable
+from semel.memory.broker import FileBroker
 from semel.memory.broker_groups import Patience
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database
@@ -45,7 +46,6 @@ from semel.policy.vocabulary import (
     StalePolicy,
 )
 from semel.sql.database import SqlDatabase
-from semel.testing.filebroker import FileBroker
 
 IDLE_POLL_SECONDS: Final = 0.02
 JUMP_SECONDS: Final = 86_400.0

@@ -10,8 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.codec import FromHeader
 from semel.errors import Fenced, Retryable
-from semel.memory.broker import MemoryBroker
-from semel.memory.broker_failures import BrokerFailure, Call, Failing
+from semel.memory.broker import BrokerFailure, Call, Failing, MemoryBroker
 from semel.message import Message, Partition
 from semel.messaging.consumer import consumer
 from semel.messaging.failure import RetryableMessageError

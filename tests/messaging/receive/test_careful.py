@@ -13,8 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.codec import FromHeader
 from semel.crashpoints import CrashPoint
-from semel.memory.broker import MemoryBroker
-from semel.memory.broker_failures import BrokerFailure, Call
+from semel.memory.broker import BrokerFailure, Call, MemoryBroker
 from semel.memory.broker_groups import Patience
 from semel.message import Message, Partition
 from semel.messaging.consumer import consumer

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from semel.events import EVENTS, Measurement, Metric
-from semel.memory.broker_failures import BrokerFailure, Call
+from semel.memory.broker import BrokerFailure, Call
 from semel.messaging.consumer import consumer
 from tests.messaging.served import QUICK, Service
 

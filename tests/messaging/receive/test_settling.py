@@ -10,8 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from semel.errors import Fenced, Retryable
-from semel.memory.broker import MemoryBroker
-from semel.memory.broker_failures import BrokerFailure, Call
+from semel.memory.broker import BrokerFailure, Call, MemoryBroker
 from semel.message import Partition
 from semel.messaging.outcome import HOLE, MEANING, Handled, Outcome, RetryLater, Skipped
 from semel.messaging.receive.offsets import Settling

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.errors import Misuse, Permanent, Retryable
-from semel.memory.broker import MemoryBroker
-from semel.memory.broker_failures import BrokerFailure, Call, Failing
+from semel.memory.broker import BrokerFailure, Call, Failing, MemoryBroker
 from semel.messaging.receive.broker import Outgoing
 from tests.stores.world import asynchronous
 from tests.unit.memory.filled_broker import P0, filled, values

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from semel.memory.broker import FileBroker
 from semel.memory.broker_groups import Patience
 from semel.message import Partition
 from semel.messaging.receive.broker import Outgoing
-from semel.testing.filebroker import FileBroker
 from tests.stores.world import asynchronous, run
 
 PATIENCE = Patience(session_seconds=1.0)
@@ -24,7 +24,7 @@ import asyncio, sys
 from semel.errors import Fenced
 from semel.memory.broker import Patience
 from semel.messaging.receive.broker import Outgoing
-from semel.testing.filebroker import FileBroker
+from semel.memory.broker import FileBroker
 
 broker = FileBroker(sys.argv[1], patience=Patience(session_seconds=1.0))
 """
