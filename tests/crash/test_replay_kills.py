@@ -29,6 +29,8 @@ pytestmark = [pytest.mark.kill, pytest.mark.timeout(300)]
 IDS = [f"m{n}" for n in range(4)]
 SHOP = """
 import asyncio
+import os
+import signal
 import sys
 
 from sqlalchemy import text
@@ -43,6 +45,8 @@ from semel.sql.database import SqlDatabase
 @consumer("billing", id_from=FromHeader("message-id"))
 async def billing(message, session):
     await session.execute(text("INSERT INTO paid VALUES (:id)"), {"id": message.id})
+    if message.id == os.environ.get("KILLER"):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def main():
@@ -131,3 +135,20 @@ def test_a_killed_replay_goes_on_with_the_message_in_its_hand(tmp_path, window):
 def test_so_it_does_on_postgres(tmp_path, quick_postgres_server):
     url = quick_postgres_server.create_database("killed_replay")
     killed_and_run_again(Shop(tmp_path, url), "replay:after#2")
+
+
+def test_a_message_that_kills_every_replay_is_refused_in_the_end(tmp_path):
+    shop = Shop(tmp_path, f"sqlite:///{tmp_path}/shop.db")
+    limit = _failing().settings.poison_attempts
+
+    deaths = 0
+    while shop.run(KILLER="m1") == -signal.SIGKILL:
+        deaths += 1
+        assert shop.found()[:3] == (["m0"], 3, 0)
+        assert deaths <= limit + 1
+
+    paid, letters, waiting, report = shop.found()
+    assert paid == ["m0", "m2", "m3"]
+    assert (letters, waiting) == (1, 0)
+    assert report.counts[ReplayResult.HANDLED] == 3
+    assert report.refusals == {f"the process died {deaths} times while it was tried": 1}

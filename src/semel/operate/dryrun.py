@@ -22,8 +22,8 @@ from semel.messaging.handle.lease import Lease
 from semel.messaging.outcome import Handled, Outcome, Skipped
 from semel.messaging.receive.broker import Reader
 from semel.messaging.send.outbox import OutboxEntry, parent_of
-from semel.operate.replay_message import MessageSource, NoPayload
-from semel.operate.selection import Selection, settled
+from semel.operate.replay_message import NoPayload, find, read
+from semel.operate.selection import MessageSource, Selection, settled
 from semel.operate.stores import OperatorDatabase, OperatorUnit, RowChange
 from semel.policy.vocabulary import Mode
 
@@ -178,7 +178,8 @@ async def dry_runs(
     done: list[DryRun | NoPayload] = []
     async with aclosing(source.items()) as items:
         async for item in items:
-            message = await source.message(item)
+            async with database.begin() as unit:
+                message = read(consumer, item, await find(unit, consumer.name, item))
             if isinstance(message, NoPayload):
                 done.append(message)
             else:

@@ -43,8 +43,10 @@ from semel.messaging.records import (
     stored_id,
 )
 from semel.messaging.send.outbox import OutboxEntry, outgoing_id, parent_of
-from semel.operate.acts import acting, need_reason, write_down
+from semel.operate.acts import SENT_BACK, acting, need_actor, need_reason
+from semel.operate.selection import MOMENT_SECONDS
 from semel.operate.stores import (
+    Act,
     Approval,
     ApprovalDecision,
     AuditEntry,
@@ -321,7 +323,7 @@ def _moments(known: _Known) -> Iterator[Moment]:
         yield Moment(known.stored.received_at, "stored", "it was stored in the inbox")
     yield from _of_attempts(known)
     if known.claim is not None:
-        yield _of_claim(known.claim)
+        yield _of_claim(known.claim, known.acts)
     if known.stored is not None:
         yield from _of_inbox(known.stored)
     if known.letter is not None:
@@ -364,12 +366,17 @@ def _of_attempts(known: _Known) -> Iterator[Moment]:
         yield Moment(claim.failed_at, "failed", words)
 
 
-def _of_claim(claim: ClaimRow) -> Moment:
+def _of_claim(claim: ClaimRow, acts: Sequence[AuditEntry]) -> Moment:
     said = f"{claim.state} after {_times(claim.attempts)}"
     if claim.error_code:
         said += f", the last failure was {claim.error_code}"
     # One statement writes both times, and PostgreSQL asks its clock for each.
-    return Moment(max(claim.updated_at, claim.failed_at or 0.0), "claim", said)
+    at = max(claim.updated_at, claim.failed_at or 0.0)
+    if claim.state is ClaimState.COMPLETED:
+        # A replay writes its entry after the handler: the message was sent back before that.
+        sent_back = [entry.at for entry in acts if entry.act.act in SENT_BACK]
+        at = max([at, *(one + MOMENT_SECONDS for one in sent_back)])
+    return Moment(at, "claim", said)
 
 
 def _of_inbox(stored: InboxMessage) -> Iterator[Moment]:
@@ -560,5 +567,5 @@ async def _close(unit: OperatorUnit, gaps: list[Gap], act: str, actor: str, reas
     consumer, key = gaps[0].consumer, gaps[0].key
     missing = [[gap.expected, gap.found - 1] for gap in gaps]
     await unit.versions.close_gaps(consumer, key, max(gap.found for gap in gaps) - 1, reason)
-    said = {"reason": reason, "key_hash": hash_of_key(key)}
-    await write_down(unit, actor, act, consumer, **said, missing=missing)
+    details = {"key_hash": hash_of_key(key), "missing": missing}
+    await unit.audit.append(Act(need_actor(actor), act, consumer, reason=reason, details=details))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from semel.errors import Misuse
 from semel.messaging.send.outbox import Leader, OutboxEntry, OutboxNumbers
-from semel.operate.acts import acting, need_reason, write_down
-from semel.operate.stores import OperatorDatabase
+from semel.operate.acts import acting, need_actor, need_reason
+from semel.operate.stores import Act, OperatorDatabase, OperatorUnit
 
 
 class NotParked(Misuse):
@@ -104,8 +104,7 @@ async def send_again(
     async with acting(database) as unit:
         if not await unit.outbox.unpark(outbox, message_id):
             raise NotParked(outbox, message_id)
-        said = {"message_id": message_id, "reason": reason, "outbox": outbox}
-        await write_down(unit, actor, "outbox.retry", **said)
+        await _write_down(unit, outbox, message_id, "outbox.retry", actor, reason)
 
 
 async def drop(
@@ -121,5 +120,13 @@ async def drop(
         if not await unit.outbox.drop(outbox, message_id):
             raise NotParked(outbox, message_id)
         why = need_reason(reason, "dropping a message")
-        said = {"message_id": message_id, "reason": why, "outbox": outbox}
-        await write_down(unit, actor, "outbox.drop", **said)
+        await _write_down(unit, outbox, message_id, "outbox.drop", actor, why)
+
+
+async def _write_down(
+    unit: OperatorUnit, outbox: str, message_id: str, act: str, actor: str, reason: str
+) -> None:
+    written = Act(
+        need_actor(actor), act, message_id=message_id, reason=reason, details={"outbox": outbox}
+    )
+    await unit.audit.append(written)

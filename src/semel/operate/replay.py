@@ -4,8 +4,8 @@
               └──────┴── failures ─▶ stop       the next run goes on from there
 
 The message's id stays, so a message that was handled is a duplicate and has no second
-effect.  The cursor is committed before and after every message that is tried: a replay that
-is killed goes on with the message that it was trying.
+effect.  The cursor is committed before a message is tried, and again in the transaction that
+ends it: a replay that is killed goes on with the message that it was trying.
 
 A person can stop a replay for a while, or abandon it; each is one transaction with its entry
 in the audit trail.
@@ -33,15 +33,16 @@ from semel.messaging.settings import ReplayRule, ReplayRules
 from semel.operate.acts import acting, need_actor, need_reason
 from semel.operate.deadletters import MOST_RETRIES
 from semel.operate.replay_message import (
+    Found,
     Handle,
-    MessageSource,
     Replayed,
     Replayer,
     ReplayOptions,
     ReplayResult,
-    SelectedMessage,
 )
 from semel.operate.selection import (
+    MessageSource,
+    SelectedMessage,
     Selection,
     asked,
     for_the_trail,
@@ -147,12 +148,23 @@ class Cursor:
     counts: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
 
+    def past(self, place: Any, done: Replayed) -> Cursor:
+        """Return the cursor behind a message, with its result counted."""
+        cursor = Cursor(place, None, Counter(self.counts), Counter(self.refusals))
+        cursor.count(done)
+        return cursor
+
     def count(self, done: Replayed) -> None:
         """Count a result; of refusals, keep the reasons."""
         self.counts[done.result.value] += 1
         if done.result is ReplayResult.REFUSED:
             is_one_more = done.why not in self.refusals and len(self.refusals) >= MOST_REASONS
             self.refusals[OTHER_REASONS if is_one_more else done.why] += 1
+
+    @property
+    def done(self) -> int:
+        """Messages that it is done with."""
+        return self.counts.total()
 
     def text(self) -> str:
         """Write it for a table."""
@@ -178,12 +190,16 @@ def report_of(run: ReplayRun) -> ReplayReport:
 
 
 # The cursor is written after this many messages that are not tried: after a crash, at most
-# this many are counted twice.
+# this many are looked at twice.
 DUPLICATES_PER_WRITE: Final = 100
 
 
 class ReplayNotAllowed(Permanent):
     """A policy, of the topic or of the consumer, forbids the replay; a dry run is allowed."""
+
+
+class _NotOurs(Exception):
+    """Rolls back: a person or another process has changed the replay."""
 
 
 class ReplayTaken(Fenced):
@@ -298,64 +314,70 @@ class Replay:
         if run.state is ReplayState.FINISHED:
             return self._report(run.state)
         source = MessageSource(from_json(run.selection), self.consumer, self.database, self._reader)
-        stopped = await self._through(source)
-        if stopped is not None:
-            return stopped
-        return await self._end(ReplayState.FINISHED)
+        try:
+            return await self._through(source) or await self._end(ReplayState.FINISHED)
+        except _NotOurs:
+            return await self._no_longer_ours()
 
     async def _through(self, source: MessageSource) -> ReplayReport | None:
         """Replay every message; return a report where it must not go on."""
         if self._cursor.hand is not None:
-            item = await source.again(*self._cursor.hand)
-            done = await self._turn_again(item)
-            stop = await (self._no_longer_ours() if done is None else self._finish(item, done))
+            stop = await self._replay(await source.again(*self._cursor.hand))
             if stop is not None:
                 return stop
         async with aclosing(source.items(self._cursor.after)) as items:
             async for item in items:
-                done = await self._replayer.look(item)
-                if done is None:
-                    await self._in_time()
-                    if not await self._write(hand=[item.message_id, item.place]):
-                        return await self._no_longer_ours()
-                    done = await self._take(item)
-                stop = await self._finish(item, done)
+                await self._in_time()
+                stop = await self._replay(item)
                 if stop is not None:
                     return stop
         return None
 
-    async def _take(self, item: SelectedMessage) -> Replayed:
-        reach(CrashPoint.REPLAY_BEFORE, self.consumer.name)
-        done = await self._replayer.take(item)
-        reach(CrashPoint.REPLAY_AFTER, self.consumer.name)
-        return done
-
-    async def _turn_again(self, item: SelectedMessage) -> Replayed | None:
-        """Find out what became of the message that an earlier run was trying.
-
-        None where another process has resumed the replay.
-        """
-        done = await self._replayer.look(item)
-        if done is None:
-            return await self._take(item) if await self._write(self._cursor.hand) else None
-        if done.result is ReplayResult.DUPLICATE:
+    async def _replay(self, item: SelectedMessage) -> ReplayReport | None:
+        """Replay one message; return a report where the replay must not go on."""
+        was_in_hand = self._cursor.hand is not None
+        trying = replace(self._cursor, hand=[item.message_id, item.place])
+        async with self.database.begin() as unit:
+            found = await self._replayer.look(unit, item)
+            if not isinstance(found, Replayed):
+                await self._need_ours(unit, trying)
+        if not isinstance(found, Replayed):
+            self._is_at(trying)
+            return await self._take(item, found)
+        if was_in_hand and found.result is ReplayResult.DUPLICATE:
             # It was not handled before that run tried it, so that run has handled it.
-            return replace(done, result=ReplayResult.HANDLED)
-        return done
+            found = replace(found, result=ReplayResult.HANDLED)
+        self._cursor = self._cursor.past(item.place, found)
+        if was_in_hand or self._cursor.done % DUPLICATES_PER_WRITE == 0:
+            async with self.database.begin() as unit:
+                await self._need_ours(unit, self._cursor)
+            self._is_at(self._cursor)
+        return await self._tell(found, was_tried=was_in_hand)
 
-    async def _finish(self, item: SelectedMessage, done: Replayed) -> ReplayReport | None:
-        """Count a result; return a report where the replay must not go on."""
-        was_tried = self._cursor.hand is not None
-        self._cursor.after, self._cursor.hand = item.place, None
-        self._cursor.count(done)
+    async def _take(self, item: SelectedMessage, found: Found) -> ReplayReport | None:
+        """Try a message; the transaction that ends it advances the cursor."""
+        is_ours = False
+
+        async def write(unit: OperatorUnit, done: Replayed) -> None:
+            # If a person stopped the replay meanwhile, the message is finished all the same.
+            nonlocal is_ours
+            is_ours = await self._advance(unit, self._cursor.past(item.place, done))
+
+        if self.settings.per_second is not None:
+            earliest = max(self._clock.monotonic(), self._next_at)
+            self._next_at = earliest + 1 / self.settings.per_second
+        reach(CrashPoint.REPLAY_BEFORE, self.consumer.name)
+        done = await self._replayer.take(item, found, write)
+        reach(CrashPoint.REPLAY_AFTER, self.consumer.name)
+        if not is_ours:
+            raise _NotOurs
+        self._is_at(self._cursor.past(item.place, done))
+        return await self._tell(done, was_tried=True)
+
+    async def _tell(self, done: Replayed, *, was_tried: bool) -> ReplayReport | None:
         report = self._report(ReplayState.RUNNING, last=done)
-        total = report.done
-        if (was_tried or total % DUPLICATES_PER_WRITE == 0) and not await self._write():
-            return await self._no_longer_ours()
         self._progress(report)
-        if not was_tried:
-            return None
-        return await self._stop_if_needed(report, done)
+        return await self._stop_if_needed(report, done) if was_tried else None
 
     async def _stop_if_needed(self, report: ReplayReport, done: Replayed) -> ReplayReport | None:
         stages = list(accumulate(self.settings.canary))
@@ -397,8 +419,7 @@ class Replay:
             raise Misuse(f"there is no replay {self.name!r} to go on with: select its messages")
         self._check_allowed(self.selection)
         selection = await settled(self.selection, self.consumer.name, unit, self._reader)
-        self._cursor = Cursor()
-        self._written = self._cursor.text()
+        self._is_at(Cursor())
         run = ReplayRun(
             self.name, self.consumer.name, to_json(selection), self._actor, cursor=self._written
         )
@@ -428,43 +449,47 @@ class Replay:
         if refusal is not None:
             raise ReplayNotAllowed(f"{refusal}; a dry run is allowed")
 
-    async def _write(self, hand: list[Any] | None = None) -> bool:
-        """Make the cursor durable; False where another process has resumed the replay."""
-        self._cursor.hand = hand
-        async with self.database.begin() as unit:
-            return await self._advance(unit, ReplayState.RUNNING)
-
-    async def _advance(self, unit: OperatorUnit, state: ReplayState) -> bool:
-        report = self._report(state)
+    async def _advance(
+        self, unit: OperatorUnit, cursor: Cursor, state: ReplayState = ReplayState.RUNNING
+    ) -> bool:
+        """Write a cursor; False where a person or another process has changed the replay."""
+        failed = cursor.counts[ReplayResult.FAILED.value]
         now = ReplayRun(
             self.name,
             self.consumer.name,
             "",
             self._actor,
             state,
-            self._cursor.text(),
-            report.done,
-            report.counts[ReplayResult.FAILED],
+            cursor.text(),
+            cursor.done,
+            failed,
         )
-        if not await unit.replays.advance(now, self._written):
-            return False
-        self._written = now.cursor
-        return True
+        return await unit.replays.advance(now, self._written)
+
+    async def _need_ours(
+        self, unit: OperatorUnit, cursor: Cursor, state: ReplayState = ReplayState.RUNNING
+    ) -> None:
+        """Write a cursor, or raise `_NotOurs`."""
+        if not await self._advance(unit, cursor, state):
+            raise _NotOurs
+
+    def _is_at(self, cursor: Cursor) -> None:
+        """Go on from a cursor that is durable."""
+        self._cursor, self._written = cursor, cursor.text()
 
     async def _end(
         self, state: ReplayState, why: str = "", last: Replayed | None = None
     ) -> ReplayReport:
         report = replace(self._report(state, last=last), why=why)
         async with self.database.begin() as unit:
-            if await self._advance(unit, state):
-                counts = {turn.value: number for turn, number in report.counts.items()}
-                said = why
-                if last is not None and last.result is ReplayResult.FAILED:
-                    # The audit trail is never erased, so it must not quote the message.
-                    said = f"message {last.message_id!r} failed: {last.code}"
-                await self._audit(unit, "replay.end", state=state.value, why=said, counts=counts)
-                return report
-        return await self._no_longer_ours()
+            await self._need_ours(unit, self._cursor, state)
+            counts = {turn.value: number for turn, number in report.counts.items()}
+            said = why
+            if last is not None and last.result is ReplayResult.FAILED:
+                # The audit trail is never erased, so it must not quote the message.
+                said = f"message {last.message_id!r} failed: {last.code}"
+            await self._audit(unit, "replay.end", state=state.value, why=said, counts=counts)
+        return report
 
     async def _no_longer_ours(self) -> ReplayReport:
         """Report the state that another process or a person gave the replay.
@@ -486,13 +511,10 @@ class Replay:
         )
 
     async def _in_time(self) -> None:
-        """Keep to the rate."""
-        if self.settings.per_second is None:
-            return
-        now = self._clock.monotonic()
-        if now < self._next_at:
-            await asyncio.to_thread(self._clock.sleep, self._next_at - now)
-        self._next_at = max(now, self._next_at) + 1 / self.settings.per_second
+        """Wait after a message that was tried, to keep to the rate."""
+        seconds = self._next_at - self._clock.monotonic()
+        if seconds > 0:
+            await asyncio.to_thread(self._clock.sleep, seconds)
 
     def _report(self, state: ReplayState, last: Replayed | None = None) -> ReplayReport:
         return self._cursor.report(self.name, state, last)

@@ -1,13 +1,23 @@
 """One message of a replay: where it is now, whether it may be handled, and what became of it.
 
     COMPLETED            a duplicate: nothing is done
-    a dead letter        sent back to its consumer, with an entry in the audit trail
-    parked               released, with an entry in the audit trail
-    waiting              tried, if nothing is before it
-    in the inbox         tried in one transaction with its mark
+    in the inbox         sent back, and marked as processed
+    waiting              released if it is parked, and tried if nothing is before it
+    a dead letter        removed, and its claim taken again
     only in the broker   handled like any delivery
 
-The engine handles it, under its own id: its claim decides, as with every delivery.
+The engine handles it, under its own id: its claim decides, as with every delivery.  One
+transaction takes the message from its place, handles it, and says so: in the mark of its
+offset, in the replay's cursor and in the audit trail.
+
+    begin ─▶ take it ─▶ claim, handle ─▶ mark, cursor, audit ─▶ commit
+                           │
+                           └─ fails ─▶ roll back
+    begin ─▶ send it back ─▶ failed attempt ─▶ cursor, audit ─▶ commit
+
+The audit trail says that it was sent back in both cases, because the loop guard counts it.  A
+handler that kills the process leaves nothing of these transactions, so its try is noted and
+committed before (`Replayer.look`): a message that kills too often is refused.
 
 A message that is only in the broker may arrive in the consumer's inbox meanwhile.  The one
 that writes the inbox row first wins: the inbox finds the replay's claim, or the replay finds
@@ -16,34 +26,39 @@ the inbox's row.
     the replay   begin ─▶ write the row ─▶ claim, handle ─▶ delete the row ─▶ commit
     the inbox    begin ─▶ write the row: waits ……………………………………………………………▶ look at the claim
 
-A message that the workers of an inbox gave up is sent back and handled in one transaction.
-The audit trail says that it was sent back in both cases, because the loop guard counts it.
-
-    begin ─▶ send back ─▶ handle ─▶ mark processed ─▶ commit
-                             │
-                             └─ fails ─▶ begin ─▶ send back ─▶ failed attempt ─▶ commit
+A lease takes more than one transaction.  So a message of a leased consumer is sent back first,
+into the waiting table, and handled from there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, TypeAlias, assert_never
+from typing import Final, TypeAlias, assert_never
 
 from semel.clock import SYSTEM_CLOCK
 from semel.codec import Undecodable, Unreadable, unreadable_id
-from semel.errors import Retryable
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import Fenced, InDoubt, Retryable
 from semel.lease import Owner
-from semel.message import Message, Partition, Record
-from semel.messaging.consumer import Consumer, message_of
+from semel.message import Message
+from semel.messaging.consumer import Consumer, holds_key, message_of
+from semel.messaging.database import TransactionEnded
 from semel.messaging.failed.attempt_failed import keep_attempt_of_inbox
 from semel.messaging.failed.deadletters import keep_letter
-from semel.messaging.failure import Classification, Classified, RetryIn, verdict
-from semel.messaging.handle.attempt import Attempt, handle_message, handle_unreadable
-from semel.messaging.handle.claims import REPLACED, ClaimFound, ClaimRow, ClaimState, found_of
+from semel.messaging.failure import Classified, RetryIn, verdict
+from semel.messaging.handle.attempt import Attempt, handle_unreadable
+from semel.messaging.handle.claims import (
+    REPLACED,
+    Claimed,
+    ClaimFound,
+    ClaimRequest,
+    ClaimState,
+    found_of,
+)
 from semel.messaging.handle.lease import handle_leased
 from semel.messaging.outcome import (
     MEANING,
@@ -57,12 +72,14 @@ from semel.messaging.outcome import (
     RetryStored,
     Skipped,
     Told,
+    alert,
     tell,
 )
-from semel.messaging.receive.broker import Reader
-from semel.messaging.receive.inbox import handle, message_of_inbox
+from semel.messaging.receive.crash import clear_own_notes, note_try, unless_begun
+from semel.messaging.receive.inbox import handle as handle_stored
+from semel.messaging.receive.inbox import message_of_inbox
 from semel.messaging.receive.offsets import Ended, mark_ends
-from semel.messaging.records import DeadLetter, InboxMessage, StoredMessage, WaitingMessage, Waits
+from semel.messaging.records import DeadLetter, InboxMessage, WaitingMessage, Waits
 from semel.messaging.redact import ERASED_REASON, reason_of
 from semel.messaging.settings import DAY_SECONDS, Order, ReplayRules
 from semel.operate.acts import (
@@ -70,12 +87,13 @@ from semel.operate.acts import (
     NotPossible,
     acting,
     complete_without_effect,
+    need_not_handled,
     need_not_too_often,
     need_review,
 )
-from semel.operate.deadletters import retry_dead_letter, send_back
-from semel.operate.parking import release
-from semel.operate.selection import Ids, Letters, Offsets, Selection, Times, Waiting, need_reader
+from semel.operate.deadletters import AMONG_LETTERS, move_to_waiting, need_own_id, send_back
+from semel.operate.parking import release_parked
+from semel.operate.selection import SelectedMessage
 from semel.operate.stores import Act, OperatorDatabase, OperatorUnit
 from semel.policy.vocabulary import Duplicates, Mode, RetryMode
 
@@ -149,19 +167,18 @@ def replayed(message_id: str, outcome: Outcome) -> Replayed:
             assert_never(never)
 
 
-PAGE: Final = 200
+Found: TypeAlias = WaitingMessage | InboxMessage | DeadLetter | Message | Unreadable
+"""A message of a replay, from the table that has it, or from the broker."""
 
 
-@dataclass(frozen=True, slots=True)
-class SelectedMessage:
-    """One message that was selected."""
-
-    message_id: str
-    place: Any
-    """Where the replay resumes after it; JSON."""
-
-    arrival: Message | Unreadable | None = None
-    """What the broker has; None where only our own tables are looked at."""
+async def find(unit: OperatorUnit, consumer: str, item: SelectedMessage) -> Found | None:
+    """Return the message from its place; its row in an inbox decides before all others."""
+    return (
+        await unit.inbox.get(consumer, item.message_id)
+        or await unit.waiting.get(consumer, item.message_id)
+        or await unit.dead_letters.get(consumer, item.message_id)
+        or item.arrival
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,203 +189,187 @@ class NoPayload:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class MessageSource:
-    """A selection, and where its messages are."""
-
-    selection: Selection
-    consumer: Consumer
-    database: OperatorDatabase
-    reader: Reader | None = None
-
-    async def items(self, after: Any = None) -> AsyncGenerator[SelectedMessage, None]:
-        """Find the messages after a place; None: from the beginning."""
-        match self.selection:
-            case Ids(ids):
-                for number, message_id in enumerate(ids):
-                    if after is None or number > after:
-                        yield SelectedMessage(message_id, number)
-            case Letters():
-                async for item in self._letters(self.selection, after):
-                    yield item
-            case Waiting():
-                async for item in self._waiting(self.selection, after):
-                    yield item
-            case Offsets(partition, first, last) | Times(partition, first=first, last=last):
-                start = first if after is None else after + 1
-                async for item in self._records(partition, start, last):
-                    yield item
-            case _ as never:
-                assert_never(never)
-
-    async def again(self, message_id: str, place: Any) -> SelectedMessage:
-        """Find the message that a replay was trying."""
-        if not isinstance(self.selection, Offsets | Times):
-            return SelectedMessage(message_id, place)
-        records = await need_reader(self.reader).read(self.selection.partition, place, place)
-        return self._item(records[0]) if records else SelectedMessage(message_id, place)
-
-    async def message(self, item: SelectedMessage) -> Message | NoPayload:
-        """Read the message that would be handled from the table that has it."""
-        name, message_id = self.consumer.name, item.message_id
-        async with self.database.begin() as unit:
-            waiting = await unit.waiting.get(name, message_id)
-            stored = await unit.inbox.get(name, message_id)
-            letter = await unit.dead_letters.get(name, message_id)
-        kept = waiting or stored or letter
-        if kept is not None and kept.erased_at is not None:
-            return NoPayload(message_id, ERASED_REASON)
-        found = item.arrival
-        if waiting is not None:
-            found = message_of(self.consumer, waiting)
-        elif stored is not None:
+def read(consumer: Consumer, item: SelectedMessage, found: Found | None) -> Message | NoPayload:
+    """Return the message that would be handled."""
+    message: Message | Unreadable | None
+    match found:
+        case None:
+            return NoPayload(item.message_id, "its payload is in no table any more")
+        case Message() | Unreadable():
+            message = found
+        case _ if found.erased_at is not None:
+            return NoPayload(item.message_id, ERASED_REASON)
+        case InboxMessage():
             try:
-                found = message_of_inbox(self.consumer, stored)
+                # Its attempts are forgotten when it is sent back.
+                message = message_of_inbox(consumer, replace(found, attempts=0))
             except Undecodable as error:
-                return NoPayload(message_id, f"it cannot be read: {reason_of(error)}")
-        elif letter is not None:
-            found = message_of(self.consumer, letter)
-        if isinstance(found, Unreadable):
-            return NoPayload(message_id, f"it cannot be read: {found.reason}")
-        return found or NoPayload(message_id, "its payload is in no table any more")
-
-    async def _letters(
-        self, selection: Letters, after: Any
-    ) -> AsyncGenerator[SelectedMessage, None]:
-        while True:
-            which = replace(selection.filter, after=None if after is None else tuple(after))
-            async with self.database.begin() as unit:
-                page = await unit.dead_letters.find(which, PAGE)
-            for letter in page:
-                after = [letter.first_failed_at, letter.message_id]
-                yield SelectedMessage(letter.message_id, after)
-            if len(page) < PAGE:
-                return
-
-    async def _waiting(
-        self, selection: Waiting, after: Any
-    ) -> AsyncGenerator[SelectedMessage, None]:
-        while True:
-            which = (
-                selection.which if after is None else replace(selection.which, after_place=after)
-            )
-            async with self.database.begin() as unit:
-                page = await unit.waiting.find(which, PAGE)
-            for waiting in page:
-                after = waiting.place
-                yield SelectedMessage(waiting.message_id, after)
-            if len(page) < PAGE:
-                return
-
-    async def _records(
-        self, partition: Partition, first: int, last: int
-    ) -> AsyncGenerator[SelectedMessage, None]:
-        reader = need_reader(self.reader)
-        for start in range(first, last + 1, PAGE):
-            records: Sequence[Record] = await reader.read(
-                partition, start, min(start + PAGE - 1, last)
-            )
-            for record in filter(self._is_meant, records):
-                yield self._item(record)
-
-    def _is_meant(self, record: Record) -> bool:
-        if isinstance(self.selection, Times):
-            return self.selection.since <= record.timestamp < self.selection.until
-        return True
-
-    def _item(self, record: Record) -> SelectedMessage:
-        arrival = self.consumer.reading.read(record)
-        return SelectedMessage(arrival.id, record.at.offset, arrival)
+                return NoPayload(item.message_id, f"it cannot be read: {reason_of(error)}")
+        case _:
+            message = message_of(consumer, found)
+    if isinstance(message, Unreadable):
+        return NoPayload(item.message_id, f"it cannot be read: {message.reason}")
+    return message
 
 
-@dataclass(slots=True)
-class OutsideInbox:
-    """A database in whose transactions no inbox can store one message of one consumer."""
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How one message is replayed: by whom, why, and what limits it."""
 
-    database: OperatorDatabase
-    consumer: str
-    message_id: str
-    stored_instead: Skipped | RetryLater | None = None
-    """What became of the message where the inbox had it first."""
+    actor: str
+    reason: str
+    most_replays: int
+    """The loop guard: how often a message may be sent back, by replays and by hand together."""
 
-    @property
-    def classification(self) -> Classification:
-        """What the database's own exceptions mean."""
-        return self.database.classification
+    rules: ReplayRules = field(default_factory=ReplayRules)
+    """Which topics' messages may be replayed, and how old those without a claim may be."""
 
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[OperatorUnit]:
-        """Open a transaction that holds the message's inbox row until it ends.
+
+class _NotTried(Exception):
+    """Rolls back a transaction in which a message turned out not to be one to try now."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+@dataclass
+class _Way:
+    """How a message comes from its place to its handler, in an open transaction."""
+
+    attempt: Attempt
+    options: ReplayOptions
+    acts: list[Act] = field(default_factory=list, init=False)
+    """What was done in this transaction, for the audit trail.
+
+    Written last: an entry locks the trail until the commit, and a handler may take long."""
+
+    def __post_init__(self) -> None:
+        self.name, self.message_id = self.attempt.consumer.name, self.attempt.message.id
+
+    async def send_back(self, unit: OperatorUnit) -> WaitingMessage | None:
+        """Put it where it can be handled; return its row if that is in the waiting table.
 
         Raises:
-            Retryable: the inbox has the message; nothing was done.
+            NotPossible, NoSuchMessage: a person has to look at it, or another one has taken it.
         """
-        async with self.database.begin() as unit:
-            place = InboxMessage(self.consumer, self.message_id, payload=None)
-            if not await unit.inbox.store(place):
-                known = await unit.inbox.get(self.consumer, self.message_id)
-                is_over = known is not None and known.processed_at is not None
-                self.stored_instead = Skipped("duplicate") if is_over else RetryLater(0.0)
-                raise Retryable(f"consumer {self.consumer}: its inbox has {self.message_id!r}")
-            yield unit
-            await unit.inbox.withdraw(self.consumer, self.message_id)
+        return None
 
-    async def close(self) -> None:
-        """Nothing to give back."""
+    async def handle(self, unit: OperatorUnit) -> Outcome:
+        """Take the message from its place, and handle it.
 
+        Raises:
+            NotPossible, NoSuchMessage: as `send_back`.
+            _NotTried: it cannot be claimed now.
+        """
+        await self.send_back(unit)
+        return await self.attempt.run(unit)
 
-async def try_given_up(
-    consumer: Consumer, database: OperatorDatabase, stored: InboxMessage, act: Act, at_most: int
-) -> Outcome:
-    """Handle a message that the inbox's workers gave up, in one transaction with its mark.
+    async def fail(self, unit: OperatorUnit, failure: Classified) -> Outcome:
+        """Write the failure of a message whose transaction was rolled back."""
+        await self.lock_key(unit)
+        await self.send_back(unit)
+        return await self.attempt.write_failure(unit, failure)
 
-    The audit entry is part of it.  Where the handler fails, the workers try it later, or it is
-    a dead letter again, as after their own attempts.  Where the transaction could not begin,
-    nothing is written, and it comes back.
+    async def end(self, unit: OperatorUnit, outcome: Outcome) -> None:
+        """Write what the engine does not write about the end of the message."""
 
-    Raises:
-        NotPossible: it cannot be sent back, or was sent back *at_most* times.
-        Undecodable: its payload cannot be read.
-        InDoubt: it is unknown whether the commit happened; the row shows it later.
-    """
-    # Its attempts are forgotten when it is sent back.
-    message = message_of_inbox(consumer, replace(stored, attempts=0))
-    attempt = Attempt(consumer, message)
-    try:
-        async with acting(database) as unit:
-            await need_not_too_often(unit, stored.consumer, stored.message_id, at_most)
-            await send_back(unit, stored)
-            await unit.audit.append(act)
-            result = await handle(unit, attempt)
-            attempt.ended = True
-    except Exception as error:
-        if isinstance(error, NotPossible) and not attempt.began:
-            raise
-        failure = attempt.failure(database, error)
-        if attempt.says_nothing(error) or failure.is_conflict:
-            if attempt.ended:
-                raise
-            return attempt.comes_back(failure)
-    else:
-        return Handled(result)
-    return await _failed(consumer, database, stored, act, failure)
+    async def lock_key(self, unit: OperatorUnit) -> None:
+        """Lock the key before any row of the message, as all workers do."""
+        message = self.attempt.message
+        if holds_key(self.attempt.consumer, message):
+            await unit.waiting.hold(self.name, [message.key or ""])
+
+    async def need_not_too_often(self, unit: OperatorUnit) -> int:
+        """Return how often it was sent back, or raise NotPossible."""
+        most = self.options.most_replays
+        return await need_not_too_often(unit, self.name, self.message_id, most)
+
+    def did(self, act: str, message_id: str, **details: object) -> None:
+        """Note an act for the audit trail."""
+        options = self.options
+        done = Act(options.actor, act, self.name, message_id, options.reason, details)
+        self.acts.append(done)
 
 
-async def _failed(
-    consumer: Consumer,
-    database: OperatorDatabase,
-    stored: InboxMessage,
-    act: Act,
-    failure: Classified,
-) -> Outcome:
-    """Write that a message was sent back and failed: its transaction was rolled back."""
-    name, message_id, settings = stored.consumer, stored.message_id, consumer.settings
-    fate = verdict(settings.retry, failure, 1)
-    delay_seconds = fate.seconds if isinstance(fate, RetryIn) else None
-    async with acting(database) as unit:
+@dataclass
+class _FromLetter(_Way):
+    """A dead letter: handled where it is, and sent back only if that fails, or for a lease."""
+
+    letter: DeadLetter
+
+    async def handle(self, unit: OperatorUnit) -> Outcome:
+        attempt, letter = self.attempt, self.letter
+        await self.lock_key(unit)
+        await self._need(unit, letter)
+        await need_review(unit, letter)
+        if not await unit.dead_letters.remove(self.name, self.message_id):
+            raise NoSuchMessage(self.name, self.message_id, AMONG_LETTERS)
+        await unit.claims.reopen(self.name, self.message_id)
+        answer = await unit.claims.try_claim(self.name, ClaimRequest.of(attempt.message))
+        reach(CrashPoint.CLAIM_AFTER, self.name)
+        if not isinstance(answer, Claimed):
+            raise _NotTried(await attempt.refuse(unit, answer))
+        attempt.message = attempt.message.tried(answer.attempt)
+        outcome = await attempt.apply(unit)
+        await mark_ends(unit, self.name, [Ended(self.message_id, letter.source, outcome)])
+        return outcome
+
+    async def send_back(self, unit: OperatorUnit) -> WaitingMessage | None:
+        # Read again, because its payload may have been erased since.
+        letter = await unit.dead_letters.get(self.name, self.message_id)
+        if letter is None:
+            raise NoSuchMessage(self.name, self.message_id, AMONG_LETTERS)
+        await self._need(unit, letter)
+        await need_not_handled(unit, self.name, self.message_id)
+        await move_to_waiting(unit, letter, Waits.RETRY)
+        await unit.claims.reopen(self.name, self.message_id)
+        return await unit.waiting.get(self.name, self.message_id)
+
+    async def _need(self, unit: OperatorUnit, letter: DeadLetter) -> None:
+        need_own_id(letter)
+        retry = await self.need_not_too_often(unit) + 1
+        self.did("dlq.retry", self.message_id, retry=retry, error_code=letter.error_code)
+
+
+@dataclass
+class _FromWaiting(_Way):
+    """A message of the waiting table, which the engine removes."""
+
+    waiting: WaitingMessage
+
+    async def send_back(self, unit: OperatorUnit) -> WaitingMessage | None:
+        if self.waiting.waits is Waits.PARKED:
+            await self.lock_key(unit)
+            await self.need_not_too_often(unit)
+            await release_parked(unit, self.waiting)
+            self.did("park.release", self.message_id)
+        return self.waiting
+
+
+@dataclass
+class _FromInbox(_Way):
+    """A message that the workers of an inbox gave up."""
+
+    stored: InboxMessage
+
+    async def send_back(self, unit: OperatorUnit) -> WaitingMessage | None:
+        await self.need_not_too_often(unit)
+        await send_back(unit, self.stored)
+        self.did("inbox.retry", self.message_id)
+        return None
+
+    async def handle(self, unit: OperatorUnit) -> Outcome:
+        await self.send_back(unit)
+        return Handled(await handle_stored(unit, self.attempt))
+
+    async def fail(self, unit: OperatorUnit, failure: Classified) -> Outcome:
+        """As after an attempt of the workers: they try it later, or it is a dead letter again."""
+        name, message_id, settings = self.name, self.message_id, self.attempt.consumer.settings
+        fate = verdict(settings.retry, failure, 1)
+        delay_seconds = fate.seconds if isinstance(fate, RetryIn) else None
         letter = await unit.dead_letters.get(name, message_id)
-        await send_back(unit, stored)
-        await unit.audit.append(act)
+        await self.send_back(unit)
         why = f"{failure.code}: {failure.reason}"
         attempts = await unit.inbox.failed(name, message_id, why, delay_seconds)
         await keep_attempt_of_inbox(unit, name, message_id, failure)
@@ -387,28 +388,78 @@ async def _failed(
                 needs_review=settings.review_dead_letters,
             )
             await keep_letter(unit, settings, again)
-    return DeadLettered(failure)
+        return DeadLettered(failure)
+
+
+@dataclass
+class _FromBroker(_Way):
+    """A record that is in none of our tables, or only as bytes that could not be read.
+
+    If it can be read at last, it is handled under the id that it really has, and the dead
+    letter of its bytes is closed.
+    """
+
+    letter: DeadLetter | None = field(default=None, init=False)
+    """The dead letter of its bytes."""
+
+    async def send_back(self, unit: OperatorUnit) -> WaitingMessage | None:
+        source = self.attempt.message.source
+        if source is not None:
+            self.letter = await unit.dead_letters.get(self.name, unreadable_id(source))
+        if self.letter is not None:
+            await need_review(unit, self.letter)
+        return None
+
+    async def handle(self, unit: OperatorUnit) -> Outcome:
+        async with self._outside_inbox(unit):
+            outcome = await super().handle(unit)
+        await self.end(unit, outcome)
+        return outcome
+
+    async def fail(self, unit: OperatorUnit, failure: Classified) -> Outcome:
+        async with self._outside_inbox(unit):
+            outcome = await super().fail(unit, failure)
+        await self.end(unit, outcome)
+        return outcome
+
+    @asynccontextmanager
+    async def _outside_inbox(self, unit: OperatorUnit) -> AsyncIterator[None]:
+        """Hold the message's inbox row, so that no inbox stores it until the commit."""
+        if not await unit.inbox.store(InboxMessage(self.name, self.message_id, payload=None)):
+            known = await unit.inbox.get(self.name, self.message_id)
+            is_over = known is not None and known.processed_at is not None
+            raise _NotTried(Skipped("duplicate") if is_over else RetryLater(0.0))
+        yield
+        await unit.inbox.withdraw(self.name, self.message_id)
+
+    async def end(self, unit: OperatorUnit, outcome: Outcome) -> None:
+        """Mark the offset, which no delivery marks, and close the dead letter of the bytes."""
+        ended = Ended(self.message_id, self.attempt.message.source, outcome)
+        if self.letter is None:
+            # A record that was refused may be a loss, and stays one.
+            if isinstance(outcome, Handled | Skipped):
+                await mark_ends(unit, self.name, [ended])
+            return
+        filed_as, is_left = self.letter.message_id, _is_left(outcome)
+        if not is_left and await unit.dead_letters.remove(self.name, filed_as):
+            await complete_without_effect(unit, self.name, filed_as, REPLACED)
+            await mark_ends(unit, self.name, [ended])
+            self.did("dlq.read", filed_as, read_as=self.message_id)
+
+
+def _is_left(outcome: Outcome) -> bool:
+    return replayed("", outcome).result is ReplayResult.LEFT
 
 
 Handle: TypeAlias = Callable[[Message, WaitingMessage | None], Awaitable[Outcome]]
 """How a consumer's messages are handled, where that is not in one transaction."""
 
+WriteResult: TypeAlias = Callable[[OperatorUnit, Replayed], Awaitable[None]]
+"""Writes what became of a message into the open transaction that ends it."""
+
 
 # After this many tries, the transaction that holds the lock will not end soon.
 TRIES: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayOptions:
-    """How one message is replayed: by whom, why, and what limits it."""
-
-    actor: str
-    reason: str
-    most_replays: int
-    """The loop guard: how often a message may be sent back, by replays and by hand together."""
-
-    rules: ReplayRules = field(default_factory=ReplayRules)
-    """Which topics' messages may be replayed, and how old those without a claim may be."""
 
 
 def replaying(consumer: Consumer) -> Consumer:
@@ -431,7 +482,7 @@ def replaying(consumer: Consumer) -> Consumer:
 
 
 class Replayer:
-    """Handles the messages of a replay, in one transaction or a few each."""
+    """Handles the messages of a replay, each in one transaction, or under a lease."""
 
     def __init__(
         self,
@@ -443,8 +494,7 @@ class Replayer:
         self.consumer = replaying(consumer)
         self.database = database
         self.options = options
-        is_leased = consumer.mode is Mode.LEASED
-        self._handle = handle or (self._leased if is_leased else self._in_one_transaction)
+        self._handle = handle or (self._leased if consumer.mode is Mode.LEASED else None)
         self._owner = Owner.here().instance
 
     async def _leased(self, message: Message, waiting: WaitingMessage | None) -> Outcome:
@@ -452,215 +502,198 @@ class Replayer:
             self.consumer, self.database, message, self._owner, waiting=waiting
         )
 
-    async def _in_one_transaction(
-        self, message: Message, waiting: WaitingMessage | None
-    ) -> Outcome:
-        if waiting is not None:
-            return await handle_message(self.consumer, self.database, message, waiting)
-        outside = OutsideInbox(self.database, self.consumer.name, message.id)
-        outcome = await handle_message(self.consumer, outside, message)
-        return outside.stored_instead or outcome
+    async def look(self, unit: OperatorUnit, item: SelectedMessage) -> Found | Replayed:
+        """Return the message, if it should be tried, or what it counts as.
 
-    async def _try(self, message: Message, waiting: WaitingMessage | None) -> Outcome:
-        return await self._ask(message.id, message, lambda: self._handle(message, waiting))
+        The try is noted.  The caller commits the note before the handler runs: if the handler
+        kills the process, only the note is left of it.
+        """
+        name, message_id, arrival = self.consumer.name, item.message_id, item.arrival
+        claim = await unit.claims.look_up(name, message_id)
+        digest = arrival.digest if isinstance(arrival, Message) else ""
+        if found_of(claim, digest, 0.0) is ClaimFound.OTHER_PAYLOAD:
+            return self._refused(item, "its id is known with another payload")
+        if claim is not None and claim.state is ClaimState.COMPLETED:
+            return Replayed(message_id, ReplayResult.DUPLICATE)
+        found = await find(unit, name, item)
+        if isinstance(found, InboxMessage) and found.processed_at is not None:
+            return Replayed(message_id, ReplayResult.DUPLICATE)
+        if isinstance(arrival, Message) and claim is None:
+            window = self.options.rules.of(_topic(arrival)).reaches_seconds
+            if await unit.now() - arrival.timestamp > window:
+                return self._refused(
+                    item,
+                    f"it is older than the replay window of {window / DAY_SECONDS:g} days and "
+                    f"has no claim, so it is unknown whether it was handled",
+                )
+        # Where the topic is unknown, the strictest of all holds.
+        topics = {_topic(one) for one in (found, arrival) if one is not None}
+        refusal = self.options.rules.of(*topics).refusal
+        if refusal is not None:
+            return self._refused(item, refusal)
+        match found:
+            case None:
+                why = "its payload is in no table any more"
+                return Replayed(message_id, ReplayResult.MISSING, why)
+            case InboxMessage() if found.due_at is not None:
+                return Replayed(message_id, ReplayResult.LEFT, "an inbox worker tries it")
+            case DeadLetter(outcome=Told.CONFLICT):
+                return self._refused(
+                    item,
+                    "its id is known with another payload: park it and give it a new id, or skip "
+                    "it",
+                )
+            case WaitingMessage() | InboxMessage() | DeadLetter() if found.erased_at is not None:
+                return self._refused(item, ERASED_REASON)
+            case Unreadable():
+                return found
+        deaths = await note_try(unit, name, message_id) - 1
+        # One more than alone: other work may run beside a replay, and have caused a death.
+        if deaths <= self.consumer.settings.poison_attempts:
+            return found
+        # Without the notes, so that another replay can try it after a fix.
+        await unit.members.clear_all_notes(name, message_id)
+        return self._refused(item, f"the process died {deaths} times while it was tried")
 
-    async def _ask(
-        self,
-        message_id: str,
-        what: Message | InboxMessage,
-        handle: Callable[[], Awaitable[Outcome]],
-    ) -> Outcome:
-        """Handle a message; where its transaction could not begin, try again.
+    def _refused(self, item: SelectedMessage, why: str) -> Replayed:
+        return Replayed(item.message_id, ReplayResult.REFUSED, why)
+
+    async def take(self, item: SelectedMessage, found: Found, write: WriteResult) -> Replayed:
+        """Handle a message that `look` found.
+
+        *write* is called in the transaction that ends it.
 
         Raises:
             ReplayInterrupted: none of the tries could begin.
+            InDoubt: it is unknown whether the commit happened; the cursor shows it later.
         """
-        why = ""
-        for _ in range(TRIES):
+        try:
+            async with unless_begun(self.consumer.name, self.database, [item.message_id]):
+                return replayed(item.message_id, await self._take(item, found, write))
+        except _NotTried as answer:
+            done = replayed(item.message_id, answer.outcome)
+        except (NotPossible, NoSuchMessage) as error:
+            done = self._refused(item, str(error))
+        async with self.database.begin() as unit:
+            await write(unit, done)
+        return done
+
+    async def _take(self, item: SelectedMessage, found: Found, write: WriteResult) -> Outcome:
+        if isinstance(found, Unreadable):
+            outcome = await handle_unreadable(self.consumer, self.database, found)
+            tell(found, outcome, self.consumer.name)
+            async with self.database.begin() as unit:
+                await write(unit, replayed(item.message_id, outcome))
+            return outcome
+        message = read(self.consumer, item, found)
+        if isinstance(message, NoPayload):
+            # The replay keeps the reasons of refusals: they must not quote the payload.
+            raise _NotTried(Refused("it cannot be read"))
+        way = self._way(found, message)
+        handle = self._handle
+        if handle is None or isinstance(way, _FromInbox):
+            return await self._until_begun(way, lambda left: self._once(item, way, write, left))
+        async with acting(self.database) as unit:
+            waiting = await way.send_back(unit)
+            await _audit(unit, way)
+        outcome = await self._until_begun(way, lambda left: handle(message, waiting))
+        async with self.database.begin() as unit:
+            await way.end(unit, outcome)
+            await self._write(unit, item, outcome, write)
+            await _audit(unit, way)
+        return outcome
+
+    def _way(self, found: Found, message: Message) -> _Way:
+        attempt, options = Attempt(self.consumer, message), self.options
+        match found:
+            case InboxMessage():
+                return _FromInbox(attempt, options, found)
+            case WaitingMessage():
+                return _FromWaiting(replace(attempt, from_waiting=True), options, found)
+            case DeadLetter() if message.id == found.message_id:
+                # If it fails, it is sent back to the waiting table.
+                return _FromLetter(replace(attempt, from_waiting=True), options, found)
+            case _:
+                return _FromBroker(attempt, options)
+
+    async def _until_begun(self, way: _Way, handle: Callable[[int], Awaitable[Outcome]]) -> Outcome:
+        """Handle a message; where that could not begin, try again.
+
+        *handle* gets the number of tries that are left.
+        """
+        message, why = way.attempt.message, ""
+        for left in reversed(range(TRIES)):
             began = SYSTEM_CLOCK.monotonic()
-            outcome = await handle()
+            outcome = await handle(left)
             if not isinstance(outcome, RetryLater) or outcome.failure is None or outcome.attempts:
-                tell(what, outcome, self.consumer.name, SYSTEM_CLOCK.monotonic() - began)
+                tell(message, outcome, self.consumer.name, SYSTEM_CLOCK.monotonic() - began)
                 return outcome
             why = outcome.failure.reason
             await asyncio.sleep(outcome.seconds)
-        raise ReplayInterrupted(self.consumer.name, message_id, why)
+        raise ReplayInterrupted(self.consumer.name, message.id, why)
 
-    async def look(self, item: SelectedMessage) -> Replayed | None:
-        """Decide without trying; None where the message should be tried."""
-        digest = item.arrival.digest if isinstance(item.arrival, Message) else ""
-        name, message_id = self.consumer.name, item.message_id
-        async with self.database.begin() as unit:
-            row = await unit.claims.look_up(name, message_id)
-            stored = await unit.inbox.get(name, message_id)
-            now = await unit.now()
-        if stored is not None and stored.processed_at is not None:
-            return Replayed(message_id, ReplayResult.DUPLICATE)
-        if row is not None and found_of(row, digest, now) is ClaimFound.OTHER_PAYLOAD:
-            return Replayed(
-                message_id, ReplayResult.REFUSED, "its id is known with another payload"
-            )
-        if row is not None and row.state is ClaimState.COMPLETED:
-            return Replayed(message_id, ReplayResult.DUPLICATE)
-        return self._too_old(item, row, now)
-
-    def _too_old(self, item: SelectedMessage, row: ClaimRow | None, now: float) -> Replayed | None:
-        arrival = item.arrival
-        if row is not None or not isinstance(arrival, Message):
-            return None
-        window = self.options.rules.of(_topic(arrival)).reaches_seconds
-        if now - arrival.timestamp <= window:
-            return None
-        why = (
-            f"it is older than the replay window of {window / DAY_SECONDS:g} days and has no "
-            f"claim, so it is unknown whether it was handled"
-        )
-        return Replayed(item.message_id, ReplayResult.REFUSED, why)
-
-    async def take(self, item: SelectedMessage) -> Replayed:
-        """Handle a message; send it back or release it first, where that is needed."""
-        name, message_id = self.consumer.name, item.message_id
-        async with self.database.begin() as unit:
-            waiting = await unit.waiting.get(name, message_id)
-            letter = await unit.dead_letters.get(name, message_id)
-            stored = await unit.inbox.get(name, message_id)
-        refusal = self._refusal(item, waiting, stored, letter)
-        if refusal is not None:
-            return Replayed(message_id, ReplayResult.REFUSED, refusal)
+    async def _once(
+        self, item: SelectedMessage, way: _Way, write: WriteResult, left: int
+    ) -> Outcome:
+        """Handle a message in one transaction; if it fails, write that in another one."""
+        name = self.consumer.name
+        attempt = way.attempt = way.attempt.again()
+        way.acts.clear()
         try:
-            if waiting is not None:
-                return await self._waiting(waiting)
-            if stored is not None:
-                return await self._stored(stored)
-            if letter is not None:
-                return await self._letter(letter)
-            if isinstance(item.arrival, Message):
-                return await self._arrived(item.arrival)
-        except (NotPossible, NoSuchMessage) as error:
-            return Replayed(message_id, ReplayResult.REFUSED, str(error))
-        if isinstance(item.arrival, Unreadable):
-            outcome = await handle_unreadable(self.consumer, self.database, item.arrival)
-            tell(item.arrival, outcome, self.consumer.name)
-            return replayed(message_id, outcome)
-        return Replayed(message_id, ReplayResult.MISSING, "its payload is in no table any more")
-
-    def _refusal(self, item: SelectedMessage, *kept: StoredMessage | None) -> str | None:
-        """Say why the policy of its topic forbids it; where the topic is unknown, of any."""
-        topics = {one.topic for one in kept if one is not None}
-        if item.arrival is not None:
-            topics.add(_topic(item.arrival))
-        return self.options.rules.of(*topics).refusal
-
-    async def _waiting(self, waiting: WaitingMessage) -> Replayed:
-        name, message_id = self.consumer.name, waiting.message_id
-        if waiting.erased_at is not None:
-            return Replayed(message_id, ReplayResult.REFUSED, ERASED_REASON)
-        message = message_of(self.consumer, waiting)
-        if isinstance(message, Unreadable):
-            return Replayed(
-                message_id, ReplayResult.REFUSED, f"it cannot be read: {message.reason}"
-            )
-        if waiting.waits is Waits.PARKED:
-            options = self.options
-            async with self.database.begin() as unit:
-                await need_not_too_often(unit, name, message_id, options.most_replays)
-            await release(
-                self.database, name, message_id, actor=options.actor, reason=options.reason
-            )
-        async with self.database.begin() as unit:
-            turn = await unit.waiting.take(name, message_id)
-        if turn is None:
-            return Replayed(message_id, ReplayResult.LEFT, "it is not its turn, or not yet due")
-        return replayed(message_id, await self._try(message, turn))
-
-    async def _letter(self, letter: DeadLetter) -> Replayed:
-        name, message_id = self.consumer.name, letter.message_id
-        if letter.outcome == Told.CONFLICT:
-            why = "its id is known with another payload: park it and give it a new id, or skip it"
-            return Replayed(message_id, ReplayResult.REFUSED, why)
-        if letter.erased_at is not None:
-            return Replayed(message_id, ReplayResult.REFUSED, ERASED_REASON)
-        found = message_of(self.consumer, letter)
-        if isinstance(found, Unreadable):
-            return Replayed(message_id, ReplayResult.REFUSED, f"it cannot be read: {found.reason}")
-        if found.id != message_id:
-            return replace(await self._read_at_last(letter, found), message_id=message_id)
-        await retry_dead_letter(
-            self.database,
-            name,
-            message_id,
-            actor=self.options.actor,
-            reason=self.options.reason,
-            at_most=self.options.most_replays,
-        )
-        async with self.database.begin() as unit:
-            waiting = await unit.waiting.get(name, message_id)
-        if waiting is None:
-            return Replayed(message_id, ReplayResult.LEFT, "another worker has it")
-        return await self._waiting(waiting)
-
-    async def _arrived(self, message: Message) -> Replayed:
-        """Handle a record that is in none of our tables."""
-        letter = None
-        if message.source is not None:
-            filed_as = unreadable_id(message.source)
-            async with self.database.begin() as unit:
-                letter = await unit.dead_letters.get(self.consumer.name, filed_as)
-        if letter is not None:
-            return await self._read_at_last(letter, message)
-        outcome = await self._try(message, None)
-        if isinstance(outcome, Handled | Skipped):
-            # No delivery marks its offset.  One that was refused may be a loss, and stays one.
-            async with self.database.begin() as unit:
-                ended = Ended(message.id, message.source, outcome)
-                await mark_ends(unit, self.consumer.name, [ended])
-        return replayed(message.id, outcome)
-
-    async def _read_at_last(self, letter: DeadLetter, message: Message) -> Replayed:
-        """Handle a record that could not be read before, under the id that it really has."""
-        async with self.database.begin() as unit:
-            await need_review(unit, letter)
-        outcome = await self._try(message, None)
-        done = replayed(message.id, outcome)
-        if done.result is not ReplayResult.LEFT:
-            await self._close(letter, Ended(message.id, letter.source, outcome))
-        return done
-
-    async def _close(self, letter: DeadLetter, ended: Ended) -> None:
-        """Delete the dead letter of an unreadable record: its message has an id now."""
-        name, filed_as = self.consumer.name, letter.message_id
+            async with acting(self.database) as unit:
+                reach(CrashPoint.CLAIM_BEFORE, name)
+                outcome = await way.handle(unit)
+                attempt.ended = True
+                await self._write(unit, item, outcome, write)
+                await _audit(unit, way)
+                reach(CrashPoint.MESSAGE_COMMIT_BEFORE, name)
+            reach(CrashPoint.MESSAGE_COMMIT_AFTER, name)
+            alert([outcome])
+            return outcome
+        except (TransactionEnded, _NotTried):
+            raise
+        except Exception as error:
+            if isinstance(error, NotPossible | NoSuchMessage) and not attempt.began:
+                raise
+            if attempt.ended and isinstance(error, InDoubt | Fenced):
+                raise
+            failure = attempt.failure(self.database, error)
+            # After the end of the handler, only the cursor and the audit trail can be locked.
+            is_locked = attempt.ended and isinstance(error, Retryable)
+            if is_locked or attempt.says_nothing(error) or (failure.is_conflict and left):
+                return attempt.comes_back(failure)
+        way.acts.clear()
         async with acting(self.database) as unit:
-            if await unit.dead_letters.remove(name, filed_as):
-                await complete_without_effect(unit, name, filed_as, REPLACED)
-                await mark_ends(unit, name, [ended])
-                await unit.audit.append(self._act("dlq.read", filed_as, read_as=ended.message_id))
+            reach(CrashPoint.FAILURE_BEFORE, name)
+            outcome = await way.fail(unit, failure)
+            await self._write(unit, item, outcome, write)
+            await _audit(unit, way)
+        reach(CrashPoint.FAILURE_AFTER, name)
+        return outcome
 
-    async def _stored(self, stored: InboxMessage) -> Replayed:
-        """Handle a message that the inbox's workers gave up."""
-        message_id, act = stored.message_id, self._act("inbox.retry", stored.message_id)
-        if stored.processed_at is not None:
-            return Replayed(message_id, ReplayResult.DUPLICATE)
-        if stored.due_at is not None:
-            return Replayed(message_id, ReplayResult.LEFT, "an inbox worker tries it")
-        if stored.erased_at is not None:
-            return Replayed(message_id, ReplayResult.REFUSED, ERASED_REASON)
-        most = self.options.most_replays
-        try:
-            outcome = await self._ask(
-                message_id,
-                stored,
-                lambda: try_given_up(self.consumer, self.database, stored, act, most),
-            )
-        except Undecodable:
-            # Refusals are kept with the replay, so they must not quote the payload.
-            return Replayed(message_id, ReplayResult.REFUSED, "it cannot be read")
-        return replayed(message_id, outcome)
-
-    def _act(self, act: str, message_id: str, **details: str) -> Act:
-        options = self.options
-        return Act(options.actor, act, self.consumer.name, message_id, options.reason, details)
+    async def _write(
+        self, unit: OperatorUnit, item: SelectedMessage, outcome: Outcome, write: WriteResult
+    ) -> None:
+        name, message_id = self.consumer.name, item.message_id
+        if isinstance(outcome, Handled | Skipped | DeadLettered):
+            # It is over: no later attempt clears the notes of other processes.
+            await unit.members.clear_all_notes(name, message_id)
+        else:
+            await clear_own_notes(unit, name, [message_id])
+        await write(unit, replayed(item.message_id, outcome))
 
 
-def _topic(arrival: Message | Unreadable) -> str:
-    at = arrival.record.at if isinstance(arrival, Unreadable) else arrival.source
-    return "" if at is None else at.topic
+async def _audit(unit: OperatorUnit, way: _Way) -> None:
+    for act in way.acts:
+        await unit.audit.append(act)
+    way.acts.clear()
+
+
+def _topic(found: Found) -> str:
+    match found:
+        case Unreadable():
+            return found.record.at.topic
+        case Message():
+            return "" if found.source is None else found.source.topic
+        case _:
+            return found.topic

@@ -1,4 +1,4 @@
-"""Which messages a replay is about, as data that a table can keep.
+"""Which messages a replay is about, as data that a table can keep, and how they are found.
 
     Ids           messages by their ids
     Letters       dead letters
@@ -13,15 +13,17 @@ it, except those that are parked later and match its filter.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, assert_never
 
+from semel.codec import Unreadable
 from semel.errors import Misuse
-from semel.message import Partition
+from semel.message import Message, Partition, Record
+from semel.messaging.consumer import Consumer
 from semel.messaging.receive.broker import Reader
 from semel.messaging.records import DeadLetterFilter, WaitingFilter, Waits, hash_of_key
-from semel.operate.stores import OperatorUnit
+from semel.operate.stores import OperatorDatabase, OperatorUnit
 
 # The shortest time that a database stores: a letter of this moment is part of the replay.
 MOMENT_SECONDS: Final = 1e-6
@@ -218,3 +220,96 @@ def _read(kind: str, said: dict[str, Any]) -> Selection:
             return Times(Partition(*said.pop("partition")), **said)
         case _:
             raise KeyError(kind)
+
+
+PAGE: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedMessage:
+    """One message that was selected."""
+
+    message_id: str
+    place: Any
+    """Where the replay resumes after it; JSON."""
+
+    arrival: Message | Unreadable | None = None
+    """What the broker has; None where only our own tables are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSource:
+    """A selection, and where its messages are."""
+
+    selection: Selection
+    consumer: Consumer
+    database: OperatorDatabase
+    reader: Reader | None = None
+
+    async def items(self, after: Any = None) -> AsyncGenerator[SelectedMessage, None]:
+        """Find the messages after a place; None: from the beginning."""
+        match self.selection:
+            case Ids(ids):
+                for number, message_id in enumerate(ids):
+                    if after is None or number > after:
+                        yield SelectedMessage(message_id, number)
+            case Letters() | Waiting():
+                async for item in self._stored(after):
+                    yield item
+            case Offsets(partition, first, last) | Times(partition, first=first, last=last):
+                start = first if after is None else after + 1
+                async for item in self._records(partition, start, last):
+                    yield item
+            case _ as never:
+                assert_never(never)
+
+    async def again(self, message_id: str, place: Any) -> SelectedMessage:
+        """Find the message that a replay was trying."""
+        if not isinstance(self.selection, Offsets | Times):
+            return SelectedMessage(message_id, place)
+        records = await need_reader(self.reader).read(self.selection.partition, place, place)
+        return self._item(records[0]) if records else SelectedMessage(message_id, place)
+
+    async def _stored(self, after: Any) -> AsyncGenerator[SelectedMessage, None]:
+        while True:
+            async with self.database.begin() as unit:
+                page = await self._page(unit, after)
+            for item in page:
+                yield item
+            if len(page) < PAGE:
+                return
+            after = page[-1].place
+
+    async def _page(self, unit: OperatorUnit, after: Any) -> list[SelectedMessage]:
+        match self.selection:
+            case Letters(filter=which):
+                which = replace(which, after=None if after is None else tuple(after))
+                letters = await unit.dead_letters.find(which, PAGE)
+                return [
+                    SelectedMessage(one.message_id, [one.first_failed_at, one.message_id])
+                    for one in letters
+                ]
+            case Waiting(which):
+                later = which if after is None else replace(which, after_place=after)
+                messages = await unit.waiting.find(later, PAGE)
+                return [SelectedMessage(one.message_id, one.place) for one in messages]
+            case _:
+                return []
+
+    async def _records(
+        self, partition: Partition, first: int, last: int
+    ) -> AsyncGenerator[SelectedMessage, None]:
+        reader = need_reader(self.reader)
+        for start in range(first, last + 1, PAGE):
+            records = await reader.read(partition, start, min(start + PAGE - 1, last))
+            for record in filter(self._is_meant, records):
+                yield self._item(record)
+
+    def _is_meant(self, record: Record) -> bool:
+        if isinstance(self.selection, Times):
+            return self.selection.since <= record.timestamp < self.selection.until
+        return True
+
+    def _item(self, record: Record) -> SelectedMessage:
+        arrival = self.consumer.reading.read(record)
+        return SelectedMessage(arrival.id, record.at.offset, arrival)

@@ -240,9 +240,7 @@ class Document:
 
     def add_errors(self, invalid: ValidationError) -> None:
         """Translate what pydantic found into problems of this file."""
-        errors = invalid.errors(include_url=False, include_input=False)
-        # Unknown keys first: a misspelt key explains the one that is missing.
-        for error in sorted(errors, key=lambda error: error["type"] != "extra_forbidden"):
+        for error in invalid.errors(include_url=False, include_input=False):
             at, kind, context = error["loc"], error["type"], error.get("ctx", {})
             if kind == "extra_forbidden":
                 known, key = schema_at(self._schema, at[:-1]), str(at[-1])

@@ -268,9 +268,9 @@ class TestRulesInMemory(InMemory):
         replay = service.replay(Letters())
         taken = replay._take
 
-        async def take(item):
+        async def take(item, found):
             await abandon_replay(world.database, "again", actor="bob", reason="enough")
-            return await taken(item)
+            return await taken(item, found)
 
         replay._take = take
         report = await replay.run()
