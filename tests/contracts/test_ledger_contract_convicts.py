@@ -11,7 +11,7 @@ from semel.lease import Takeover
 from semel.memory.ledger import MemoryLedger, _Held
 from semel.pipeline.ledger import CycleState, Decision, ScopeLease
 from semel.testing.clock import SimulatedClock
-from semel.testing.contracts.ledger import LedgerContract, violations
+from semel.testing.contracts.ledger import LedgerContract
 from semel.testing.contracts.ledger_world import LEASE_SECONDS
 
 
@@ -172,9 +172,9 @@ def contract_of(ledger_class):
 
 
 def test_a_right_ledger_is_not_convicted():
-    assert violations(contract_of(MemoryLedger)) == {}
+    assert contract_of(MemoryLedger).violations() == {}
 
 
 @pytest.mark.parametrize("broken", CONVICTED_BY, ids=lambda broken: broken.__name__)
 def test_a_broken_ledger_is_convicted_by_the_rule_it_breaks(broken):
-    assert CONVICTED_BY[broken] in violations(contract_of(broken))
+    assert CONVICTED_BY[broken] in contract_of(broken).violations()

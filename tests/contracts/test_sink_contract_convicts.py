@@ -7,7 +7,6 @@ from broken_sinks import CONVICTED_BY
 
 from semel.memory.sink import MemorySink, MemoryStore
 from semel.testing.contracts import SinkContract
-from semel.testing.contracts.sink import rules, violations
 
 
 def contract_of(sink_class):
@@ -34,20 +33,20 @@ def contract_of(sink_class):
 
 @pytest.mark.parametrize("broken", CONVICTED_BY, ids=lambda sink: sink.__name__)
 def test_a_broken_sink_is_convicted_by_the_rule_it_breaks(broken):
-    found = violations(contract_of(broken))
+    found = contract_of(broken).violations()
 
     assert f"test_{CONVICTED_BY[broken]}" in found
 
 
 def test_the_reference_is_acquitted():
-    assert violations(contract_of(MemorySink)) == {}
+    assert contract_of(MemorySink).violations() == {}
 
 
 def test_every_broken_sink_names_a_rule_that_exists():
-    assert {f"test_{rule}" for rule in CONVICTED_BY.values()} <= set(rules())
+    assert {f"test_{rule}" for rule in CONVICTED_BY.values()} <= set(SinkContract.rules())
 
 
 def test_every_rule_convicts_somebody():
-    convicting = {rule for broken in CONVICTED_BY for rule in violations(contract_of(broken))}
+    convicting = {rule for broken in CONVICTED_BY for rule in contract_of(broken).violations()}
 
-    assert set(rules()) <= convicting
+    assert set(SinkContract.rules()) <= convicting

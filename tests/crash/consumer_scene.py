@@ -8,8 +8,7 @@ from typing import Any
 
 from semel.messaging.handle.claims import ClaimState
 from semel.testing.kill import Zygote
-from semel.testing.trial import Trial
-from semel.testing.trial_audit import TrialAudit
+from semel.testing.trial import Trial, TrialAudit
 from tests.crash import scripted
 
 HANDLERS = {
@@ -47,9 +46,9 @@ class Scene(Trial):
         handler = {**HANDLERS[kind], **more}
         consumer = f"tests.crash.scripted:{handler.pop('consumer')}"
         super().__init__(
-            zygote,
             folder,
             consumer,
+            zygote=zygote,
             effects=scripted.EFFECTS,
             receipts="" if kind == "batch-handler" else scripted.RECEIPTS,
             database=database,

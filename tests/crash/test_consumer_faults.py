@@ -23,7 +23,7 @@ def wait_until(met: Callable[[], bool], worker: Running) -> None:
     """Wait while a worker runs, with a deadline."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not met():
-        assert not worker._ends_within(POLL_SECONDS), f"it ended:\n{worker.output}"
+        assert not worker.ends_within(POLL_SECONDS), f"it ended:\n{worker.output}"
         assert time.monotonic() < deadline, f"it never happened:\n{worker.output}"
 
 

@@ -10,7 +10,7 @@ from consumer_scene import QUICK_RETRY, Scene
 
 from semel.crashpoints import MESSAGING_POINTS
 from semel.messaging.handle.claims import ClaimState
-from semel.testing.trial import KILLS
+from semel.testing.trial import Trial
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kill, pytest.mark.timeout(600)]
 
@@ -65,7 +65,7 @@ def test_every_window_is_in_one_of_the_lists():
     named = IN_ONE_TRANSACTION | UNDER_A_LEASE | ELSEWHERE
 
     assert named == {point.value for point in MESSAGING_POINTS}
-    assert set(KILLS) < IN_ONE_TRANSACTION
+    assert set(Trial.KILLS) < IN_ONE_TRANSACTION
 
 
 @pytest.mark.parametrize("kind", BY_KIND)

@@ -37,7 +37,7 @@ class Crowd:
         scene, chance = self.scene, self.chance
         self.fill_up()
         victim = chance.choice(self.running)
-        if not victim._ends_within(chance.uniform(0.05, 0.4)):
+        if not victim.ends_within(chance.uniform(0.05, 0.4)):
             match chance.choices(["kill", "term", "rebalance", "redeliver"], [6, 1, 1, 1])[0]:
                 case "kill":
                     victim.kill()
@@ -201,7 +201,7 @@ def held_by(scene: Scene, worker: Running) -> dict[Partition, bool]:
     for _ in range(6000):
         committed = scene.broker.committed(scene.worker.group)
         held = {p: committed.get(p, 0) < end for p, end in ends.items()}
-        if not all(held.values()) or worker._ends_within(0.01):
+        if not all(held.values()) or worker.ends_within(0.01):
             return held
     raise AssertionError(f"no partition was worked off: {worker.output}")
 

@@ -25,7 +25,7 @@ def through(proxy: CutProxy, url: str) -> str:
 
 def lose_the_reply(scene: Scene, proxy: CutProxy, where: str, request: bytes, *options: str) -> str:
     """Run to the window, lose the reply to the next such request, and run to the end."""
-    driver = scene.program.start_and_stop_at(where, *options)
+    driver = scene.program.start(*options, stop_at=where)
     try:
         proxy.swallow_reply_to(request)
         driver.wake()
@@ -110,7 +110,7 @@ def test_a_server_that_falls_over_in_mid_cycle_loses_and_repeats_nothing(
     name = "crash_" + where.replace(":", "_").replace("-", "_").replace("#", "_")
     url = crashing_server.create_database(name)
     scene = Scene(zygote, tmp_path / "scene", KINDS, 4, url)
-    driver = scene.program.start_and_stop_at(where)
+    driver = scene.program.start(stop_at=where)
 
     try:
         crashing_server.stop("immediate")

@@ -175,7 +175,7 @@ def test_a_stopped_driver_that_is_woken_after_a_takeover_changes_nothing_and_say
     all_sinks, where, takeover
 ):
     scene = all_sinks()
-    first = scene.program.start_and_stop_at(f"{where}#2", "--lease-seconds", "1")
+    first = scene.program.start("--lease-seconds", "1", stop_at=f"{where}#2")
 
     try:
         second = scene.program.run("--takeover", takeover)
@@ -194,8 +194,8 @@ def test_a_stopped_driver_that_is_woken_after_a_takeover_changes_nothing_and_say
 
 def test_a_stopped_driver_that_wakes_while_its_successor_works_disturbs_nobody(all_sinks):
     scene = all_sinks(batches=6)
-    first = scene.program.start_and_stop_at("commit_txn:before#2")
-    second = scene.program.start_and_stop_at("commit_txn:before#2", "--takeover", "force")
+    first = scene.program.start(stop_at="commit_txn:before#2")
+    second = scene.program.start("--takeover", "force", stop_at="commit_txn:before#2")
 
     try:
         first.wake()

@@ -148,8 +148,8 @@ def test_relays_killed_at_random_times_lose_nothing(scene, seed):
 @pytest.mark.parametrize("scene", DATABASES[1:], indirect=True)
 def test_a_stopped_leader_that_wakes_after_it_was_replaced_deletes_nothing(scene):
     scene.fill(3 * BATCH)
-    first = scene.hasty.start_and_stop_at("relay_delete:before")
-    second = scene.hasty.start_and_stop_at("relay_read:after")
+    first = scene.hasty.start(stop_at="relay_delete:before")
+    second = scene.hasty.start(stop_at="relay_read:after")
 
     first.wake()
     wait_for(first, "leadership lost")

@@ -6,32 +6,25 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from semel.testing.kill import DeadlineMissed, Program, Zygote
+from semel.testing.kill import DeadlineMissed, Forked, Zygote
 
 pytestmark = pytest.mark.kill
 
-PROGRAM = """
-import sys, time
-from pathlib import Path
-from semel.crashpoints import CrashPoint, reach
-tries = Path(sys.argv[1])
-tries.write_text((tries.read_text() if tries.exists() else "") + "x")
-print("here", *sys.argv[2:], flush=True)
-reach(CrashPoint.FLUSH_BEFORE)
-print("further", flush=True)
-if "linger" in sys.argv:
-    time.sleep(60)
-sys.exit(0 if len(tries.read_text()) >= 3 else 7)
-"""
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote("tests.unit.kill_program:main") as zygote:
+        yield zygote
 
 
 @pytest.fixture
-def program(tmp_path) -> Program:
-    return Program([sys.executable, "-c", PROGRAM, str(tmp_path / "tries")], tmp_path / "log")
+def program(zygote, tmp_path) -> Forked:
+    return zygote.program(tmp_path / "log", str(tmp_path / "tries"))
 
 
 def test_a_program_runs_to_its_own_end(program):
@@ -66,7 +59,7 @@ def test_a_program_that_misses_its_deadline_is_killed_and_quoted(program):
 
 
 def test_a_program_stops_at_a_window_and_is_woken(program):
-    running = program.start_and_stop_at("flush:before")
+    running = program.start(stop_at="flush:before")
 
     assert running.output == "here\n"
     running.wake()
@@ -76,7 +69,7 @@ def test_a_program_stops_at_a_window_and_is_woken(program):
 
 def test_a_program_that_does_not_stop_is_not_waited_for(program):
     with pytest.raises(DeadlineMissed, match="did not stop"):
-        program.start_and_stop_at("flush:after")
+        program.start(stop_at="flush:after")
 
 
 def test_a_zygote_forks_a_function_as_often_as_it_is_asked(tmp_path):

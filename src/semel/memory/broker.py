@@ -728,8 +728,8 @@ class Failing(StrEnum):
 class BrokerFailure:
     """Some calls that fail."""
 
-    call: Call
-    failing: Failing = Failing.REFUSED
+    call: Call | str
+    failing: Failing | str = Failing.REFUSED
     error: Exception = field(default_factory=lambda: Retryable("the broker does not answer"))
     """The exception: `Retryable` for an unavailable broker, `Permanent` for a refusal."""
 
@@ -744,6 +744,9 @@ class BrokerFailure:
 
     key: bytes | None = None
     """Only messages with this key; for `Call.MESSAGE`."""
+
+    def __post_init__(self) -> None:
+        self.call, self.failing = Call(self.call), Failing(self.failing)
 
     def strikes(self, call: Call, topic: str | None, key: bytes | None) -> bool:
         """Count a call, and return whether it fails."""

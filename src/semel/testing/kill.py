@@ -1,16 +1,19 @@
 """Real processes that are really killed, and started again until they are done.
 
-    program = Program([sys.executable, "pipeline.py"], log=tmp_path / "log")
-    for seed in range(20):
-        program.run(kill_after=random.Random(seed).uniform(0.1, 2.0))
-    program.run_until_done()
+    with Zygote("shop.pipeline:main") as zygote:
+        program = zygote.program(tmp_path / "log")
+        for seed in range(20):
+            program.run(kill_after=random.Random(seed).uniform(0.1, 2.0))
+        program.run_until_done()
 
-A `Zygote` starts a Python function instead of a command, in a fork of a
-process that has imported everything: a hundred kills cost seconds, not minutes.
+Each process is a fork of one that has imported everything: a hundred kills cost
+seconds, not minutes.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import select
@@ -18,14 +21,15 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Final, Self
 
-from semel.crashpoints import CRASH_VARIABLE, STOP_VARIABLE
+from semel.crashpoints import CRASH_VARIABLE, STOP_VARIABLE, hook_from_environment, install
 
 DEADLINE_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.005
@@ -69,9 +73,9 @@ class Running:
         Raises:
             DeadlineMissed: it runs on; it was killed.
         """
-        if not self._ends_within(seconds):
+        if not self.ends_within(seconds):
             self.kill()
-            self._ends_within(DEADLINE_SECONDS)
+            self.ends_within(DEADLINE_SECONDS)
             self._code()
             raise DeadlineMissed(f"not over after {seconds} s:\n{self.output}")
         return EndedProcess(self._code(), self.output)
@@ -94,7 +98,7 @@ class Running:
         """
         deadline = time.monotonic() + seconds
         while _state(self.pid) != "T":
-            if self._ends_within(POLL_SECONDS) or time.monotonic() > deadline:
+            if self.ends_within(POLL_SECONDS) or time.monotonic() > deadline:
                 self.kill()
                 self.wait()
                 raise DeadlineMissed(f"did not stop:\n{self.output}")
@@ -110,7 +114,8 @@ class Running:
             log.seek(self._said_before)
             return log.read().decode(errors="replace")
 
-    def _ends_within(self, seconds: float) -> bool:
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for its end, for some seconds; return whether it came."""
         if self._end is None:
             return True
         poll = select.poll()
@@ -122,73 +127,6 @@ class Running:
         return True
 
 
-class Starts(Protocol):
-    """Something that starts a process with some arguments and some environment."""
-
-    def start(self, *arguments: str, environment: Mapping[str, str] | None = None) -> Running:
-        """Start it, and return at once."""
-        ...
-
-
-class _Runs:
-    """What can be done with everything that starts."""
-
-    def run(
-        self: Starts,
-        *arguments: str,
-        crash_at: str | None = None,
-        kill_after: float | None = None,
-        deadline_seconds: float = DEADLINE_SECONDS,
-    ) -> EndedProcess:
-        """Run it to its end: its own, at a window (`crash_at`), or after some seconds."""
-        environment = {CRASH_VARIABLE: crash_at} if crash_at else {}
-        running = self.start(*arguments, environment=environment)
-        if kill_after is not None and not running._ends_within(kill_after):
-            running.kill()
-        return running.wait(deadline_seconds)
-
-    def start_and_stop_at(self: Starts, where: str, *arguments: str) -> Running:
-        """Start it, and return when it has stopped itself at the window *where*."""
-        running = self.start(*arguments, environment={STOP_VARIABLE: where})
-        running.wait_until_stopped()
-        return running
-
-    def run_until_done(self: Any, *arguments: str, most_starts: int = 5) -> int:
-        """Start it until it ends with 0; return how often that was.
-
-        Raises:
-            DeadlineMissed: it never did.
-        """
-        for number in range(1, most_starts + 1):
-            ended = self.run(*arguments)
-            if ended.code == 0:
-                return number
-        raise DeadlineMissed(f"not done after {most_starts} starts:\n{ended.output}")
-
-
-class Program(_Runs):
-    """A command that is started again and again."""
-
-    def __init__(self, command: Sequence[str], log: Path) -> None:
-        self._command = list(command)
-        self._log = log
-
-    def start(self, *arguments: str, environment: Mapping[str, str] | None = None) -> Running:
-        """Start the command, in a session of its own."""
-        self._log.touch()
-        said_before = self._log.stat().st_size
-        with self._log.open("ab") as log:
-            process = subprocess.Popen(
-                [*self._command, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
-                start_new_session=True,
-            )
-        return Running(process.pid, self._log, said_before, process.wait)
-
-
 class Zygote:
     """A process that has imported *modules* and forks one that calls ``module:function``.
 
@@ -196,7 +134,7 @@ class Zygote:
     """
 
     def __init__(self, function: str, modules: Sequence[str] = ()) -> None:
-        command = [sys.executable, "-m", "semel.testing.zygote", function, *modules]
+        command = [sys.executable, "-m", "semel.testing.kill", function, *modules]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -237,7 +175,7 @@ class Zygote:
         self.close()
 
 
-class Forked(_Runs):
+class Forked:
     """A zygote's function that is started again and again."""
 
     def __init__(self, zygote: Zygote, log: Path, first: Sequence[str]) -> None:
@@ -245,9 +183,52 @@ class Forked(_Runs):
         self._log = log
         self._first = first
 
-    def start(self, *arguments: str, environment: Mapping[str, str] | None = None) -> Running:
-        """Start the function, in a session of its own."""
-        return self._zygote.fork([*self._first, *arguments], environment or {}, self._log)
+    def start(self, *arguments: str, crash_at: str = "", stop_at: str = "") -> Running:
+        """Start the function, in a session of its own.
+
+        It kills itself at the window *crash_at*; where it stops itself at the window *stop_at*,
+        this returns when it has.
+        """
+        planned = {CRASH_VARIABLE: crash_at, STOP_VARIABLE: stop_at}
+        environment = {name: where for name, where in planned.items() if where}
+        running = self._zygote.fork([*self._first, *arguments], environment, self._log)
+        if stop_at:
+            running.wait_until_stopped()
+        return running
+
+    def run(
+        self,
+        *arguments: str,
+        crash_at: str = "",
+        kill_after: float | None = None,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> EndedProcess:
+        """Run it to its end: its own, at a window, or after some seconds."""
+        running = self.start(*arguments, crash_at=crash_at)
+        if kill_after is not None and not running.ends_within(kill_after):
+            running.kill()
+        return running.wait(deadline_seconds)
+
+    def run_until_done(self, *arguments: str, most_starts: int = 5) -> int:
+        """Start it until it ends with 0; return how often that was.
+
+        Raises:
+            DeadlineMissed: it never did.
+        """
+        return until_done(lambda: self.run(*arguments), most_starts)
+
+
+def until_done(run: Callable[[], EndedProcess], most_starts: int) -> int:
+    """Call *run* until a process ends with 0; return how often that was.
+
+    Raises:
+        DeadlineMissed: none did.
+    """
+    for number in range(1, most_starts + 1):
+        ended = run()
+        if ended.code == 0:
+            return number
+    raise DeadlineMissed(f"not done after {most_starts} starts:\n{ended.output}")
 
 
 def _code_in(result: Path) -> int:
@@ -269,3 +250,55 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+# The zygote's side: it imports once, and forks for every line that it reads.
+
+ForkedFunction = Callable[[Sequence[str]], int]
+
+
+def _serve(function: str, *modules: str) -> None:
+    """Be the zygote: fork a process for every request on the standard input; print its id."""
+    module, _, name = function.partition(":")
+    found: ForkedFunction = getattr(importlib.import_module(module), name)
+    for other in modules:
+        importlib.import_module(other)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the dead children
+    gc.freeze()
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            _be(found, *json.loads(line))
+        print(pid, flush=True)
+
+
+def _be(
+    function: ForkedFunction,
+    arguments: list[str],
+    environment: dict[str, str],
+    log: str,
+    result: str,
+) -> None:
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.update(environment)
+    install(hook_from_environment())
+    code = 1
+    try:
+        code = function(arguments)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:  # noqa: BLE001  the last thing this process says
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        Path(result).write_text(str(code))
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])

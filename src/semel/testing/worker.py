@@ -17,11 +17,11 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, get_origin, get_type_hints
 
 from sqlalchemy import event
 
@@ -35,16 +35,8 @@ from semel.messaging.database import Database
 from semel.messaging.receive.broker import Subscription
 from semel.messaging.receive.runner import Runner
 from semel.messaging.send.relay import Relay
-from semel.messaging.settings import Order, RetryPolicy, RunnerSettings
-from semel.policy.vocabulary import (
-    BatchPolicy,
-    Duplicates,
-    GapPolicy,
-    GiveUp,
-    Mode,
-    RetryMode,
-    StalePolicy,
-)
+from semel.messaging.settings import ConsumerSettings, RunnerSettings
+from semel.policy.vocabulary import Mode
 from semel.sql.database import SqlDatabase
 
 IDLE_POLL_SECONDS: Final = 0.02
@@ -106,10 +98,7 @@ class Worker:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read what `to_json` wrote."""
-        said = json.loads(text)
-        enums = {"mode": Mode, "until": Until}
-        said.update({name: made(said[name]) for name, made in enums.items() if name in said})
-        return cls(**{**said, "topics": tuple(said["topics"])})
+        return cls(**typed(cls, json.loads(text)))
 
 
 class WorkerBroker(FileBroker):
@@ -255,23 +244,22 @@ def consumer_of(worker: Worker) -> Consumer:
         raise Misuse(f"{worker.consumer} is no consumer; make it one with @consumer(…)")
     if not worker.policy:
         return consumer
-    said = dict(worker.policy)
-    kinds = {
-        "on_exhausted": GiveUp,
-        "on_hopeless": GiveUp,
-        "duplicates": Duplicates,
-        "order": Order,
-        "gaps": GapPolicy,
-        "stale": StalePolicy,
-        "batch": BatchPolicy,
-    }
-    said.update({name: kind(said[name]) for name, kind in kinds.items() if name in said})
-    if "retry" in said:
-        retry = dict(said["retry"])
-        if "mode" in retry:
-            retry["mode"] = RetryMode(retry["mode"])
-        said["retry"] = RetryPolicy(**retry)
+    said = typed(ConsumerSettings, worker.policy)
     return consumer.with_settings(replace(consumer.settings, **said))
+
+
+def typed(kind: type, said: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn values that came as JSON into those of *kind*'s fields: enums, tuples, dataclasses."""
+    hints = get_type_hints(kind)
+
+    def value_of(hint: Any, value: Any) -> Any:
+        if get_origin(hint) in (tuple, frozenset):
+            return get_origin(hint)(value)
+        if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):
+            return hint(**typed(hint, value))
+        return hint(value) if isinstance(hint, type) and issubclass(hint, StrEnum) else value
+
+    return {name: value_of(hints.get(name), value) for name, value in said.items()}
 
 
 def found(where: str) -> Any:

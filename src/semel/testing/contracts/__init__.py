@@ -4,6 +4,7 @@ sink     sink_prepare sink_finish sink_keeping sink_rows sink_world
 ledger   ledger_leases ledger_decisions ledger_positions ledger_records ledger_world
 broker   broker_fetch broker_sharing broker_world
 claims
+contract    what all of them have
 
 The first file of a line is the whole contract; its parts follow, and the last one (…_world)
 holds what an author supplies.

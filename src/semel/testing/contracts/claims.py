@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final, Protocol
 import pytest
 
 from semel.errors import Retryable
+from semel.testing.contracts.contract import Contract
 
 CONSUMER: Final = "billing"
 
@@ -76,7 +77,7 @@ class Rollback(Exception):
     """Raised in a transaction that is to be rolled back."""
 
 
-class ClaimsContract:
+class ClaimsContract(Contract):
     """What `claim` must do, in the transaction of its caller; derive a test class from it."""
 
     waits_for_locks: ClassVar[bool] = True

@@ -25,10 +25,7 @@ An implementation binds it in a few lines:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import product
-from typing import Any
 
 import pytest
 
@@ -39,7 +36,6 @@ from semel.testing.contracts.ledger_leases import LedgerLeaseRules
 from semel.testing.contracts.ledger_positions import PositionRules
 from semel.testing.contracts.ledger_records import RecordRules
 from semel.testing.contracts.ledger_world import (
-    LEASE_SECONDS,
     LedgerOwner,
     LedgerWorld,
     offsets,
@@ -195,43 +191,5 @@ class LedgerRaceRules(LedgerWorld):
         assert driver.end() == 10 * ROUNDS
 
 
-__all__ = ["LEASE_SECONDS", "LedgerContract", "violations"]
-
-
 class LedgerContract(LedgerLeaseRules, DecisionRules, LedgerRaceRules, PositionRules, RecordRules):
     """Everything a `semel.pipeline.ledger.Ledger` must do; derive a test class from it."""
-
-
-def violations(contract: type[LedgerContract]) -> Mapping[str, BaseException]:
-    """Run the contract without pytest; return the tests that fail, each with an error of it.
-
-    For ledgers that are broken on purpose.
-    """
-    broken: dict[str, BaseException] = {}
-    for name in dir(contract):
-        if not name.startswith("test_"):
-            continue
-        for arguments in _parameters(getattr(contract, name)):
-            bound = contract()
-            ledger = bound.make_ledger()
-            try:
-                getattr(bound, name)(ledger, **arguments)
-            except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - all are convictions
-                broken[name] = error
-            finally:
-                ledger.close()
-    return broken
-
-
-def _parameters(test: Any) -> Iterator[dict[str, Any]]:
-    """Spell out what `pytest.mark.parametrize` says about *test*."""
-    marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
-    choices = []
-    for mark in marks:
-        names, values = mark.args
-        if isinstance(names, str):
-            choices.append([{names: value} for value in values])
-        else:
-            choices.append([dict(zip(names, value, strict=True)) for value in values])
-    for chosen in product(*choices):
-        yield {name: value for choice in chosen for name, value in choice.items()}

@@ -15,6 +15,7 @@ from semel.lease import Owner, Takeover
 from semel.pipeline.ledger import AttemptRecord, CycleState, Ledger, ScopeLease
 from semel.pipeline.source import BatchRange, SourceKind, SourceRange, Span
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+from semel.testing.contracts.contract import Contract
 
 LEASE_SECONDS: Final = 30.0
 
@@ -25,7 +26,7 @@ TOKENS: Final[Mapping[str, Mapping[str, Any]]] = {
 ROWS: Final = {"left": 3, "right": 0}
 
 
-class LedgerWorld:
+class LedgerWorld(Contract):
     """The hooks to override.  A test gets a new instance, and so a store of its own."""
 
     def make_ledger(self) -> Any:
@@ -42,6 +43,14 @@ class LedgerWorld:
     def expire(self, ledger: Any, scope: Scope) -> None:
         """Let the time of the scope's lease run out."""
         raise NotImplementedError
+
+    def follow(self, rule: str, **arguments: Any) -> None:
+        """Run one test with a ledger of its own."""
+        made = self.make_ledger()
+        try:
+            super().follow(rule, ledger=made, **arguments)
+        finally:
+            made.close()
 
     @pytest.fixture
     def ledger(self) -> Iterator[Any]:

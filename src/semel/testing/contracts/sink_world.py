@@ -25,6 +25,7 @@ from semel.pipeline.sink import (
     TwoPhaseSink,
 )
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+from semel.testing.contracts.contract import Contract
 
 Row = Mapping[str, Any]
 
@@ -42,15 +43,15 @@ class Capability(StrEnum):
     """Two equal rows in one batch are two visible rows."""
 
 
-class SinkWorld:
+class SinkWorld(Contract):
     """The hooks to override, and helpers.
 
     Rows have an ``id`` (64-bit integer) and a ``text``.  A test gets a new
     instance, and so a store of its own.
     """
 
-    cannot: ClassVar[Mapping[Capability, str]] = {}
-    """Capabilities that are missing, each with its reason: their tests are skipped with it."""
+    cannot: ClassVar[Mapping[str, str]] = {}
+    """What the sink or the test cannot do (a `Capability`), with the reason to skip its tests."""
 
     secrets: ClassVar[tuple[str, ...]] = ()
     """Texts that must appear in no token, reason, evidence or repr: passwords, keys."""
