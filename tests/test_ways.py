@@ -78,11 +78,9 @@ class Budget:
 
 
 BUDGETS = {
-    "handled": Budget(modules=18, statements=7, transactions=1),
-    # Target: 10 statements.
-    "waits": Budget(modules=24, statements=13, transactions=1),
-    # Target: 3 transactions.
-    "dead": Budget(modules=24, statements=23, transactions=4),
+    "handled": Budget(modules=18, statements=6, transactions=1),
+    "waits": Budget(modules=24, statements=10, transactions=1),
+    "dead": Budget(modules=24, statements=18, transactions=3),
     # One transaction begins the replay, one notes the try, one handles the message and ends it in
     # all tables, and one ends the replay.
     "replayed": Budget(modules=21, statements=33, transactions=4),

@@ -274,8 +274,8 @@ class WaitingStore(Protocol):
         """
         ...
 
-    async def put(self, waiting: WaitingMessage, delay_seconds: float = 0.0) -> None:
-        """Add a message at the end of the queue, or update it if it is in the table.
+    async def put(self, waiting: WaitingMessage, delay_seconds: float = 0.0) -> WaitingMessage:
+        """Add a message at the end of the queue, or update it if it is there; return its row.
 
         It is due after *delay_seconds*, on the database's clock.  An update changes what it waits
         for, and the failure; place, payload, label and the time of the first failure stay.  An

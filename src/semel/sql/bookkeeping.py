@@ -9,6 +9,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     FromClause,
+    Insert,
     Integer,
     Select,
     Text,
@@ -165,14 +166,29 @@ _RANGE: Final[dict[str, Any]] = {
     "outcome": bindparam("what", type_=Text),
 }
 _ENDS_BEFORE: Final = and_(*(_O[name] == new for name, new in _RANGE.items()), _O.last == _FROM - 1)
-# After redeliveries, two ranges may end at the same offset: extend only one of them.  The
-# UPDATE repeats the condition of the subquery: if another process extended the range while
-# this one waited for its lock, the range must not become shorter.
+# After redeliveries, two ranges may end at the same offset: extend only one of them.
 _NEIGHBOUR: Final = select(_O.number).where(_ENDS_BEFORE).limit(1).scalar_subquery()
-EXTEND: Final = (
-    update(consumer_outcome).where(_O.number == _NEIGHBOUR, _ENDS_BEFORE).values(last=_UNTIL)
+_NEW_RANGE: Final[dict[str, Any]] = {"first": _FROM, "last": _UNTIL, **_RANGE}
+
+
+def _extend_or_add() -> Insert:
+    # Repeats the condition of the subquery: if another process extended the range while this
+    # one waited for its lock, the range must not become shorter.
+    here = update(consumer_outcome).where(_O.number == _NEIGHBOUR, _ENDS_BEFORE)
+    extended = here.values(last=_UNTIL).returning(_O.number).cte("extended")
+    new = select(*_NEW_RANGE.values()).where(~select(extended.c.number).exists())
+    return insert(consumer_outcome).from_select(list(_NEW_RANGE), new)
+
+
+RECORD: Final = _extend_or_add()
+"""For PostgreSQL."""
+
+# SQLite has no UPDATE within another statement, but one writer at a time: no other process can
+# change the neighbour between its number and its update.  Without a neighbour the number is NULL,
+# and SQLite gives one.
+RECORD_SQLITE: Final = insert_or_update(consumer_outcome, ["last"]).values(
+    number=_NEIGHBOUR, **_NEW_RANGE
 )
-ADD_RANGE: Final = insert(consumer_outcome).values(first=_FROM, last=_UNTIL, **_RANGE)
 
 
 class SqlOutcomeStore(ConnectionStore):
@@ -181,8 +197,8 @@ class SqlOutcomeStore(ConnectionStore):
     what = "the outcomes"
 
     async def record(self, consumer: str, ranges: Sequence[OutcomeRange]) -> None:
-        for new in ranges:
-            values = {
+        values = [
+            {
                 "of": consumer,
                 "in_topic": new.partition.topic,
                 "at": new.partition.number,
@@ -190,8 +206,10 @@ class SqlOutcomeStore(ConnectionStore):
                 "until": new.last,
                 "what": new.outcome,
             }
-            if not await self._count(EXTEND, values):
-                await self._run(ADD_RANGE, values)
+            for new in ranges
+        ]
+        is_postgres = self._session.get_bind().dialect.name == "postgresql"
+        await self._run(RECORD if is_postgres else RECORD_SQLITE, values)
 
     async def ranges(self, consumer: str, partition: Partition) -> Sequence[OutcomeRange]:
         found = select(consumer_outcome).where(_in(consumer, partition))

@@ -149,12 +149,15 @@ class SqlAlchemyProcessedMessageStore:
         if fence is not None:
             leased = {**me.key_and_hash(), **written(failure), "seen": fence}
             return await self._change(sql.FAIL_LEASED, me, leased)
+        new = {**me.new(), **written(failure)}
+        # The rollback of the first attempt has removed its claim; later ones find a row.
+        is_known = failure.attempts > 1
         for _ in range(MOST_TURNS):
-            # Usually there is no row: the rollback of the attempt has removed its claim.
-            if await self._row(sql.FAIL_NEW, me, {**me.new(), **written(failure)}):
+            if not is_known and await self._row(sql.FAIL_NEW, me, new):
                 return True
             if await self._change(sql.FAIL, me, {**me.key_and_hash(), **written(failure)}):
                 return True
+            is_known = False
             if await self._is_in(CLOSED, me):
                 return False
         raise me.changes_all_the_time()

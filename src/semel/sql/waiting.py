@@ -121,7 +121,7 @@ PUT: Final = insert_or_update(
     due_at=now_us() + bindparam("delay_us", type_=BigInteger),
     since=func.coalesce(bindparam("came_at", type_=BigInteger), now_us()),
     first_failed_at=func.coalesce(bindparam("failed_at", type_=BigInteger), now_us()),
-)
+).returning(waiting_message)
 
 HERE: Final = select(_C.place).where(is_me(waiting_message)).with_for_update()
 _EARLIER: Final = waiting_message.alias("earlier")
@@ -221,7 +221,7 @@ class SqlWaitingStore(MessageStore[WaitingMessage]):
                 if not missing:
                     break
 
-    async def put(self, waiting: WaitingMessage, delay_seconds: float = 0.0) -> None:
+    async def put(self, waiting: WaitingMessage, delay_seconds: float = 0.0) -> WaitingMessage:
         if waiting.held and waiting.key is not None:
             # A message in the table holds its key already; only a new one needs the lock.
             here = await self._run(HERE, me(waiting.consumer, waiting.message_id))
@@ -236,7 +236,8 @@ class SqlWaitingStore(MessageStore[WaitingMessage]):
             "came_at": to_us(waiting.since) or None,
             "failed_at": to_us(waiting.first_failed_at) or not_failed,
         }
-        await self._run(PUT, values)
+        [row] = await self._read(PUT, values)
+        return row
 
     async def take_due(
         self, consumer: str, limit: int, after_place: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeAlias
@@ -39,6 +39,7 @@ from semel.messaging.receive.crash import (
     Writer,
     clear_note_left_behind,
     clearing_own_notes,
+    ends_notes,
     handle_waiting,
     note_tries,
     noting_as,
@@ -47,6 +48,7 @@ from semel.messaging.receive.crash import (
 from semel.messaging.receive.offsets import Ended
 from semel.messaging.records import WaitingMessage, Waits
 from semel.messaging.redact import place_of, reason_of
+from semel.policy.vocabulary import Duplicates
 
 log = logging.getLogger("semel.messaging")
 
@@ -107,20 +109,21 @@ async def _some(
     group: str,
 ) -> tuple[Sequence[WaitingMessage], dict[str, Outcome]]:
     """Handle up to *limit* messages that are due; return them, and the outcomes in their order."""
-    name, done = consumer.name, dict[str, Outcome]()
+    name = consumer.name
     # Read and handle within one turn: a message that was read must not wait for a suspect,
     # because another process could handle it meanwhile.
     async with TURNS.beside_others():
         noted: list[str] = []
         async with unless_begun(name, database, noted), database.begin() as unit:
             due = await unit.waiting.take_due(name, limit, after_place)
-            is_many = handle is None and len(due) > 1
-            noted += [waiting.message_id for waiting in due] if is_many else []
-            suspects = await note_tries(unit, name, noted) if is_many else {}
+            # A duplicate that is invoked may be quarantined: `_one` asks for its dead letter.
+            invokes = consumer.settings.duplicates is Duplicates.INVOKE
+            if handle is None and (len(due) > 1 or not invokes):
+                noted += [waiting.message_id for waiting in due]
+            suspects = await note_tries(unit, name, noted, are_locked=True)
         reach(CrashPoint.RETRY_TAKE_AFTER, name)
-        if is_many:
-            fresh = [waiting for waiting in due if waiting.message_id not in suspects]
-            done = await _together(consumer, database, fresh, stopping, group)
+        fresh = [one for one in due if one.message_id in noted and one.message_id not in suspects]
+        done = await _noted(consumer, database, fresh, stopping, group)
     for waiting in due:
         if waiting.message_id not in done and not stopping():
             began = SYSTEM_CLOCK.monotonic()
@@ -131,27 +134,45 @@ async def _some(
     return due, {name: done[name] for name in names if name in done}
 
 
-async def _together(
+async def _noted(
     consumer: Consumer,
     database: Database,
     due: Sequence[WaitingMessage],
     stopping: Callable[[], bool],
     group: str,
 ) -> dict[str, Outcome]:
-    """Handle messages in few transactions; the caller handles those without an outcome alone."""
+    """Handle messages whose tries are noted; the caller handles those without an outcome alone."""
     done: dict[str, Outcome] = {}
     by_id = {waiting.message_id: waiting for waiting in due}
     noted = set(by_id)
     began = SYSTEM_CLOCK.monotonic()
     async with clearing_own_notes(consumer.name, database, noted):
-        async for found in drain(consumer, database, _readable(consumer, due), stopping):
+        async for found in _tried(consumer, database, due, stopping):
             done.update(found)
-            noted.difference_update(found)
+            # `drain` clears the notes of all that it tried.
+            is_cleared = len(due) > 1 or all(map(ends_notes, found.values()))
+            noted.difference_update(found if is_cleared else ())
             each = (SYSTEM_CLOCK.monotonic() - began) / len(found)
             for message_id, outcome in found.items():
                 tell(by_id[message_id], outcome, group, each)
             began = SYSTEM_CLOCK.monotonic()
     return done
+
+
+async def _tried(
+    consumer: Consumer,
+    database: Database,
+    due: Sequence[WaitingMessage],
+    stopping: Callable[[], bool],
+) -> AsyncIterator[dict[str, Outcome]]:
+    """Yield the outcomes of one transaction after the other, by id."""
+    messages = _readable(consumer, due)
+    if len(due) > 1:
+        async for found in drain(consumer, database, messages, stopping):
+            yield found
+    elif messages and not stopping():
+        [message] = messages.values()
+        yield {message.id: await handle_message(consumer, database, message, due[0])}
 
 
 def _readable(consumer: Consumer, due: Sequence[WaitingMessage]) -> dict[str, Message]:

@@ -32,16 +32,9 @@ async def let_in(
     unit: Unit, message: Message, waiting: WaitingMessage, seconds: float = 0.0, *, is_new: bool
 ) -> None:
     """Write a message into the waiting table; if it *is_new* there, mark its offset."""
-    await unit.waiting.put(waiting, seconds)
+    now = await unit.waiting.put(waiting, seconds)
     if is_new:
-        await mark_waiting(unit, waiting.consumer, message)
-
-
-async def mark_waiting(unit: Unit, consumer: str, message: Message) -> None:
-    """Mark the offset of a delivery whose message waits."""
-    if message.source is not None:
-        now = await unit.waiting.get(consumer, message.id)
-        await mark_kept(unit, consumer, message.source, now)
+        await mark_kept(unit, waiting.consumer, message.source, now)
 
 
 async def leave_waiting(unit: Unit, consumer: str, *ended: Ended) -> None:

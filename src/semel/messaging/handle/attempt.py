@@ -36,7 +36,7 @@ from semel.messaging.failed.attempt_failed import (
 from semel.messaging.failed.waiting import (
     is_next,
     leave_waiting,
-    mark_waiting,
+    let_in,
     parked_without_payload,
     release_next_version,
 )
@@ -519,8 +519,7 @@ async def _put_behind(
     waiting = replace(waiting, reason=why)
     if erased_at is not None:
         waiting = replace(parked_without_payload(waiting, erased_at), error_code=ERASED)
-    await unit.waiting.put(waiting)
-    await mark_waiting(unit, consumer.name, message)
+    await let_in(unit, message, waiting, is_new=True)
     return ParkedAway(why)
 
 

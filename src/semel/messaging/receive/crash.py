@@ -269,10 +269,13 @@ async def note_try(unit: Unit, consumer: str, message_id: str) -> int:
     return await unit.members.suspect(consumer, message_id, _me())
 
 
-async def note_tries(unit: Unit, consumer: str, message_ids: Collection[str]) -> Mapping[str, Note]:
+async def note_tries(
+    unit: Unit, consumer: str, message_ids: Collection[str], *, are_locked: bool = False
+) -> Mapping[str, Note]:
     """Note one try of each of several messages, together; return the notes of the suspects.
 
     The note of a suspect stays unchanged: it is counted up when the suspect is tried alone.
+    *are_locked*: this transaction holds the messages' rows in the waiting table.
     """
     me = _me()
     suspects: dict[str, Note] = {}
@@ -280,19 +283,12 @@ async def note_tries(unit: Unit, consumer: str, message_ids: Collection[str]) ->
         is_mine = note.writer == me
         if note.tries > 1 if is_mine else await _is_gone(unit, consumer, note):
             suspects[message_id] = note
-        elif not is_mine:
-            await _inherit(unit, consumer, message_id, note)
+        elif not is_mine and (are_locked or await unit.now() >= note.noted_at + LEFT_SECONDS):
+            # Its writer runs and is not at the message, whose row it would have locked: it did
+            # not clear the note yet, and must not clear it while this worker is at the message.
+            await unit.members.clear_notes(consumer, [message_id], note.writer)
+            await unit.members.note(consumer, [message_id], me)
     return suspects
-
-
-async def _inherit(unit: Unit, consumer: str, message_id: str, note: Note) -> None:
-    """Replace an old note, whose writer runs but could not clear it, by one of this worker.
-
-    While the writer handles the message, it is locked or leased, and this code is not reached.
-    """
-    if await unit.now() >= note.noted_at + LEFT_SECONDS:
-        await unit.members.clear_notes(consumer, [message_id], note.writer)
-        await unit.members.note(consumer, [message_id], _me())
 
 
 async def clear_own_notes(unit: Unit, consumer: str, message_ids: Collection[str]) -> None:
@@ -723,10 +719,16 @@ def _delivered(outcome: Outcome) -> Clear:
     return Clear.ALL if is_over else Clear.OWN
 
 
+def ends_notes(outcome: Outcome) -> bool:
+    """Return whether the transaction that ended a waiting message so cleared all its notes.
+
+    After any other outcome another worker may be trying it.
+    """
+    return isinstance(outcome, Handled | DeadLettered)
+
+
 def _waited(outcome: Outcome) -> Clear:
-    # These outcomes remove the message, and its notes, from the tables.  After any other outcome
-    # another worker may be trying it.
-    return Clear.CLEARED if isinstance(outcome, Handled | DeadLettered) else Clear.OWN
+    return Clear.CLEARED if ends_notes(outcome) else Clear.OWN
 
 
 def _message(
