@@ -101,11 +101,9 @@ class Acknowledgement(Protocol):
 
     async def ack(self) -> None:
         """Acknowledge the delivery: the broker does not deliver it again."""
-        ...
 
     async def nack(self, seconds: float) -> None:
         """Return the delivery: the broker delivers it again, after *seconds* or later."""
-        ...
 
 
 @dataclass(slots=True)

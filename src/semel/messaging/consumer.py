@@ -18,17 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from semel.codec import Codec, FromHeader, JsonCodec, Place, Reading, Unreadable
 from semel.errors import Misuse
 from semel.message import Coordinates, Message, Record, raw_of, value_of
-from semel.messaging.failure import (
-    Classification,
-    FailureClass,
-    Rule,
-    listed_codes,
-)
+from semel.messaging.failure import Classification, FailureClass, Rule, listed_codes
 from semel.messaging.handle.cancel import called
-from semel.messaging.handle.claims import (
-    ClaimAnswer,
-    Duplicate,
-)
+from semel.messaging.handle.claims import ClaimAnswer, Duplicate
 from semel.messaging.records import DeadLetter, StoredMessage, WaitingMessage
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER
 from semel.messaging.settings import ConsumerSettings, ReplayRules

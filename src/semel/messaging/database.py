@@ -78,7 +78,6 @@ class ProcessedMessageStore(Protocol):
                 a dead letter, or a conflict.
             Retryable: the database could not be asked.
         """
-        ...
 
     async def try_claim(self, consumer: str, request: ClaimRequest) -> ClaimAnswer:
         """Claim as COMPLETED: the final state, durable when the caller's transaction commits.
@@ -87,7 +86,6 @@ class ProcessedMessageStore(Protocol):
             Locked: another transaction holds it, and did not end within the lock timeout.
             Retryable: the database could not be asked.
         """
-        ...
 
     async def try_claim_many(
         self, consumer: str, requests: Sequence[ClaimRequest]
@@ -100,7 +98,6 @@ class ProcessedMessageStore(Protocol):
         Raises:
             Locked: one of them is held by another transaction; claim them one by one.
         """
-        ...
 
     async def lease(
         self,
@@ -117,21 +114,18 @@ class ProcessedMessageStore(Protocol):
             Locked: another transaction holds it, and did not end within the lock timeout.
             Retryable: the database could not be asked.
         """
-        ...
 
     async def renew(self, consumer: str, message_id: str, fence: int, seconds: float) -> bool:
         """Make the lease last *seconds* from now; False if the lease was lost.
 
         An owner may renew a lease that has run out, if no other owner has taken it.
         """
-        ...
 
     async def lock_expired(self, consumer: str, message_id: str, fence: int) -> bool:
         """Lock an expired lease: until this transaction ends, it cannot be renewed or taken.
 
         False, and nothing locked, if *fence* is no longer its fence, or it was renewed.
         """
-        ...
 
     async def mark_completed(
         self, consumer: str, message_id: str, fence: int | None = None, result: str | None = None
@@ -141,7 +135,6 @@ class ProcessedMessageStore(Protocol):
         No result is kept of a message that was erased.  Without a fence: complete a claim in any
         other state (an operator's skip).
         """
-        ...
 
     async def mark_failed(
         self, consumer: str, message_id: str, failure: Failure, fence: int | None = None
@@ -151,7 +144,6 @@ class ProcessedMessageStore(Protocol):
         Another worker or a person may have closed the message while it was tried; only `reopen`
         opens it again.  With a fence: only if the claim is still leased under it.
         """
-        ...
 
     async def erase(self, consumer: str, message_id: str) -> bool:
         """Remove the kept result of a message, and note that its payload was erased.
@@ -159,11 +151,9 @@ class ProcessedMessageStore(Protocol):
         Waits for a transaction that holds the claim; the state stays.  Returns whether there
         was a result.
         """
-        ...
 
     async def erase_key(self, key: str) -> int:
         """Remove the results that were kept with this key, and note that; return how many."""
-        ...
 
     async def undo(self, consumer: str, message_id: str, failure: Failure) -> ClaimRow:
         """Turn a claim that *this* transaction took into a failed attempt, and return it.
@@ -174,11 +164,9 @@ class ProcessedMessageStore(Protocol):
         Raises:
             Misuse: there is no such claim.
         """
-        ...
 
     async def give_back(self, consumer: str, message_id: str, claimed: Claimed) -> None:
         """Undo a claim that *this* transaction took, as if it had not been taken."""
-        ...
 
     async def keep_result(
         self, consumer: str, message_id: str, result: str, key: str | None = None
@@ -188,29 +176,24 @@ class ProcessedMessageStore(Protocol):
         With the message's *key*, by which it can be erased.  Nothing is kept of a message
         that was erased.
         """
-        ...
 
     async def pass_over(self, consumer: str, message_id: str, code: str) -> None:
         """Write to a claim that this transaction took why its message has no effect.
 
         One of the codes of `WITHOUT_EFFECT`: nothing is sent again for its duplicates.
         """
-        ...
 
     async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
         """Replace the hash that repetitions are compared with, after an audited revision."""
-        ...
 
     async def reopen(self, consumer: str, message_id: str) -> bool:
         """Make a dead-lettered or parked message claimable again, with its attempts back at 0.
 
         False, and nothing changed, in every other state.
         """
-        ...
 
     async def look_up(self, consumer: str, message_id: str) -> ClaimRow | None:
         """Read a claim without locking it."""
-        ...
 
     async def in_progress(
         self, consumer: str, limit: int, *, expired: bool = False
@@ -219,11 +202,9 @@ class ProcessedMessageStore(Protocol):
 
         With *expired*: only those whose lease has run out.
         """
-        ...
 
     async def consumers_of(self, message_id: str) -> Sequence[str]:
         """Return the consumers that have a claim on a message, sorted."""
-        ...
 
     async def handled_from(
         self, consumer: str, places: Sequence[Coordinates]
@@ -233,7 +214,6 @@ class ProcessedMessageStore(Protocol):
         A claim has the coordinates of the delivery that was claimed first.  Slow: it reads every
         claim.
         """
-        ...
 
     async def delete_expired(
         self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
@@ -245,7 +225,6 @@ class ProcessedMessageStore(Protocol):
         still in the outbox stays, too: `semel.operate.retention` finds them by it.  With a
         *sweep*: only claims after the place that it reached.
         """
-        ...
 
 
 class WaitingStore(Protocol):
@@ -272,7 +251,6 @@ class WaitingStore(Protocol):
         Raises:
             Locked: another transaction has one of the keys for longer than the lock timeout.
         """
-        ...
 
     async def put(self, waiting: WaitingMessage, delay_seconds: float = 0.0) -> WaitingMessage:
         """Add a message at the end of the queue, or update it if it is there; return its row.
@@ -281,7 +259,6 @@ class WaitingStore(Protocol):
         for, and the failure; place, payload, label and the time of the first failure stay.  An
         erased message stays parked.
         """
-        ...
 
     async def take_due(
         self, consumer: str, limit: int, after_place: int = 0
@@ -292,7 +269,6 @@ class WaitingStore(Protocol):
         key.  Only the first of each held key.  Messages that another transaction has locked are
         left out.
         """
-        ...
 
     async def take(self, consumer: str, message_id: str) -> WaitingMessage | None:
         """Lock and return one message, if it is its turn; as `take_due` does with many.
@@ -300,59 +276,47 @@ class WaitingStore(Protocol):
         For a worker that read several messages and begins a transaction for each: meanwhile
         another worker may have handled it, or a person may have changed it.
         """
-        ...
 
     async def take_many(
         self, consumer: str, message_ids: Collection[str]
     ) -> Sequence[WaitingMessage]:
         """Lock and return those of several messages whose turn it is, in order of place."""
-        ...
 
     async def seconds_to_next(self, consumer: str) -> float | None:
         """Return the seconds until `take_due` finds a message; None if no message will be due."""
-        ...
 
     async def get(self, consumer: str, message_id: str) -> WaitingMessage | None:
         """Return one waiting message."""
-        ...
 
     async def find(self, which: WaitingFilter, limit: int) -> Sequence[WaitingMessage]:
         """Return matching messages in order of place."""
-        ...
 
     async def count(self, which: WaitingFilter) -> int:
         """Count matching messages."""
-        ...
 
     async def held_keys(self, consumer: str, limit: int) -> Sequence[HeldKey]:
         """Return the held keys, those that are held longest first."""
-        ...
 
     async def remove(self, consumer: str, message_id: str) -> bool:
         """Remove a message; removing the last one of its key frees the key."""
-        ...
 
     async def remove_many(self, consumer: str, message_ids: Sequence[str]) -> None:
         """Remove messages, as `remove` does with one."""
-        ...
 
     async def label(self, consumer: str, message_id: str, label: str) -> bool:
         """Write the label that a person gave the message."""
-        ...
 
     async def release(self, consumer: str, message_id: str) -> bool:
         """Make a parked message a retry that is due now, in its place; an operator's act.
 
         False, and nothing changed, if it is not parked, or was erased.
         """
-        ...
 
     async def let_overtake(self, consumer: str, message_id: str) -> bool:
         """Let a message overtake the earlier ones of its key; it no longer holds its key.
 
         It still waits until it is due, or for a person.
         """
-        ...
 
     async def revise(
         self, consumer: str, message_id: str, payload: bytes, payload_hash: str, new_id: str
@@ -361,14 +325,12 @@ class WaitingStore(Protocol):
 
         False, and nothing changed, if there is no such message or it was erased.
         """
-        ...
 
     async def erase(self, which: WaitingFilter) -> int:
         """Remove payload, headers and reason of matching messages; hashes and error codes stay.
 
         An erased message cannot be handled, so it is parked.
         """
-        ...
 
     async def places(
         self, consumer: str, partition: Partition, first: int, last: int, limit: int
@@ -377,11 +339,9 @@ class WaitingStore(Protocol):
 
         Each with what it waits for.  For the audit of completeness.
         """
-        ...
 
     async def forget_keys(self, consumer: str, older_than_seconds: float, limit: int) -> int:
         """Delete at most *limit* old rows of key locks that no transaction has locked."""
-        ...
 
 
 class DeadLetters(Protocol):
@@ -392,23 +352,18 @@ class DeadLetters(Protocol):
 
         The first failure's time and the original payload stay.
         """
-        ...
 
     async def get(self, consumer: str, message_id: str) -> DeadLetter | None:
         """Return one dead letter."""
-        ...
 
     async def find(self, which: DeadLetterFilter, limit: int) -> Sequence[DeadLetter]:
         """Return matching dead letters, the oldest first."""
-        ...
 
     async def count(self, which: DeadLetterFilter) -> int:
         """Count matching dead letters."""
-        ...
 
     async def remove(self, consumer: str, message_id: str) -> bool:
         """Remove a dead letter: it was replayed, skipped, parked or deleted."""
-        ...
 
     async def places(
         self, consumer: str, partition: Partition, first: int, last: int, limit: int
@@ -417,11 +372,9 @@ class DeadLetters(Protocol):
 
         For the audit of completeness.
         """
-        ...
 
     async def erase(self, which: MessageFilter) -> int:
         """Remove payload, headers and reason of matching letters; hashes and error codes stay."""
-        ...
 
 
 class FailedAttempts(Protocol):
@@ -436,15 +389,12 @@ class FailedAttempts(Protocol):
 
         If there are more than `MOST_KEPT`, delete those between the first and the latest.
         """
-        ...
 
     async def of(self, consumer: str, message_id: str) -> Sequence[FailedAttempt]:
         """Return the kept attempts of one message, in the order in which they were written."""
-        ...
 
     async def erase(self, which: MessageFilter) -> int:
         """Remove the reasons of matching attempts; times, numbers and codes stay."""
-        ...
 
     async def delete_gone(
         self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
@@ -453,7 +403,6 @@ class FailedAttempts(Protocol):
 
         With a *sweep*: only attempts after the place that it reached.
         """
-        ...
 
 
 class InboxStore(Protocol):
@@ -467,14 +416,12 @@ class InboxStore(Protocol):
         Raises:
             Locked: that transaction did not end in time.
         """
-        ...
 
     async def withdraw(self, consumer: str, message_id: str) -> None:
         """Remove a message that *this* transaction stored, as if it had never come.
 
         A transaction that waits to store the same id stores it when this one has ended.
         """
-        ...
 
     async def take_due(self, consumer: str, limit: int) -> Sequence[InboxMessage]:
         """Lock and return unprocessed messages that are due, in order of arrival.
@@ -483,11 +430,9 @@ class InboxStore(Protocol):
         that waits for its next attempt blocks the later ones of its key; one that is not tried
         any more does not.
         """
-        ...
 
     async def done(self, consumer: str, message_id: str, result: str | None = None) -> None:
         """Mark a message as processed in this transaction, and count the attempt."""
-        ...
 
     async def failed(
         self, consumer: str, message_id: str, error: str, delay_seconds: float | None
@@ -497,33 +442,27 @@ class InboxStore(Protocol):
         A processed message stays unchanged.  An erased one is never due again, and its error is
         not written.
         """
-        ...
 
     async def try_again(self, consumer: str, message_id: str) -> bool:
         """Make a message that is not tried any more due now, with its attempts back at 0.
 
         False, and nothing changed, in every other state; an erased one is never tried again.
         """
-        ...
 
     async def close(self, consumer: str, message_id: str, word: str) -> bool:
         """Mark a message as processed without an effect; an operator's act.
 
         *word* becomes its error.  False, and nothing changed, if it is processed already.
         """
-        ...
 
     async def get(self, consumer: str, message_id: str) -> InboxMessage | None:
         """Return one message."""
-        ...
 
     async def consumers_of(self, message_id: str) -> Sequence[str]:
         """Return the consumers for which a message is stored, sorted."""
-        ...
 
     async def pending(self, consumer: str) -> int:
         """Count the messages that are not processed yet and will be tried."""
-        ...
 
     async def delete_processed(
         self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
@@ -533,7 +472,6 @@ class InboxStore(Protocol):
         A message whose outgoing messages are still in the outbox stays: `semel.operate.retention`
         finds them by it.  With a *sweep*: only messages after the place that it reached.
         """
-        ...
 
     async def erase(self, which: MessageFilter) -> int:
         """Remove payload, headers and result of matching messages; they are not tried again.
@@ -546,7 +484,6 @@ class InboxStore(Protocol):
         Raises:
             Misuse: neither an id nor a key is given.
         """
-        ...
 
 
 class Members(Protocol):
@@ -559,21 +496,17 @@ class Members(Protocol):
 
     async def enter(self, member: Member, seconds: float) -> None:
         """Write or renew a member's row, with its partitions, for *seconds* from now."""
-        ...
 
     async def leave(self, consumer: str, name: str) -> None:
         """Remove a row: its process ended cleanly, or all that it left was handled."""
-        ...
 
     async def others(
         self, consumer: str, name: str, partitions: Collection[Partition]
     ) -> Sequence[Member]:
         """Return other members' rows that name one of *partitions*."""
-        ...
 
     async def running(self, consumer: str) -> Sequence[Member]:
         """Return the rows that have not expired."""
-        ...
 
     async def suspect(self, consumer: str, message_id: str, writer: str) -> int:
         """Note one more try of a message, by *writer* from now on; return how many there are.
@@ -581,7 +514,6 @@ class Members(Protocol):
         The number grows until the note is cleared: the note of a message that killed its process
         stays.
         """
-        ...
 
     async def note(
         self, consumer: str, message_ids: Collection[str], writer: str
@@ -591,34 +523,27 @@ class Members(Protocol):
         Earlier notes, written here or by `suspect`, stay unchanged, and no other transaction can
         change them before this one ends.
         """
-        ...
 
     async def notes(self, consumer: str, message_ids: Collection[str]) -> Mapping[str, Note]:
         """Return the notes of messages, by id."""
-        ...
 
     async def clear_all_notes(self, consumer: str, message_id: str) -> None:
         """Clear the note of a message: delete it, regardless of the process that wrote it."""
-        ...
 
     async def clear_notes(self, consumer: str, message_ids: Collection[str], writer: str) -> None:
         """Clear the notes that *writer* wrote of several messages; those of others stay."""
-        ...
 
     async def forget_notes(self, consumer: str, older_than_seconds: float, limit: int) -> int:
         """Delete at most *limit* notes older than that; return how many."""
-        ...
 
     async def release(self, consumer: str, name: str, partition: Partition) -> None:
         """Remove a partition from a row; after the last one, remove the row if it has expired."""
-        ...
 
     async def forget_expired(self, consumer: str) -> int:
         """Remove the rows that name no partition and have expired; return how many.
 
         Another process has handled all that such a process left, before its row expired.
         """
-        ...
 
 
 class OutcomeStore(Protocol):
@@ -640,19 +565,15 @@ class OutcomeStore(Protocol):
 
         An offset may be in several ranges: it was delivered several times.
         """
-        ...
 
     async def ranges(self, consumer: str, partition: Partition) -> Sequence[OutcomeRange]:
         """Return the ranges of a partition in order."""
-        ...
 
     async def covering(self, consumer: str, at: Coordinates) -> Sequence[OutcomeRange]:
         """Return the ranges that contain an offset, in the order in which they began."""
-        ...
 
     async def partitions(self, consumer: str) -> Sequence[Partition]:
         """Return the partitions that have ranges."""
-        ...
 
     async def prune(self, consumer: str, partition: Partition, below: int, limit: int) -> int:
         """Delete ranges that end below an offset, the lowest first; return how many.
@@ -660,7 +581,6 @@ class OutcomeStore(Protocol):
         The mark that a message was kept is deleted before the mark of how it ended: the other
         order would let the message look lost.
         """
-        ...
 
 
 class OutboxStore(Protocol):
@@ -672,7 +592,6 @@ class OutboxStore(Protocol):
         Raises:
             OutboxConflict: an id is there with another topic, key or payload.
         """
-        ...
 
     async def lead(
         self, outbox: str, owner: str, seconds: float, *, instead_of: str = ""
@@ -682,19 +601,15 @@ class OutboxStore(Protocol):
         The epoch rises with every new owner.  *instead_of* is an owner that is known to be gone:
         its lease is not waited for.
         """
-        ...
 
     async def leader(self, outbox: str) -> Leader | None:
         """Return the leader; None if the outbox never had one."""
-        ...
 
     async def resign(self, leadership: Leadership) -> None:
         """Give the leadership up; does nothing if it was lost."""
-        ...
 
     async def read(self, outbox: str, after_place: int, limit: int) -> Sequence[OutboxEntry]:
         """Return entries after *after_place* that are not parked, in order."""
-        ...
 
     async def delete(self, leadership: Leadership, places: Sequence[int]) -> int:
         """Delete exactly these entries, if the leadership still holds.
@@ -702,7 +617,6 @@ class OutboxStore(Protocol):
         Raises:
             LeadershipLost: another leader took over; nothing was deleted.
         """
-        ...
 
     async def failed(self, leadership: Leadership, places: Sequence[int]) -> None:
         """Count a failed publication of each of these entries.
@@ -710,7 +624,6 @@ class OutboxStore(Protocol):
         Raises:
             LeadershipLost: another leader took over; nothing was counted.
         """
-        ...
 
     async def park(self, leadership: Leadership, place: int, reason: str) -> None:
         """Park an entry that the broker will never accept, and count the failure.
@@ -718,37 +631,30 @@ class OutboxStore(Protocol):
         Raises:
             LeadershipLost: another leader took over; nothing was parked.
         """
-        ...
 
     async def unpark(self, outbox: str, message_id: str) -> bool:
         """Send a parked entry again, as if for the first time; an operator's act.
 
         False where there is no such parked entry, or its payload was erased.
         """
-        ...
 
     async def drop(self, outbox: str, message_id: str) -> bool:
         """Delete a parked entry permanently; an operator's act."""
-        ...
 
     async def parked(self, outbox: str, limit: int) -> Sequence[OutboxEntry]:
         """Return the parked entries, in order."""
-        ...
 
     async def parked_keys(self, outbox: str) -> frozenset[tuple[str, str]]:
         """Return (topic, key) of the parked entries that block later ones.
 
         Erased entries block none: they are never sent.
         """
-        ...
 
     async def children(self, parent: str) -> Sequence[OutboxEntry]:
         """Return the entries in the outbox that the handling of one message wrote."""
-        ...
 
     async def numbers(self, outbox: str) -> OutboxNumbers:
         """Return how many entries are pending, and the age of the oldest."""
-        ...
 
     async def erase(
         self, *, message_id: str | None = None, key: str | None = None, parent: str | None = None
@@ -760,7 +666,6 @@ class OutboxStore(Protocol):
         Raises:
             Misuse: no id, no key and no parent is given.
         """
-        ...
 
 
 class Versions(Protocol):
@@ -768,15 +673,12 @@ class Versions(Protocol):
 
     async def current(self, consumer: str, key: str) -> int | None:
         """Lock a key and return the version that was applied last; None if there is none."""
-        ...
 
     async def advance(self, consumer: str, key: str, version: int) -> None:
         """Write the version that is applied with this transaction."""
-        ...
 
     async def open_gap(self, gap: Gap) -> None:
         """Write a gap; one that is open already keeps its time."""
-        ...
 
     async def close_gaps(
         self, consumer: str, key: str, up_to: int, how: str, after: int | None = None
@@ -786,15 +688,12 @@ class Versions(Protocol):
         With *after*, only gaps whose last missing version is greater than it.  A gap that ends at
         or before the version that was applied last was crossed, and nothing has filled it.
         """
-        ...
 
     async def gaps(self, consumer: str | None, limit: int) -> Sequence[Gap]:
         """Return the open gaps, the oldest first."""
-        ...
 
     async def delete_closed(self, consumer: str, ttl_seconds: float, limit: int) -> int:
         """Delete gaps that were closed longer ago than that; return how many."""
-        ...
 
 
 class TransactionEnded(Misuse):
@@ -824,52 +723,42 @@ class Unit(Protocol):
     @property
     def session(self) -> Any:
         """What handlers get: it can write, but cannot end the transaction."""
-        ...
 
     @property
     def claims(self) -> ProcessedMessageStore:
         """The claims."""
-        ...
 
     @property
     def attempts(self) -> FailedAttempts:
         """The failed attempts."""
-        ...
 
     @property
     def dead_letters(self) -> DeadLetters:
         """The dead letters."""
-        ...
 
     @property
     def waiting(self) -> WaitingStore:
         """The waiting table: retries and parked messages."""
-        ...
 
     @property
     def outbox(self) -> OutboxStore:
         """The outgoing messages."""
-        ...
 
     @property
     def inbox(self) -> InboxStore:
         """The stored incoming messages."""
-        ...
 
     @property
     def members(self) -> Members:
         """The running processes."""
-        ...
 
     @property
     def outcomes(self) -> OutcomeStore:
         """The outcome of every offset."""
-        ...
 
     @property
     def versions(self) -> Versions:
         """The applied versions of aggregates."""
-        ...
 
     def savepoint(self) -> AbstractAsyncContextManager[None]:
         """Undo what the block did if it raises, and only that.
@@ -877,18 +766,15 @@ class Unit(Protocol):
         The end of the block flushes the session, so that errors of pending writes belong to the
         block.
         """
-        ...
 
     async def begin_message(self) -> None:
         """Prepare the session for the next handler, as if no other had used it.
 
         The handler reads the database, including what earlier messages of the batch wrote.
         """
-        ...
 
     async def now(self) -> float:
         """Return the database's time, in seconds since 1970."""
-        ...
 
 
 class Database(Protocol):
@@ -897,7 +783,6 @@ class Database(Protocol):
     @property
     def classification(self) -> Classification:
         """What this database's own exceptions mean."""
-        ...
 
     def begin(self) -> AbstractAsyncContextManager[Unit]:
         """Open a transaction: committed when the block ends, rolled back when it raises.
@@ -909,11 +794,9 @@ class Database(Protocol):
                 serialization failure, a deadlock): the whole block may be run again.
             InDoubt: the commit was sent and no answer came back.
         """
-        ...
 
     async def close(self) -> None:
         """Close the connections."""
-        ...
 
 
 def is_refusal(database: Database, consumer: str, error: Exception) -> bool:

@@ -286,7 +286,6 @@ HOLE: Final = "hole"
 
 _DELIVERIES: Final = frozenset(map(str, (*Told, HOLE)))
 
-
 ENDS: Final = frozenset[str](Mark) - {Mark.KEPT}
 """Marks after which the message is no longer in our tables."""
 

@@ -319,9 +319,7 @@ class RunnerSettings:
 
 DAY_SECONDS: Final = 86_400.0
 
-
 WEEK_SECONDS: Final = 7 * DAY_SECONDS
-
 
 DEFAULT_WINDOW_SECONDS: Final = WEEK_SECONDS
 """How far back a replay may reach by default: as long as `Retention` keeps claims."""

@@ -104,24 +104,28 @@ FORGET_KEYS: Final = (
 
 _SAID: Final = new_values(waiting_message)
 
-PUT: Final = insert_or_update(
-    waiting_message,
-    ["due_at", "attempts", "error_code", "exception"],
-    _C.consumer,
-    _C.message_id,
-    # A message without its payload cannot be handled: it stays parked.
-    waits=case((_C.erased_at.is_not(None), _PARKED), else_=_SAID.waits),
-    # The new reason may quote the payload that was erased.
-    reason=case((_C.erased_at.is_not(None), ERASED_REASON), else_=_SAID.reason),
-    first_failed_at=case(
-        (_C.first_failed_at == 0, _SAID.first_failed_at), else_=_C.first_failed_at
-    ),
-).values(
-    # A missing time becomes the database's current time.
-    due_at=now_us() + bindparam("delay_us", type_=BigInteger),
-    since=func.coalesce(bindparam("came_at", type_=BigInteger), now_us()),
-    first_failed_at=func.coalesce(bindparam("failed_at", type_=BigInteger), now_us()),
-).returning(waiting_message)
+PUT: Final = (
+    insert_or_update(
+        waiting_message,
+        ["due_at", "attempts", "error_code", "exception"],
+        _C.consumer,
+        _C.message_id,
+        # A message without its payload cannot be handled: it stays parked.
+        waits=case((_C.erased_at.is_not(None), _PARKED), else_=_SAID.waits),
+        # The new reason may quote the payload that was erased.
+        reason=case((_C.erased_at.is_not(None), ERASED_REASON), else_=_SAID.reason),
+        first_failed_at=case(
+            (_C.first_failed_at == 0, _SAID.first_failed_at), else_=_C.first_failed_at
+        ),
+    )
+    .values(
+        # A missing time becomes the database's current time.
+        due_at=now_us() + bindparam("delay_us", type_=BigInteger),
+        since=func.coalesce(bindparam("came_at", type_=BigInteger), now_us()),
+        first_failed_at=func.coalesce(bindparam("failed_at", type_=BigInteger), now_us()),
+    )
+    .returning(waiting_message)
+)
 
 HERE: Final = select(_C.place).where(is_me(waiting_message)).with_for_update()
 _EARLIER: Final = waiting_message.alias("earlier")

@@ -28,13 +28,7 @@ from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failed.waiting import is_next, leave_waiting
 from semel.messaging.failure import Classified
-from semel.messaging.handle.attempt import (
-    Attempt,
-    classify,
-    ends_waiting,
-    handle_message,
-    handling,
-)
+from semel.messaging.handle.attempt import Attempt, classify, ends_waiting, handle_message, handling
 from semel.messaging.handle.claims import ClaimAnswer, Claimed, ClaimRequest
 from semel.messaging.outcome import (
     Handled,

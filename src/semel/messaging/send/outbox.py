@@ -22,9 +22,7 @@ NAMESPACE: Final = uuid.UUID("6f0d6c1e-8a55-5d0b-9d53-7a0d5e3a1c11")
 
 MESSAGE_ID_HEADER: Final = "message-id"
 
-
 CORRELATION_HEADER: Final = "correlation-id"
-
 
 CAUSATION_HEADER: Final = "causation-id"
 

@@ -394,7 +394,6 @@ async def _abandon(asking: asyncio.Future[Sequence[Exception | None]]) -> None:
 
 MEASURE_SECONDS: Final = 15.0
 
-
 _TOPIC: Final = attrgetter("topic")
 
 

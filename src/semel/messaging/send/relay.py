@@ -172,24 +172,17 @@ def _is_gone(owner: str) -> bool:
 
 T = TypeVar("T")
 
-
 BATCH: Final = 2000
-
 
 POLL_SECONDS: Final = 0.5
 
-
 LEASE_SECONDS: Final = 15.0
-
 
 SWEEP_SECONDS: Final = 10.0
 
-
 PUBLISH_SECONDS: Final = 60.0
 
-
 STOP_SECONDS: Final = 10.0
-
 
 RETRY: Final = RetryPolicy(
     max_attempts=10, initial_delay_seconds=0.2, max_delay_seconds=30.0, jitter=True
@@ -200,15 +193,12 @@ RETRY: Final = RetryPolicy(
 # to the poll interval.
 FIRST_PAUSE_SECONDS: Final = 0.005
 
-
 # Entries that wait behind a parked message are read and skipped by every whole sweep; a long
 # queue of them must not keep the database busy.  Between whole sweeps, the relay reads only
 # new entries.
 PAUSE_PER_SKIPPED_SECONDS: Final = 0.0001
 
-
 MAX_PAUSE_SECONDS: Final = 30.0
-
 
 _RUNNING: weakref.WeakSet[Relay] = weakref.WeakSet()
 
