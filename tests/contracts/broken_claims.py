@@ -16,7 +16,7 @@ from semel.messaging.handle.claims import (
     HeldElsewhere,
 )
 from semel.policy.vocabulary import StalePolicy
-from semel.sql import claim_statements as sql
+from semel.sql import claims as sql
 from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from semel.sql.tables import processed_message
 from semel.sql.types import to_us

@@ -17,7 +17,7 @@ from semel.cli.answer import Answer
 from semel.cli.options import LEDGER_VARIABLE, PIPELINE_VARIABLE
 from semel.errors import Misuse, SemelError, reason_of
 from semel.ledgers import open_ledger
-from semel.operate.pipelines import Pipeline
+from semel.operate.status import Pipeline
 from semel.pipeline.driver import Driver, Settings
 from semel.pipeline.ledger import Ledger
 from semel.pipeline.sink import TwoPhaseSink

@@ -32,7 +32,7 @@ Of messages:
     retention                      delete what is old; erase a person's payloads
     review                         what a policy guarantees, and what is wrong with it
 
-Files: adoption doctor guarantee ledger pipelines recovery resolution status verification
+Files: adoption doctor guarantee ledger recovery resolution status verification
 (pipelines); replay replay_message selection dryrun parking deadletters deletion explain
 completeness retention outbox (messages); acts (one audited act), audit (the trail), stores
 (what only operators need of a database).
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
         stale_claims,
     )
     from semel.operate.guarantee import guarantee_of
-    from semel.operate.pipelines import Pipeline
     from semel.operate.recovery import plan_recovery, recover
     from semel.operate.replay import (
         Replay,
@@ -79,7 +78,7 @@ if TYPE_CHECKING:
     )
     from semel.operate.resolution import Choice, Way, plan_resolution, resolve
     from semel.operate.selection import Ids, Letters, Offsets, Times, Waiting, parked_key
-    from semel.operate.status import Files, history_of, status_of
+    from semel.operate.status import Files, Pipeline, history_of, status_of
     from semel.operate.stores import Account, acting_from
     from semel.operate.verification import cycles_to_verify, verify
     from semel.policy.lint import review
@@ -151,7 +150,7 @@ __getattr__ = lazily(
         "Offsets": "semel.operate.selection",
         "OutcomeRange": "semel.messaging.outcome",
         "Patient": "semel.operate.doctor",
-        "Pipeline": "semel.operate.pipelines",
+        "Pipeline": "semel.operate.status",
         "Replay": "semel.operate.replay",
         "ReplaySettings": "semel.operate.replay",
         "Times": "semel.operate.selection",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse, Permanent, SemelError, reason_of
 from semel.messaging.handle.claims import ClaimState, Failure, is_leased
-from semel.messaging.records import DeadLetter, StoredMessage
-from semel.operate.stores import OperatorDatabase, OperatorUnit, Revision
+from semel.messaging.records import DeadLetter, StoredMessage, WaitingMessage
+from semel.operate.stores import Act, OperatorDatabase, OperatorUnit, Revision
 
 Result = TypeVar("Result")
 
@@ -66,6 +66,59 @@ async def acting(database: OperatorDatabase) -> AsyncIterator[OperatorUnit]:
         yield unit
         reach(CrashPoint.ACT_BEFORE)
     reach(CrashPoint.ACT_AFTER)
+
+
+async def write_down(
+    unit: OperatorUnit,
+    actor: str,
+    act: str,
+    consumer: str = "",
+    message_id: str = "",
+    reason: str = "",
+    **details: Any,
+) -> None:
+    """Write an act into the audit trail, in the transaction of what it changes."""
+    await unit.audit.append(Act(need_actor(actor), act, consumer, message_id, reason, details))
+
+
+AMONG_LETTERS: Final = "among its dead letters"
+WAITING: Final = "in the waiting table"
+
+
+def need_there(found: Result | None, consumer: str, message_id: str, where: str) -> Result:
+    """Return what a store found or did; raise NoSuchMessage if it has no such message."""
+    if not found:
+        raise NoSuchMessage(consumer, message_id, where)
+    return found
+
+
+async def need_letter(unit: OperatorUnit, consumer: str, message_id: str) -> DeadLetter:
+    """Return a dead letter, or raise NoSuchMessage."""
+    found = await unit.dead_letters.get(consumer, message_id)
+    return need_there(found, consumer, message_id, AMONG_LETTERS)
+
+
+async def need_waiting(unit: OperatorUnit, consumer: str, message_id: str) -> WaitingMessage:
+    """Return a waiting message, or raise NoSuchMessage."""
+    found = await unit.waiting.get(consumer, message_id)
+    return need_there(found, consumer, message_id, WAITING)
+
+
+async def remove_letter(unit: OperatorUnit, consumer: str, message_id: str) -> None:
+    """Remove a dead letter, or raise NoSuchMessage."""
+    gone = await unit.dead_letters.remove(consumer, message_id)
+    need_there(gone, consumer, message_id, AMONG_LETTERS)
+
+
+async def remove_waiting(unit: OperatorUnit, consumer: str, message_id: str) -> None:
+    """Remove a waiting message and its crash notes, or raise NoSuchMessage or NotPossible.
+
+    A message that a worker handles now stays.
+    """
+    gone = await unit.waiting.remove(consumer, message_id)
+    need_there(gone, consumer, message_id, WAITING)
+    await unit.members.clear_all_notes(consumer, message_id)
+    await need_no_live_lease(unit, consumer, message_id)
 
 
 @dataclass(frozen=True, slots=True)

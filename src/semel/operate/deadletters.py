@@ -27,23 +27,23 @@ from semel.messaging.records import (
 )
 from semel.operate.acts import (
     LOOKED_AT,
-    NoSuchMessage,
     NotPossible,
     acting,
     complete_without_effect,
     keep_payload,
     need_actor,
+    need_letter,
     need_not_handled,
     need_not_too_often,
     need_payload,
     need_reason,
     need_review,
     overrule,
+    remove_letter,
     times_sent_back,
+    write_down,
 )
-from semel.operate.stores import Act, Approval, AuditEntry, OperatorDatabase, OperatorUnit
-
-AMONG_LETTERS: Final = "among its dead letters"
+from semel.operate.stores import Approval, AuditEntry, OperatorDatabase, OperatorUnit
 
 # A letter that failed more often needs a fix, not one more attempt.
 MOST_RETRIES: Final = 5
@@ -89,8 +89,8 @@ async def inspect_dead_letter(
         NoSuchMessage: there is no such letter.
     """
     async with acting(database) as unit:
-        letter = await _need_letter(unit, consumer, message_id)
-        await unit.audit.append(Act(need_actor(actor), LOOKED_AT, consumer, message_id))
+        letter = await need_letter(unit, consumer, message_id)
+        await write_down(unit, actor, LOOKED_AT, consumer, message_id)
         return LetterInspection(
             letter,
             await unit.claims.look_up(consumer, message_id),
@@ -121,7 +121,7 @@ async def retry_dead_letter(
             a person must look at it first.
     """
     async with acting(database) as unit:
-        letter = await _need_letter(unit, consumer, message_id)
+        letter = await need_letter(unit, consumer, message_id)
         need_own_id(letter)
         retries = await need_not_too_often(unit, consumer, message_id, at_most)
         stored = await unit.inbox.get(consumer, message_id)
@@ -132,9 +132,7 @@ async def retry_dead_letter(
             await move_to_waiting(unit, letter, Waits.RETRY)
             await unit.claims.reopen(consumer, message_id)
         details = {"retry": retries + 1, "error_code": letter.error_code}
-        await unit.audit.append(
-            Act(need_actor(actor), "dlq.retry", consumer, message_id, reason, details)
-        )
+        await write_down(unit, actor, "dlq.retry", consumer, message_id, reason, **details)
     return retries + 1
 
 
@@ -169,14 +167,14 @@ async def park_dead_letter(
             at it first.
     """
     async with acting(database) as unit:
-        letter = await _need_letter(unit, consumer, message_id)
+        letter = await need_letter(unit, consumer, message_id)
         await _need_no_inbox(unit, consumer, message_id)
         await move_to_waiting(unit, letter, Waits.PARKED)
         parked = Failure(
             ClaimState.PARKED, letter.attempts, letter.error_code, 0.0, letter.payload_hash
         )
         await overrule(unit, consumer, message_id, parked)
-        await unit.audit.append(Act(need_actor(actor), "dlq.park", consumer, message_id, reason))
+        await write_down(unit, actor, "dlq.park", consumer, message_id, reason)
 
 
 async def skip_dead_letter(
@@ -193,17 +191,14 @@ async def skip_dead_letter(
     """
     reason = need_reason(reason, "skipping a dead letter")
     async with acting(database) as unit:
-        letter = await _need_letter(unit, consumer, message_id)
-        if not await unit.dead_letters.remove(consumer, message_id):
-            raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
+        letter = await need_letter(unit, consumer, message_id)
+        await remove_letter(unit, consumer, message_id)
         await keep_payload(unit, letter)
         await unit.inbox.close(consumer, message_id, SKIPPED)
         await complete_without_effect(unit, consumer, message_id, SKIPPED)
         await mark(unit, consumer, Mark.SKIPPED, letter.source)
         details = {"hash": letter.payload_hash, "error_code": letter.error_code}
-        await unit.audit.append(
-            Act(need_actor(actor), "dlq.skip", consumer, message_id, reason, details)
-        )
+        await write_down(unit, actor, "dlq.skip", consumer, message_id, reason, **details)
 
 
 async def retry_inbox_message(
@@ -223,7 +218,7 @@ async def retry_inbox_message(
         if stored is None or (stored.processed_at is None and stored.due_at is not None):
             return False
         await send_back(unit, stored)
-        await unit.audit.append(Act(actor, "inbox.retry", consumer, message_id, reason))
+        await write_down(unit, actor, "inbox.retry", consumer, message_id, reason)
         return True
 
 
@@ -264,13 +259,6 @@ async def _need_no_inbox(unit: OperatorUnit, consumer: str, message_id: str) -> 
         raise NotPossible(consumer, message_id, why)
 
 
-async def _need_letter(unit: OperatorUnit, consumer: str, message_id: str) -> DeadLetter:
-    letter = await unit.dead_letters.get(consumer, message_id)
-    if letter is None:
-        raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
-    return letter
-
-
 async def move_to_waiting(unit: OperatorUnit, letter: DeadLetter, waits: Waits) -> None:
     """Move a letter to the waiting table."""
     consumer, message_id = letter.consumer, letter.message_id
@@ -278,17 +266,14 @@ async def move_to_waiting(unit: OperatorUnit, letter: DeadLetter, waits: Waits) 
     if await unit.waiting.get(consumer, message_id) is not None:
         raise NotPossible(consumer, message_id, "a message with this id waits already")
     await need_review(unit, letter)
-    if not await unit.dead_letters.remove(consumer, message_id):
-        raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
-    await unit.waiting.put(_waiting(letter, waits))
-
-
-def _waiting(letter: DeadLetter, waits: Waits) -> WaitingMessage:
-    return WaitingMessage(
-        **fields_of_stored(letter),
-        waits=waits,
-        reason=letter.reason,
-        error_code=letter.error_code,
-        exception=letter.exception,
-        first_failed_at=letter.first_failed_at,
+    await remove_letter(unit, consumer, message_id)
+    await unit.waiting.put(
+        WaitingMessage(
+            **fields_of_stored(letter),
+            waits=waits,
+            reason=letter.reason,
+            error_code=letter.error_code,
+            exception=letter.exception,
+            first_failed_at=letter.first_failed_at,
+        )
     )

@@ -19,18 +19,18 @@ from semel.messaging.outcome import Mark
 from semel.messaging.receive.offsets import mark
 from semel.messaging.records import DeadLetter, MessageFilter, WaitingMessage
 from semel.operate.acts import (
-    NoSuchMessage,
     NotPossible,
     acting,
     need_actor,
-    need_no_live_lease,
+    need_letter,
     need_reason,
+    need_waiting,
     overrule,
+    remove_letter,
+    remove_waiting,
+    write_down,
 )
-from semel.operate.deadletters import AMONG_LETTERS
-from semel.operate.parking import WAITING, need_waiting
 from semel.operate.stores import (
-    Act,
     Approval,
     ApprovalAsked,
     ApprovalDecision,
@@ -111,9 +111,7 @@ async def ask_to_delete_dead_letter(
         Misuse: no reason is given, or it was asked for already.
     """
     async with acting(database) as unit:
-        seen = await unit.dead_letters.get(consumer, message_id)
-        if seen is None:
-            raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
+        seen = await need_letter(unit, consumer, message_id)
         return await _ask(unit, ApprovalAsked.DELETE_LETTER, seen, actor, reason)
 
 
@@ -136,27 +134,22 @@ async def approve_delete(
         request = await _decide(unit, number, actor, ApprovalDecision.APPROVED)
         await _need_another_account(unit, request)
         consumer, message_id = request.consumer, request.message_id
+        seen: WaitingMessage | DeadLetter
         if request.act is ApprovalAsked.DELETE_LETTER:
-            letter = await unit.dead_letters.get(consumer, message_id)
-            _need_the_same(request, letter)
-            came_from = letter.source if letter else None
-            if not await unit.dead_letters.remove(consumer, message_id):
-                raise NoSuchMessage(consumer, message_id, AMONG_LETTERS)
+            seen = await need_letter(unit, consumer, message_id)
+            _need_the_same(request, seen)
+            await remove_letter(unit, consumer, message_id)
             await unit.inbox.close(consumer, message_id, DELETED)
             await unit.inbox.erase(MessageFilter(message_id=message_id, consumer=consumer))
         else:
-            waiting = await unit.waiting.get(consumer, message_id)
-            _need_the_same(request, waiting)
-            came_from = waiting.source if waiting else None
-            if not await unit.waiting.remove(consumer, message_id):
-                raise NoSuchMessage(consumer, message_id, WAITING)
-            await unit.members.clear_all_notes(consumer, message_id)
-            await need_no_live_lease(unit, consumer, message_id)
+            seen = await need_waiting(unit, consumer, message_id)
+            _need_the_same(request, seen)
+            await remove_waiting(unit, consumer, message_id)
             # Another operator may have fixed it between the two statements.
             revisions = await unit.revisions.of(consumer, message_id)
             _need_the_same(request, revisions[-1] if revisions else None)
         await _never_again(unit, consumer, message_id)
-        await mark(unit, consumer, Mark.DELETED, came_from)
+        await mark(unit, consumer, Mark.DELETED, seen.source)
         await erase_letter_records(unit, consumer, message_id)
         await unit.revisions.erase(MessageFilter(consumer, message_id))
         await unit.attempts.erase(MessageFilter(consumer, message_id))
@@ -247,8 +240,7 @@ async def _audit(unit: OperatorUnit, act: str, request: Approval, actor: str, re
         "asked_by": request.asked_by,
         "hash": request.payload_hash,
     }
-    said = Act(actor.strip(), act, request.consumer, request.message_id, reason, details)
-    await unit.audit.append(said)
+    await write_down(unit, actor, act, request.consumer, request.message_id, reason, **details)
 
 
 async def _decided(unit: OperatorUnit, number: int) -> Approval:

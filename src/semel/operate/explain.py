@@ -43,10 +43,9 @@ from semel.messaging.records import (
     stored_id,
 )
 from semel.messaging.send.outbox import OutboxEntry, outgoing_id, parent_of
-from semel.operate.acts import SENT_BACK, acting, need_actor, need_reason
+from semel.operate.acts import SENT_BACK, acting, need_reason, write_down
 from semel.operate.selection import MOMENT_SECONDS
 from semel.operate.stores import (
-    Act,
     Approval,
     ApprovalDecision,
     AuditEntry,
@@ -567,5 +566,5 @@ async def _close(unit: OperatorUnit, gaps: list[Gap], act: str, actor: str, reas
     consumer, key = gaps[0].consumer, gaps[0].key
     missing = [[gap.expected, gap.found - 1] for gap in gaps]
     await unit.versions.close_gaps(consumer, key, max(gap.found for gap in gaps) - 1, reason)
-    details = {"key_hash": hash_of_key(key), "missing": missing}
-    await unit.audit.append(Act(need_actor(actor), act, consumer, reason=reason, details=details))
+    said = {"reason": reason, "key_hash": hash_of_key(key)}
+    await write_down(unit, actor, act, consumer, **said, missing=missing)

@@ -136,36 +136,35 @@ def of_settings(settings: Settings | None) -> Iterable[Weakness]:
     """Judge how patient and how tidy the driver is."""
     if settings is None:
         return
-    if settings.lease_seconds < SHORT_LEASE_SECONDS:
-        yield Weakness(
-            "settings",
-            f"lease_seconds={settings.lease_seconds:g}: a pause of two thirds of it loses the "
-            f"scope to another start; use {SHORT_LEASE_SECONDS:g} or more",
-        )
-    if settings.lease_seconds > LONG_LEASE_SECONDS:
-        yield Weakness(
-            "settings",
-            f"lease_seconds={settings.lease_seconds:g}: after the loss of a host its successor "
-            f"waits that long; use {LONG_LEASE_SECONDS:g} or less",
-        )
-    if settings.takeover is Takeover.FORCE:
-        yield Weakness(
-            "settings",
+    lease, keep = settings.lease_seconds, settings.keep_cycles
+    weak = (
+        (
+            lease < SHORT_LEASE_SECONDS,
+            f"lease_seconds={lease:g}: a pause of two thirds of it loses the scope to another "
+            f"start; use {SHORT_LEASE_SECONDS:g} or more",
+        ),
+        (
+            lease > LONG_LEASE_SECONDS,
+            f"lease_seconds={lease:g}: after the loss of a host its successor waits that long; "
+            f"use {LONG_LEASE_SECONDS:g} or less",
+        ),
+        (
+            settings.takeover is Takeover.FORCE,
             "takeover=force: every start fences an owner that may be alive and well; use "
             "takeover=wait, and force a single start with `semel recover --takeover`",
-        )
-    if settings.commit_backoff.tries < 2:
-        yield Weakness(
-            "settings",
+        ),
+        (
+            settings.commit_backoff.tries < 2,
             "commit_backoff.tries=1: a moment's silence of one sink ends the query with a stranded "
             "transaction; use 2 or more",
-        )
-    if settings.keep_cycles < FEW_CYCLES:
-        yield Weakness(
-            "settings",
-            f"keep_cycles={settings.keep_cycles}: older cycles can neither be verified nor looked "
-            f"up; use {FEW_CYCLES} or more",
-        )
+        ),
+        (
+            keep < FEW_CYCLES,
+            f"keep_cycles={keep}: older cycles can neither be verified nor looked up; use "
+            f"{FEW_CYCLES} or more",
+        ),
+    )
+    yield from (Weakness("settings", what) for is_weak, what in weak if is_weak)
 
 
 def of_sinks(sinks: Sequence[TwoPhaseSink]) -> Iterable[Weakness]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from semel.errors import Misuse
 from semel.messaging.send.outbox import Leader, OutboxEntry, OutboxNumbers
-from semel.operate.acts import acting, need_actor, need_reason
-from semel.operate.stores import Act, OperatorDatabase, OperatorUnit
+from semel.operate.acts import acting, need_reason, write_down
+from semel.operate.stores import OperatorDatabase
 
 
 class NotParked(Misuse):
@@ -104,7 +104,8 @@ async def send_again(
     async with acting(database) as unit:
         if not await unit.outbox.unpark(outbox, message_id):
             raise NotParked(outbox, message_id)
-        await _write_down(unit, outbox, message_id, "outbox.retry", actor, reason)
+        said = {"message_id": message_id, "reason": reason, "outbox": outbox}
+        await write_down(unit, actor, "outbox.retry", **said)
 
 
 async def drop(
@@ -120,13 +121,5 @@ async def drop(
         if not await unit.outbox.drop(outbox, message_id):
             raise NotParked(outbox, message_id)
         why = need_reason(reason, "dropping a message")
-        await _write_down(unit, outbox, message_id, "outbox.drop", actor, why)
-
-
-async def _write_down(
-    unit: OperatorUnit, outbox: str, message_id: str, act: str, actor: str, reason: str
-) -> None:
-    written = Act(
-        need_actor(actor), act, message_id=message_id, reason=reason, details={"outbox": outbox}
-    )
-    await unit.audit.append(written)
+        said = {"message_id": message_id, "reason": why, "outbox": outbox}
+        await write_down(unit, actor, "outbox.drop", **said)

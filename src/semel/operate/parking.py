@@ -31,7 +31,7 @@ from semel.messaging.outcome import Mark
 from semel.messaging.receive.offsets import mark
 from semel.messaging.records import HeldKey, WaitingFilter, WaitingMessage, Waits, is_made_up
 from semel.operate.acts import (
-    NoSuchMessage,
+    WAITING,
     NotPossible,
     acting,
     complete_without_effect,
@@ -41,11 +41,14 @@ from semel.operate.acts import (
     need_not_handled,
     need_payload,
     need_reason,
+    need_there,
+    need_waiting,
+    remove_waiting,
+    write_down,
 )
 from semel.operate.stores import (
     KEEP_ID,
     NEW_ID,
-    Act,
     Approval,
     AuditEntry,
     OperatorDatabase,
@@ -56,8 +59,6 @@ from semel.operate.stores import (
 
 LABELS: Final = ("business", "schema", "poison", "data", "dependency", "compliance")
 """Suggested labels; any word is accepted."""
-
-WAITING: Final = "in the waiting table"
 
 # A key with more parked messages is released in several calls.
 MOST_PARKED: Final = 10_000
@@ -153,7 +154,7 @@ async def inspect(
     """
     async with acting(database) as unit:
         message = await need_waiting(unit, consumer, message_id)
-        await unit.audit.append(Act(need_actor(actor), "park.inspect", consumer, message_id))
+        await write_down(unit, actor, "park.inspect", consumer, message_id)
         queue = WaitingFilter(consumer, key=message.key, held=True)
         total = await unit.waiting.count(queue) if message.held else 1
         later = replace(queue, after_place=message.place)
@@ -185,12 +186,10 @@ async def classify(
     """
     async with acting(database) as unit:
         before = await need_waiting(unit, consumer, message_id)
-        if not await unit.waiting.label(consumer, message_id, label):
-            raise NoSuchMessage(consumer, message_id, WAITING)
+        labelled = await unit.waiting.label(consumer, message_id, label)
+        need_there(labelled, consumer, message_id, WAITING)
         details = {"label": label, "before": before.label}
-        await unit.audit.append(
-            Act(need_actor(actor), "park.classify", consumer, message_id, reason, details)
-        )
+        await write_down(unit, actor, "park.classify", consumer, message_id, reason, **details)
 
 
 async def fix(
@@ -220,8 +219,8 @@ async def fix(
         before = await need_waiting(unit, consumer, message_id)
         need_payload(before)
         new_id = await _new_id(unit, before, ids, payload)
-        if not await unit.waiting.revise(consumer, message_id, payload, new_hash, new_id):
-            raise NoSuchMessage(consumer, message_id, WAITING)
+        revised = await unit.waiting.revise(consumer, message_id, payload, new_hash, new_id)
+        need_there(revised, consumer, message_id, WAITING)
         await need_no_live_lease(unit, consumer, message_id)
         revision = await _add_revision(
             unit, before, payload, ids, actor=need_actor(actor), reason=reason
@@ -238,9 +237,7 @@ async def fix(
         }
         if revision.new_id is not None:
             details["new_id"] = revision.new_id
-        await unit.audit.append(
-            Act(actor.strip(), "park.fix", consumer, message_id, reason, details)
-        )
+        await write_down(unit, actor, "park.fix", consumer, message_id, reason, **details)
     return Fixed(new_id, revision, readable_diff(before.payload, payload))
 
 
@@ -257,9 +254,7 @@ async def release(
     """
     async with acting(database) as unit:
         await release_parked(unit, await need_waiting(unit, consumer, message_id))
-        await unit.audit.append(
-            Act(need_actor(actor), "park.release", consumer, message_id, reason)
-        )
+        await write_down(unit, actor, "park.release", consumer, message_id, reason)
 
 
 async def release_key(
@@ -281,16 +276,8 @@ async def release_key(
             raise Misuse(f"consumer {consumer} has nothing parked under the key {key!r}")
         for message in messages:
             await release_parked(unit, message)
-            await unit.audit.append(
-                Act(
-                    need_actor(actor),
-                    "park.release",
-                    consumer,
-                    message.message_id,
-                    reason,
-                    {"with_key": True},
-                )
-            )
+            one = (consumer, message.message_id)
+            await write_down(unit, actor, "park.release", *one, reason, with_key=True)
     return [message.message_id for message in messages]
 
 
@@ -310,25 +297,12 @@ async def skip(
     reason = need_reason(reason, "skipping a message")
     async with acting(database) as unit:
         message = await need_waiting(unit, consumer, message_id)
-        if not await unit.waiting.remove(consumer, message_id):
-            raise NoSuchMessage(consumer, message_id, WAITING)
-        await unit.members.clear_all_notes(consumer, message_id)
-        await need_no_live_lease(unit, consumer, message_id)
+        await remove_waiting(unit, consumer, message_id)
         await keep_payload(unit, message)
         await complete_without_effect(unit, consumer, message_id, SKIPPED)
         await mark(unit, consumer, Mark.SKIPPED, message.source)
         details = {"hash": message.payload_hash}
-        await unit.audit.append(
-            Act(need_actor(actor), "park.skip", consumer, message_id, reason, details)
-        )
-
-
-async def need_waiting(unit: OperatorUnit, consumer: str, message_id: str) -> WaitingMessage:
-    """Return a waiting message, or raise NoSuchMessage."""
-    message = await unit.waiting.get(consumer, message_id)
-    if message is None:
-        raise NoSuchMessage(consumer, message_id, WAITING)
-    return message
+        await write_down(unit, actor, "park.skip", consumer, message_id, reason, **details)
 
 
 async def release_parked(unit: OperatorUnit, message: WaitingMessage) -> None:

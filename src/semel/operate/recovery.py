@@ -11,8 +11,7 @@ from semel.errors import SemelError, reason_of
 from semel.events import CycleRecovered, Events
 from semel.lease import Owner, Takeover
 from semel.operate.doctor import Examination, OpenAttempt, SinkSilence, Stranded, examine
-from semel.operate.pipelines import Pipeline
-from semel.operate.status import ScopeOwner, owner_of
+from semel.operate.status import Pipeline, ScopeOwner, owner_of
 from semel.pipeline import recovery
 from semel.pipeline.driver import Heartbeat
 from semel.pipeline.recovery import RecoveryReport, SettledTxn, check_ledger, check_marks

@@ -87,11 +87,13 @@ from semel.operate.acts import (
     NotPossible,
     acting,
     complete_without_effect,
+    need_letter,
     need_not_handled,
     need_not_too_often,
     need_review,
+    remove_letter,
 )
-from semel.operate.deadletters import AMONG_LETTERS, move_to_waiting, need_own_id, send_back
+from semel.operate.deadletters import move_to_waiting, need_own_id, send_back
 from semel.operate.parking import release_parked
 from semel.operate.selection import SelectedMessage
 from semel.operate.stores import Act, OperatorDatabase, OperatorUnit
@@ -303,8 +305,7 @@ class _FromLetter(_Way):
         await self.lock_key(unit)
         await self._need(unit, letter)
         await need_review(unit, letter)
-        if not await unit.dead_letters.remove(self.name, self.message_id):
-            raise NoSuchMessage(self.name, self.message_id, AMONG_LETTERS)
+        await remove_letter(unit, self.name, self.message_id)
         await unit.claims.reopen(self.name, self.message_id)
         answer = await unit.claims.try_claim(self.name, ClaimRequest.of(attempt.message))
         reach(CrashPoint.CLAIM_AFTER, self.name)
@@ -317,9 +318,7 @@ class _FromLetter(_Way):
 
     async def send_back(self, unit: OperatorUnit) -> WaitingMessage | None:
         # Read again, because its payload may have been erased since.
-        letter = await unit.dead_letters.get(self.name, self.message_id)
-        if letter is None:
-            raise NoSuchMessage(self.name, self.message_id, AMONG_LETTERS)
+        letter = await need_letter(unit, self.name, self.message_id)
         await self._need(unit, letter)
         await need_not_handled(unit, self.name, self.message_id)
         await move_to_waiting(unit, letter, Waits.RETRY)

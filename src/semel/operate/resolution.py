@@ -12,7 +12,7 @@ from semel.clock import SYSTEM_CLOCK
 from semel.errors import Misuse, SemelError, reason_of
 from semel.events import Events
 from semel.lease import Owner, Takeover
-from semel.operate.pipelines import Pipeline, cycle_of
+from semel.operate.status import Pipeline, cycle_of
 from semel.pipeline.ledger import AttemptRecord, CycleState, ScopeLease
 from semel.pipeline.sink import Found, SinkOK, SinkOutcome, Token, TwoPhaseSink
 from semel.pipeline.twophase import commit_with_retries, guarded

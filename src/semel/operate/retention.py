@@ -45,7 +45,7 @@ from semel.messaging.settings import (
     WEEK_SECONDS,
     _seconds,
 )
-from semel.operate.acts import acting, need_actor, need_reason, overrule
+from semel.operate.acts import acting, need_actor, need_reason, overrule, write_down
 from semel.operate.stores import Act, OperatorDatabase, OperatorUnit
 from semel.policy import vocabulary as words
 
@@ -389,12 +389,11 @@ async def erase(
                     erased = await _erase_key(unit, key, progress)
                 else:
                     erased = await _erase_message(unit, message_id or "", progress)
-                details: dict[str, object] = asdict(erased)
+                details = asdict(erased)
                 if key is not None:
                     details["key_hash"] = hash_of_key(key)
-                await unit.audit.append(
-                    Act(actor, "erase", message_id=message_id or "", reason=reason, details=details)
-                )
+                about = {"message_id": message_id or "", "reason": reason}
+                await write_down(unit, actor, "erase", **about, **details)
         except Locked as error:
             if not left:
                 raise Retryable(

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from semel.errors import Misuse, reason_of
-from semel.operate.pipelines import Pipeline, cycle_of
+from semel.operate.status import Pipeline, cycle_of
 from semel.pipeline.ledger import AttemptRecord, CycleState
 from semel.pipeline.sink import CountsVisibleRows, Tally, Token, TwoPhaseSink
 from semel.pipeline.source import BatchRange

@@ -240,7 +240,9 @@ class Document:
 
     def add_errors(self, invalid: ValidationError) -> None:
         """Translate what pydantic found into problems of this file."""
-        for error in invalid.errors(include_url=False, include_input=False):
+        errors = invalid.errors(include_url=False, include_input=False)
+        # Unknown keys first: a misspelt key explains the one that is missing.
+        for error in sorted(errors, key=lambda error: error["type"] != "extra_forbidden"):
             at, kind, context = error["loc"], error["type"], error.get("ctx", {})
             if kind == "extra_forbidden":
                 known, key = schema_at(self._schema, at[:-1]), str(at[-1])

@@ -2,7 +2,7 @@
 
 database    one transaction with all stores; engine: engines and their URLs
 session     the session that handlers get: it cannot end the transaction
-claims      the claims; claim_statements: their SQL
+claims      the claims, and their SQL
 waiting inbox outbox    one store each
 deadletters the dead letters, and the failed attempts
 bookkeeping running members, crash notes, outcomes of offsets, versions

@@ -1,11 +1,41 @@
-"""The claims in PostgreSQL and SQLite, in the transaction of any `AsyncSession`."""
+"""The claims in PostgreSQL and SQLite, in the transaction of any `AsyncSession`, and their SQL.
+
+    TAKE     insert a claim: one round trip, and the only one for a new message
+    WHY      read the existing claim, and the database's time
+    RETAKE   take a claim that failed and is due, or whose lease ran out
+
+No statement uses `ON CONFLICT DO UPDATE … WHERE`: it locks the row even if the condition is
+false, so two deliveries of a handled message would wait for each other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
-from sqlalchemy import CursorResult, Executable, Row
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    CursorResult,
+    Executable,
+    Insert,
+    Integer,
+    Row,
+    Text,
+    Update,
+    and_,
+    any_,
+    bindparam,
+    case,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.errors import Misuse
@@ -14,6 +44,7 @@ from semel.messaging.database import Sweep
 from semel.messaging.handle.claims import (
     CLOSED,
     TERMINAL,
+    WITHOUT_EFFECT,
     ClaimAnswer,
     Claimed,
     ClaimFound,
@@ -27,16 +58,331 @@ from semel.messaging.handle.claims import (
     found_of,
     refusal,
 )
-from semel.messaging.records import stored_id
+from semel.messaging.records import original_id, stored_id
 from semel.operate.stores import plain
 from semel.policy.vocabulary import StalePolicy
-from semel.sql import claim_statements as sql
-from semel.sql.claim_statements import MOST_TURNS, ClaimAsked, row_of, written
-from semel.sql.faults import translated
+from semel.sql.faults import DatabaseConflict, translated
 from semel.sql.session import Beginning
-from semel.sql.store import stored_name
+from semel.sql.store import insert_new, is_over, record_of, stored_name
 from semel.sql.tables import processed_message
-from semel.sql.types import to_seconds, to_us
+from semel.sql.types import now_us, to_seconds, to_us
+
+_C: Final = processed_message.c
+_BY: Final = bindparam("by", type_=Text)
+_ID: Final = bindparam("id", type_=Text)
+_DIGEST: Final = bindparam("digest", type_=Text)
+_OWNED_BY: Final = bindparam("owned_by", type_=Text)
+_SEEN: Final = bindparam("seen", type_=BigInteger)
+_LEASE_US: Final = bindparam("lease_us", type_=BigInteger)
+_DELAY_US: Final = bindparam("delay_us", type_=BigInteger)
+_AGE_US: Final = bindparam("age_us", type_=BigInteger)
+_OF_KEY: Final = bindparam("of_key", type_=Text)
+_ME: Final = and_(_C.consumer_name == _BY, _C.message_id == _ID)
+
+_DUE: Final = or_(
+    and_(_C.state == ClaimState.FAILED_RETRYABLE.value, _C.due_at <= now_us()),
+    and_(_C.state == ClaimState.IN_PROGRESS.value, _C.lease_until <= now_us()),
+)
+
+# An empty hash means "unknown", and conflicts with no other hash.
+_SAME_PAYLOAD: Final = or_(_C.payload_hash == "", _DIGEST == "", _C.payload_hash == _DIGEST)
+
+# The first known hash stays; only `expect_payload` replaces it.
+_KEPT_HASH: Final = case((_C.payload_hash == "", _DIGEST), else_=_C.payload_hash)
+_LEASED: Final = and_(_C.state == ClaimState.IN_PROGRESS.value, _C.fence == _SEEN)
+_NOT_COMPLETED: Final = _C.state != ClaimState.COMPLETED.value
+_NOT_CLOSED: Final = _C.state.not_in([state.value for state in sorted(CLOSED)])
+
+
+def _new(**values: Any) -> Insert:
+    """Insert a claim unless there is one."""
+    return insert_new(processed_message).values(
+        consumer_name=_BY,
+        message_id=_ID,
+        original_id=bindparam("original", type_=Text),
+        payload_hash=_DIGEST,
+        source=bindparam("source", type_=Text),
+        first_seen_at=now_us(),
+        updated_at=now_us(),
+        **values,
+    )
+
+
+def _change(*where: ColumnElement[bool], **values: Any) -> Update:
+    """Change the state of this claim, and end its lease unless *values* set a new one."""
+    released = {"owner": "", "lease_until": 0, "updated_at": now_us()}
+    return update(processed_message).where(_ME, *where).values({**released, **values})
+
+
+TAKE: Final = _new(state=ClaimState.COMPLETED.value).returning(_C.message_id)
+WHY: Final = select(processed_message, now_us().label("now")).where(_ME)
+
+RETAKE: Final = _change(
+    _DUE,
+    _SAME_PAYLOAD,
+    _C.fence == _SEEN,
+    state=ClaimState.COMPLETED.value,
+    attempts=_C.attempts + 1,
+    payload_hash=_KEPT_HASH,
+    due_at=0,
+).returning(_C.attempts)
+
+# The time as fence: a value that was never used before, even if retention has deleted the
+# claim with the last one.  If the clock went back, the fence still rises.
+_NEXT_FENCE: Final = case((_C.fence >= now_us(), _C.fence + 1), else_=now_us())
+
+LEASE: Final = _new(
+    state=ClaimState.IN_PROGRESS.value,
+    owner=_OWNED_BY,
+    fence=now_us(),
+    lease_until=now_us() + _LEASE_US,
+).returning(_C.fence)
+
+LEASE_AGAIN: Final = _change(
+    _DUE,
+    _SAME_PAYLOAD,
+    _C.fence == _SEEN,
+    state=ClaimState.IN_PROGRESS.value,
+    owner=_OWNED_BY,
+    lease_until=now_us() + _LEASE_US,
+    fence=_NEXT_FENCE,
+    attempts=_C.attempts + 1,
+    payload_hash=_KEPT_HASH,
+    due_at=0,
+).returning(_C.attempts, _C.fence)
+
+RENEW: Final = (
+    update(processed_message).where(_ME, _LEASED).values(lease_until=now_us() + _LEASE_US)
+)
+
+# An update that changes no value: it locks the row, so the condition holds until the
+# transaction ends.
+LOCK_EXPIRED: Final = (
+    update(processed_message)
+    .where(_ME, _LEASED, _C.lease_until <= now_us())
+    .values(lease_until=_C.lease_until)
+)
+
+_RESULT: Final = case(
+    (_C.erased_at.is_(None), func.coalesce(bindparam("returned", type_=Text), _C.result))
+)
+
+COMPLETE_LEASED: Final = _change(
+    _LEASED, state=ClaimState.COMPLETED.value, result=_RESULT, due_at=0
+)
+
+COMPLETE: Final = _change(
+    _NOT_COMPLETED, state=ClaimState.COMPLETED.value, result=_RESULT, due_at=0
+)
+
+COMPLETE_NEW: Final = _new(
+    state=ClaimState.COMPLETED.value, result=bindparam("returned", type_=Text)
+).returning(_C.message_id)
+
+_FAILED: Final[dict[str, Any]] = {
+    "state": bindparam("into", type_=Text),
+    "attempts": bindparam("tried", type_=Integer),
+    "error_code": bindparam("code", type_=Text),
+    "due_at": now_us() + _DELAY_US,
+    "failed_at": now_us(),
+}
+
+FAIL_NEW: Final = _new(**_FAILED).returning(_C.message_id)
+FAIL: Final = _change(_NOT_CLOSED, payload_hash=_KEPT_HASH, **_FAILED)
+FAIL_LEASED: Final = _change(_LEASED, payload_hash=_KEPT_HASH, **_FAILED)
+UNDO: Final = _change(payload_hash=_KEPT_HASH, **_FAILED).returning(processed_message)
+
+# A claim that never failed and was never leased was inserted by this transaction.
+GIVE_BACK_NEW: Final = delete(processed_message).where(_ME, _C.error_code == "", _C.fence == 0)
+
+GIVE_BACK: Final = _change(
+    state=case(
+        (_OWNED_BY == "", ClaimState.FAILED_RETRYABLE.value), else_=ClaimState.IN_PROGRESS.value
+    ),
+    owner=_OWNED_BY,
+    attempts=_C.attempts - 1,
+)
+
+KEEP_RESULT: Final = (
+    update(processed_message)
+    .where(_ME, _C.erased_at.is_(None))
+    .values(result=bindparam("returned", type_=Text), result_key=_OF_KEY)
+)
+
+PASS_OVER: Final = (
+    update(processed_message).where(_ME).values(error_code=bindparam("code", type_=Text))
+)
+
+EXPECT_PAYLOAD: Final = update(processed_message).where(_ME).values(payload_hash=_DIGEST)
+
+REOPEN: Final = _change(
+    _C.state.in_([ClaimState.FAILED_TERMINAL.value, ClaimState.PARKED.value]),
+    state=ClaimState.FAILED_RETRYABLE.value,
+    attempts=0,
+    due_at=now_us(),
+)
+
+# `updated_at` stays: erasing is not a change of state, and must not restart retention.
+ERASED: Final = (
+    update(processed_message).where(_ME).values(erased_at=func.coalesce(_C.erased_at, now_us()))
+)
+
+_FORGET: Final = update(processed_message).values(
+    result=None, result_key=None, erased_at=func.coalesce(_C.erased_at, now_us())
+)
+
+FORGET_RESULT: Final = _FORGET.where(_ME, _C.result.is_not(None))
+FORGET_RESULTS: Final = _FORGET.where(_C.result_key == _OF_KEY)
+
+# In a subquery the clock is read once.  Read for every row, it could not bound an index scan.
+_LONG_AGO: Final = select(now_us() - _AGE_US).scalar_subquery()
+
+_OLD: Final = (
+    select(_C.message_id)
+    .where(
+        _C.consumer_name == _BY,
+        _C.state == bindparam("over", type_=Text),
+        _C.updated_at >= bindparam("since", type_=BigInteger),
+        _C.updated_at <= _LONG_AGO,
+        # Keep the claim while the message exists elsewhere: sending the message back reads from
+        # it whether it was handled, and `erase` which outgoing messages belong to it.
+        is_over(_BY, _C.message_id),
+    )
+    .order_by(_C.updated_at)
+    .limit(bindparam("at_most", type_=Integer))
+    .with_for_update(skip_locked=True, of=processed_message)
+    .cte("old")
+)
+
+DELETE_OLD: Final = (
+    delete(processed_message)
+    .where(_C.consumer_name == _BY, _C.message_id.in_(select(_OLD.c.message_id)))
+    # With RETURNING, because sqlite3 has no row count for a DELETE that begins with WITH.
+    .returning(_C.updated_at)
+)
+
+
+def _take_many_at_once() -> Insert:
+    """Insert a batch from arrays: one statement, whose text is the same for every length."""
+    given = (
+        func.unnest(
+            bindparam("ids", type_=ARRAY(Text)),
+            bindparam("originals", type_=ARRAY(Text)),
+            bindparam("digests", type_=ARRAY(Text)),
+            bindparam("sources", type_=ARRAY(Text)),
+        )
+        .table_valued("id", "original", "digest", "source")
+        .render_derived(name="given")
+    )
+    # Read the clock once, not once for each row.
+    moment = select(now_us()).scalar_subquery()
+    rows = {
+        _C.consumer_name: _BY,
+        _C.message_id: given.c.id,
+        _C.original_id: given.c.original,
+        _C.payload_hash: given.c.digest,
+        _C.source: given.c.source,
+        _C.state: literal(ClaimState.COMPLETED.value, Text),
+        _C.first_seen_at: moment,
+        _C.updated_at: moment,
+    }
+    sorted_rows = select(*rows.values()).order_by(given.c.id.collate("C"))
+    taken = insert_new(processed_message).from_select(list(rows), sorted_rows)
+    return taken.returning(_C.message_id)
+
+
+TAKE_MANY: Final = _take_many_at_once()
+"""For PostgreSQL.  Sorted by bytes, as Python sorts text: two workers cannot deadlock."""
+
+_MINE: Final = select(processed_message, now_us().label("now")).where(_C.consumer_name == _BY)
+WHY_MANY: Final = _MINE.where(_C.message_id == any_(bindparam("ids", type_=ARRAY(Text))))
+WHY_MANY_SQLITE: Final = _MINE.where(_C.message_id.in_(bindparam("ids", expanding=True)))
+
+IN_PROGRESS: Final = (
+    select(processed_message)
+    .where(_C.consumer_name == _BY, _C.state == ClaimState.IN_PROGRESS.value)
+    .order_by(_C.lease_until, _C.message_id)
+    .limit(bindparam("at_most", type_=Integer))
+)
+
+EXPIRED: Final = IN_PROGRESS.where(_C.lease_until <= now_us())
+
+HANDLED_FROM: Final = select(_C.source).where(
+    _C.consumer_name == _BY,
+    _C.state == ClaimState.COMPLETED.value,
+    _C.error_code.not_in(sorted(WITHOUT_EFFECT)),
+    _C.source.in_(bindparam("sources", expanding=True)),
+)
+
+CONSUMERS: Final = select(_C.consumer_name).order_by(_C.consumer_name)
+"""The consumers that have a claim on a message: for explanations."""
+
+# A further turn means that another transaction changed or removed the claim between two of
+# our statements.  After five turns the caller gives up and tries again later.
+MOST_TURNS: Final = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClaimAsked:
+    """One message of one consumer, as the statements name it."""
+
+    consumer: str
+    request: ClaimRequest
+    id: str
+
+    @classmethod
+    def of(cls, consumer: str, request: ClaimRequest) -> ClaimAsked:
+        """Return the message with its id as it is stored."""
+        return cls(consumer, request, stored_id(request.message_id))
+
+    def key(self) -> dict[str, Any]:
+        """Return the parameters that select the row."""
+        return {"by": self.consumer, "id": self.id}
+
+    def key_and_hash(self) -> dict[str, Any]:
+        """Return the parameters that select the row, and the payload's hash."""
+        return {**self.key(), "digest": self.request.payload_hash}
+
+    def new(self) -> dict[str, Any]:
+        """Return the parameters of a new row."""
+        more = {"original": self.original, "source": self.source}
+        return {**self.key_and_hash(), **more}
+
+    @property
+    def source(self) -> str:
+        """The coordinates of the delivery, as they are stored."""
+        return plain(self.request.source)
+
+    @property
+    def original(self) -> str | None:
+        """The original id, stored beside a hashed one; None where the id is not hashed."""
+        asked = self.request.message_id
+        return None if asked == self.id else original_id(asked)
+
+    def row(self, found: Row[Any]) -> ClaimRow:
+        """Read the row of this message."""
+        names = {"consumer": self.consumer, "message_id": self.request.message_id}
+        return record_of(processed_message, found, ClaimRow, **names)
+
+    def changes_all_the_time(self) -> DatabaseConflict:
+        """Return the error for a claim that other transactions changed in every turn."""
+        return DatabaseConflict(
+            f"{self}: other transactions changed the claim {MOST_TURNS} times between reading and "
+            f"taking it; nothing was changed here, the message comes back"
+        )
+
+    def __str__(self) -> str:
+        return f"consumer {self.consumer}: message {self.request.message_id!r}"
+
+
+def _written(failure: Failure) -> dict[str, Any]:
+    """Return the parameters of a statement that writes a failure."""
+    return {
+        "into": failure.state.value,
+        "tried": failure.attempts,
+        "code": failure.error_code,
+        "delay_us": to_us(failure.delay_seconds),
+    }
 
 
 class SqlAlchemyProcessedMessageStore:
@@ -67,9 +413,9 @@ class SqlAlchemyProcessedMessageStore:
     async def try_claim(self, consumer: str, request: ClaimRequest) -> ClaimAnswer:
         me = ClaimAsked.of(consumer, request)
         for _ in range(MOST_TURNS):
-            if await self._row(sql.TAKE, me, me.new()):
+            if await self._row(TAKE, me, me.new()):
                 return Claimed()
-            why = await self._row(sql.WHY, me, me.key())
+            why = await self._row(WHY, me, me.key())
             if why is not None and (answer := await self._answer(me, why)) is not None:
                 return answer
         raise me.changes_all_the_time()
@@ -107,23 +453,20 @@ class SqlAlchemyProcessedMessageStore:
         me = ClaimAsked.of(consumer, request)
         terms = {"owned_by": owner, "lease_us": to_us(seconds)}
         for _ in range(MOST_TURNS):
-            taken = await self._row(sql.LEASE, me, {**me.new(), **terms})
+            taken = await self._row(LEASE, me, {**me.new(), **terms})
             if taken is not None:
                 return Claimed(fence=taken.fence)
-            why = await self._row(sql.WHY, me, me.key())
+            why = await self._row(WHY, me, me.key())
             if why is not None and (answer := await self._lease_again(me, why, terms, stale)):
                 return answer
         raise me.changes_all_the_time()
 
     async def renew(self, consumer: str, message_id: str, fence: int, seconds: float) -> bool:
-        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
-        return await self._change(
-            sql.RENEW, me, {**me.key(), "seen": fence, "lease_us": to_us(seconds)}
-        )
+        until = {"seen": fence, "lease_us": to_us(seconds)}
+        return await self._change_one(RENEW, consumer, message_id, **until)
 
     async def lock_expired(self, consumer: str, message_id: str, fence: int) -> bool:
-        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
-        return await self._change(sql.LOCK_EXPIRED, me, {**me.key(), "seen": fence})
+        return await self._change_one(LOCK_EXPIRED, consumer, message_id, seen=fence)
 
     async def mark_completed(
         self, consumer: str, message_id: str, fence: int | None = None, result: str | None = None
@@ -132,11 +475,11 @@ class SqlAlchemyProcessedMessageStore:
         returned = {"returned": result}
         if fence is not None:
             leased = {**me.key(), **returned, "seen": fence}
-            return await self._change(sql.COMPLETE_LEASED, me, leased)
+            return await self._change(COMPLETE_LEASED, me, leased)
         for _ in range(MOST_TURNS):
-            if await self._change(sql.COMPLETE, me, {**me.key(), **returned}):
+            if await self._change(COMPLETE, me, {**me.key(), **returned}):
                 return True
-            if await self._row(sql.COMPLETE_NEW, me, {**me.new(), **returned}):
+            if await self._row(COMPLETE_NEW, me, {**me.new(), **returned}):
                 return True
             if await self._is_in({ClaimState.COMPLETED}, me):
                 return False
@@ -147,15 +490,15 @@ class SqlAlchemyProcessedMessageStore:
     ) -> bool:
         me = ClaimAsked.of(consumer, ClaimRequest(message_id, failure.payload_hash, failure.source))
         if fence is not None:
-            leased = {**me.key_and_hash(), **written(failure), "seen": fence}
-            return await self._change(sql.FAIL_LEASED, me, leased)
-        new = {**me.new(), **written(failure)}
+            leased = {**me.key_and_hash(), **_written(failure), "seen": fence}
+            return await self._change(FAIL_LEASED, me, leased)
+        new = {**me.new(), **_written(failure)}
         # The rollback of the first attempt has removed its claim; later ones find a row.
         is_known = failure.attempts > 1
         for _ in range(MOST_TURNS):
-            if not is_known and await self._row(sql.FAIL_NEW, me, new):
+            if not is_known and await self._row(FAIL_NEW, me, new):
                 return True
-            if await self._change(sql.FAIL, me, {**me.key_and_hash(), **written(failure)}):
+            if await self._change(FAIL, me, {**me.key_and_hash(), **_written(failure)}):
                 return True
             is_known = False
             if await self._is_in(CLOSED, me):
@@ -164,61 +507,56 @@ class SqlAlchemyProcessedMessageStore:
 
     async def undo(self, consumer: str, message_id: str, failure: Failure) -> ClaimRow:
         me = ClaimAsked.of(consumer, ClaimRequest(message_id, failure.payload_hash, failure.source))
-        undone = await self._row(sql.UNDO, me, {**me.key_and_hash(), **written(failure)})
+        undone = await self._row(UNDO, me, {**me.key_and_hash(), **_written(failure)})
         if undone is None:
             raise Misuse(f"{me}: there is no claim to undo; this transaction did not take it")
         return me.row(undone)
 
     async def give_back(self, consumer: str, message_id: str, claimed: Claimed) -> None:
-        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
-        if not await self._change(sql.GIVE_BACK_NEW, me, me.key()):
-            before = {**me.key(), "owned_by": claimed.from_owner}
-            await self._change(sql.GIVE_BACK, me, before)
+        if not await self._change_one(GIVE_BACK_NEW, consumer, message_id):
+            owner = claimed.from_owner
+            await self._change_one(GIVE_BACK, consumer, message_id, owned_by=owner)
 
     async def keep_result(
         self, consumer: str, message_id: str, result: str, key: str | None = None
     ) -> None:
-        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
         kept = {"returned": result, "of_key": stored_name(key)}
-        await self._change(sql.KEEP_RESULT, me, {**me.key(), **kept})
+        await self._change_one(KEEP_RESULT, consumer, message_id, **kept)
 
     async def pass_over(self, consumer: str, message_id: str, code: str) -> None:
-        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
-        await self._change(sql.PASS_OVER, me, {**me.key(), "code": code})
+        await self._change_one(PASS_OVER, consumer, message_id, code=code)
 
     async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
-        me = ClaimAsked.of(consumer, ClaimRequest(message_id, payload_hash))
-        await self._change(sql.EXPECT_PAYLOAD, me, me.key_and_hash())
+        await self._change_one(EXPECT_PAYLOAD, consumer, message_id, digest=payload_hash)
 
     async def reopen(self, consumer: str, message_id: str) -> bool:
-        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
-        return await self._change(sql.REOPEN, me, me.key())
+        return await self._change_one(REOPEN, consumer, message_id)
 
     async def look_up(self, consumer: str, message_id: str) -> ClaimRow | None:
         me = ClaimAsked.of(consumer, ClaimRequest(message_id))
-        row = await self._row(sql.WHY, me, me.key())
+        row = await self._row(WHY, me, me.key())
         return None if row is None else me.row(row)
 
     async def erase(self, consumer: str, message_id: str) -> bool:
-        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
-        had = await self._change(sql.FORGET_RESULT, me, me.key())
-        await self._change(sql.ERASED, me, me.key())
+        had = await self._change_one(FORGET_RESULT, consumer, message_id)
+        await self._change_one(ERASED, consumer, message_id)
         return had
 
     async def erase_key(self, key: str) -> int:
         of_key = {"of_key": stored_id(key)}
-        return (await self._execute(sql.FORGET_RESULTS, "results of a key", of_key)).rowcount
+        return (await self._execute(FORGET_RESULTS, "results of a key", of_key)).rowcount
 
     async def in_progress(
         self, consumer: str, limit: int, *, expired: bool = False
     ) -> Sequence[ClaimRow]:
-        statement = sql.EXPIRED if expired else sql.IN_PROGRESS
+        statement = EXPIRED if expired else IN_PROGRESS
         what = f"the claims of consumer {consumer}"
         found = await self._execute(statement, what, {"by": consumer, "at_most": limit})
-        return [row_of(consumer, row.original_id or row.message_id, row) for row in found]
+        names = [(row, row.original_id or row.message_id) for row in found]
+        return [ClaimAsked.of(consumer, ClaimRequest(name)).row(row) for row, name in names]
 
     async def consumers_of(self, message_id: str) -> Sequence[str]:
-        named = sql.CONSUMERS.where(processed_message.c.message_id == stored_id(message_id))
+        named = CONSUMERS.where(processed_message.c.message_id == stored_id(message_id))
         return list((await self._execute(named, f"message {message_id!r}", {})).scalars())
 
     async def handled_from(
@@ -226,7 +564,7 @@ class SqlAlchemyProcessedMessageStore:
     ) -> Sequence[Coordinates]:
         named = {plain(str(at)): at for at in places}
         asked = {"by": consumer, "sources": list(named)}
-        found = await self._execute(sql.HANDLED_FROM, f"the claims of consumer {consumer}", asked)
+        found = await self._execute(HANDLED_FROM, f"the claims of consumer {consumer}", asked)
         return [named[source] for source in found.scalars()]
 
     async def delete_expired(
@@ -240,7 +578,7 @@ class SqlAlchemyProcessedMessageStore:
         for state in sorted(TERMINAL):
             which = {"by": consumer, "over": state.value, "age_us": to_us(older_than_seconds)}
             old = {**which, "at_most": limit - deleted, "since": sweep.since(state)}
-            done = await self._execute(sql.DELETE_OLD, f"the claims of consumer {consumer}", old)
+            done = await self._execute(DELETE_OLD, f"the claims of consumer {consumer}", old)
             deleted += sweep.note(list(done.scalars()), state)
         return deleted
 
@@ -250,7 +588,7 @@ class SqlAlchemyProcessedMessageStore:
         no = refusal(row, me.request.payload_hash, now)
         if no is not None:
             return no
-        taken = await self._row(sql.RETAKE, me, {**me.key_and_hash(), "seen": why.fence})
+        taken = await self._row(RETAKE, me, {**me.key_and_hash(), "seen": why.fence})
         if taken is None:
             return None
         return Claimed(taken.attempts, from_owner=row.owner)
@@ -266,7 +604,7 @@ class SqlAlchemyProcessedMessageStore:
         if expired and stale is not StalePolicy.RECLAIM:
             return Stale(row.owner, now - row.lease_until, row.attempts, row.fence)
         again = {**me.key_and_hash(), **terms, "seen": why.fence}
-        taken = await self._row(sql.LEASE_AGAIN, me, again)
+        taken = await self._row(LEASE_AGAIN, me, again)
         if taken is None:
             return None
         return Claimed(taken.attempts, taken.fence, row.owner)
@@ -275,10 +613,10 @@ class SqlAlchemyProcessedMessageStore:
         if not batch:
             return set()
         ids = sorted(batch)
-        statement: Executable = sql.TAKE
+        statement: Executable = TAKE
         parameters: Any
         if self._beginning.is_postgres:
-            statement = sql.TAKE_MANY
+            statement = TAKE_MANY
             parameters = {
                 "by": consumer,
                 "ids": ids,
@@ -294,16 +632,22 @@ class SqlAlchemyProcessedMessageStore:
     async def _why_many(self, consumer: str, ids: Sequence[str]) -> Sequence[Row[Any]]:
         if not ids:
             return []
-        statement = sql.WHY_MANY if self._beginning.is_postgres else sql.WHY_MANY_SQLITE
+        statement = WHY_MANY if self._beginning.is_postgres else WHY_MANY_SQLITE
         what = f"the claims of consumer {consumer}"
         return (await self._execute(statement, what, {"by": consumer, "ids": list(ids)})).all()
 
     async def _is_in(self, states: Set[ClaimState], me: ClaimAsked) -> bool:
-        row = await self._row(sql.WHY, me, me.key())
+        row = await self._row(WHY, me, me.key())
         return row is not None and row.state in states
 
     async def _row(self, statement: Executable, me: ClaimAsked, values: Any) -> Row[Any] | None:
         return (await self._execute(statement, str(me), values)).one_or_none()
+
+    async def _change_one(
+        self, statement: Executable, consumer: str, message_id: str, **values: Any
+    ) -> bool:
+        me = ClaimAsked.of(consumer, ClaimRequest(message_id))
+        return await self._change(statement, me, {**me.key(), **values})
 
     async def _change(self, statement: Executable, me: ClaimAsked, values: Any) -> bool:
         return (await self._execute(statement, str(me), values)).rowcount > 0

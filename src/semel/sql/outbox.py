@@ -15,7 +15,6 @@ from sqlalchemy import (
     Executable,
     Select,
     Text,
-    Update,
     bindparam,
     case,
     delete,
@@ -27,7 +26,6 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
@@ -46,15 +44,9 @@ from semel.messaging.send.outbox import (
 )
 from semel.sql.faults import translated
 from semel.sql.session import HandlerSession
-from semel.sql.store import Store
+from semel.sql.store import Store, insert_new
 from semel.sql.tables import outbox_leader, outbox_message
-from semel.sql.types import (
-    MICROSECONDS,
-    among,
-    now_us,
-    to_seconds,
-    to_us,
-)
+from semel.sql.types import MICROSECONDS, among, now_us, seconds_or_none, to_seconds, to_us
 
 _M: Final = outbox_message.c
 _L: Final = outbox_leader.c
@@ -62,12 +54,8 @@ _OF: Final = _M.outbox == bindparam("of_outbox")
 _IS_PARKED: Final = _M.parked_reason.is_not(None)
 _MEANT: Final = (_OF, _M.message_id == bindparam("of_id"), _IS_PARKED)
 
-ADD: Final = (
-    insert(outbox_message)
-    .values(created_at=now_us())
-    .on_conflict_do_nothing(index_elements=[_M.outbox, _M.message_id])
-    .returning(_M.outbox, _M.message_id)
-)
+_NEW: Final = insert_new(outbox_message, _M.outbox, _M.message_id)
+ADD: Final = _NEW.values(created_at=now_us()).returning(_M.outbox, _M.message_id)
 
 _IS_MINE: Final = _L.owner == bindparam("me")
 
@@ -85,7 +73,7 @@ LEAD: Final = (
     .returning(_L.epoch)
 )
 
-NEW_LEASE: Final = insert(outbox_leader).on_conflict_do_nothing(index_elements=[_L.outbox])
+NEW_LEASE: Final = insert_new(outbox_leader)
 
 LEADER: Final = select(_L.owner, _L.epoch, _L.lease_until - now_us()).where(
     _L.outbox == bindparam("of_outbox")
@@ -180,18 +168,6 @@ _ERASE: Final = (
 )
 
 
-def _erasing(*, message_id: str | None, key: str | None, parent: str | None) -> Update:
-    meant = _ERASE
-    if message_id is not None:
-        meant = meant.where(_M.message_id == stored_id(message_id))
-    if key is not None:
-        caused = _M.parent_key == stored_id(key)
-        meant = meant.where(or_(_M.key == key, caused) if is_plain_text(key) else caused)
-    if parent is not None:
-        meant = meant.where(_M.parent == parent)
-    return meant
-
-
 # SQLite accepts 32,766 parameters in a statement, before 3.32 only 999.
 ASKED_AT_ONCE: Final = 500
 
@@ -237,7 +213,8 @@ class SqlOutboxStore(Store):
 
     async def read(self, outbox: str, after_place: int, limit: int) -> Sequence[OutboxEntry]:
         asked = {"of_outbox": outbox, "after_place": after_place, "most": limit}
-        return _read_pending(await self._run(READ, asked), outbox)
+        rows: Any = (await self._run(READ, asked)).all()
+        return [_entry(row, outbox) for row in rows]
 
     async def delete(self, leadership: Leadership, places: Sequence[int]) -> int:
         return await self._fenced(DELETE, leadership, places)
@@ -274,7 +251,14 @@ class SqlOutboxStore(Store):
     ) -> int:
         if message_id is None and key is None and parent is None:
             raise Misuse("erasing in the outbox needs an id, a key or a parent")
-        meant = _erasing(message_id=message_id, key=key, parent=parent)
+        meant = _ERASE
+        if message_id is not None:
+            meant = meant.where(_M.message_id == stored_id(message_id))
+        if key is not None:
+            caused = _M.parent_key == stored_id(key)
+            meant = meant.where(or_(_M.key == key, caused) if is_plain_text(key) else caused)
+        if parent is not None:
+            meant = meant.where(_M.parent == parent)
         return await self._count(meant)
 
     async def _known(self, places: Sequence[tuple[str, str]]) -> list[OutboxEntry]:
@@ -373,44 +357,29 @@ def _row(entry: OutboxEntry) -> dict[str, Any]:
     }
 
 
-def _read_pending(found: CursorResult[Any], outbox: str) -> list[OutboxEntry]:
+def _read(found: CursorResult[Any]) -> list[OutboxEntry]:
     rows: Any = found.all()
     return [
-        OutboxEntry(
-            message_id,
-            topic,
-            value,
-            key,
-            headers_from_text(headers) if headers else NO_HEADERS,
-            place,
-            outbox,
-            created / MICROSECONDS,
-            attempts,
-            "",
-            parent,
-        )
-        for message_id, topic, value, key, headers, place, created, attempts, parent in rows
+        _entry(pending, outbox, parked_reason or "", seconds_or_none(erased_at))
+        for *pending, outbox, parked_reason, erased_at in rows
     ]
 
 
-def _read(found: CursorResult[Any]) -> list[OutboxEntry]:
-    return [_entry(row) for row in found]
-
-
-def _entry(row: Any) -> OutboxEntry:
-    message_id, topic, value, key, headers, place, created, attempts, parent, *rest = row
-    outbox, parked_reason, erased_at = rest
+def _entry(
+    row: Sequence[Any], outbox: str, parked_reason: str = "", erased_at: float | None = None
+) -> OutboxEntry:
+    message_id, topic, value, key, headers, place, created, attempts, parent = row
     return OutboxEntry(
         message_id,
         topic,
         value,
         key,
-        headers_from_text(headers),
+        headers_from_text(headers) if headers else NO_HEADERS,
         place,
         outbox,
-        to_seconds(created),
+        created / MICROSECONDS,
         attempts,
-        parked_reason or "",
+        parked_reason,
         parent,
-        None if erased_at is None else to_seconds(erased_at),
+        erased_at,
     )

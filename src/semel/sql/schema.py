@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Column, Connection, Index, MetaData, Table, insert, inspect, select, text
 from sqlalchemy.engine import Engine
@@ -32,6 +32,7 @@ from semel.sql.engine import made_ready
 from semel.sql.faults import opening
 from semel.sql.tables import metadata
 
+About = TypeVar("About")
 VERSION: Final = 1
 """The version of the tables that this code reads and writes."""
 
@@ -267,19 +268,15 @@ class _Found:
     def of(cls, connection: Connection, tables: list[str]) -> _Found:
         ask = inspect(connection)
         return cls(
-            {
-                name: found
-                for (_, name), found in ask.get_multi_columns(filter_names=tables).items()
-            },
-            {
-                name: found
-                for (_, name), found in ask.get_multi_pk_constraint(filter_names=tables).items()
-            },
-            {
-                name: found
-                for (_, name), found in ask.get_multi_indexes(filter_names=tables).items()
-            },
+            _by_name(ask.get_multi_columns(filter_names=tables)),
+            _by_name(ask.get_multi_pk_constraint(filter_names=tables)),
+            _by_name(ask.get_multi_indexes(filter_names=tables)),
         )
+
+
+def _by_name(found: dict[Any, About]) -> dict[str, About]:
+    """Leave out the schema, which is always the default one."""
+    return {name: about for (_, name), about in found.items()}
 
 
 class _Compared:

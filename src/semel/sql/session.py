@@ -16,7 +16,7 @@ they would be lost.  Its ROLLBACK would undo the messages handled before it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Final, NoReturn
@@ -74,6 +74,26 @@ def _must_not(what: str) -> str:
     )
 
 
+def _refused(what: str) -> Callable[..., Any]:
+    """Return a method that refuses, before anything is awaited."""
+
+    def method(self: object, *arguments: Any, **named: Any) -> NoReturn:
+        refuse(what)
+
+    return method
+
+
+def _after_unsent(name: str) -> Callable[..., Any]:
+    """Return a method of `Session` that first flushes what earlier messages added."""
+    original = getattr(Session, name)
+
+    def method(self: GuardedSession, *arguments: Any, **named: Any) -> Any:
+        self.send_unsent()
+        return original(self, *arguments, **named)
+
+    return method
+
+
 class GuardedSession(Session):
     """The synchronous inside of a `HandlerSession`.
 
@@ -109,47 +129,24 @@ class GuardedSession(Session):
             self.unsent = False
             self.flush()
 
-    def execute(self, *arguments: Any, **named: Any) -> Any:
-        """Execute a statement, after a flush of what earlier messages added."""
-        self.send_unsent()
-        return super().execute(*arguments, **named)
-
-    def scalar(self, *arguments: Any, **named: Any) -> Any:
-        """Execute a statement, after a flush of what earlier messages added."""
-        self.send_unsent()
-        return super().scalar(*arguments, **named)
-
-    def scalars(self, *arguments: Any, **named: Any) -> Any:
-        """Execute a statement, after a flush of what earlier messages added."""
-        self.send_unsent()
-        return super().scalars(*arguments, **named)
+    execute = _after_unsent("execute")
+    scalar = _after_unsent("scalar")
+    scalars = _after_unsent("scalars")
+    commit = _refused("commit")
+    rollback = _refused("rollback")
+    invalidate = _refused("invalidate")
+    reset = _refused("reset")
 
     def add(self, instance: object, *, _warn: bool = True) -> None:
         """Add an object, unless the handler has ended."""
         refuse_if_late(self.opened_in)
         super().add(instance, _warn=_warn)
 
-    def commit(self) -> None:
-        """Refuse."""
-        refuse("commit")
-
-    def rollback(self) -> None:
-        """Refuse."""
-        refuse("rollback")
-
     def close(self) -> None:
         """Refuse, until the consumer itself releases the session."""
         if self.guarded:
             refuse("close")
         super().close()
-
-    def invalidate(self) -> None:
-        """Refuse."""
-        refuse("invalidate")
-
-    def reset(self) -> None:
-        """Refuse."""
-        refuse("reset")
 
     def expunge_all(self) -> None:
         """Remove all objects from the session; refuse if some wait for the next flush."""
@@ -238,29 +235,12 @@ class HandlerSession(AsyncSession):
                 "End it, best with `async with session.begin_nested():`"
             )
 
-    def begin(self) -> AsyncSessionTransaction:
-        """Refuse: the consumer began the transaction, and ends it."""
-        refuse("begin a transaction of")
-
-    async def commit(self) -> None:
-        """Refuse."""
-        refuse("commit")
-
-    async def rollback(self) -> None:
-        """Refuse."""
-        refuse("rollback")
-
-    async def close(self) -> None:
-        """Refuse."""
-        refuse("close")
-
-    async def invalidate(self) -> None:
-        """Refuse."""
-        refuse("invalidate")
-
-    async def reset(self) -> None:
-        """Refuse."""
-        refuse("reset")
+    begin = _refused("begin a transaction of")
+    commit = _refused("commit")
+    rollback = _refused("rollback")
+    close = _refused("close")
+    invalidate = _refused("invalidate")
+    reset = _refused("reset")
 
     async def __aexit__(self, *_: object) -> None:
         """Do nothing: ``async with session:`` in a handler does not close it."""
@@ -381,6 +361,18 @@ def _refusal_of(statement: str) -> str:
     return ""
 
 
+def _unless_held(name: str) -> Callable[..., Any]:
+    """Return a method of `AsyncConnection` that refuses while the transaction is held."""
+    original = getattr(AsyncConnection, name)
+
+    async def method(self: UnitConnection, *arguments: Any, **named: Any) -> None:
+        if self._hold is not None:
+            refuse(name)
+        await original(self, *arguments, **named)
+
+    return method
+
+
 class UnitConnection(AsyncConnection):
     """A connection that can be held: then only the code that holds it ends the transaction."""
 
@@ -412,29 +404,10 @@ class UnitConnection(AsyncConnection):
             return None
         return _is_in_transaction(self._inside.connection.driver_connection)
 
-    def _refuse_while_held(self, what: str) -> None:
-        if self._hold is not None:
-            refuse(what)
-
-    async def commit(self) -> None:
-        """Commit, unless the transaction is held."""
-        self._refuse_while_held("commit")
-        await super().commit()
-
-    async def rollback(self) -> None:
-        """Roll back, unless the transaction is held."""
-        self._refuse_while_held("rollback")
-        await super().rollback()
-
-    async def close(self) -> None:
-        """Close, unless the transaction is held."""
-        self._refuse_while_held("close")
-        await super().close()
-
-    async def invalidate(self, exception: BaseException | None = None) -> None:
-        """Invalidate, unless the transaction is held."""
-        self._refuse_while_held("invalidate")
-        await super().invalidate(exception)
+    commit = _unless_held("commit")
+    rollback = _unless_held("rollback")
+    close = _unless_held("close")
+    invalidate = _unless_held("invalidate")
 
     async def get_raw_connection(self) -> PoolProxiedConnection:
         """Return the driver's connection, for what SQLAlchemy does not offer, such as COPY.

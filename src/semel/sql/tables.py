@@ -43,6 +43,7 @@ from semel.sql.types import (
     NUMBER,
     counted,
     originals,
+    partial_index,
     partitions_text,
     payload_bytes,
     place,
@@ -85,12 +86,7 @@ processed_message: Final = Table(
     # Retention walks a consumer's terminal claims by age.
     Index("ix_processed_message_age", "consumer_name", "state", "updated_at"),
     # Erasing by key looks for results; consumers that keep none pay nothing for it.
-    Index(
-        "ix_processed_message_result_key",
-        "result_key",
-        postgresql_where=text("result_key IS NOT NULL"),
-        sqlite_where=text("result_key IS NOT NULL"),
-    ),
+    partial_index("ix_processed_message_result_key", "result_key", where="result_key IS NOT NULL"),
     comment="which consumer took which message, and what became of it",
 )
 
@@ -186,22 +182,9 @@ inbox_message: Final = Table(
     text_column("result", "what the handler returned, as JSON", null=True),
     Index("uq_inbox_message_id", "consumer", "message_id", unique=True),
     # Most rows are processed: the worker needs only the others.
-    Index(
-        "ix_inbox_message_due",
-        "consumer",
-        "place",
-        postgresql_where=text("processed_at IS NULL"),
-        sqlite_where=text("processed_at IS NULL"),
-    ),
+    partial_index("ix_inbox_message_due", "consumer", "place", where="processed_at IS NULL"),
     # To find earlier messages of the same key.
-    Index(
-        "ix_inbox_message_key",
-        "consumer",
-        "key",
-        "place",
-        postgresql_where=text("processed_at IS NULL"),
-        sqlite_where=text("processed_at IS NULL"),
-    ),
+    partial_index("ix_inbox_message_key", "consumer", "key", "place", where="processed_at IS NULL"),
     comment="incoming messages, stored before they are handled",
 )
 
@@ -228,13 +211,7 @@ outbox_message: Final = Table(
     Index("ix_outbox_message_place", "outbox", "place"),
     Index("ix_outbox_message_parent", "parent"),
     # Few entries are parked, and every pass of the relay asks which.
-    Index(
-        "ix_outbox_message_parked",
-        "outbox",
-        "place",
-        postgresql_where=text("parked_reason IS NOT NULL"),
-        sqlite_where=text("parked_reason IS NOT NULL"),
-    ),
+    partial_index("ix_outbox_message_parked", "outbox", "place", where="parked_reason IS NOT NULL"),
     # SQLite must not use a deleted place again: a delete that is repeated because its answer was
     # lost would otherwise delete a message that was not sent yet.
     sqlite_autoincrement=True,

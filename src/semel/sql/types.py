@@ -19,6 +19,7 @@ from sqlalchemy import (
     ColumnElement,
     Dialect,
     Identity,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -192,6 +193,11 @@ def counted(name: str, comment: str) -> Column[int]:
 def payload_bytes(comment: str) -> Column[bytes]:
     """Return the column of a message's payload."""
     return Column("payload", LargeBinary, nullable=True, comment=comment)
+
+
+def partial_index(name: str, *columns: str, where: str) -> Index:
+    """Return an index of the rows that fulfil a condition."""
+    return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
 
 
 def place() -> Column[int]:

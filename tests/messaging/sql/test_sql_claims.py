@@ -13,9 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from semel.errors import Misuse, Retryable
 from semel.messaging.handle.claims import Claimed, ClaimRequest, Duplicate, Locked
-from semel.sql import claim_statements as sql
-from semel.sql.claim_statements import MOST_TURNS
-from semel.sql.claims import SqlAlchemyProcessedMessageStore
+from semel.sql import claims as sql
+from semel.sql.claims import MOST_TURNS, SqlAlchemyProcessedMessageStore
 from semel.sql.database import SqlDatabase
 from semel.sql.engine import made_ready, open_engine
 from semel.sql.faults import DatabaseConflict, DatabaseUnavailable

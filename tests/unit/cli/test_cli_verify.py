@@ -9,7 +9,7 @@ import pytest
 
 from semel.crashpoints import CrashPoint
 from semel.memory.sink import MemorySink, tally_rows
-from semel.operate.pipelines import Pipeline
+from semel.operate.status import Pipeline
 from semel.operate.verification import RowCount, Verdict, compared, staged_rows, verify
 from semel.pipeline.driver import Driver
 from semel.pipeline.sink import Guarantee, SinkOK, Tally

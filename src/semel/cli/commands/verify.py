@@ -15,7 +15,7 @@ from semel.cli.options import MOST_ROWS, DebugOption, JsonOption, PipelineOption
 from semel.cli.render import Field, Line, Rows, Shape, counted
 from semel.cli.target import load_object, need_pipeline
 from semel.errors import Misuse
-from semel.operate.pipelines import Pipeline
+from semel.operate.status import Pipeline
 from semel.operate.verification import (
     FINE,
     Reread,
