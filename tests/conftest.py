@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from semel.testing.services import (
-    KafkaBroker,
+    KafkaServer,
     PostgresServer,
     ServiceUnavailable,
     connector_jars,
@@ -115,8 +115,8 @@ def _database(server: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def kafka_broker() -> Iterator[KafkaBroker]:
-    with require(KafkaBroker().start) as broker:
+def kafka_server() -> Iterator[KafkaServer]:
+    with require(KafkaServer().start) as broker:
         yield broker
 
 

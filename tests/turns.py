@@ -7,6 +7,7 @@ from typing import Final
 from xdist.scheduler import LoadScopeScheduling
 
 JVM: Final = (
+    "tests/kafka/",
     "tests/spark/",
     "tests/services/",
     "tests/scenarios/test_demo.py",

@@ -16,7 +16,7 @@ import pytest
 
 from semel.testing.services import (
     CutProxy,
-    KafkaBroker,
+    KafkaServer,
     PostgresServer,
     ServiceUnavailable,
     connector_jars,
@@ -176,7 +176,7 @@ def test_free_ports_lie_outside_the_range_that_clients_are_given():
 def test_kafka_keeps_a_topic_and_its_messages_over_a_crash():
     from confluent_kafka import Consumer, Producer
 
-    with require(KafkaBroker().start) as broker:
+    with require(KafkaServer().start) as broker:
         broker.create_topic("orders", partitions=3)
         producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all"})
         producer.produce("orders", b"one", partition=2)
@@ -210,18 +210,18 @@ def test_the_connector_leaves_scala_to_spark():
 
 @pytest.mark.kafka
 @pytest.mark.spark
-def test_the_session_of_the_tests_reads_from_kafka(spark, kafka_broker):
+def test_the_session_of_the_tests_reads_from_kafka(spark, kafka_server):
     from confluent_kafka import Producer
 
-    kafka_broker.create_topic("read-by-spark", partitions=2)
-    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap})
+    kafka_server.create_topic("read-by-spark", partitions=2)
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap})
     for number in range(10):
         producer.produce("read-by-spark", str(number))
     assert producer.flush(30) == 0
 
     frame = (
         spark.read.format("kafka")
-        .option("kafka.bootstrap.servers", kafka_broker.bootstrap)
+        .option("kafka.bootstrap.servers", kafka_server.bootstrap)
         .option("subscribe", "read-by-spark")
         .load()
     )

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from semel import ExactlyOnce
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
-from semel.testing.services import KafkaBroker
+from semel.testing.services import KafkaServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -26,7 +26,7 @@ _numbers = count(1)
 class Topic:
     """A topic with two partitions, its query, and where the query's rows go."""
 
-    def __init__(self, broker: KafkaBroker, spark: SparkSession, folder: Path) -> None:
+    def __init__(self, broker: KafkaServer, spark: SparkSession, folder: Path) -> None:
         self.name = f"payments-{next(_numbers)}"
         self.broker = broker
         self.spark = spark
@@ -81,8 +81,8 @@ class Topic:
 
 
 @pytest.fixture
-def topic(kafka_broker: KafkaBroker, spark: SparkSession, tmp_path: Path) -> Iterator[Topic]:
-    return Topic(kafka_broker, spark, tmp_path)
+def topic(kafka_server: KafkaServer, spark: SparkSession, tmp_path: Path) -> Iterator[Topic]:
+    return Topic(kafka_server, spark, tmp_path)
 
 
 def test_positions_are_the_next_offsets_and_survive_the_checkpoint(topic: Topic) -> None:

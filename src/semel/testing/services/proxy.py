@@ -29,6 +29,7 @@ class CutProxy:
         self._links: set[_Link] = set()
         self._pattern: bytes | None = None
         self._swallowed = threading.Event()
+        self._cut_off: frozenset[bytes] = frozenset()
 
     def start(self) -> Self:
         """Begin to forward."""
@@ -60,6 +61,14 @@ class CutProxy:
             links, self._links = self._links, set()
         for link in links:
             link.cut()
+
+    def cut_off(self, *patterns: bytes) -> None:
+        """Cut every connection whose next request contains one of *patterns*, now and later.
+
+        A client that names itself in its requests, as Kafka's do, is alone in a dead network
+        then.  Without a pattern, nobody is cut off any more.
+        """
+        self._cut_off = frozenset(patterns)
 
     def refuse(self) -> None:
         """Refuse new connections; the present ones go on."""
@@ -154,6 +163,8 @@ class _Link:
         before = b""
         with contextlib.suppress(OSError):
             while chunk := self._client.recv(_CHUNK_BYTES):
+                if any(pattern in chunk for pattern in self._proxy._cut_off):
+                    break
                 # Before the server sees the request, or its reply could slip through.
                 if self._proxy._take_pattern(before, chunk):
                     self._swallowing = True

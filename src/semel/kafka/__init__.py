@@ -1,0 +1,6 @@
+"""Kafka, by confluent-kafka: a broker of the messaging half.
+
+broker         `KafkaBroker`: what a service opens; its publisher and its reader
+subscription   one member of a consumer group, on a thread of its own
+client         settings of the client, and what its errors mean
+"""

@@ -1,0 +1,508 @@
+"""One member of a Kafka consumer group.
+
+    event loop   fetch · commit · seek · pause            ─ calls ─▶   one thread
+    buffer       records, by partition                    ◀─ records ─ owns the client, polls
+
+The thread polls all the time, whatever the handlers do, so a rebalance is served at once and the
+broker never takes a slow handler for a dead one.  Partitions whose buffer is full are paused.
+While the thread waits in a rebalance for the revocation listeners, it goes on serving calls:
+their commits arrive there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, NoReturn, TypeVar
+
+from semel.errors import Fenced, NeedsOperator, Retryable
+from semel.kafka.client import (
+    CALL_SECONDS,
+    FENCED,
+    REFUSED,
+    UNSUPPORTED,
+    GroupProtocol,
+    Start,
+    kafka,
+    make,
+    meaning,
+)
+from semel.message import Coordinates, Partition, Record, headers_from
+from semel.messaging.handle.cancel import rung
+from semel.messaging.receive.broker import Revoked
+
+log = logging.getLogger("semel.kafka")
+
+Answer = TypeVar("Answer")
+
+BUFFERED: Final = 2_000
+"""How many records of a partition are held; above it, the partition is paused."""
+
+# While records wait in the buffer, calls are expected: then the thread waits for calls, and
+# otherwise for records.  Each bounds how long the other kind waits.
+BUSY_SECONDS: Final = 0.005
+IDLE_SECONDS: Final = 0.02
+
+AGAIN_SECONDS: Final = 0.2
+"""How long to wait before the broker is asked again."""
+
+TOPIC_ID: Final = "topic-id:"
+"""The prefix of the metadata of a commit, which names the topic's id."""
+
+
+class KafkaSubscription:
+    """A member of *group*; `KafkaBroker.subscribe` makes it."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        group: str,
+        topics: Sequence[str],
+        protocol: GroupProtocol,
+        start: Start,
+        topic_ids: Callable[[Collection[str]], Mapping[str, str]],
+    ) -> None:
+        self._settings = dict(settings)
+        self._group = group
+        self._topics = list(topics)
+        self._protocol = protocol
+        self._start = start
+        self._ask_topic_ids = topic_ids
+        self._topic_ids: dict[str, str] = {}
+        self._loop = asyncio.get_running_loop()
+        self._listeners: list[Revoked] = []
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]]] = (
+            queue.SimpleQueue()
+        )
+        self._arrived = asyncio.Event()
+        self._lock = threading.Lock()
+        # Guarded by the lock: the loop and the thread both change them.
+        self._buffer: dict[Partition, deque[Record]] = {}
+        self._seeks: dict[Partition, int] = {}
+        self._paused: set[Partition] = set()
+        self._leaving: frozenset[Partition] = frozenset()
+        self._assigned: frozenset[Partition] = frozenset()
+        self._error: Exception | None = None
+        self._closing = threading.Event()
+        self._closed = threading.Event()
+        self._client: Any = None
+        self._paused_there: set[Partition] = set()
+        self._was_assigned = False
+        self._join()
+        self._thread = threading.Thread(target=self._run, name=f"semel-kafka-{group}", daemon=True)
+        self._thread.start()
+
+    # On the event loop.
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self._group
+
+    @property
+    def assignment(self) -> frozenset[Partition]:
+        """The partitions that this member owns now."""
+        return self._assigned
+
+    def on_revoked(self, listener: Revoked) -> None:
+        """Call *listener* before partitions are revoked.
+
+        Not for partitions that are lost already, because the session ended: nothing that it
+        could commit would be accepted.
+        """
+        self._listeners.append(listener)
+
+    async def fetch(self, max_records: int, wait_seconds: float) -> Sequence[Record]:
+        """Return buffered records; wait for the first one at most *wait_seconds*.
+
+        Raises:
+            NeedsOperator: records that were not handled are gone from the broker.
+            Permanent: the broker refuses this member.
+        """
+        until = time.monotonic() + wait_seconds
+        while True:
+            self._arrived.clear()
+            found = self._take(max_records)
+            if found:
+                return found
+            if self._error is not None:
+                raise self._error
+            left = until - time.monotonic()
+            if left <= 0 or self._closed.is_set():
+                return []
+            await rung(self._arrived, left)
+
+    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """Commit the next offset to read of each partition.
+
+        Raises:
+            Fenced: a partition is no longer this member's; nothing was committed.
+            Retryable: the group rebalances, or the broker does not answer; the same offsets may
+                be committed later.
+        """
+        if offsets:
+            await self._call(lambda: self._commit(offsets))
+
+    async def committed(self, partition: Partition) -> int:
+        """Return the committed offset; without one, the first offset that exists."""
+        return await self._call(lambda: self._committed([partition])[0].offset)
+
+    async def end(self, partition: Partition) -> int:
+        """Return the end of what can be read: the offset of the next record.
+
+        Records of an open transaction cannot be read yet.
+        """
+        return await self._call(lambda: self._watermarks(partition)[1])
+
+    def seek(self, partition: Partition, offset: int) -> None:
+        """Fetch from *offset* on, the next time."""
+        with self._lock:
+            if partition in self._assigned:
+                self._seeks[partition] = offset
+                self._buffer.pop(partition, None)
+
+    def pause(self, partition: Partition) -> None:
+        """Leave the partition out of fetches."""
+        with self._lock:
+            if partition in self._assigned:
+                self._paused.add(partition)
+
+    def resume(self, partition: Partition) -> None:
+        """Fetch from a paused partition again; ignored if it is no longer assigned."""
+        with self._lock:
+            self._paused.discard(partition)
+        self._arrived.set()
+
+    async def close(self) -> None:
+        """Call the listeners, then leave the group.
+
+        A static member (`instance_id`) keeps its partitions at the broker until its session
+        ends, so that its next start finds them.
+        """
+        self._closing.set()
+        while self._thread.is_alive():
+            await asyncio.sleep(BUSY_SECONDS)
+
+    def _take(self, max_records: int) -> list[Record]:
+        found: list[Record] = []
+        with self._lock:
+            hidden = self._paused | self._leaving | self._seeks.keys()
+            for partition in [p for p in self._buffer if p not in hidden]:
+                # To the end, so that the next fetch begins with another partition.
+                records = self._buffer.pop(partition)
+                while records and len(found) < max_records:
+                    found.append(records.popleft())
+                if records:
+                    self._buffer[partition] = records
+                if len(found) == max_records:
+                    break
+        return found
+
+    async def _call(self, function: Callable[[], Answer]) -> Answer:
+        """Let the thread call *function* with the client."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._calls.put((function, future))
+        if self._closed.is_set():
+            # It came after the thread's last look.
+            self._serve(0.0)
+        return await future
+
+    # On the thread.
+
+    def _join(self) -> None:
+        settings = {**self._settings, "group.id": self._group, "error_cb": self._broker_error}
+        settings["group.protocol"] = self._protocol.value
+        if self._protocol is GroupProtocol.CLASSIC:
+            settings["partition.assignment.strategy"] = "cooperative-sticky"
+        self._client = make("Consumer", settings)
+        self._client.subscribe(
+            self._topics,
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_lost,
+        )
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._serve(BUSY_SECONDS if self._buffer else 0.0)
+                self._seek_and_pause()
+                self._poll(0.0 if self._buffer else IDLE_SECONDS)
+            self._revoke(self._assigned)
+            self._assigned = frozenset()
+        except Exception as error:
+            log.exception("the thread of a subscription failed", extra={"group": self._group})
+            self._fail(error)
+        finally:
+            with suppress(kafka.KafkaException):
+                self._client.close()
+            self._assigned = frozenset()
+            self._closed.set()
+            self._serve(0.0)
+            self._ring()
+
+    def _serve(self, wait_seconds: float) -> None:
+        """Carry out the calls that wait; wait for the first one."""
+        while True:
+            try:
+                function, future = self._calls.get(
+                    timeout=wait_seconds or None, block=wait_seconds > 0
+                )
+            except queue.Empty:
+                return
+            wait_seconds = 0.0
+            answer: Any = None
+            error: Exception | None = None
+            try:
+                answer = self._has_left() if self._closed.is_set() else function()
+            except kafka.KafkaException as failed:
+                error = meaning(failed, f"group {self._group}")
+            except Exception as failed:  # noqa: BLE001  it is raised where the call was made
+                error = failed
+            self._on_loop(_settle, future, answer, error)
+
+    def _has_left(self) -> NoReturn:
+        raise Fenced(f"group {self._group}: this member has left")
+
+    def _poll(self, wait_seconds: float) -> None:
+        first = self._client.poll(wait_seconds)
+        if first is None:
+            return
+        for message in [first, *self._client.consume(500, 0.0)]:
+            if message.error() is not None:
+                self._message_error(message)
+            else:
+                record = record_of(message)
+                with self._lock:
+                    self._buffer.setdefault(record.at.place, deque()).append(record)
+        self._ring()
+
+    def _message_error(self, message: Any) -> None:
+        error = message.error()
+        if error.code() in UNSUPPORTED and self._protocol is GroupProtocol.CONSUMER:
+            log.warning(
+                "the broker does not know the group protocol 'consumer'; using 'classic'",
+                extra={"group": self._group},
+            )
+            self._client.close()
+            self._protocol = GroupProtocol.CLASSIC
+            self._join()
+        elif error.code() == kafka.KafkaError._MAX_POLL_EXCEEDED or error.code() in FENCED:
+            log.warning("partitions lost", extra={"group": self._group, "why": error.str()})
+        else:
+            where = f"{message.topic()}/{message.partition()}" if message.topic() else self._group
+            found = meaning(error, f"group {self._group}, {where}")
+            if isinstance(found, Retryable) and not error.fatal():
+                log.warning("broker error", extra={"group": self._group, "why": str(found)})
+            else:
+                self._fail(found if not error.fatal() else NeedsOperator(str(found)))
+
+    def _broker_error(self, error: Any) -> None:
+        if error.fatal():
+            self._fail(NeedsOperator(f"group {self._group}: {error.str()}"))
+        elif error.code() == kafka.KafkaError._ALL_BROKERS_DOWN:
+            log.warning("no broker answers", extra={"group": self._group, "why": error.str()})
+        elif error.code() in REFUSED:
+            self._fail(meaning(error, f"group {self._group}"))
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self._ring()
+
+    def _seek_and_pause(self) -> None:
+        """Do what the event loop asked for, and pause partitions whose buffer is full."""
+        for partition, offset in list(self._seeks.items()):
+            try:
+                self._client.seek(kafka.TopicPartition(partition.topic, partition.number, offset))
+            except kafka.KafkaException as error:
+                if error.args[0].code() == kafka.KafkaError._STATE:
+                    continue  # right after an assignment; the partition stays hidden until then
+                raise
+            with self._lock:
+                # What was consumed before the seek is from the old position.
+                self._buffer.pop(partition, None)
+                if self._seeks.get(partition) == offset:
+                    del self._seeks[partition]
+        with self._lock:
+            sizes = {p: len(self._buffer.get(p, ())) for p in self._assigned}
+            wanted = {
+                p
+                for p, size in sizes.items()
+                if p in self._paused
+                or size >= (BUFFERED // 2 if p in self._paused_there else BUFFERED)
+            } - self._leaving
+        for change, partitions in (
+            (self._client.pause, wanted - self._paused_there),
+            (self._client.resume, (self._paused_there & self._assigned) - wanted),
+        ):
+            if partitions:
+                change(_places(partitions))
+        self._paused_there = wanted
+
+    def _commit(self, offsets: Mapping[Partition, int]) -> None:
+        foreign = sorted(offsets.keys() - self._assigned)
+        if foreign:
+            # The broker would accept it: it checks the member's generation, not its partitions.
+            raise Fenced(f"group {self._group}: {foreign[0]} is no longer this member's")
+        places = [
+            kafka.TopicPartition(
+                p.topic, p.number, offset, metadata=f"{TOPIC_ID}{self._topic_ids.get(p.topic, '')}"
+            )
+            for p, offset in offsets.items()
+        ]
+        _checked(self._client.commit(offsets=places, asynchronous=False))
+
+    def _committed(self, partitions: Iterable[Partition]) -> list[Any]:
+        """Return places with the offsets to read next."""
+        places = _checked(self._client.committed(_places(partitions), timeout=CALL_SECONDS))
+        for place in places:
+            if place.offset < 0:
+                low, high = self._watermarks(Partition(place.topic, place.partition))
+                place.offset = low if self._start is Start.BEGINNING else high
+        return places
+
+    def _watermarks(self, partition: Partition) -> tuple[int, int]:
+        place = kafka.TopicPartition(partition.topic, partition.number)
+        low, high = self._client.get_watermark_offsets(place, timeout=CALL_SECONDS)
+        return low, high
+
+    # Rebalances: the client calls these inside a poll.
+
+    def _on_assign(self, client: Any, places: list[Any]) -> None:
+        partitions = _partitions(places)
+        positions = self._positions(partitions)
+        if self._closing.is_set():
+            return
+        client.incremental_assign(positions)
+        self._paused_there -= partitions
+        self._assigned |= partitions
+        self._ring()
+
+    def _positions(self, partitions: Collection[Partition]) -> list[Any]:
+        """Return where to begin, asking until the broker answers.
+
+        Explicit offsets: without one, the client reports a partition that is merely new as gone.
+        """
+        while not self._closing.is_set():
+            try:
+                places = self._committed(partitions)
+                self._check_topics(places)
+                if self._start is Start.END and places:
+                    self._client.commit(offsets=places, asynchronous=False)
+            except (kafka.KafkaException, Retryable) as error:
+                log.warning(
+                    "offsets are not known yet", extra={"group": self._group, "why": str(error)}
+                )
+                self._serve(AGAIN_SECONDS)
+            else:
+                return places
+        return []
+
+    def _check_topics(self, places: list[Any]) -> None:
+        """Compare the topics' ids with those of the commits, and with those seen before."""
+        found = self._ask_topic_ids({place.topic for place in places})
+        for place in places:
+            now = found.get(place.topic, "")
+            noted = (place.metadata or "").removeprefix(TOPIC_ID)
+            known = self._topic_ids.setdefault(place.topic, noted or now)
+            if now and known and now != known:
+                self._fail(
+                    NeedsOperator(
+                        f"group {self._group}: topic {place.topic} was deleted and made again "
+                        f"(id {known} is now {now}): offsets of the old one mean nothing in the "
+                        f"new one; reset the group's offsets with kafka-consumer-groups.sh "
+                        f"--reset-offsets --to-earliest, then start again"
+                    )
+                )
+
+    def _on_revoke(self, client: Any, places: list[Any]) -> None:
+        self._revoke(_partitions(places))
+        with suppress(kafka.KafkaException):
+            client.incremental_unassign(places)
+        self._forget(_partitions(places))
+
+    def _on_lost(self, client: Any, places: list[Any]) -> None:
+        log.warning("partitions lost", extra={"group": self._group, "partitions": str(places)})
+        with suppress(kafka.KafkaException):
+            client.incremental_unassign(places)
+        self._forget(_partitions(places))
+
+    def _revoke(self, partitions: frozenset[Partition]) -> None:
+        """Hide partitions, then wait for the listeners, serving their calls."""
+        with self._lock:
+            self._leaving |= partitions
+        if not partitions or not self._listeners:
+            return
+        try:
+            told = asyncio.run_coroutine_threadsafe(self._tell(partitions), self._loop)
+        except RuntimeError:
+            return  # the loop is closed: nobody is left to commit anything
+        while not told.done() and self._loop.is_running():
+            self._serve(BUSY_SECONDS)
+
+    async def _tell(self, partitions: Collection[Partition]) -> None:
+        for listener in self._listeners:
+            try:
+                await listener(partitions)
+            except Exception:
+                log.exception("a revocation listener failed", extra={"group": self._group})
+
+    def _forget(self, partitions: frozenset[Partition]) -> None:
+        with self._lock:
+            self._assigned -= partitions
+            self._leaving -= partitions
+            self._paused -= partitions
+            self._paused_there -= partitions
+            for partition in partitions:
+                self._buffer.pop(partition, None)
+                self._seeks.pop(partition, None)
+
+    def _ring(self) -> None:
+        self._on_loop(self._arrived.set)
+
+    def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _settle(future: asyncio.Future[Any], answer: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(answer)
+
+
+def _checked(places: list[Any]) -> list[Any]:
+    """Return places whose answers are no errors."""
+    for place in places:
+        if place.error is not None:
+            raise kafka.KafkaException(place.error)
+    return places
+
+
+def _places(partitions: Iterable[Partition]) -> list[Any]:
+    return [kafka.TopicPartition(p.topic, p.number) for p in sorted(partitions)]
+
+
+def _partitions(places: Iterable[Any]) -> frozenset[Partition]:
+    return frozenset(Partition(place.topic, place.partition) for place in places)
+
+
+def record_of(message: Any) -> Record:
+    """Make a record of a message of the client."""
+    _, milliseconds = message.timestamp()
+    return Record(
+        Coordinates(message.topic(), message.partition(), message.offset()),
+        message.value(),
+        message.key(),
+        headers_from(message.headers() or ()),
+        milliseconds / 1_000,
+    )
