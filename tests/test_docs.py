@@ -99,7 +99,7 @@ def services(request, monkeypatch, folder):
     if "postgres" in needed:
         monkeypatch.setenv("DATABASE_URL", request.getfixturevalue("postgres_url"))
     if "kafka" in needed:
-        monkeypatch.setenv("KAFKA", request.getfixturevalue("kafka_broker").bootstrap)
+        monkeypatch.setenv("KAFKA", request.getfixturevalue("kafka_server").bootstrap)
     if "spark" not in needed:
         yield
         return

@@ -131,6 +131,22 @@ class IgnoresPauses(MemorySubscription):
         pass
 
 
+@breaks("a_seek_under_load_is_followed_by_the_record_it_names")
+class DeliversWhatItPrefetched(MemorySubscription):
+    """After a seek, the record that was fetched ahead of it comes first."""
+
+    ahead = ()
+
+    def seek(self, partition, offset):
+        if self._positions.get(partition, 0) > 1_000:
+            self.ahead = tuple(super()._take(1))
+        super().seek(partition, offset)
+
+    def _take(self, max_records):
+        ahead, self.ahead = self.ahead, ()
+        return [*ahead, *super()._take(max_records - len(ahead))]
+
+
 @breaks("partitions_of_others_can_be_sought_paused_and_resumed_without_effect")
 class TakesWhatItSeeks(MemorySubscription):
     def seek(self, partition, offset):

@@ -24,6 +24,7 @@ from semel.lazy import lazily
 
 if TYPE_CHECKING:
     from semel.codec import FromCoordinates, FromHeader, FromKey, FromPayload, Reading
+    from semel.kafka.broker import KafkaBroker
     from semel.memory.broker import MemoryBroker
     from semel.message import Coordinates, Partition, Record
     from semel.messaging import outcome
@@ -74,6 +75,7 @@ __all__ = [
     "GiveUp",
     "Inbox",
     "InboxWorker",
+    "KafkaBroker",
     "MemoryBroker",
     "Mode",
     "NotClaimable",
@@ -121,6 +123,7 @@ __getattr__ = lazily(
         "GiveUp": "semel.policy.vocabulary",
         "Inbox": "semel.messaging.receive.inbox",
         "InboxWorker": "semel.messaging.receive.inbox",
+        "KafkaBroker": "semel.kafka.broker",
         "MemoryBroker": "semel.memory.broker",
         "Mode": "semel.policy.vocabulary",
         "NotClaimable": "semel.messaging.handle.claims",

@@ -134,7 +134,7 @@ class FetchRules(BrokerWorld):
 
     @in_world
     async def test_a_seek_under_load_is_followed_by_the_record_it_names(self) -> None:
-        """Whatever the client has fetched ahead, nothing of the old position comes."""
+        """Nothing of the old position comes, even if the client has fetched ahead."""
         topic = await self.topic()
         await self.fill(topic, *(f"v{number}" for number in range(3_000)))
         member = await self.member(self.group(), topic)

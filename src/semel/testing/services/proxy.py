@@ -66,7 +66,7 @@ class CutProxy:
         """Cut every connection whose next request contains one of *patterns*, now and later.
 
         A client that names itself in its requests, as Kafka's do, is alone in a dead network
-        then.  Without a pattern, nobody is cut off any more.
+        then.  Without a pattern, all connections are forwarded again.
         """
         self._cut_off = frozenset(patterns)
 
