@@ -114,7 +114,6 @@ CLEAN = (
     "docs/howto/retention-and-erasure.md",
     "docs/howto/retries-dead-letters-parking.md",
     "docs/howto/several-queries.md",
-    "docs/howto/spark-connect.md",
     "docs/howto/stateful-queries.md",
     "docs/index.md",
     "docs/operate/index.md",
