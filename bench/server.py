@@ -10,8 +10,9 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from semel.postgres.names import TableName
+from semel.postgres.encode import TRAILER
 from semel.postgres.schema import TargetTable, find_target
+from semel.postgres.statements import TableName
 from semel.postgres.writer import RowEncoder
 from semel.testing.services import PostgresServer
 
@@ -84,7 +85,7 @@ class Database:
         whole = b"".join(
             bytes(chunk) for batch in rows.to_batches() for chunk in writer.chunks(batch)
         )
-        whole += writer.end()
+        whole += TRAILER
         return [
             whole[begin : begin + RAW_CHUNK_BYTES]
             for begin in range(0, len(whole), RAW_CHUNK_BYTES)

@@ -1,15 +1,34 @@
-"""The file formats: parquet and JSON lines, written as streams with bounded memory."""
+"""The file formats: parquet and JSON lines, written as streams with bounded memory.
+
+The values of JSON lines, which are read back as they were written:
+
+    decimal                  text, all digits           "1.50"
+    date, time               text, ISO 8601             "2026-01-31", "12:30:00.000001"
+    timestamp                text, ISO 8601; with a     "2026-01-31T12:30:00.000001Z"
+                             time zone: UTC and a Z
+    duration                 number of its own units    1500000
+    bytes                    text, base64               "AAEC"
+    NaN, ±infinity           text                       "NaN", "Infinity", "-Infinity"
+    list, struct, map        array, object, object
+
+A row has all its columns; one without a value is null.
+"""
 
 from __future__ import annotations
 
+import base64
+import datetime as dt
 import gzip
 import io
-from collections.abc import Iterator
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from itertools import islice
+from typing import Any, Final, Protocol, TypeAlias
 
 from semel.errors import Misuse, Permanent, require
-from semel.files import jsonl
 from semel.pipeline.sink import Batch, Schema
 
 pa: Any = require("pyarrow", "files")
@@ -86,7 +105,7 @@ def read_rows(path: str, format: Format, schema: Schema) -> Iterator[Batch]:
         return
     open_text = gzip.open if path.endswith(".gz") else open
     with open_text(path, "rt", encoding="utf-8", newline="\n") as lines:
-        yield from jsonl.decode(lines, schema)
+        yield from decode_lines(lines, schema)
 
 
 def check_schema(format: Format, schema: Schema) -> None:
@@ -101,8 +120,8 @@ def check_schema(format: Format, schema: Schema) -> None:
             if format is Format.PARQUET:
                 pq.ParquetWriter(io.BytesIO(), pa.schema([column])).close()
             else:
-                jsonl.check_type(column.type)
-        except jsonl.NotJson as error:
+                _codec(column.type)
+        except NotJson as error:
             bad.append(f"{column.name}: {error}")
         except pa.ArrowException as error:
             bad.append(f"{column.name}: {column.type} has no form in parquet ({error}); cast it")
@@ -150,7 +169,7 @@ class _JsonLinesFile:
             self._out = self._zip
 
     def write(self, batch: Batch) -> None:
-        text = "".join(f"{line}\n" for line in jsonl.encode(batch))
+        text = "".join(f"{line}\n" for line in encode_lines(batch))
         self._out.write(text.encode())
 
     def close(self) -> None:
@@ -161,3 +180,171 @@ class _JsonLinesFile:
 def _cast(batch: Batch, schema: Schema) -> Batch:
     columns = [batch.column(name).cast(schema.field(name).type) for name in schema.names]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+Codec: TypeAlias = tuple[Callable[[Any], Any], Callable[[Any], Any]] | None
+"""Functions that write and read a value that is not null; None if JSON has the type."""
+
+_ROWS_AT_ONCE: Final = 8192
+
+
+class NotJson(TypeError):
+    """A type that has no exact form in JSON lines."""
+
+
+def encode_lines(batch: Batch) -> Iterator[str]:
+    """Yield each row as one line, without the line end.
+
+    Raises:
+        Permanent: a time or a duration is outside the range of ISO 8601 or Python.
+    """
+    names = batch.schema.names
+    columns = [_written(*named) for named in zip(names, batch.columns, strict=True)]
+    for row in zip(*columns, strict=True):
+        yield _dump(dict(zip(names, row, strict=True)))
+
+
+def _written(name: str, column: Any) -> list[Any]:
+    codec = _codec(column.type)
+    try:
+        values: list[Any] = column.to_pylist()
+        if codec is None:
+            return values
+        write = codec[0]
+        return [None if value is None else write(value) for value in values]
+    except OverflowError as error:
+        raise Permanent(
+            f"column {name} ({column.type}): a value has no form in JSON lines, which keep the "
+            f"years 1 to 9999 ({error}); cast it, or write parquet"
+        ) from error
+
+
+def decode_lines(lines: Iterable[str], schema: Schema) -> Iterator[Batch]:
+    """Read back what `encode_lines` wrote."""
+    reads = {column.name: codec[1] for column in schema if (codec := _codec(column.type))}
+    lines = iter(lines)
+    while some := list(islice(lines, _ROWS_AT_ONCE)):
+        rows = [json.loads(line) for line in some]
+        for row in rows:
+            for name, read in reads.items():
+                if row.get(name) is not None:
+                    row[name] = read(row[name])
+        yield pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+_dump: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+def _codec(kind: Any) -> Codec:
+    """Return how values of this type are written; raise `NotJson` with advice if they cannot be."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _codec(kind.value_type)
+    if any(is_plain(kind) for is_plain in _PLAIN):
+        return None
+    for has_type, codec in _BY_TYPE:
+        if has_type(kind):
+            return codec
+    if types.is_timestamp(kind) and kind.unit != "ns":
+        return _timestamp_codec(kind)
+    if types.is_time(kind) and kind.unit != "ns":
+        return dt.time.isoformat, dt.time.fromisoformat
+    if types.is_duration(kind) and kind.unit != "ns":
+        unit = dt.timedelta(microseconds=_MICROSECONDS[kind.unit])
+        return lambda value: value // unit, lambda number: number * unit
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _list_codec(_codec(kind.value_type))
+    if types.is_map(kind) and (types.is_string(kind.key_type)):
+        return _map_codec(_codec(kind.item_type))
+    if types.is_struct(kind):
+        return _struct_codec({child.name: _codec(child.type) for child in kind})
+    raise NotJson(_advice(kind))
+
+
+def _advice(kind: Any) -> str:
+    if getattr(kind, "unit", None) == "ns":
+        return f"{kind} is finer than the microseconds that JSON lines keep; cast it"
+    if pa.types.is_map(kind):
+        return f"{kind} has keys that are not text, as those of a JSON object must be; cast them"
+    return f"{kind} has no form in JSON lines; cast it, or write parquet"
+
+
+_PLAIN: Final = (
+    pa.types.is_null,
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    lambda kind: str(kind) == "string_view",
+)
+
+
+def _write_float(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+_FLOAT: Final = (_write_float, float)
+_BYTES: Final = (lambda value: base64.b64encode(value).decode(), base64.b64decode)
+
+_BY_TYPE: Final[tuple[tuple[Callable[[Any], bool], Codec], ...]] = (
+    (pa.types.is_floating, _FLOAT),
+    (pa.types.is_decimal, (lambda value: format(value, "f"), Decimal)),
+    (pa.types.is_date, (dt.date.isoformat, dt.date.fromisoformat)),
+    (pa.types.is_binary, _BYTES),
+    (pa.types.is_large_binary, _BYTES),
+    (pa.types.is_fixed_size_binary, _BYTES),
+    (lambda kind: str(kind) == "binary_view", _BYTES),
+)
+
+_MICROSECONDS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+def _timestamp_codec(kind: Any) -> Codec:
+    if kind.tz is None:
+        return dt.datetime.isoformat, dt.datetime.fromisoformat
+
+    def write(value: dt.datetime) -> str:
+        return value.astimezone(dt.UTC).replace(tzinfo=None).isoformat() + "Z"
+
+    return write, dt.datetime.fromisoformat
+
+
+def _list_codec(inner: Codec) -> Codec:
+    if inner is None:
+        return None
+    write, read = inner
+
+    return (
+        lambda values: [None if value is None else write(value) for value in values],
+        lambda values: [None if value is None else read(value) for value in values],
+    )
+
+
+def _map_codec(inner: Codec) -> Codec:
+    write, read = inner or (_same, _same)
+    return (
+        lambda pairs: {key: None if value is None else write(value) for key, value in pairs},
+        lambda values: [
+            (key, None if value is None else read(value)) for key, value in values.items()
+        ],
+    )
+
+
+def _struct_codec(inner: dict[str, Codec]) -> Codec:
+    changing = {name: codec for name, codec in inner.items() if codec is not None}
+    if not changing:
+        return None
+
+    def change(row: dict[str, Any], side: int) -> dict[str, Any]:
+        return {
+            name: changing[name][side](value) if name in changing and value is not None else value
+            for name, value in row.items()
+        }
+
+    return lambda row: change(row, 0), lambda row: change(row, 1)
+
+
+def _same(value: Any) -> Any:
+    return value

@@ -18,7 +18,6 @@ from semel.arrow.tally import schema_from_text, tally_all
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, Misuse, Permanent, SemelError, reason_of
 from semel.events import log
-from semel.files.collecting import Unpreparable, collect, token_of
 from semel.files.disk import fault, faults, names_in, remove_tree, rename_folder, sync_folder
 from semel.files.formats import Format, check_schema, checked_compression, read_rows
 from semel.files.layout import (
@@ -32,7 +31,7 @@ from semel.files.layout import (
     scopes_under,
     what_is_wrong,
 )
-from semel.files.staging import FilesStager
+from semel.files.staging import FilesStager, Unpreparable, collect, token_of
 from semel.pipeline.sink import (
     Found,
     Guarantee,

@@ -84,7 +84,7 @@ class SqlLedger:
 
     def scope_record(self, scope: Scope) -> ScopeRecord | None:
         with self._reading(scope) as session:
-            found = _read_scope(session, statements.READ_SCOPE, scope)
+            found = self._read_scope(session, statements.READ_SCOPE, scope)
         return found.to_record() if found and found.epoch else None
 
     def scopes(self) -> list[Scope]:
@@ -310,12 +310,18 @@ class SqlLedger:
             yield session, known
 
     def _lock(self, session: Session, scope: Scope) -> _ScopeRow:
-        found = _read_scope(session, statements.LOCK_SCOPE, scope)
+        found = self._read_scope(session, statements.LOCK_SCOPE, scope)
         if found is None:
             session.run(statements.ENTER_SCOPE, _keys(scope))
-            found = _read_scope(session, statements.LOCK_SCOPE, scope)
+            found = self._read_scope(session, statements.LOCK_SCOPE, scope)
         assert found is not None
         return found
+
+    def _read_scope(self, session: Session, statement: str, scope: Scope) -> _ScopeRow | None:
+        """Read the scope, with or without its lock, as *statement* says."""
+        worded = statement.format_map(self._database.driver.words)
+        found = session.run(worded, _keys(scope))
+        return _ScopeRow.of(scope, found[0]) if found else None
 
     @contextmanager
     def _reading(self, scope: Scope) -> Iterator[Session]:
@@ -380,12 +386,6 @@ class _ScopeRow:
         return ScopeRecord(
             self.scope, self.epoch, self.owner, self.left_seconds, self.mark, self.generation
         )
-
-
-def _read_scope(session: Session, statement: str, scope: Scope) -> _ScopeRow | None:
-    """Read the scope, with or without its lock, as *statement* says."""
-    found = session.run(statement, _keys(scope))
-    return _ScopeRow.of(scope, found[0]) if found else None
 
 
 def _read_attempt(session: Session, txn: SinkTxnId) -> AttemptRecord | None:

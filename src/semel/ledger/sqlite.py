@@ -17,7 +17,6 @@ from typing import Any, Final
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import LedgerUnavailable, LedgerUnusable, Misuse, NeedsOperator, SemelError
 from semel.lease import Owner, Takeover
-from semel.ledger import statements
 from semel.ledger.database import MICROSECONDS, LedgerDatabase, Row, Session, TransactionMode
 from semel.ledger.ledger import SqlLedger
 
@@ -265,9 +264,8 @@ class SqliteSession:
         self._connection.execute("BEGIN IMMEDIATE" if mode is TransactionMode.WRITE else "BEGIN")
 
     def run(self, statement: str, values: Mapping[str, Any] | None = None) -> list[Row]:
-        worded = _worded(statement)
         now = {"now": round(self._clock.now() * MICROSECONDS)}
-        return self._connection.execute(worded, {**now, **(values or {})}).fetchall()
+        return self._connection.execute(statement, {**now, **(values or {})}).fetchall()
 
     def run_many(self, statement: str, many: Iterable[Mapping[str, Any]]) -> None:
         self._connection.executemany(statement, many)
@@ -291,12 +289,6 @@ class SqliteSession:
 
     def close(self) -> None:
         self._connection.close()
-
-
-def _worded(statement: str) -> str:
-    if statement is statements.LOCK_SCOPE or statement is statements.READ_SCOPE:
-        return statement.format_map(SqliteDriver.words)
-    return statement
 
 
 def _inode(path: Path) -> tuple[int, int] | None:

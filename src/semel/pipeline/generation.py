@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from semel.errors import NeedsOperator
 from semel.lease import Owner, Takeover
-from semel.pipeline.ledger import Generation, Ledger, ScopeLease
+from semel.pipeline.ledger import Generation, Ledger, ScopeLease, mark_of
 from semel.pipeline.source import (
     BatchRange,
     Position,
@@ -81,11 +81,9 @@ def settle_generation(ledger: Ledger, lease: ScopeLease, view: CheckpointView) -
             "take it over with `semel adopt`, or start with a new checkpoint",
         )
     positions = ledger.positions(scope)
-    record = ledger.scope_record(scope)
-    has_mark = record is not None and record.mark is not None
     # Adopted, and no cycle has finished since: the operator accepted the batches before.
     has_adopted = not positions.is_empty or any(generation.first_batch for generation in known)
-    if known and (has_mark or has_adopted):
+    if known and (mark_of(ledger, scope) is not None or has_adopted):
         _check_successor(scope, positions, view)
     return ledger.open_generation(lease, view.id, first_batch=view.batch)
 
@@ -96,18 +94,20 @@ def _check_finished(
     last = view.last_finished
     if last is None or last < generation.first_batch:
         return
-    record = ledger.scope_record(scope)
     cycle = CycleId(scope, generation.number, last)
-    mark = record.mark if record else None
-    if mark is not None and cycle <= mark.cycle:
-        return
-    if ledger.committed(cycle) is None:
+    if not _is_committed(ledger, cycle):
         raise CheckpointRefused(
             str(scope),
             f"Spark has marked batch {last} as done, but the ledger has no COMMIT for {cycle}",
             "the batch ran without semel, or the ledger was restored: compare with `semel history` "
             "and `semel doctor`, then accept it with `semel adopt`",
         )
+
+
+def _is_committed(ledger: Ledger, cycle: CycleId) -> bool:
+    """Return whether the cycle has a COMMIT, which may be pruned."""
+    mark = mark_of(ledger, cycle.scope)
+    return (mark is not None and cycle <= mark.cycle) or ledger.committed(cycle) is not None
 
 
 def _check_successor(scope: Scope, positions: Positions, view: CheckpointView) -> None:
@@ -252,9 +252,7 @@ def _refuse_repetition(ledger: Ledger, scope: Scope, found: Adoptable) -> None:
         if generation.checkpoint != found.checkpoint:
             continue
         cycle = CycleId(scope, generation.number, found.first_batch)
-        record = ledger.scope_record(scope)
-        mark = record.mark if record else None
-        if ledger.committed(cycle) or (mark is not None and cycle <= mark.cycle):
+        if _is_committed(ledger, cycle):
             raise NeedsOperator(
                 f"{scope}: cycle {cycle} is committed, and Spark has not marked it as done yet: "
                 f"start the query, which skips it; adopting would repeat it"

@@ -353,14 +353,19 @@ class Ledger(Protocol):
         ...
 
 
+def mark_of(ledger: Ledger, scope: Scope) -> SinkTxnId | None:
+    """Return the highest finished cycle of *scope*, if one has finished."""
+    record = ledger.scope_record(scope)
+    return record.mark if record else None
+
+
 def is_loser(ledger: Ledger, scope: Scope) -> Callable[[SinkTxnId], bool]:
     """Return a test for losing attempts: aborted, or beaten by another attempt of a cycle.
 
     The cycle of a beaten attempt is at or below the mark.  An unknown attempt above the mark
     is not a loser: the ledger cannot prove that it lost.
     """
-    record = ledger.scope_record(scope)
-    mark = record.mark if record else None
+    mark = mark_of(ledger, scope)
 
     def verdict(txn: SinkTxnId) -> bool:
         if txn.scope != scope:

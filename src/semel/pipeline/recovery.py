@@ -22,7 +22,15 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import LeaseLost, NeedsOperator, Retryable, SemelError, reason_of
 from semel.events import EVENTS, CycleRecovered, Events, LeavingsSwept, log
-from semel.pipeline.ledger import AttemptRecord, CycleState, Decision, Ledger, ScopeLease, is_loser
+from semel.pipeline.ledger import (
+    AttemptRecord,
+    CycleState,
+    Decision,
+    Ledger,
+    ScopeLease,
+    is_loser,
+    mark_of,
+)
 from semel.pipeline.sink import (
     AbortsTogether,
     RemembersScopes,
@@ -107,8 +115,7 @@ def check_marks(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> 
         if mark is None:
             continue
         known = ledger.committed(mark.cycle)
-        record = ledger.scope_record(scope)
-        newest = record.mark if record else None
+        newest = mark_of(ledger, scope)
         if known is not None and known.txn == mark:
             continue
         if known is None and newest is not None and mark.cycle < newest.cycle:
@@ -279,8 +286,7 @@ def what_ledger_says(
     ledger: Ledger, scope: Scope, txns: Iterable[SinkTxnId]
 ) -> dict[SinkTxnId, LedgerSays]:
     """Look up every one of *txns*; changes nothing."""
-    record = ledger.scope_record(scope)
-    mark = record.mark if record else None
+    mark = mark_of(ledger, scope)
     says = {}
     for txn in txns:
         known = ledger.attempt(txn) if txn.scope == scope else None

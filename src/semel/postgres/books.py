@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from semel.errors import Permanent
+from semel.pipeline.sink import SinkFatal, SinkOK, SinkOutcome
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 from semel.postgres.connect import Connection
-from semel.postgres.names import literal, quoted
-from semel.postgres.statements import PreparedToken
+from semel.postgres.statements import PreparedToken, literal, quoted
 
 _KEY: Final = "scope text, sink text, generation bigint, batch bigint"
 
@@ -76,8 +76,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The records of one attempt and its cycle."""
+    """The records of one attempt and its cycle, and what they answer, in either mode."""
 
+    txn: SinkTxnId
     proof: CommitProof | None
     mark: CycleId | None
     state: str | None
@@ -86,6 +87,53 @@ class Known:
     pieces: tuple[str, ...]
     since: float | None
     staged: tuple[Piece, ...]
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether the proof is this attempt's; with pieces left to commit it is not finished."""
+        return self.proof is not None and self.proof.attempt == self.txn.attempt
+
+    def refusal(self, promise: PreparedToken) -> SinkOutcome | None:
+        """Answer a prepare; None if the rows may be accepted."""
+        if self.proof is not None and not self.is_proved:
+            return self._another_attempt(self.proof)
+        digest = (
+            self.proof.digest if self.proof else self.digest if self.state == "prepared" else None
+        )
+        if digest not in (None, promise.digest):
+            return SinkFatal(f"{self.txn} was prepared before, with other rows")
+        if self.proof is not None:
+            return SinkOK(promise.token())
+        if self.state == "aborted":
+            return SinkFatal(f"{self.txn} was aborted")
+        if self.mark is not None and self.txn.cycle <= self.mark:
+            return SinkFatal(
+                f"{self.txn} is at or below the mark {self.mark}: another attempt was committed"
+            )
+        return None
+
+    def settled(self) -> SinkOutcome | None:
+        """Answer a commit from the cycle's proof, if there is a finished one."""
+        if self.proof is None:
+            return None
+        if not self.is_proved:
+            return self._another_attempt(self.proof)
+        return SinkOK() if self.proof.finished else None
+
+    def not_held(self, promise: PreparedToken) -> SinkFatal | None:
+        """Refuse to commit an attempt that is not held."""
+        if self.state == "aborted":
+            return SinkFatal(f"{self.txn} was aborted")
+        if self.state is None:
+            return SinkFatal(f"{self.txn} is not held here: never prepared, or lost")
+        if self.digest != promise.digest:
+            return SinkFatal(f"{self.txn} is held with other rows than those of its token")
+        return None
+
+    def _another_attempt(self, proof: CommitProof) -> SinkFatal:
+        return SinkFatal(
+            f"{self.txn}: the cycle was committed by another attempt, {proof.attempt[:8]}"
+        )
 
 
 class SinkBooks:
@@ -164,11 +212,18 @@ class SinkBooks:
             return f"{text} AND generation = {of.generation} AND batch = {of.batch}"
         return text
 
-    def values(self, txn: SinkTxnId) -> str:
-        """Return the first five values of a row of this attempt."""
-        cycle = txn.cycle
-        texts = [literal(txn.scope.slug), literal(self.sink)]
-        return ", ".join([*texts, str(cycle.generation), str(cycle.batch), literal(txn.attempt)])
+    def insert(self, table: str, txn: SinkTxnId, **more: Any) -> str:
+        """Return the statement that writes a row of this attempt."""
+        row = {
+            "scope": txn.scope.slug,
+            "sink": self.sink,
+            "generation": txn.cycle.generation,
+            "batch": txn.cycle.batch,
+            "attempt": txn.attempt,
+            **more,
+        }
+        values = ", ".join(map(_constant, row.values()))
+        return f"INSERT INTO {self.table(table)} ({', '.join(row)}) VALUES ({values})"
 
     def questions(self, txn: SinkTxnId) -> list[str]:
         """Return the statements whose answers `known` reads."""
@@ -176,9 +231,7 @@ class SinkBooks:
         return [
             f"SELECT attempt, digest, finished, extract(epoch FROM since)::float8, rows "
             f"FROM {self.table('sink_proof')} WHERE {cycle}",
-            f"SELECT generation, batch FROM {self.table('sink_proof')} "
-            f"WHERE {self.where(txn.scope)} AND finished "
-            f"ORDER BY generation DESC, batch DESC LIMIT 1",
+            self._newest(txn.scope),
             f"SELECT state, mode, digest, pieces, extract(epoch FROM since)::float8 "
             f"FROM {self.table('sink_attempt')} WHERE {attempt}",
             f"SELECT piece, task, rows, row_hash FROM {self.table('sink_staged')} WHERE {attempt}",
@@ -189,8 +242,9 @@ class SinkBooks:
         proofs, marks, attempts, staged = answers
         state, mode, digest, pieces, since = attempts[0] if attempts else (None, "", "", (), None)
         return Known(
+            txn,
             CommitProof(*proofs[0]) if proofs else None,
-            CycleId(txn.scope, *marks[0]) if marks else None,
+            self.txn(txn.scope, *marks[0]).cycle if marks else None,
             state,
             mode,
             digest,
@@ -203,24 +257,70 @@ class SinkBooks:
         """Read the records of an attempt."""
         return self.known(txn, run(connection, self.questions(txn)))
 
-    def remember(self, txn: SinkTxnId, state: str, mode: str, digest: str, pieces: Any) -> str:
-        """Return the statement that records an attempt's state."""
-        listed = ", ".join(literal(piece) for piece in pieces)
+    def mark(self, connection: Connection, scope: Scope) -> SinkTxnId | None:
+        """Return the highest finished cycle: its proof is never pruned."""
+        rows = run(connection, [self._newest(scope)])[0]
+        return self.txn(scope, *rows[0]) if rows else None
+
+    def _newest(self, scope: Scope) -> str:
         return (
-            f"INSERT INTO {self.table('sink_attempt')} (scope, sink, generation, batch, attempt, "
-            f"state, mode, digest, pieces) VALUES ({self.values(txn)}, {literal(state)}, "
-            f"{literal(mode)}, {literal(digest)}, ARRAY[{listed}]::text[]) "
-            f"ON CONFLICT (scope, sink, generation, batch, attempt) DO UPDATE SET "
-            f"state = EXCLUDED.state, mode = EXCLUDED.mode, digest = EXCLUDED.digest, "
-            f"pieces = EXCLUDED.pieces, since = EXCLUDED.since"
+            f"SELECT generation, batch, attempt FROM {self.table('sink_proof')} "
+            f"WHERE {self.where(scope)} AND finished "
+            f"ORDER BY generation DESC, batch DESC LIMIT 1"
+        )
+
+    def held(self, connection: Connection, scope: Scope) -> list[SinkTxnId]:
+        """List the prepared attempts without a finished proof."""
+        statement = (
+            f"SELECT generation, batch, attempt FROM {self.table('sink_attempt')} a "
+            f"WHERE {self.where(scope)} AND state = 'prepared' AND NOT EXISTS "
+            f"(SELECT FROM {self.table('sink_proof')} p WHERE p.scope = a.scope "
+            f"AND p.sink = a.sink AND p.generation = a.generation AND p.batch = a.batch "
+            f"AND p.attempt = a.attempt AND p.finished) ORDER BY 1, 2, 3"
+        )
+        return [self.txn(scope, *row) for row in run(connection, [statement])[0]]
+
+    def left(self, connection: Connection, scope: Scope) -> set[SinkTxnId]:
+        """List the attempts that have staging tables, or are prepared."""
+        where = self.where(scope)
+        statement = (
+            f"SELECT generation, batch, attempt FROM {self.table('sink_staged')} "
+            f"WHERE {where} UNION SELECT generation, batch, attempt "
+            f"FROM {self.table('sink_attempt')} WHERE {where} AND state = 'prepared'"
+        )
+        return {self.txn(scope, *row) for row in run(connection, [statement])[0]}
+
+    def scopes_of(self, connection: Connection, app: str, query: str) -> list[Scope]:
+        """List the scopes of this app and query, of any ledger, that have committed."""
+        named = f"f.app = {literal(app)} AND f.query = {literal(query)}"
+        statement = (
+            f"SELECT f.ledger FROM {self.table('sink_fence')} f "
+            f"WHERE f.sink = {literal(self.sink)} AND {named} "
+            f"AND EXISTS (SELECT FROM {self.table('sink_proof')} p "
+            f"WHERE p.scope = f.scope AND p.sink = f.sink) ORDER BY f.ledger"
+        )
+        return [Scope(ledger, app, query) for (ledger,) in run(connection, [statement])[0]]
+
+    def remember(
+        self, txn: SinkTxnId, state: str, mode: str, digest: str, pieces: Sequence[str]
+    ) -> str:
+        """Return the statement that records an attempt's state."""
+        row = {"state": state, "mode": mode, "digest": digest, "pieces": pieces}
+        changes = ", ".join(f"{name} = EXCLUDED.{name}" for name in (*row, "since"))
+        return (
+            f"{self.insert('sink_attempt', txn, **row)} "
+            f"ON CONFLICT (scope, sink, generation, batch, attempt) DO UPDATE SET {changes}"
         )
 
     def proof(self, txn: SinkTxnId, promise: PreparedToken, *, finished: bool) -> str:
         """Return the statement that records the proof of the cycle's commit."""
-        return (
-            f"INSERT INTO {self.table('sink_proof')} (scope, sink, generation, batch, attempt, "
-            f"digest, rows, row_hash, finished) VALUES ({self.values(txn)}, "
-            f"{literal(promise.digest)}, {promise.rows}, {promise.row_hash}, {finished})"
+        return self.insert(
+            "sink_proof",
+            txn,
+            digest=promise.digest,
+            rows=promise.rows,
+            row_hash=promise.row_hash,
+            finished=finished,
         )
 
     def forget(self, txn: SinkTxnId) -> list[str]:
@@ -246,6 +346,14 @@ class SinkBooks:
     def txn(self, scope: Scope, generation: int, batch: int, attempt: str) -> SinkTxnId:
         """Return the attempt of a row."""
         return SinkTxnId(CycleId(scope, generation, batch), attempt)
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, str):
+        return literal(value)
+    if isinstance(value, int):
+        return str(value)
+    return f"ARRAY[{', '.join(map(literal, value))}]::text[]"
 
 
 def lock_key(*parts: str) -> int:

@@ -10,10 +10,8 @@ from semel.errors import Permanent
 from semel.events import log
 from semel.pipeline.sink import Guarantee
 from semel.postgres.connect import Connection
-from semel.postgres.names import TableName, literal, quoted
-from semel.postgres.schema import Fitted, TargetTable, create_statement, find_target
-from semel.postgres.statements import Write
-from semel.postgres.writer import fitted_columns
+from semel.postgres.schema import Fitted, TargetTable, create_statement, find_target, fit
+from semel.postgres.statements import TableName, Write, literal, quoted
 
 # Every task of a batch needs a slot, and so does every losing attempt until it is rolled back.
 SLOTS_WANTED: Final = 16
@@ -76,7 +74,7 @@ def check(connection: Connection, wanted: Wanted, schema: Any) -> Checked | None
     problems = [*_rights(connection, wanted, found), *_columns(wanted, found)]
     if problems:
         raise Permanent(f"table {found.name}: {'; '.join(problems)}")
-    fitted = None if schema is None else fitted_columns(found, schema, wanted.filled)
+    fitted = None if schema is None else fit(found, schema, wanted.filled)
     if fitted is not None:
         _warn_about_nulls(wanted, schema, fitted)
     return Checked(found, _mode(connection, wanted, found, fitted), _weaknesses(connection))

@@ -20,15 +20,16 @@ from semel.errors import Fenced, Permanent, Retryable
 from semel.pipeline.txn import Scope, SinkTxnId
 from semel.postgres.books import Known, SinkBooks, lock_key, run
 from semel.postgres.connect import (
+    LOCK_NOT_AVAILABLE,
     Address,
     Connection,
     application_name,
     epoch_of,
     pool,
     session,
+    translated,
 )
-from semel.postgres.faults import LOCK_NOT_AVAILABLE, translated
-from semel.postgres.names import literal
+from semel.postgres.statements import literal
 
 _IDLE: Final = TransactionStatus.IDLE
 _GONE: Final = TransactionStatus.UNKNOWN
@@ -79,10 +80,7 @@ class SinkDatabase:
     @contextmanager
     def session(self, scope: Scope | None = None) -> Iterator[Connection]:
         """Lend a connection; create semel's tables, and translate PostgreSQL's errors."""
-        with (
-            translated(f"sink {self.sink}"),
-            session(self.address, self.application(scope)) as connection,
-        ):
+        with self.asking(scope) as connection:
             self._get_ready(connection)
             yield connection
 
@@ -275,6 +273,16 @@ class SinkDatabase:
         """Lend a connection beyond the call; the caller must `give_back` or `hold` it."""
         return pool().take(self.address, self.application(scope))
 
+    @contextmanager
+    def taken(self, scope: Scope) -> Iterator[Connection]:
+        """Lend a connection as `session` does, without translating errors; roll back at the end."""
+        connection = self.take(scope)
+        try:
+            self._get_ready(connection)
+            yield connection
+        finally:
+            give_back(connection)
+
     def hold(self, txn: SinkTxnId, connection: Connection) -> None:
         """Store an open transaction until it is committed or released."""
         self._held[txn] = connection
@@ -286,10 +294,6 @@ class SinkDatabase:
             give_back(connection)
             return None
         return connection
-
-    def is_held(self, txn: SinkTxnId) -> bool:
-        """Return whether this process holds an open transaction for *txn*."""
-        return txn in self._held and not self._held[txn].closed
 
     def release(self, txn: SinkTxnId) -> None:
         """Roll back an open transaction; its rows stay staged."""

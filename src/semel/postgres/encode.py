@@ -9,14 +9,18 @@ rows at once, and at most one body of variable length that Arrow joins in.
 
 from __future__ import annotations
 
+import base64
 import binascii
-from collections.abc import Callable, Sequence
+import datetime as dt
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
+from semel.arrow.tally import decoded
 from semel.errors import require
-from semel.postgres.jsontext import json_text
-from semel.postgres.numeric import Values, numeric_parts
 
 np: Any = require("numpy", "postgres")
 pa: Any = require("pyarrow", "postgres")
@@ -30,6 +34,10 @@ _NULL: Final = pa.scalar(b"\xff\xff\xff\xff", pa.binary())
 # PostgreSQL's epoch is 2000-01-01.
 _EPOCH_DAYS: Final = 10_957
 _EPOCH_MICROSECONDS: Final = _EPOCH_DAYS * 86_400_000_000
+
+
+Values: TypeAlias = Any
+"""A numpy array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +90,8 @@ def field_of(value: bytes) -> bytes:
 
 def plain(column: Any) -> Any:
     """Return a column without the layouts that kernels do not share: views, dictionaries …"""
+    column = decoded(column)
     kind = column.type
-    if isinstance(kind, pa.BaseExtensionType):
-        return plain(column.storage)
-    if pa.types.is_dictionary(kind):
-        return plain(column.dictionary_decode())
-    if pa.types.is_run_end_encoded(kind):
-        return plain(pc.run_end_decode(column))
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return column.cast(pa.string())
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
@@ -133,7 +136,7 @@ def floats(width: int) -> Encode:
 
 def numerics(column: Any) -> EncodedColumn:
     """Encode integers and decimals for numeric."""
-    return EncodedColumn(numeric_parts(column), valid=_valid(column))
+    return EncodedColumn(_numeric_parts(column), valid=_valid(column))
 
 
 def dates(column: Any) -> EncodedColumn:
@@ -322,3 +325,150 @@ def _concatenated(*pieces: Any, keep_nulls: bool = False) -> Any:
 def _empty_array(element_oid: int) -> Any:
     head = (0, 0, element_oid)
     return pa.scalar(b"".join(part.to_bytes(4, "big") for part in head), pa.binary())
+
+
+# A numeric is sent as digits to the base 10,000.
+_BASE: Final = 10_000
+_NEGATIVE: Final = 0x4000
+
+# Every decimal of up to 18 digits fits a signed 64-bit word.
+_WORD_PRECISION: Final = 18
+
+
+def _numeric_parts(column: Any) -> list[tuple[str, Values | int]]:
+    """Return the fixed-width fields of a numeric, its length first, for every row.
+
+    Every row gets as many digits as the largest needs: the server strips leading zeros.
+    """
+    digits, is_negative, scale = _digits_of(column)
+    after_point = -(-scale // 4)
+    parts: list[tuple[str, Values | int]] = [
+        (">i4", 8 + 2 * len(digits)),
+        (">i2", len(digits)),
+        (">i2", len(digits) - after_point - 1),
+        (">u2", np.where(is_negative, _NEGATIVE, 0)),
+        (">i2", scale),
+    ]
+    return parts + [(">i2", digit) for digit in reversed(digits)]
+
+
+def _digits_of(column: Any) -> tuple[list[Values], Values, int]:
+    kind = column.type
+    if pa.types.is_decimal(kind):
+        if kind.scale < 0:
+            column = column.cast(pa.decimal256(76, 0))
+        elif kind.byte_width < 16:
+            column = column.cast(pa.decimal128(kind.precision, kind.scale))
+        kind = column.type
+        words = _view(column, np.uint32, kind.byte_width // 4)
+        if kind.precision <= _WORD_PRECISION:
+            low = np.ascontiguousarray(words[:, :2]).view(np.int64)[:, 0]
+            return *_word_digits(_without_nulls(column, low), kind.scale), kind.scale
+        return *_limb_digits(words, kind.scale), kind.scale
+    if pa.types.is_uint64(kind):
+        pairs = np.zeros((len(column), 3), np.uint32)  # a third limb keeps the sign bit clear
+        pairs[:, :2] = _view(column, np.uint32, 2)
+        return *_limb_digits(pairs, 0), 0
+    word = _view(column.cast(pa.int64()), np.int64, 1)[:, 0]
+    return *_word_digits(word, 0), 0
+
+
+def _view(column: Any, dtype: Any, per_row: int) -> Values:
+    """Return a view of a fixed-width column's memory, one line per row."""
+    words = np.frombuffer(column.buffers()[1], dtype=dtype)
+    begin = column.offset * per_row
+    return words[begin : begin + len(column) * per_row].reshape(len(column), per_row)
+
+
+def _without_nulls(column: Any, values: Values) -> Values:
+    """Replace nulls by zeros: under a null, Arrow's memory is undefined."""
+    if not column.null_count:
+        return values
+    return np.where(pc.is_valid(column).to_numpy(zero_copy_only=False), values, 0)
+
+
+def _word_digits(signed: Values, scale: int) -> tuple[list[Values], Values]:
+    # abs() of the smallest 64-bit integer overflows to itself, which is right when unsigned.
+    rest = np.abs(signed).view(np.uint64)
+    largest = int(rest.max(initial=0))
+    digits = []
+    if odd := scale % 4:
+        rest, largest, digit = _split(rest, largest, 10**odd)
+        digits.append(digit * np.uint64(10 ** (4 - odd)))
+    while largest or not digits:
+        rest, largest, digit = _split(rest, largest, _BASE)
+        digits.append(digit)
+    return digits, signed < 0
+
+
+def _split(rest: Values, largest: int, divisor: int) -> tuple[Values, int, Values]:
+    if largest < 2**32 and rest.dtype == np.uint64:
+        rest = rest.astype(np.uint32)  # half the width is twice the speed
+    quotient = rest // rest.dtype.type(divisor)
+    return quotient, largest // divisor, rest - quotient * rest.dtype.type(divisor)
+
+
+def _limb_digits(limbs: Values, scale: int) -> tuple[list[Values], Values]:
+    """Divide numbers of several 32-bit limbs, lowest first, in two's complement."""
+    is_negative = (limbs[:, -1] >> 31).astype(bool)
+    rest = [limbs[:, i].astype(np.uint64) for i in range(limbs.shape[1])]
+    carry = is_negative.astype(np.uint64)
+    for i, limb in enumerate(rest):
+        flipped = np.where(is_negative, limb ^ np.uint64(0xFFFFFFFF), limb) + carry
+        rest[i], carry = flipped & np.uint64(0xFFFFFFFF), flipped >> np.uint64(32)
+    digits = []
+    if odd := scale % 4:
+        digits.append(_divide(rest, 10**odd) * np.uint64(10 ** (4 - odd)))
+    while any(limb.any() for limb in rest) or not digits:
+        pair = _divide(rest, _BASE * _BASE)
+        high = pair // np.uint64(_BASE)
+        digits += [pair - high * np.uint64(_BASE), high]
+    return digits, is_negative
+
+
+def _divide(limbs: list[Values], divisor: int) -> Values:
+    """Divide in place and return the remainder."""
+    remainder = np.zeros_like(limbs[0])
+    for i in reversed(range(len(limbs))):
+        value = (remainder << np.uint64(32)) | limbs[i]
+        limbs[i] = value // np.uint64(divisor)
+        remainder = value - limbs[i] * np.uint64(divisor)
+    return remainder
+
+
+def json_text(value: Any) -> str:
+    """Write *value* as JSON.
+
+    Decimals stay numbers with all their digits; bytes become base64, times ISO 8601;
+    numbers that JSON does not have (NaN, infinities) become their names as text.
+    """
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case float():
+            return repr(value) if math.isfinite(value) else f'"{value}"'
+        case Decimal():
+            return format(value, "f")
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case bytes():
+            return f'"{base64.b64encode(value).decode()}"'
+        case dt.datetime() | dt.date() | dt.time():
+            return f'"{value.isoformat()}"'
+        case dt.timedelta():
+            return str(value.total_seconds())
+        case Mapping():
+            pairs = (f"{_name(key)}:{json_text(item)}" for key, item in value.items())
+            return f"{{{','.join(pairs)}}}"
+        case list() | tuple():
+            return f"[{','.join(map(json_text, value))}]"
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+def _name(key: Any) -> str:
+    text = json_text(key)
+    return text if text.startswith('"') else json.dumps(text)

@@ -24,14 +24,12 @@ from semel.errors import (
     SemelError,
 )
 from semel.lease import Owner, Takeover
-from semel.ledger import statements
 from semel.ledger.database import LedgerDatabase, Row, Session, TransactionMode
 from semel.ledger.ledger import SqlLedger
 from semel.pipeline import rules
 from semel.pipeline.ledger import ScopeLease
 from semel.pipeline.txn import Scope
-from semel.postgres.connect import Address, Connection
-from semel.postgres.faults import LOCK_NOT_AVAILABLE, words
+from semel.postgres.connect import LOCK_NOT_AVAILABLE, Address, Connection, words
 from semel.secrets import HIDDEN, Password, masked, scrubbed
 
 FAULTS: Final[Mapping[str, tuple[type[LedgerUnavailable | LedgerUnusable], str]]] = {
@@ -272,7 +270,5 @@ class PostgresSession:
 
 @cache
 def _worded(statement: str) -> str:
-    """Return a statement of `semel.ledger` in the dialect of PostgreSQL and psycopg."""
-    if statement in (statements.LOCK_SCOPE, statements.READ_SCOPE):
-        statement = statement.format_map(PostgresDriver.words)
+    """Return a statement of `semel.ledger` with psycopg's form of parameters."""
     return re.sub(r"(?<!:):([a-z_][a-z0-9_]*)", r"%(\1)s", statement)

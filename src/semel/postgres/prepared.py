@@ -28,16 +28,12 @@ from semel.pipeline.sink import (
     Tally,
 )
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
-from semel.postgres.answers import not_prepared, refusal, settled
 from semel.postgres.books import SinkBooks, run
-from semel.postgres.connect import Address, Connection
-from semel.postgres.database import SinkDatabase, give_back
+from semel.postgres.connect import UNDEFINED_OBJECT, Connection
+from semel.postgres.database import SinkDatabase
 from semel.postgres.encode import field_of
-from semel.postgres.faults import UNDEFINED_OBJECT, outcome_of
-from semel.postgres.names import literal, quoted
-from semel.postgres.schema import TargetTable
-from semel.postgres.statements import PreparedToken, cycle_text
-from semel.postgres.writer import RowEncoder, TaskWriter
+from semel.postgres.statements import PreparedToken, cycle_text, literal, quoted
+from semel.postgres.writer import RowEncoder, TaskStager
 
 _LONGEST_GID: Final = 199
 
@@ -78,31 +74,12 @@ class Gid:
         return cls(SinkTxnId(CycleId(scope, generation, batch), parts[3]), epoch, name)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedStager:
-    """The executor's side: every task attempt prepares its own transaction."""
-
-    address: Address
-    application: str
-    schema: str
-    sink: str
-    target: TargetTable
-    txn: SinkTxnId
-    epoch: int
-    cycle_column: str
-    lock_seconds: float
-
-    def open(self, task: str) -> TaskWriter:
-        """Start to stage for one task attempt; nothing happens before the first row."""
-        return TaskWriter(self.address, self.application, _TaskTransaction(self, task))
-
-
-class _TaskTransaction:
+class TaskTransaction:
     """One task attempt's rows, copied into the target, invisible, and prepared."""
 
     mode = "prepared"
 
-    def __init__(self, stager: PreparedStager, task: str) -> None:
+    def __init__(self, stager: TaskStager, task: str) -> None:
         self._stager = stager
         self._books = SinkBooks(stager.schema, stager.sink)
         self.sink = stager.sink
@@ -111,18 +88,14 @@ class _TaskTransaction:
 
     def fit(self, schema: Any) -> RowEncoder:
         stager = self._stager
-        filled, last = [], b""
-        if stager.cycle_column:
-            filled = [stager.cycle_column]
-            last = field_of(cycle_text(stager.txn.cycle).encode())
-        rows = RowEncoder(stager.target, schema, filled, last)
-        check_direct(rows)
+        last = field_of(cycle_text(stager.txn.cycle).encode()) if stager.filled else b""
+        rows = RowEncoder(stager.target, schema, stager.filled, last)
+        _check_direct(rows)
         return rows
 
     def begin(self, connection: Connection, rows: RowEncoder) -> str:
         stager = self._stager
-        names = [quoted(fitted.column.name) for fitted in rows.fitted]
-        names += [quoted(stager.cycle_column)] if stager.cycle_column else []
+        names = map(quoted, [*(fitted.column.name for fitted in rows.fitted), *stager.filled])
         # If two tasks insert one key, the second waits for the first one's decision, which
         # waits for the second: the timeout ends this deadlock.
         timeout = f"SET LOCAL lock_timeout = '{int(stager.lock_seconds * 1000)}ms'"
@@ -130,16 +103,9 @@ class _TaskTransaction:
         return f"COPY {stager.target.name} ({', '.join(names)}) FROM STDIN (FORMAT binary)"
 
     def finish(self, connection: Connection, tally: Tally) -> None:
-        run(
-            connection,
-            [
-                f"INSERT INTO {self._books.table('sink_task_proof')} (scope, sink, "
-                f"generation, batch, attempt, piece, rows, row_hash) VALUES "
-                f"({self._books.values(self._stager.txn)}, {literal(self.name)}, "
-                f"{tally.rows}, {tally.hash})",
-                f"PREPARE TRANSACTION {literal(self.name)}",
-            ],
-        )
+        proved = {"piece": self.name, "rows": tally.rows, "row_hash": tally.hash}
+        proof = self._books.insert("sink_task_proof", self._stager.txn, **proved)
+        run(connection, [proof, f"PREPARE TRANSACTION {literal(self.name)}"])
         reach(CrashPoint.POSTGRES_TASK_PREPARED, self.sink)
 
     def undo(self, connection: Connection) -> None:
@@ -194,10 +160,9 @@ class Prepared:
         self, txn: SinkTxnId, promise: PreparedToken, receipts: Sequence[Receipt]
     ) -> SinkOutcome:
         """Check that every winner is prepared, record the attempt, and roll the losers back."""
-        connection = self._database.take(txn.scope)
-        try:
+        with self._database.taken(txn.scope) as connection:
             known = self._database.begin(connection, txn, as_owner=True, with_cycle=True)
-            if (answer := refusal(txn, known, promise)) is not None:
+            if (answer := known.refusal(promise)) is not None:
                 return answer
             present = {gid.name for gid in self.gids(connection, txn)}
             for receipt in receipts:
@@ -206,30 +171,16 @@ class Prepared:
                         f"{txn}: the prepared transaction of task {receipt.task} is missing"
                     )
             reach(CrashPoint.POSTGRES_PREPARE_RAN, self._sink)
-            run(
-                connection,
-                [
-                    self._books.remember(
-                        txn, "prepared", "prepared", promise.digest, promise.pieces
-                    ),
-                    "COMMIT",
-                ],
-            )
+            held = self._books.remember(txn, "prepared", "prepared", promise.digest, promise.pieces)
+            run(connection, [held, "COMMIT"])
             roll_back(connection, sorted(present - set(promise.pieces)))
-        except psycopg.Error as error:
-            return outcome_of(error, "prepare")
-        finally:
-            give_back(connection)
         return SinkOK(promise.token())
 
     def commit(self, txn: SinkTxnId, promise: PreparedToken) -> SinkOutcome:
         """Write the cycle's proof, commit every task, and mark the cycle as finished."""
-        connection = self._database.take(txn.scope)
-        try:
+        with self._database.taken(txn.scope) as connection:
             known = self._database.begin(connection, txn, with_cycle=True)
-            if (answer := settled(txn, known)) is not None:
-                return answer
-            if (answer := not_prepared(txn, known, promise)) is not None:
+            if (answer := known.settled() or known.not_held(promise)) is not None:
                 return answer
             present = {gid.name for gid in self.gids(connection, txn)}
             lost = set(promise.pieces) - present - self.done(connection, txn)
@@ -253,10 +204,6 @@ class Prepared:
                     "COMMIT",
                 ],
             )
-        except psycopg.Error as error:
-            return outcome_of(error, "commit")
-        finally:
-            give_back(connection)
         return SinkOK()
 
     def _commit_one(self, connection: Connection, txn: SinkTxnId, piece: str) -> bool:
@@ -274,7 +221,15 @@ class Prepared:
         self, connection: Connection, txn: SinkTxnId, pieces: set[str]
     ) -> SinkOutcome:
         """Look again: another process may have finished, and deleted the tasks' proofs."""
-        return settled(txn, self._books.ask(connection, txn)) or _lost(txn, pieces)
+        return self._books.ask(connection, txn).settled() or SinkFatal(
+            f"{txn} is lost: {len(pieces)} prepared transactions are missing and were not "
+            f"committed, among them {min(pieces)}"
+        )
+
+    def pieces(self, connection: Connection, txn: SinkTxnId) -> set[str]:
+        """List the tasks' transactions that are prepared or committed."""
+        present = {gid.name for gid in self.gids(connection, txn)}
+        return present | self.done(connection, txn)
 
     def done(self, connection: Connection, txn: SinkTxnId) -> set[str]:
         """List the committed tasks: a task's proof becomes visible with its transaction."""
@@ -298,12 +253,8 @@ def roll_back(connection: Connection, names: Sequence[str]) -> None:
             log.debug("prepared transaction already gone", extra={"gid": name})
 
 
-def check_direct(rows: RowEncoder) -> None:
-    """Refuse columns that only the final transaction of staging mode can cast.
-
-    Raises:
-        Permanent: there is such a column.
-    """
+def _check_direct(rows: RowEncoder) -> None:
+    """Refuse columns that only the final transaction of staging mode can cast."""
     for fitted in rows.fitted:
         if fitted.wire.is_cast:
             raise Permanent(
@@ -311,10 +262,3 @@ def check_direct(rows: RowEncoder) -> None:
                 f"({fitted.column.type.sql}): text can be cast to it in staging mode only: "
                 f'use mode="staging"'
             )
-
-
-def _lost(txn: SinkTxnId, pieces: set[str]) -> SinkFatal:
-    return SinkFatal(
-        f"{txn} is lost: {len(pieces)} prepared transactions are missing and were not committed, "
-        f"among them {sorted(pieces)[0]}"
-    )

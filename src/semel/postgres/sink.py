@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal
+from decimal import Decimal
+from typing import Any, Final, Literal, TypeVar
 
 import psycopg
 
-from semel.errors import Fenced, Misuse, NeedsOperator, Permanent, SemelError, reason_of
+from semel.arrow.tally import schema_from_text, tally
+from semel.errors import Fenced, Misuse, NeedsOperator, Permanent, SemelError, reason_of, require
 from semel.events import log
 from semel.pipeline.sink import (
     Found,
@@ -28,21 +30,22 @@ from semel.pipeline.sink import (
 )
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
 from semel.postgres.checks import Checked, Wanted, check, guarantee, refuse_pooler
-from semel.postgres.connect import Address, Connection, Login
+from semel.postgres.connect import Address, Connection, Login, outcome_of
 from semel.postgres.database import SinkDatabase
-from semel.postgres.faults import outcome_of
-from semel.postgres.inventory import Inventory
-from semel.postgres.names import TableName
-from semel.postgres.prepared import Prepared, PreparedStager
-from semel.postgres.resolve import Diverted, divert
-from semel.postgres.staging import Staging, StagingStager
-from semel.postgres.statements import PreparedToken, Write
-from semel.postgres.verify import read_tally
+from semel.postgres.prepared import Prepared, TaskTransaction, roll_back
+from semel.postgres.staging import Diverted, Staging, TaskTable, drop
+from semel.postgres.statements import PreparedToken, TableName, Write, cycle_text, literal, quoted
+from semel.postgres.writer import TaskStager
 from semel.secrets import Password
+
+Answer = TypeVar("Answer")
 
 Mode = Literal["staging", "prepared", "auto"]
 
 _LOCK_SECONDS: Final = 10.0
+
+# Each attempt needs a lock, and a few more per table; the server's default allows thousands.
+_ABORTED_AT_ONCE: Final = 100
 
 # After this many failures in a row, mode auto stays with staging: each failure stages a batch
 # twice.
@@ -96,9 +99,9 @@ class PostgresSink:
         self._login = Login(url, password, dict(connect or {}))
         self._check_settings()
         self._database = SinkDatabase(name, self._login.address, bookkeeping_schema, lock_seconds)
+        self._books = self._database.books
         self._staging = Staging(self._database)
         self._prepared = Prepared(self._database)
-        self._inventory = Inventory(self._database, self._staging, self._prepared)
         self._checked: Checked | None = None
         self._schema: Schema | None = None
         self._hasty: set[SinkTxnId] = set()
@@ -139,7 +142,7 @@ class PostgresSink:
         with self._database.asking() as connection, self._database.asking() as another:
             refuse_pooler(self.name, connection, another)
             if self._wanted.mode != "prepared" or not self._database.has_books(connection):
-                self._database.books.check_rights(connection)
+                self._books.check_rights(connection)
             self._checked = check(connection, self._wanted, schema)
         self._schema = schema
 
@@ -151,52 +154,35 @@ class PostgresSink:
 
     def stager(self, txn: SinkTxnId) -> Stager:
         with self._database.session(txn.scope) as connection:
-            checked = self._checked or check(connection, self._wanted, None)
-            if checked is None:
-                raise Permanent(
-                    f"table {self._wanted.table} does not exist; check(schema) creates it"
-                )
+            # A table that was dropped since the first check is not created a second time.
+            wanted = replace(self._wanted, create_table="never")
+            checked = self._checked or check(connection, wanted, self._schema)
+            assert checked is not None
             self._checked = checked
             is_hasty = checked.mode == "prepared" and not self._is_slow(txn.cycle)
             if is_hasty:
                 self._prepared.clear_way(connection, txn)
-        place = (
+                self._hasty.add(txn)
+        return TaskStager(
+            TaskTransaction if is_hasty else TaskTable,
             self._database.address,
             self._database.application(txn.scope),
-            self._database.books.schema,
+            self._books.schema,
             self.name,
             checked.target,
             txn,
-        )
-        if not is_hasty:
-            return StagingStager(*place, self._wanted.filled)
-        self._hasty.add(txn)
-        return PreparedStager(
-            *place,
             self._database.epoch(txn.scope),
-            self._wanted.cycle_column,
+            self._wanted.filled,
             self._database.lock_seconds,
         )
 
-    def _check_again(self, connection: Connection) -> Checked:
-        """Check the table again; a table that was dropped is not created a second time."""
-        wanted = replace(self._wanted, create_table="never")
-        self._checked = check(connection, wanted, self._schema)
-        if self._checked is None:
-            raise Permanent(f"table {wanted.table} does not exist")
-        return self._checked
-
     def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
-        try:
-            promise = self._promise(txn, receipts)
-            way = self._prepared if promise.mode == "prepared" else self._staging
-            outcome = way.prepare(txn, promise, receipts)
-            if isinstance(outcome, SinkRetryable):
-                self._database.check_fence(
-                    txn.scope
-                )  # a newer owner ends our sessions, which looks like a lost connection
-        except (Fenced, NeedsOperator, Permanent) as error:
-            return SinkFatal(reason_of(error))
+        outcome = self._outcome("prepare", lambda: self._prepare(txn, receipts))
+        if isinstance(outcome, SinkRetryable):
+            try:  # a newer owner ends our sessions, which looks like a lost connection
+                self._database.check_fence(txn.scope)
+            except Fenced as error:
+                outcome = SinkFatal(reason_of(error))
         if isinstance(outcome, SinkOK):
             if txn in self._hasty:
                 self._failures = 0
@@ -205,37 +191,70 @@ class PostgresSink:
             self._checked = None  # perhaps the table was altered
         return outcome
 
+    def _prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
+        promise = self._promise(txn, receipts)
+        return self._way(promise.mode).prepare(txn, promise, receipts)
+
     def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
         """Make the prepared rows visible, or find the proof that they are."""
-        try:
-            promise = PreparedToken.of(token, txn)
-            way = self._prepared if promise.mode == "prepared" else self._staging
-            return way.commit(txn, promise)
-        except NeedsOperator as error:
-            return SinkFatal(reason_of(error))
+        return self._outcome("commit", lambda: self._commit(txn, token))
+
+    def _commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        promise = PreparedToken.of(token, txn)
+        return self._way(promise.mode).commit(txn, promise)
 
     def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
         """Drop this attempt's tables and prepared transactions."""
         self._note_failure(txn)
-        with self._database.session(txn.scope) as connection:
-            try:
-                return self._inventory.abort(connection, txn)
-            except psycopg.Error as error:
-                return outcome_of(error, "abort")
+        return self._outcome("abort", lambda: self._abort(txn))
+
+    def _abort(self, txn: SinkTxnId) -> SinkOutcome:
+        with self._database.taken(txn.scope) as connection:
+            return self._drop(connection, txn)
+
+    def _drop(self, connection: Connection, txn: SinkTxnId) -> SinkOutcome:
+        """Drop what an attempt has in either mode: a database may hold some of each."""
+        outcome = self._staging.abort(connection, txn)
+        if isinstance(outcome, SinkOK):
+            self._prepared.drop(connection, txn)
+        return outcome
 
     def abort_together(self, txns: Sequence[SinkTxnId]) -> set[SinkTxnId]:
-        """Drop the things of many attempts of one scope in a few transactions."""
+        """Drop the data of those attempts that are not locked and not committed, in groups."""
         gone: set[SinkTxnId] = set()
         with self._database.session(txns[0].scope) as connection:
             for txn in txns:
                 self._note_failure(txn)
+                self._database.release(txn)
             try:
-                for txn in self._inventory.abort_together(connection, txns):
-                    gone.add(txn)
+                for first in range(0, len(txns), _ABORTED_AT_ONCE):
+                    gone |= self._drop_free(connection, txns[first : first + _ABORTED_AT_ONCE])
             except psycopg.Error as error:
                 reason = {"sink": self.name, "reason": str(error)}
                 log.warning("attempts are aborted one by one", extra=reason)
         return gone
+
+    def _drop_free(self, connection: Connection, txns: Sequence[SinkTxnId]) -> set[SinkTxnId]:
+        begun = self._database.begin_together(connection, txns)
+        free = {txn: known for txn, known in begun.items() if not known.is_proved}
+        if not free:
+            connection.execute("ROLLBACK")
+            return set()
+        self._staging.give_up(connection, free)
+        prepared = self._prepared.gids(connection, txns[0].scope)
+        roll_back(connection, [gid.name for gid in prepared if gid.txn in free])
+        return {*free}
+
+    def _outcome(self, doing: str, call: Callable[[], SinkOutcome]) -> SinkOutcome:
+        try:
+            return call()
+        except psycopg.Error as error:
+            return outcome_of(error, doing)
+        except (Fenced, NeedsOperator, Permanent) as error:
+            return SinkFatal(reason_of(error))
+
+    def _way(self, mode: str) -> Staging | Prepared:
+        return self._prepared if mode == "prepared" else self._staging
 
     def _note_failure(self, txn: SinkTxnId) -> None:
         """Prefer staging mode for the next attempt, if this one was in prepared mode."""
@@ -258,9 +277,8 @@ class PostgresSink:
     def _promise(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> PreparedToken:
         full = [receipt for receipt in receipts if receipt.tally.rows]
         kinds = {(r.detail["mode"], str(r.detail["columns"])) for r in full}
-        schemas = {
-            r.detail["schema"] for r in full
-        }  # empty if the rows cannot be read back exactly
+        # Empty if the rows cannot be read back exactly.
+        schemas = {r.detail["schema"] for r in full}
         if len(kinds) > 1 or len(schemas - {""}) > 1:
             raise NeedsOperator(f"{txn}: its tasks have staged rows of different schemas")
         detail: Mapping[str, Any] = (
@@ -289,35 +307,80 @@ class PostgresSink:
     # What is there
 
     def look_up(self, txn: SinkTxnId, token: Token | None) -> SinkFinding:
+        nothing = SinkFinding(Found.GONE, "semel has never written to this database")
         try:
-            with self._database.asking(txn.scope) as connection:
-                if not self._database.has_books(connection):
-                    return SinkFinding(Found.GONE, "semel has never written to this database")
-                return self._inventory.find(connection, txn)
+            return self._ask(txn.scope, lambda connection: self._find(connection, txn), nothing)
         except SemelError as error:
             return SinkFinding(Found.UNREACHABLE, reason_of(error))
 
-    def recover(self, scope: Scope) -> list[SinkTxnId]:
-        with self._database.asking(scope) as connection:
-            if not self._database.has_books(connection):
-                return []
-            return self._inventory.held(connection, scope)
+    def _find(self, connection: Connection, txn: SinkTxnId) -> SinkFinding:
+        known = self._books.ask(connection, txn)
+        proof = known.proof
+        if proof is not None and known.is_proved and proof.finished:
+            return SinkFinding(Found.VISIBLE, f"{proof.rows} rows, by its proof", proof.since)
+        if known.state == "prepared":
+            here = self._way(known.mode).pieces(connection, txn)
+            gone = [piece for piece in known.pieces if piece not in here]
+            if gone:
+                lost = f"{len(gone)} of {len(known.pieces)} pieces are gone: {gone[0]}"
+                return SinkFinding(Found.GONE, f"prepared, but {lost}", known.since)
+            begun = "; its commit has begun" if known.is_proved else ""
+            text = f"prepared in {known.mode} mode, {len(known.pieces)} pieces{begun}"
+            return SinkFinding(Found.HELD, text, known.since)
+        if proof is not None:
+            text = f"attempt {proof.attempt[:8]} committed the cycle"
+            return SinkFinding(Found.GONE, text, proof.since)
+        text = known.state or f"not prepared; {len(known.staged)} tasks have staged for it"
+        return SinkFinding(Found.GONE, text, known.since)
 
-    def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
-        with self._database.session(scope) as connection:
-            return self._inventory.sweep(connection, scope, is_loser)
+    def recover(self, scope: Scope) -> list[SinkTxnId]:
+        return self._ask(scope, lambda connection: self._books.held(connection, scope), [])
 
     def mark(self, scope: Scope) -> SinkTxnId | None:
-        with self._database.asking(scope) as connection:
-            if not self._database.has_books(connection):
-                return None
-            return self._inventory.mark(connection, scope)
+        return self._ask(scope, lambda connection: self._books.mark(connection, scope), None)
 
     def scopes_of(self, app: str, query: str) -> list[Scope]:
-        with self._database.asking() as connection:
-            if not self._database.has_books(connection):
-                return []
-            return self._inventory.scopes_of(connection, app, query)
+        return self._ask(None, lambda connection: self._books.scopes_of(connection, app, query), [])
+
+    def _ask(
+        self, scope: Scope | None, question: Callable[[Connection], Answer], otherwise: Answer
+    ) -> Answer:
+        """Ask the books; *otherwise* is the answer before the first owner, when there are none."""
+        with self._database.asking(scope) as connection:
+            has_books = self._database.has_books(connection)
+            return question(connection) if has_books else otherwise
+
+    def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
+        """Drop the data of losers and of late tasks of finished attempts.
+
+        Tables that cannot be dropped now, because they are being read, stay for the next sweep.
+        """
+        swept = []
+        with self._database.session(scope) as connection:
+            left = self._books.left(connection, scope)
+            left |= {gid.txn for gid in self._prepared.gids(connection, scope)}
+            for txn in sorted(left, key=lambda txn: (txn.cycle, txn.attempt)):
+                try:
+                    if self._sweep_one(connection, txn, is_loser):
+                        swept.append(txn)
+                except psycopg.Error as error:
+                    reason = {"cycle": str(txn.cycle), "sink": self.name, "reason": str(error)}
+                    log.warning("leavings stay until the next sweep", extra=reason)
+                    connection.execute("ROLLBACK")
+        return swept
+
+    def _sweep_one(
+        self, connection: Connection, txn: SinkTxnId, is_loser: Callable[[SinkTxnId], bool]
+    ) -> bool:
+        known = self._books.ask(connection, txn)
+        if known.proof is None or not known.is_proved:
+            return is_loser(txn) and isinstance(self._drop(connection, txn), SinkOK)
+        if not known.proof.finished:
+            return False  # its commit has begun and can only be completed
+        pieces = [piece.name for piece in known.staged]
+        drop(connection, self._books, txn, pieces, self._books.forget(txn))
+        self._prepared.drop(connection, txn)
+        return True
 
     def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
         """Count and hash the rows that *cycle* appended; None without a cycle column.
@@ -355,7 +418,7 @@ class PostgresSink:
         promise = PreparedToken.of(token, txn)
         if promise.mode != "staging":
             raise Misuse(f"{txn} was staged in {promise.mode} mode: there is nothing to divert")
-        return divert(self._database, self._staging, txn, promise, reject_table)
+        return self._staging.divert(txn, promise, reject_table)
 
 
 def _in_order_of_tasks(receipt: Receipt) -> tuple[int, str]:
@@ -364,3 +427,47 @@ def _in_order_of_tasks(receipt: Receipt) -> tuple[int, str]:
     A batch that is sorted by key then arrives sorted, and its index is built a third faster.
     """
     return len(receipt.task), receipt.task
+
+
+pa: Any = require("pyarrow", "postgres")
+
+_ROWS_AT_ONCE: Final = 10_000
+
+
+def read_tally(connection: Connection, promise: PreparedToken, cycle: CycleId) -> Tally | None:
+    """Count and hash a cycle's visible rows; None if they cannot be found or compared."""
+    if not promise.cycle_column or (promise.rows and not promise.schema):
+        return None
+    total = Tally()
+    if not promise.rows:
+        return total
+    schema = schema_from_text(promise.schema)
+    names = ", ".join(quoted(name) for name in schema.names)
+    column = quoted(promise.cycle_column)
+    query = f"SELECT {names} FROM {promise.target} WHERE {column} = {literal(cycle_text(cycle))}"
+    try:
+        with connection.transaction(), connection.cursor(name="semel_verify") as cursor:
+            cursor.execute(query.encode())
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                total += tally(_batch(rows, schema))
+    except psycopg.DataError as error:
+        if error.sqlstate is not None:
+            raise
+        # The rows exist, but Python has no date before year 1 or after 9999.
+        return None
+    return total
+
+
+def _batch(rows: Sequence[tuple[Any, ...]], schema: Any) -> Any:
+    columns = [
+        pa.array(_plain(values, field.type), field.type)
+        for values, field in zip(zip(*rows, strict=True), schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _plain(values: Sequence[Any], kind: Any) -> Sequence[Any]:
+    """Convert decimals to integers for an integer column: numeric may hold integers."""
+    if not pa.types.is_integer(kind):
+        return values
+    return [int(value) if isinstance(value, Decimal) else value for value in values]

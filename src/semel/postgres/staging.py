@@ -18,6 +18,7 @@ from typing import Any, Final
 import psycopg
 
 from semel.crashpoints import CrashPoint, reach
+from semel.errors import NeedsOperator
 from semel.events import log
 from semel.pipeline.sink import (
     Receipt,
@@ -28,45 +29,46 @@ from semel.pipeline.sink import (
     Tally,
 )
 from semel.pipeline.txn import Scope, SinkTxnId
-from semel.postgres.answers import committed, not_prepared, refusal, settled
-from semel.postgres.books import Known, SinkBooks, affected, run
-from semel.postgres.connect import Address, Connection
+from semel.postgres.books import (
+    Known,
+    SinkBooks,
+    affected,
+    run,
+)
+from semel.postgres.connect import (
+    TWO_ROWS_FOR_ONE_KEY,
+    Connection,
+    is_permanent,
+    outcome_of,
+    words,
+)
 from semel.postgres.database import SinkDatabase, give_back
-from semel.postgres.explain import explained
-from semel.postgres.faults import TWO_ROWS_FOR_ONE_KEY, is_permanent, outcome_of
-from semel.postgres.names import literal, quoted
-from semel.postgres.schema import TargetTable
-from semel.postgres.statements import PreparedToken, Write, insert, inserts, newest, union
-from semel.postgres.writer import RowEncoder, TaskWriter
+from semel.postgres.statements import (
+    PreparedToken,
+    TableName,
+    Write,
+    cycle_text,
+    insert,
+    inserts,
+    literal,
+    newest,
+    quoted,
+    repeated_keys,
+    union,
+)
+from semel.postgres.writer import RowEncoder, TaskStager
 
 # Every dropped table needs a few of the server's shared locks until the transaction ends.
 _TABLES_DROPPED_AT_ONCE: Final = 100
 _DROP_LOCK_SECONDS: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class StagingStager:
-    """The executor's side: every task attempt fills its own table."""
-
-    address: Address
-    application: str
-    schema: str
-    sink: str
-    target: TargetTable
-    txn: SinkTxnId
-    filled: tuple[str, ...]
-
-    def open(self, task: str) -> TaskWriter:
-        """Start to stage for one task attempt; the table is created with the first row."""
-        return TaskWriter(self.address, self.application, _TaskTable(self, task))
-
-
-class _TaskTable:
+class TaskTable:
     """One task attempt's table, created, filled and registered in a single transaction."""
 
     mode = "staging"
 
-    def __init__(self, stager: StagingStager, task: str) -> None:
+    def __init__(self, stager: TaskStager, task: str) -> None:
         self._stager = stager
         self._books = SinkBooks(stager.schema, stager.sink)
         self.sink = stager.sink
@@ -94,16 +96,9 @@ class _TaskTable:
         return f"COPY {self._table} FROM STDIN (FORMAT binary, FREEZE)"
 
     def finish(self, connection: Connection, tally: Tally) -> None:
-        run(
-            connection,
-            [
-                f"INSERT INTO {self._books.table('sink_staged')} (scope, sink, generation, "
-                f"batch, attempt, task, piece, rows, row_hash) VALUES "
-                f"({self._books.values(self._stager.txn)}, {literal(self.task)}, "
-                f"{literal(self.name)}, {tally.rows}, {tally.hash})",
-                "COMMIT",
-            ],
-        )
+        staged = {"piece": self.name, "rows": tally.rows, "row_hash": tally.hash}
+        entry = self._books.insert("sink_staged", self._stager.txn, task=self.task, **staged)
+        run(connection, [entry, "COMMIT"])
 
     def undo(self, connection: Connection) -> None:
         drop(connection, self._books, self._stager.txn, [self.name])
@@ -124,7 +119,7 @@ class Staging:
         connection = self._database.take(txn.scope)
         try:
             known = self._database.begin(connection, txn, as_owner=True, with_cycle=True)
-            answer = refusal(txn, known, promise) or _missing(txn, known, receipts)
+            answer = known.refusal(promise) or _missing(known, receipts)
             if answer is None:
                 answer = self._bring(connection, txn, promise)
             if answer is not None:
@@ -137,10 +132,8 @@ class Staging:
                     txn, "prepared", "staging", promise.digest, promise.pieces
                 )
                 run(another, [remembered])
-        except BaseException as error:
+        except BaseException:
             give_back(connection)
-            if isinstance(error, psycopg.Error):
-                return outcome_of(error, "prepare")
             raise
         self._database.hold(txn, connection)
         return SinkOK(promise.token())
@@ -170,38 +163,33 @@ class Staging:
         return SinkOK()
 
     def _run_again(self, txn: SinkTxnId, promise: PreparedToken) -> SinkOutcome:
-        connection = self._database.take(txn.scope)
-        try:
+        with self._database.taken(txn.scope) as connection:
             known = self._database.begin(connection, txn, with_cycle=True)
-            if (answer := settled(txn, known)) is not None:
+            if (answer := known.settled()) is not None:
                 connection.execute("ROLLBACK")
                 if isinstance(answer, SinkOK) and known.state:
                     self.tidy(connection, txn)
                 return answer
-            if (answer := not_prepared(txn, known, promise)) is not None:
+            if (answer := known.not_held(promise)) is not None:
                 return answer
-            answer = self._bring(connection, txn, promise)
-            if answer is not None:
+            if (answer := self._bring(connection, txn, promise)) is not None:
                 return _stuck(txn, answer)
             connection.execute("COMMIT")
             reach(CrashPoint.POSTGRES_COMMIT_SENT, self._sink)
             self.tidy(connection, txn)
-        except psycopg.Error as error:
-            return outcome_of(error, "commit")
-        finally:
-            give_back(connection)
         return SinkOK()
 
     def _bring(
         self, connection: Connection, txn: SinkTxnId, promise: PreparedToken
     ) -> SinkOutcome | None:
         """Write the proof and the rows; None if all constraints accept them."""
-        statements = inserts(promise, self._books.schema, txn.cycle)
+        tables = [self._books.table(piece) for piece in promise.pieces]
+        statements = inserts(promise, tables, txn.cycle)
         guarded = promise.write == Write.UPSERT and promise.version_column
         try:
             run(connection, [self._books.proof(txn, promise, finished=True)])
             if guarded:
-                self._bring_newest(connection, txn, promise, statements)
+                self._bring_newest(connection, txn, promise, tables)
             elif statements:
                 counts = affected(connection, statements)
                 if promise.write == Write.APPEND and sum(counts) != promise.rows:
@@ -215,30 +203,62 @@ class Staging:
             if not is_permanent(error):
                 return outcome_of(error, f"table {promise.target}")
             connection.execute("ROLLBACK")
-            return SinkFatal(explained(connection, error, promise, self._books.schema))
+            return SinkFatal(_explained(connection, error, promise, tables))
         return None
 
     def _bring_newest(
-        self, connection: Connection, txn: SinkTxnId, promise: PreparedToken, statements: list[str]
+        self, connection: Connection, txn: SinkTxnId, promise: PreparedToken, tables: list[str]
     ) -> None:
         """Upsert by version; sort the rows only if a key occurs twice, because it is slow."""
         run(connection, ["SAVEPOINT rows"])
         try:
-            run(connection, statements)
+            run(connection, inserts(promise, tables, txn.cycle))
         except psycopg.Error as error:
             if error.sqlstate != TWO_ROWS_FOR_ONE_KEY:
                 raise
-            tables = [self._books.table(piece) for piece in promise.pieces]
             rows = newest(promise, union(promise, tables))
             run(connection, ["ROLLBACK TO SAVEPOINT rows", insert(promise, rows, txn.cycle)])
+
+    def divert(self, txn: SinkTxnId, promise: PreparedToken, reject_table: str) -> Diverted:
+        """Commit what the table accepts of a stuck cycle; divert the rest to a reject table.
+
+        A cycle is stuck if its decision is COMMIT and its rows are staged, but a constraint
+        refuses some of them, because another program changed the table after a crash.
+        Repeatable: a finished cycle is not changed.
+
+        Raises:
+            NeedsOperator: the transaction is not held here.
+        """
+        reject = TableName.parse(reject_table)
+        with self._database.session(txn.scope) as connection:
+            known = self._database.begin(connection, txn, with_cycle=True)
+            refused = known.settled() or known.not_held(promise)
+            if refused is not None:
+                connection.execute("ROLLBACK")
+                if known.is_proved:
+                    return Diverted(0, 0, str(reject))
+                raise NeedsOperator(getattr(refused, "reason", str(txn)))
+            counts = _Diversion(connection, self._books, txn, promise, reject).run()
+            self.tidy(connection, txn)
+        return Diverted(*counts, str(reject))
+
+    def pieces(self, connection: Connection, txn: SinkTxnId) -> set[str]:
+        """List the staging tables of this attempt that exist."""
+        rows = connection.execute(
+            "SELECT c.relname FROM pg_catalog.pg_class c "
+            "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND starts_with(c.relname, %s)",
+            [self._books.schema, f"stg_{txn.slug}_"],
+        ).fetchall()
+        return {name for (name,) in rows}
 
     def abort(self, connection: Connection, txn: SinkTxnId) -> SinkOutcome:
         """Drop this attempt's tables, and record that it was aborted."""
         self._database.release(txn)
         known = self._database.begin(connection, txn)
-        if known.proof is not None and known.proof.attempt == txn.attempt:
+        if known.is_proved:
             connection.execute("ROLLBACK")
-            return committed(txn)
+            return SinkFatal(f"{txn} is committed and cannot be aborted; nothing was deleted")
         self.give_up(connection, {txn: known})
         return SinkOK()
 
@@ -311,7 +331,7 @@ def drop(
         run(connection, [*begin, *more, "COMMIT"])
 
 
-def _missing(txn: SinkTxnId, known: Known, receipts: Sequence[Receipt]) -> SinkOutcome | None:
+def _missing(known: Known, receipts: Sequence[Receipt]) -> SinkOutcome | None:
     """Compare the receipts of the winners with the books."""
     staged = {piece.name: piece for piece in known.staged}
     for receipt in receipts:
@@ -320,10 +340,12 @@ def _missing(txn: SinkTxnId, known: Known, receipts: Sequence[Receipt]) -> SinkO
         piece = staged.get(receipt.detail["piece"])
         if piece is None:
             # Before the decision the batch can be staged again without loss.
-            return SinkRetryable(f"{txn}: the staging table of task {receipt.task} is missing")
+            return SinkRetryable(
+                f"{known.txn}: the staging table of task {receipt.task} is missing"
+            )
         if (piece.rows, piece.row_hash) != (receipt.tally.rows, receipt.tally.hash):
             return SinkFatal(
-                f"{txn}: the staging table of task {receipt.task} differs from its receipt"
+                f"{known.txn}: the staging table of task {receipt.task} differs from its receipt"
             )
     return None
 
@@ -335,3 +357,148 @@ def _stuck(txn: SinkTxnId, answer: SinkOutcome) -> SinkOutcome:
         f"the decision for {txn} is COMMIT, and it is stuck: {answer.reason}; remove the cause "
         f"and retry, or divert the rows with `semel cycle resolve`"
     )
+
+
+_NOT_NULL: Final = "23502"
+_CHECK: Final = "23514"
+
+
+def _explained(
+    connection: Connection, error: psycopg.Error, promise: PreparedToken, tables: Sequence[str]
+) -> str:
+    """Return what was refused, with the keys of the first few rows.
+
+    For a unique or foreign key the server's own message names the key.
+    """
+    said = f"table {promise.target}: {words(error)}"
+    if error.sqlstate == TWO_ROWS_FOR_ONE_KEY and promise.key:
+        repeated = _ask(connection, repeated_keys(promise, union(promise, tables)))
+        if repeated:
+            names = ", ".join(promise.key)
+            found = "; ".join(f"({names}) = ({key}) {count} times" for key, count in repeated)
+            return (
+                f"table {promise.target}: a key comes more than once in the batch: {found}; "
+                f"give a version_column to say which row wins, or leave one row per key"
+            )
+    condition = _condition(connection, error)
+    if condition and promise.key:
+        keys = ", ".join(f"s.{quoted(name)}" for name in promise.key)
+        query = (
+            f"SELECT concat_ws(', ', {keys}) FROM {union(promise, tables)} AS s "
+            f"WHERE {condition} ORDER BY 1 LIMIT 3"
+        )
+        found = "; ".join(
+            f"({', '.join(promise.key)}) = ({key})" for (key,) in _ask(connection, query)
+        )
+        said += f"; rows {found}" if found else ""
+    return said
+
+
+def _condition(connection: Connection, error: psycopg.Error) -> str:
+    """Return the condition under which a staged row is one of the refused."""
+    diagnosis = error.diag
+    if error.sqlstate == _NOT_NULL and diagnosis.column_name:
+        return f"s.{quoted(diagnosis.column_name)} IS NULL"
+    if error.sqlstate == _CHECK and diagnosis.constraint_name and diagnosis.table_name:
+        place = f"{quoted(diagnosis.schema_name or 'public')}.{quoted(diagnosis.table_name)}"
+        checks = _ask(
+            connection,
+            "SELECT pg_get_expr(conbin, conrelid) FROM pg_catalog.pg_constraint "
+            "WHERE conrelid = to_regclass(%s) AND conname = %s",
+            [place, diagnosis.constraint_name],
+        )
+        return f"NOT ({checks[0][0]})" if checks else ""
+    return ""
+
+
+def _ask(
+    connection: Connection, query: str, values: Sequence[str] | None = None
+) -> list[tuple[str, ...]]:
+    try:
+        return connection.execute(query.encode(), values).fetchall()
+    except psycopg.Error:
+        return []  # the refusal must be reported even without an explanation
+
+
+@dataclass(frozen=True, slots=True)
+class Diverted:
+    """How many rows of a stuck cycle were committed and diverted."""
+
+    written: int
+    diverted: int
+    reject_table: str
+
+
+@dataclass
+class _Diversion:
+    """The rows of a stuck cycle in one transaction: the accepted in the target, the others not."""
+
+    connection: Connection
+    books: SinkBooks
+    txn: SinkTxnId
+    promise: PreparedToken
+    reject: TableName
+
+    def run(self) -> tuple[int, int]:
+        """Insert smaller and smaller groups of rows until the refused rows are single."""
+        run(
+            self.connection,
+            [
+                f"CREATE TABLE IF NOT EXISTS {self.reject} (sink_table text, cycle text, "
+                f"reason text, sqlstate text, rejected jsonb, "
+                f"at timestamptz DEFAULT clock_timestamp())",
+                self.books.proof(self.txn, self.promise, finished=True),
+            ],
+        )
+        written = diverted = 0
+        for table in map(self.books.table, self.promise.pieces):
+            rows = [row for (row,) in run(self.connection, [f"SELECT ctid::text FROM {table}"])[0]]
+            groups = [rows] if rows else []
+            while groups:
+                group = groups.pop()
+                error = self._try(table, group)
+                if error is None:
+                    written += len(group)
+                elif len(group) > 1:
+                    middle = len(group) // 2
+                    groups += [group[:middle], group[middle:]]
+                else:
+                    self._reject(table, group[0], error)
+                    diverted += 1
+        where = self.books.where(self.txn.cycle)
+        counted = f"UPDATE {self.books.table('sink_proof')} SET diverted = {diverted} WHERE {where}"
+        run(self.connection, [counted, "COMMIT"])
+        return written, diverted
+
+    def _try(self, table: str, group: Sequence[str]) -> psycopg.Error | None:
+        listed = ", ".join(literal(row) for row in group)
+        where = f" WHERE s.ctid = ANY (ARRAY[{listed}]::tid[])"
+        try:
+            affected(
+                self.connection,
+                [
+                    "SAVEPOINT part",
+                    insert(self.promise, table, self.txn.cycle, where),
+                    "SET CONSTRAINTS ALL IMMEDIATE",
+                    "RELEASE SAVEPOINT part",
+                ],
+            )
+        except psycopg.Error as error:
+            if not is_permanent(error):
+                raise
+            run(self.connection, ["ROLLBACK TO SAVEPOINT part"])
+            return error
+        return None
+
+    def _reject(self, table: str, row: str, error: psycopg.Error) -> None:
+        cycle = cycle_text(self.txn.cycle)
+        values = [self.promise.target, cycle, words(error), error.sqlstate or ""]
+        listed = ", ".join(literal(value) for value in values)
+        run(
+            self.connection,
+            [
+                f"INSERT INTO {self.reject} (sink_table, cycle, reason, sqlstate, rejected) "
+                f"SELECT {listed}, to_jsonb(s) FROM {table} AS s "
+                f"WHERE s.ctid = {literal(row)}::tid"
+            ],
+        )

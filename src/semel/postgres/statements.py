@@ -1,15 +1,65 @@
-"""The statements that turn staged rows into visible rows."""
+"""The statements that turn staged rows into visible rows, and the token that describes them.
+
+Names are kept exactly as written, and always quoted.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
-from semel.errors import NeedsOperator
+from semel.errors import Misuse, NeedsOperator
 from semel.pipeline.txn import CycleId, SinkTxnId
-from semel.postgres.names import literal, quoted
+
+_PART: Final = r'"(?:[^"]|"")+"|[^".]+'
+_TABLE: Final = re.compile(rf"(?:({_PART})\.)?({_PART})")
+
+
+def quoted(name: str) -> str:
+    """Return *name* as a quoted identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(value: str) -> str:
+    """Return *value* as a string constant, valid for any standard_conforming_strings."""
+    text = "'" + value.replace("'", "''") + "'"
+    return f" E{text.replace(chr(92), chr(92) * 2)}" if "\\" in text else text
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """A table, with its schema if that is known.
+
+    Upper and lower case are kept, as if everything were quoted: ``Entries`` is not
+    ``entries``.  A dot separates the schema; double quotes protect a dot in a name.
+    """
+
+    schema: str | None
+    table: str
+
+    @classmethod
+    def parse(cls, text: str) -> TableName:
+        """Read ``table``, ``schema.table`` or ``"odd.schema"."odd table"``.
+
+        Raises:
+            Misuse: it is none of these.
+        """
+        found = _TABLE.fullmatch(text)
+        if found is None:
+            raise Misuse(f"{text!r} is not the name of a table: write schema.table or table")
+        return cls(_unquoted(found[1]) if found[1] else None, _unquoted(found[2]))
+
+    def __str__(self) -> str:
+        parts = [self.schema, self.table] if self.schema else [self.table]
+        return ".".join(quoted(part) for part in parts)
+
+
+def _unquoted(part: str) -> str:
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part
 
 
 class Write(StrEnum):
@@ -56,11 +106,8 @@ class PreparedToken:
     """The rows' Arrow schema, if they can be read back exactly."""
 
     def token(self) -> dict[str, Any]:
-        """Return the token as JSON values."""
-        fields = asdict(self)
-        fields["columns"] = [list(column) for column in self.columns]
-        for name in ("pieces", "key", "fixed"):
-            fields[name] = list(fields[name])
+        """Return the token as the ledger gives it back: tuples are lists in JSON."""
+        fields: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return fields
 
     @classmethod
@@ -71,18 +118,18 @@ class PreparedToken:
             NeedsOperator: it is not this transaction's, or not a token of this sink.
         """
         try:
-            fields = dict(token)
-            fields["columns"] = tuple((name, cast) for name, cast in fields["columns"])
-            for name in ("pieces", "key", "fixed"):
-                fields[name] = tuple(fields[name])
-            promise = cls(**fields)
-        except (KeyError, TypeError, ValueError) as error:
+            promise = cls(**{name: _as_tuples(value) for name, value in token.items()})
+        except TypeError as error:
             raise NeedsOperator(f"{txn}: the token is not one of this sink's") from error
         if (promise.cycle, promise.attempt) != (txn.cycle.label, txn.attempt):
             raise NeedsOperator(
                 f"{txn}: the token belongs to {promise.cycle}.{promise.attempt[:8]}"
             )
         return promise
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 def cycle_text(cycle: CycleId) -> str:
@@ -94,12 +141,9 @@ def cycle_text(cycle: CycleId) -> str:
     return f"{cycle}@{cycle.scope.slug[:8]}"
 
 
-def inserts(promise: PreparedToken, schema: str, cycle: CycleId) -> list[str]:
-    """Return the statements that insert the staged rows into the target."""
-    tables = [f"{quoted(schema)}.{quoted(piece)}" for piece in promise.pieces]
-    if not tables:
-        return []
-    if promise.write == Write.UPSERT:
+def inserts(promise: PreparedToken, tables: Sequence[str], cycle: CycleId) -> list[str]:
+    """Return the statements that insert the staged rows of *tables* into the target."""
+    if tables and promise.write == Write.UPSERT:
         # One statement, so that the server itself refuses a key that occurs twice.
         return [insert(promise, union(promise, tables), cycle)]
     return [insert(promise, table, cycle) for table in tables]

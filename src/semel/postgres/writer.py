@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import psycopg
@@ -15,11 +16,11 @@ from semel.arrow.tally import schema_to_text, tally
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Permanent, SemelError
 from semel.pipeline.sink import Batch, Receipt, Tally
-from semel.postgres.connect import Address, Connection, pool, session
+from semel.pipeline.txn import SinkTxnId
+from semel.postgres.connect import Address, Connection, pool, session, translated
 from semel.postgres.encode import HEADER, TRAILER, encode_rows, has_longer, plain
-from semel.postgres.faults import translated
-from semel.postgres.names import quoted
 from semel.postgres.schema import Fitted, TargetTable, fit
+from semel.postgres.statements import quoted
 
 # The rows encoded at once: enough for numpy to be fast, few enough for memory.
 _MOST_ROWS: Final = 20_000
@@ -35,7 +36,7 @@ class RowEncoder:
         self.target = target
         self.schema = schema
         self.tally = Tally()
-        self.fitted = fitted_columns(target, schema, filled)
+        self.fitted = fit(target, schema, filled)
         self._last_field = last_field
         self._began = False
         self._was_cut = False
@@ -74,10 +75,6 @@ class RowEncoder:
             self.tally += tally(part)
             yield encode_rows(fields, part.num_rows, self._last_field)
 
-    def end(self) -> bytes:
-        """Return the trailer of the copy."""
-        return TRAILER
-
     def _encoded(self, fitted: Fitted, column: Any) -> Any:
         values, most = plain(column), fitted.wire.most_characters
         if most is not None and not self._was_cut:
@@ -89,6 +86,28 @@ class RowEncoder:
             raise Permanent(
                 f"table {self.target.name}, column {name} ({fitted.column.type.sql}): {error}"
             ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStager:
+    """The executor's side: every task attempt has a place of its own for its rows."""
+
+    place: Callable[[TaskStager, str], TaskPlace]
+    address: Address
+    application: str
+    schema: str
+    sink: str
+    target: TargetTable
+    txn: SinkTxnId
+    epoch: int
+    filled: tuple[str, ...]
+    """The column for the cycle's name, if there is one: semel fills it itself."""
+
+    lock_seconds: float
+
+    def open(self, task: str) -> TaskWriter:
+        """Start to stage for one task attempt; nothing happens before the first row."""
+        return TaskWriter(self.address, self.application, self.place(self, task))
 
 
 class TaskPlace(Protocol):
@@ -154,7 +173,7 @@ class TaskWriter:
         if self._rows is None or self._copy is None or self._connection is None:
             return Receipt(place.task, detail={"mode": place.mode})
         with self._translated():
-            self._copy.write(self._rows.end())
+            self._copy.write(TRAILER)
             self._copying.__exit__(None, None, None)
             reach(CrashPoint.POSTGRES_STAGE_COPIED, place.sink)
             place.finish(self._connection, self._rows.tally)
@@ -207,17 +226,3 @@ def abandon(connection: Connection, copying: Any) -> None:
 
 class GivenUp(Exception):
     """Raised inside a copy to abandon it."""
-
-
-def fitted_columns(target: TargetTable, schema: Any, filled: Sequence[str]) -> list[Fitted]:
-    """Fit the rows' columns to the target's.
-
-    Raises:
-        Permanent: they do not fit; the message lists every reason, with the solution.
-    """
-    found = fit(target, schema, filled)
-    fitted = [item for item in found if isinstance(item, Fitted)]
-    problems = [item for item in found if isinstance(item, str)]
-    if problems:
-        raise Permanent(f"table {target.name} does not fit the rows: {'; '.join(problems)}")
-    return fitted

@@ -1,12 +1,10 @@
 """Exactly-once micro-batches on Spark: `foreachBatch`, the staging job, supervision.
 
 exactly_once  the function that Spark calls for every batch
-staging       one pass of the plan for all sinks
-query         the running query: its checkpoint, its sources, what is refused
+staging       one pass of the plan for all sinks; another, for `semel verify`, that only counts
+query         the running query: its checkpoint, its sources, its topics' ids, what is refused
 checkpoint    what a batch covers, read from the checkpoint
-topics        Kafka's own ids of the topics
 supervise     restarts the query, and knows when not to
-reread        reads a cycle's source range again, for `semel verify`
 """
 
 from typing import TYPE_CHECKING

@@ -52,14 +52,12 @@ class LocalFiles:
         self._root = root
 
     def read(self, path: str) -> bytes | None:
-        """Return a file's bytes; None if there is no such file."""
         try:
             return (self._root / path).read_bytes()
         except FileNotFoundError:
             return None
 
     def names(self, path: str) -> list[str]:
-        """List a folder; empty if there is no such folder."""
         try:
             return [entry.name for entry in (self._root / path).iterdir()]
         except FileNotFoundError:
@@ -80,7 +78,6 @@ class HadoopFiles:
         return self._jvm.org.apache.hadoop.fs.Path(text)
 
     def read(self, path: str) -> bytes | None:
-        """Return a file's bytes; None if there is no such file."""
         where = self._path(path)
         if not self._fs.exists(where):
             return None
@@ -91,7 +88,6 @@ class HadoopFiles:
             stream.close()
 
     def names(self, path: str) -> list[str]:
-        """List a folder; empty if there is no such folder."""
         where = self._path(path)
         if not self._fs.exists(where):
             return []

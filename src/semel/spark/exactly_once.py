@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from semel.crashpoints import CrashPoint, reach
@@ -13,15 +13,14 @@ from semel.events import EVENTS, Events
 from semel.ledgers import open_ledger
 from semel.pipeline.cycle import CommitAborted, CommitFatal
 from semel.pipeline.driver import CycleOutcome, CycleReplayed, Driver, Heartbeat, Settings
-from semel.pipeline.generation import CheckpointView, settle_generation
+from semel.pipeline.generation import settle_generation
 from semel.pipeline.ledger import Generation, Ledger
 from semel.pipeline.recovery import RecoveryReport
 from semel.pipeline.sink import MindsSpeculation, TwoPhaseSink
 from semel.pipeline.txn import CycleId, Scope, checked_name
 from semel.spark.checkpoint import Checkpoint, open_checkpoint
-from semel.spark.query import has_speculation, is_connect, refuse_unsafe, running_query
+from semel.spark.query import TopicIds, has_speculation, is_connect, refuse_unsafe, running_query
 from semel.spark.staging import arrow_schemas, select_rows, stage
-from semel.spark.topics import TopicIds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -255,20 +254,15 @@ class ExactlyOnce:
             )
         stateful = self._stateful if self._stateful is not None else query.is_stateful
         topics = TopicIds(spark, query.source_options)
-        view = self._view(checkpoint, batch_id, stateful, topics)
-        generation = settle_generation(self.ledger, self.driver.lease, view)
-        self._run = _Run(run_id, checkpoint, generation, view.is_stateful, topics)
-        return self._run
-
-    def _view(
-        self, checkpoint: Checkpoint, batch_id: int, stateful: bool, topics: TopicIds
-    ) -> CheckpointView:
         view = checkpoint.view(batch_id)
-        return replace(
+        view = replace(
             view,
             range=topics.added_to(view.range),
             is_stateful=view.is_stateful or stateful,
         )
+        generation = settle_generation(self.ledger, self.driver.lease, view)
+        self._run = _Run(run_id, checkpoint, generation, view.is_stateful, topics)
+        return self._run
 
     def _start(self, is_active: Callable[[], bool]) -> RecoveryReport:
         driver = self.driver
@@ -301,22 +295,15 @@ class ExactlyOnce:
         return self._run is not None and self._is_active()
 
 
+@dataclass(frozen=True, slots=True)
 class _Run:
     """The facts about one run of the query."""
 
-    def __init__(
-        self,
-        run_id: str,
-        checkpoint: Checkpoint,
-        generation: Generation,
-        is_stateful: bool,
-        topics: TopicIds,
-    ) -> None:
-        self.id = run_id
-        self.checkpoint = checkpoint
-        self.generation = generation
-        self.is_stateful = is_stateful
-        self.topics = topics
+    id: str
+    checkpoint: Checkpoint
+    generation: Generation
+    is_stateful: bool
+    topics: TopicIds
 
 
 def _run_id(df: DataFrame) -> str:

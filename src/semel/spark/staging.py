@@ -22,6 +22,14 @@ from semel.pipeline.txn import SinkTxnId
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
+from typing import TYPE_CHECKING
+
+from semel.pipeline.sink import Tally
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
 
 RECEIPTS: Final = "sink int, receipt string"
 
@@ -202,3 +210,55 @@ def _last_line(text: str) -> str:
     if "No module named 'semel" in last:
         return f"{last}: the executors' Python lacks semel; set PYSPARK_PYTHON, or install it there"
     return last
+
+
+# The hash is an unsigned 64-bit number, which Spark's integers cannot hold.
+TALLIES: Final = "sink int, rows bigint, hash string"
+
+
+def tally_source(
+    frame: DataFrame | Any, sinks: Sequence[TwoPhaseSink], reader: str = "the reader"
+) -> dict[str, Tally]:
+    """Return the count and hash of each sink's rows of *frame*, in one pass; write nothing.
+
+    Uses the same columns and the same hash as staging, so that the two can be compared.
+
+    *reader* is the name of the frame's source in errors.
+
+    Raises:
+        Misuse: it is not a static DataFrame.
+    """
+    if getattr(frame, "isStreaming", None) is not False:
+        raise Misuse(
+            f"{reader} returned {type(frame).__name__}, and must return a static DataFrame with "
+            f"the stream's columns (spark.read…, not spark.readStream…)"
+        )
+    found = dict.fromkeys((sink.name for sink in sinks), Tally())
+    for row in select_rows(frame, sinks).mapInArrow(_Count(len(sinks)), TALLIES).collect():
+        name = sinks[row["sink"]].name
+        found[name] += Tally(row["rows"], int(row["hash"]))
+    return found
+
+
+class _Count:
+    """The function that runs in a task."""
+
+    def __init__(self, sinks: int) -> None:
+        self._sinks = sinks
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        from semel.arrow.tally import tally
+
+        totals = [Tally()] * self._sinks
+        for batch in batches:
+            for index in range(self._sinks):
+                totals[index] += tally(rows_of(batch.column(index)))
+        yield pa.RecordBatch.from_pydict(
+            {
+                "sink": pa.array(range(self._sinks), pa.int32()),
+                "rows": pa.array([total.rows for total in totals], pa.int64()),
+                "hash": [str(total.hash) for total in totals],
+            }
+        )

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 from semel.errors import Permanent
-from semel.files import formats, jsonl
+from semel.files import formats
 from semel.files.sink import FilesSink
 from semel.pipeline.sink import SinkOK, tally_of
 from semel.pipeline.txn import CycleId, Scope
@@ -99,7 +99,7 @@ def test_json_lines_are_written_as_documented(tmp_path):
     }
     batch = pa.RecordBatch.from_pylist([row], schema=schema)
 
-    (line,) = jsonl.encode(batch)
+    (line,) = formats.encode_lines(batch)
 
     assert json.loads(line) == {
         "amount": "1.50",
@@ -114,7 +114,7 @@ def test_json_lines_are_written_as_documented(tmp_path):
         "by": {"a": 0.5, "b": None},
         "missing": None,
     }
-    assert list(jsonl.decode([line], schema)) == [batch]
+    assert list(formats.decode_lines([line], schema)) == [batch]
 
 
 @pytest.mark.parametrize(

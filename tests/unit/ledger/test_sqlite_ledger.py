@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from semel.errors import InDoubt, LedgerUnavailable, LedgerUnusable, Misuse
-from semel.ledger import sqlite
+from semel.ledger import sqlite, statements
 from semel.ledger.sqlite import SqliteLedger, network_file_system
 from semel.ledgers import open_ledger
 from semel.memory.ledger import MemoryLedger
@@ -316,7 +316,7 @@ class TestUse:
         ],
     )
     def test_every_question_has_its_index(self, ledger, statement, index):
-        text = getattr(sqlite.statements, statement)
+        text = getattr(statements, statement)
         keys = ("app", "query", "generation", "batch", "attempt", "limit")
 
         plan = connection_of(ledger).execute(f"EXPLAIN QUERY PLAN {text}", dict.fromkeys(keys, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.pipeline.source import BatchRange, SourceKind, SourceRange, Span
-from semel.spark.topics import TopicIds, TopicIdsUnknown
+from semel.spark.query import TopicIds, TopicIdsUnknown
 
 LEFT, RIGHT = {"kafka.bootstrap.servers": "left:9092"}, {"kafka.bootstrap.servers": "right:9092"}
 

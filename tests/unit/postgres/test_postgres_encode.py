@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from semel.errors import Permanent
-from semel.postgres.names import TableName
-from semel.postgres.schema import TargetTable, find_target
-from semel.postgres.wires import created_type
+from semel.postgres.encode import TRAILER
+from semel.postgres.schema import TargetTable, created_type, find_target
+from semel.postgres.statements import TableName
 from semel.postgres.writer import RowEncoder
 
 pytestmark = pytest.mark.postgres
@@ -53,7 +53,7 @@ def written(database: psycopg.Connection, column: pa.Array, type_sql: str, shown
         with database.cursor().copy("COPY t FROM STDIN (FORMAT binary)") as copy:
             for chunk in rows.chunks(batch):
                 copy.write(chunk)
-            copy.write(rows.end())
+            copy.write(TRAILER)
         found = database.execute(f"SELECT before, {shown}, after FROM t ORDER BY before").fetchall()
     finally:
         database.execute("DROP TABLE t")

@@ -40,6 +40,19 @@ def test_auto_says_in_one_line_what_it_chose_and_what_readers_see(url, database,
     assert "whole batches or nothing" in chosen[1]
 
 
+def test_auto_keeps_to_staging_for_a_text_that_is_cast_after_a_failure_too(url, database):
+    database.execute("DROP TABLE entries")
+    database.execute("CREATE TABLE entries (id int, address inet)")
+    schema = pa.schema([("id", pa.int64()), ("address", pa.string())])
+    sink = PostgresSink(url, "entries", mode="auto")
+    sink.check(schema)
+    assert isinstance(sink.abort(txn(), None), SinkOK)
+
+    committed(sink, [{"id": 1, "address": "::1"}], schema=schema)
+
+    assert len(database.execute("SELECT FROM entries").fetchall()) == 1
+
+
 @pytest.mark.parametrize("mode", ["auto", "prepared"])
 def test_a_key_that_two_tasks_insert_ends_with_the_constraints_own_error(url, database, mode):
     sink = PostgresSink(url, "entries", mode=mode, lock_seconds=0.2)

@@ -122,7 +122,7 @@ def _reread(pipeline: Pipeline, spec: str) -> Reread:
         raise Misuse(f"--reread {spec}: found {type(function).__name__}; it must be a function")
 
     def read(batch: BatchRange) -> dict[str, Tally]:
-        from semel.spark.reread import tally_source
+        from semel.spark.staging import tally_source
 
         with redirect_stdout(sys.stderr):
             return tally_source(function(batch), pipeline.sinks, spec)
