@@ -1,4 +1,4 @@
-"""A query over Spark Connect, in a process of its own."""
+"""Queries over Spark Connect in one process, each with one declaration missing or none."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from semel import ExactlyOnce
 from semel.sinks import FilesSink
 
 
-def main(folder: Path, *extra: str) -> None:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+def run(spark: SparkSession, folder: Path, missing: str) -> None:
+    """Run the query to its end, and print how it ended."""
     checkpoint = str(folder / "checkpoint")
     known = {"checkpoint": checkpoint, "fails_on_data_loss": True}
     job = ExactlyOnce(
         "job",
         f"sqlite:///{folder / 'job.ledger'}",
         [FilesSink(folder / "out", rows="struct(id)", format="jsonl")],
-        **{name: value for name, value in known.items() if name not in extra},
+        **{name: value for name, value in known.items() if name != missing},
     )
     query = (
         spark.readStream.schema("id long")
@@ -36,8 +35,13 @@ def main(folder: Path, *extra: str) -> None:
         query.awaitTermination()
     except Exception as error:  # noqa: BLE001  whatever it is, the test reads it
         print("REFUSED", str(error).replace("\n", " "))
-    spark.stop()
+    else:
+        print("DONE")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = SparkSession.builder.remote("local[2]").getOrCreate()
+    for missing in sys.argv[2:]:
+        run(session, Path(sys.argv[1]), missing)
+    session.stop()

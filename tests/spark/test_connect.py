@@ -23,10 +23,10 @@ def connect_package() -> None:
         raise ServiceUnavailable("Spark Connect needs: pip install 'pyspark[connect]'")
 
 
-def run(folder: Path, *extra: str) -> str:
-    """Run the job once; every run has a server of its own."""
+def run(folder: Path, *missing: str) -> list[str]:
+    """Run a query without each of these declarations; return how each ended."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.connect_job", str(folder), *extra],
+        [sys.executable, "-m", "tests.spark.connect_job", str(folder), *missing],
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")},
         capture_output=True,
@@ -35,7 +35,7 @@ def run(folder: Path, *extra: str) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    return done.stdout.splitlines()
 
 
 def test_a_connect_query_is_carried_and_a_missing_declaration_is_named(tmp_path: Path) -> None:
@@ -45,10 +45,15 @@ def test_a_connect_query_is_carried_and_a_missing_declaration_is_named(tmp_path:
         lines = [json.dumps({"id": number * 10 + i}) for i in range(10)]
         (tmp_path / "in" / f"{number}.json").write_text("\n".join(lines) + "\n")
 
-    assert "give its path" in run(tmp_path, "checkpoint")
-    assert "fails_on_data_loss=True" in run(tmp_path, "fails_on_data_loss")
-    assert "REFUSED" not in run(tmp_path)
+    without_checkpoint, without_promise, declared = run(
+        tmp_path, "checkpoint", "fails_on_data_loss", "nothing"
+    )
 
+    assert without_checkpoint.startswith("REFUSED")
+    assert "give its path" in without_checkpoint
+    assert without_promise.startswith("REFUSED")
+    assert "fails_on_data_loss=True" in without_promise
+    assert declared == "DONE"
     rows = [
         json.loads(line)["id"]
         for path in (tmp_path / "out").glob("cycle=*/*.jsonl")
