@@ -23,6 +23,8 @@ from tests.turns import JVM, Turns
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.unit.kafka.schema_registry import SchemaRegistry
+
 # Without it, Spark runs Python tasks (those of our subprocesses, too) on PATH's python3.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
@@ -118,6 +120,16 @@ def _database(server: PostgresServer) -> Iterator[str]:
 def kafka_server() -> Iterator[KafkaServer]:
     with require(KafkaServer().start) as broker:
         yield broker
+
+
+@pytest.fixture
+def schema_registry() -> Iterator[SchemaRegistry]:
+    """A schema registry without schemas, in this process."""
+    from tests.unit.kafka.schema_registry import SchemaRegistry
+
+    registry = require(SchemaRegistry)
+    yield registry
+    registry.stop()
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol, TypeAlias
 
-from semel.errors import Misuse, Permanent, reason_of
+from semel.errors import Misuse, Permanent, Retryable, reason_of
 from semel.message import Coordinates, Message, Record, digest_of, text_of
 
 
@@ -35,6 +35,7 @@ class Codec(Protocol):
         Raises:
             Undecodable: the bytes are broken; another attempt fails, too.
             SchemaIncompatible: they have another schema; a new release may read them.
+            Retryable: what is needed to read them does not answer; the record comes back.
         """
         ...
 
@@ -194,7 +195,11 @@ class Reading:
     """Turns the decoded payload into the handler's type, for example a pydantic validator."""
 
     def read(self, record: Record) -> Message | Unreadable:
-        """Turn *record* into a message, or return why that is not possible."""
+        """Turn *record* into a message, or return why that is not possible.
+
+        Raises:
+            Retryable: that is not known yet; nothing was decided, and the record must come back.
+        """
         try:
             payload = self._decoded(record.value, record.headers)
             ids = self.id_from.find(record, payload)
@@ -218,7 +223,7 @@ class Reading:
             return Unreadable(record, Unread.SCHEMA_INCOMPATIBLE, reason_of(error))
         except Undecodable as error:
             return Unreadable(record, Unread.UNDECODABLE, reason_of(error))
-        except Misuse:
+        except (Misuse, Retryable):
             raise
         except Exception as error:  # noqa: BLE001  a model's validator raises what it likes
             return Unreadable(record, Unread.BAD_FIELD, reason_of(error))
@@ -228,10 +233,13 @@ class Reading:
 
         Raises:
             Undecodable: the codec or the model refuses it.
+            Retryable: that is not known yet; nothing was decided.
         """
         payload = self._decoded(value, headers)
         try:
             return self._modelled(value, payload)
+        except Retryable:
+            raise
         except Exception as error:
             raise Undecodable(reason_of(error)) from error
 

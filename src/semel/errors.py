@@ -145,4 +145,5 @@ def require(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise MissingExtra(module.partition(".")[0], extra) from error
+        # The package may be there, and lack one that it needs itself.
+        raise MissingExtra((error.name or module).partition(".")[0], extra) from error

@@ -25,6 +25,7 @@ from semel.lazy import lazily
 if TYPE_CHECKING:
     from semel.codec import FromCoordinates, FromHeader, FromKey, FromPayload, Reading
     from semel.kafka.broker import KafkaBroker
+    from semel.kafka.codecs import AvroCodec, JsonSchemaCodec, ProtobufCodec
     from semel.memory.broker import MemoryBroker
     from semel.message import Coordinates, Partition, Record
     from semel.messaging import outcome
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from semel.sql.tables import metadata
 
 __all__ = [
+    "AvroCodec",
     "BatchPolicy",
     "ClaimRequest",
     "ConsumerSettings",
@@ -75,6 +77,7 @@ __all__ = [
     "GiveUp",
     "Inbox",
     "InboxWorker",
+    "JsonSchemaCodec",
     "KafkaBroker",
     "MemoryBroker",
     "Mode",
@@ -84,6 +87,7 @@ __all__ = [
     "OutboxSignal",
     "Outgoing",
     "Partition",
+    "ProtobufCodec",
     "Reading",
     "Record",
     "Relay",
@@ -109,6 +113,7 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
+        "AvroCodec": "semel.kafka.codecs",
         "BatchPolicy": "semel.policy.vocabulary",
         "ClaimRequest": "semel.messaging.handle.claims",
         "ConsumerSettings": "semel.messaging.settings",
@@ -123,6 +128,7 @@ __getattr__ = lazily(
         "GiveUp": "semel.policy.vocabulary",
         "Inbox": "semel.messaging.receive.inbox",
         "InboxWorker": "semel.messaging.receive.inbox",
+        "JsonSchemaCodec": "semel.kafka.codecs",
         "KafkaBroker": "semel.kafka.broker",
         "MemoryBroker": "semel.memory.broker",
         "Mode": "semel.policy.vocabulary",
@@ -132,6 +138,7 @@ __getattr__ = lazily(
         "OutboxSignal": "semel.sql.notify",
         "Outgoing": "semel.messaging.receive.broker",
         "Partition": "semel.message",
+        "ProtobufCodec": "semel.kafka.codecs",
         "Reading": "semel.codec",
         "Record": "semel.message",
         "Relay": "semel.messaging.send.relay",

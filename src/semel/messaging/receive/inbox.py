@@ -380,13 +380,17 @@ class InboxWorker:
     async def _try(self, unit: Unit, stored: InboxMessage) -> _Ended:
         began = SYSTEM_CLOCK.monotonic()
         outcome: Outcome | None
+        message: Message | None = None
         try:
             message = message_of_inbox(self.consumer, stored)
             async with unit.savepoint():
                 outcome = Handled(await handle(unit, Attempt(self.consumer, message)))
         except TransactionEnded:
             raise  # the effects of its neighbours may be durable: the worker stops
-        except Exception as error:  # noqa: BLE001  every exception of a handler is classified
+        except Exception as error:
+            if message is None and isinstance(error, Retryable):
+                raise  # what is needed to read it does not answer, which is no attempt
+            # Every exception of a handler is classified.
             outcome = await self._fail(unit, stored, error)
         return _Ended(stored, outcome, SYSTEM_CLOCK.monotonic() - began)
 
