@@ -25,9 +25,12 @@ from semel.kafka import codecs
 from semel.kafka.codecs import AvroCodec, JsonSchemaCodec, ProtobufCodec
 from semel.message import Coordinates, Message, Record
 from semel.messaging.consumer import consumer
+from semel.messaging.failed.retries import retry_due
+from semel.messaging.failure import RetryableMessageError
 from semel.messaging.receive.inbox import Inbox, InboxWorker, Stored
 from semel.messaging.records import DeadLetterFilter
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
+from semel.policy.vocabulary import RetryMode
 from tests.messaging.served import POLICY, Service
 from tests.messaging.worlds import Effect
 
@@ -449,15 +452,16 @@ def test_an_unknown_schema_is_told_as_such_and_keeps_its_bytes(schema_registry, 
 class Served(Service):
     """A service whose payloads are Avro."""
 
-    def __init__(self, codec: AvroCodec) -> None:
+    def __init__(self, codec: AvroCodec, retry: RetryPolicy = POLICY) -> None:
         super().__init__()
         self.called: list[str] = []
-        settings = ConsumerSettings(retry=POLICY, held_retry_seconds=0.01)
+        settings = ConsumerSettings(retry=retry, held_retry_seconds=0.01)
 
         @consumer("billing", policy=settings, reading=Reading(FromPayload("id"), codec))
         async def handle(message: Message, session: Any) -> None:
             self.called.append(message.id)
             session.add(Effect("paid", message.id))
+            self.fail(message)
 
         self.consumer = handle
 
@@ -534,6 +538,35 @@ def test_an_inbox_keeps_what_cannot_be_read_while_the_registry_is_down(
         await worker.run_until_empty()
 
         assert service.called == ["p1"]
+        assert await service.letters() == []
+
+    asyncio.run(scenario())
+
+
+def test_a_waiting_message_is_not_parked_while_the_registry_is_down(
+    schema_registry, producer, opened, monkeypatch
+):
+    monkeypatch.setattr(codecs, "REST_SECONDS", 0.0)
+    in_table = RetryPolicy(initial_delay_seconds=0.0, mode=RetryMode.RETRY_TABLE)
+    service = Served(opened(AvroCodec, schema_registry.url), in_table)
+    restarted = Served(opened(AvroCodec, schema_registry.url), in_table)
+    for number in range(2):
+        service.broker.put("payments", producer.avro(OLD, {"id": f"p{number}", "amount": 1}))
+
+    def fail(message: Message) -> None:
+        raise RetryableMessageError("down")
+
+    async def scenario() -> None:
+        service.fail = fail
+        await service.work()
+        schema_registry.stop()
+        with pytest.raises(Retryable):
+            await retry_due(restarted.consumer, service.database)
+        schema_registry.start()
+        await retry_due(restarted.consumer, service.database)
+
+        assert restarted.called == ["p0", "p1"]
+        assert service.paid == ["p0", "p1"]
         assert await service.letters() == []
 
     asyncio.run(scenario())
