@@ -187,15 +187,7 @@ async def keep_payload(unit: OperatorUnit, message: StoredMessage) -> None:
     hashes = {revision.payload_hash for revision in known}
     if message.payload is None or message.payload_hash in hashes:
         return
-    await unit.revisions.add(
-        Revision(
-            message.consumer,
-            message.message_id,
-            message.payload,
-            message.payload_hash,
-            key=message.key,
-        )
-    )
+    await unit.revisions.add(Revision.of(message))
 
 
 def need_payload(message: StoredMessage) -> None:

@@ -352,9 +352,7 @@ async def _new_id(unit: OperatorUnit, message: WaitingMessage, ids: Ids, payload
 async def _add_revision(
     unit: OperatorUnit, before: WaitingMessage, payload: bytes, ids: Ids, *, actor: str, reason: str
 ) -> Revision:
-    original = Revision(
-        before.consumer, before.message_id, before.payload, before.payload_hash, key=before.key
-    )
+    original = Revision.of(before)
     if not await unit.revisions.of(before.consumer, before.message_id):
         await unit.revisions.add(original)
     revised = replace(
@@ -389,14 +387,4 @@ async def _rename(
     waits = Failure(state, 0, before.error_code, payload_hash=revision.payload_hash)
     await unit.claims.mark_failed(consumer, new_id, waits)
     came_from = f"revision {revision.number} of {before.message_id}"
-    await unit.revisions.add(
-        Revision(
-            consumer,
-            new_id,
-            revision.payload,
-            revision.payload_hash,
-            key=before.key,
-            actor=revision.actor,
-            reason=came_from,
-        )
-    )
+    await unit.revisions.add(replace(Revision.of(now), actor=revision.actor, reason=came_from))

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from semel.messaging.database import Database, Sweep, Unit
-from semel.messaging.records import MessageFilter, stored_id
+from semel.messaging.records import MessageFilter, StoredMessage, stored_id
 from semel.secrets import HIDDEN
 
 
@@ -280,6 +280,12 @@ class Revision:
 
     at: float = 0.0
     erased_at: float | None = None
+
+    @classmethod
+    def of(cls, message: StoredMessage) -> Revision:
+        """Return the payload of a message as it is now, as the original."""
+        one = (message.consumer, message.message_id)
+        return cls(*one, message.payload, message.payload_hash, key=message.key)
 
 
 class Revisions(Protocol):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, SQLAlchemyError
@@ -152,48 +152,36 @@ def refusal_error(error: BaseException, what: str) -> SemelError | None:
     )
 
 
-@asynccontextmanager
-async def translated(what: str) -> AsyncIterator[None]:
+def translated(what: str) -> AbstractAsyncContextManager[None]:
     """Raise transient errors of every driver as `Retryable`."""
-    try:
-        yield
-    except (SQLAlchemyError, OSError) as error:
-        ours = translated_error(error, what)
-        if ours is None:
-            raise
-        raise ours from error
+    return _meaning(what, translated_error)
 
 
-@asynccontextmanager
-async def opening(what: str) -> AsyncIterator[None]:
+def opening(what: str) -> AbstractAsyncContextManager[None]:
     """Raise what is wrong with a URL as an error that names it; else as `translated`."""
-    try:
-        async with translated(what):
-            yield
-    except DBAPIError as error:
-        ours = opening_error(error, what)
-        if ours is None:
-            raise
-        raise ours from error
+    return _meaning(what, translated_error, opening_error)
 
 
-@asynccontextmanager
-async def refusals(what: str) -> AsyncIterator[None]:
+def refusals(what: str) -> AbstractAsyncContextManager[None]:
     """Raise a refusal as an error that says what to do: for the commands of operators.
 
     A handler gets the driver's own error instead: the failure is classified by it.
     """
+    return _meaning(what, translated_error, opening_error, refusal_error)
+
+
+@asynccontextmanager
+async def _meaning(
+    what: str, *meanings: Callable[[BaseException, str], SemelError | None]
+) -> AsyncIterator[None]:
+    """Raise an error of the database as the first of *meanings* that knows it, or as it is."""
     try:
         yield
-    except DBAPIError as error:
-        ours = (
-            translated_error(error, what)
-            or opening_error(error, what)
-            or refusal_error(error, what)
-        )
-        if ours is None:
-            raise
-        raise ours from error
+    except (SQLAlchemyError, OSError) as error:
+        for meaning in meanings:
+            if ours := meaning(error, what):
+                raise ours from error
+        raise
 
 
 SQL_CLASSIFICATION: Final[Classification] = CLASSIFICATION.extended(

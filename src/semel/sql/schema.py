@@ -11,16 +11,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from sqlalchemy import Column, Connection, Index, MetaData, Table, insert, inspect, select, text
 from sqlalchemy.engine import Engine
-from sqlalchemy.engine.interfaces import (
-    ReflectedColumn,
-    ReflectedIndex,
-    ReflectedPrimaryKeyConstraint,
-)
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
@@ -32,7 +26,6 @@ from semel.sql.engine import made_ready
 from semel.sql.faults import opening
 from semel.sql.tables import metadata
 
-About = TypeVar("About")
 VERSION: Final = 1
 """The version of the tables that this code reads and writes."""
 
@@ -243,10 +236,12 @@ def _name(engine: Engine) -> str:
 
 def differences(connection: Connection, needed: MetaData) -> Iterator[SchemaProblem]:
     """Compare the database's tables with *needed*; yield every difference that matters."""
-    found = _Found.of(connection, list(needed.tables))
+    there = MetaData()
+    there.reflect(connection, only=_present(connection))
     for table in needed.sorted_tables:
-        if table.name in found.columns:
-            yield from _Compared(connection, found, table).problems()
+        found = there.tables.get(table.name)
+        if found is not None:
+            yield from _of_table(connection, table, found)
         else:
             make = _one_line(CreateTable(table), connection)
             yield SchemaProblem(
@@ -256,100 +251,65 @@ def differences(connection: Connection, needed: MetaData) -> Iterator[SchemaProb
             yield from (_missing_index(connection, index) for index in _indexes(table))
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What the database reports about its tables, read at once; by table."""
+def _of_table(connection: Connection, table: Table, found: Table) -> Iterator[SchemaProblem]:
+    """Compare one table: columns, the primary key, indexes."""
+    for column in table.columns:
+        yield from _of_column(connection, column, found.columns.get(column.name))
+    for column in found.columns:
+        is_needed = column.server_default is None and not column.nullable
+        if column.name not in table.columns and is_needed:
+            yield SchemaProblem(
+                f"column {column.name} of table {table.name} is not semel's, and every insert "
+                f"fails without a value for it",
+                "drop it, give it a default, or allow NULL",
+            )
+    has, wanted = ([column.name for column in one.primary_key] for one in (found, table))
+    if has != wanted:
+        yield SchemaProblem(
+            f"the primary key of table {table.name} is ({', '.join(has)}), "
+            f"not ({', '.join(wanted)})",
+            "correct it: without this key, a message can be claimed twice",
+        )
+    known = {index.name: index for index in found.indexes}
+    for index in _indexes(table):
+        yield from _of_index(connection, index, known.get(index.name))
 
-    columns: dict[str, list[ReflectedColumn]]
-    keys: dict[str, ReflectedPrimaryKeyConstraint]
-    indexes: dict[str, list[ReflectedIndex]]
 
-    @classmethod
-    def of(cls, connection: Connection, tables: list[str]) -> _Found:
-        ask = inspect(connection)
-        return cls(
-            _by_name(ask.get_multi_columns(filter_names=tables)),
-            _by_name(ask.get_multi_pk_constraint(filter_names=tables)),
-            _by_name(ask.get_multi_indexes(filter_names=tables)),
+def _of_column(
+    connection: Connection, column: Column[Any], found: Column[Any] | None
+) -> Iterator[SchemaProblem]:
+    name = f"column {column.name} of table {column.table.name}"
+    if found is None:
+        definition = _one_line(CreateColumn(column), connection)
+        yield SchemaProblem(
+            f"{name} is missing", f"ALTER TABLE {column.table.name} ADD COLUMN {definition}"
+        )
+        return
+    wanted, has = (_type(one, connection) for one in (column, found))
+    if wanted != has:
+        yield SchemaProblem(
+            f"{name} has the type {has}, not {wanted}", f"change its type to {wanted}"
+        )
+    if column.nullable and not found.nullable:
+        yield SchemaProblem(f"{name} refuses NULL", "allow NULL: semel writes NULL there")
+
+
+def _of_index(connection: Connection, index: Index, found: Index | None) -> Iterator[SchemaProblem]:
+    if found is None:
+        yield _missing_index(connection, index)
+        return
+    columns, has = ([column.name for column in one.columns] for one in (index, found))
+    if has != columns or bool(found.unique) != bool(index.unique):
+        make = _one_line(CreateIndex(index), connection)
+        yield SchemaProblem(
+            f"index {index.name} of table {_table_of(index)} differs from semel's",
+            f"DROP INDEX {index.name}, then {make}",
         )
 
 
-def _by_name(found: dict[Any, About]) -> dict[str, About]:
-    """Leave out the schema, which is always the default one."""
-    return {name: about for (_, name), about in found.items()}
-
-
-class _Compared:
-    """One table of the database, compared with the one that is needed."""
-
-    def __init__(self, connection: Connection, found: _Found, table: Table) -> None:
-        self._connection = connection
-        self._table = table
-        self._columns = {each["name"]: each for each in found.columns[table.name]}
-        self._key = found.keys[table.name]["constrained_columns"]
-        self._indexes = {each["name"]: each for each in found.indexes.get(table.name, [])}
-
-    def problems(self) -> Iterator[SchemaProblem]:
-        """Yield what differs: columns, the primary key, indexes."""
-        for column in self._table.columns:
-            yield from self._of_column(column)
-        yield from self._of_strange_columns()
-        yield from self._of_key()
-        for index in _indexes(self._table):
-            yield from self._of_index(index)
-
-    def _of_column(self, column: Column[Any]) -> Iterator[SchemaProblem]:
-        name = f"column {column.name} of table {self._table.name}"
-        found = self._columns.get(column.name)
-        if found is None:
-            definition = _one_line(CreateColumn(column), self._connection)
-            yield SchemaProblem(
-                f"{name} is missing", f"ALTER TABLE {self._table.name} ADD COLUMN {definition}"
-            )
-            return
-        wanted, has = self._type(column.type), self._type(found["type"])
-        if wanted != has:
-            yield SchemaProblem(
-                f"{name} has the type {has}, not {wanted}", f"change its type to {wanted}"
-            )
-        if column.nullable and not found["nullable"]:
-            yield SchemaProblem(f"{name} refuses NULL", "allow NULL: semel writes NULL there")
-
-    def _of_strange_columns(self) -> Iterator[SchemaProblem]:
-        for name, found in self._columns.items():
-            silent = found["default"] is None and not found["nullable"]
-            if name not in self._table.columns and silent:
-                yield SchemaProblem(
-                    f"column {name} of table {self._table.name} is not semel's, and every insert "
-                    f"fails without a value for it",
-                    "drop it, give it a default, or allow NULL",
-                )
-
-    def _of_key(self) -> Iterator[SchemaProblem]:
-        wanted = [column.name for column in self._table.primary_key]
-        if list(self._key) != wanted:
-            yield SchemaProblem(
-                f"the primary key of table {self._table.name} is ({', '.join(self._key)}), "
-                f"not ({', '.join(wanted)})",
-                "correct it: without this key, a message can be claimed twice",
-            )
-
-    def _of_index(self, index: Index) -> Iterator[SchemaProblem]:
-        found = self._indexes.get(index.name)
-        if found is None:
-            yield _missing_index(self._connection, index)
-            return
-        columns = [column.name for column in index.columns]
-        if list(found["column_names"]) != columns or bool(found["unique"]) != index.unique:
-            make = _one_line(CreateIndex(index), self._connection)
-            yield SchemaProblem(
-                f"index {index.name} of table {self._table.name} differs from semel's",
-                f"DROP INDEX {index.name}, then {make}",
-            )
-
-    def _type(self, kind: Any) -> str:
-        name = str(kind.compile(self._connection.dialect)).upper()
-        return _SAME_TYPES.get(name, name)
+def _type(column: Column[Any], connection: Connection) -> str:
+    name = str(column.type.compile(connection.dialect)).upper()
+    return _SAME_TYPES.get(name, name)
 
 
 def _indexes(table: Table) -> list[Index]:
@@ -357,8 +317,12 @@ def _indexes(table: Table) -> list[Index]:
 
 
 def _missing_index(connection: Connection, index: Index) -> SchemaProblem:
-    what = f"index {index.name} of table {index.table.name if index.table is not None else ''}"
+    what = f"index {index.name} of table {_table_of(index)}"
     return SchemaProblem(f"{what} is missing", _one_line(CreateIndex(index), connection))
+
+
+def _table_of(index: Index) -> str:
+    return index.table.name if index.table is not None else ""
 
 
 def _one_line(statement: Any, connection: Connection) -> str:
