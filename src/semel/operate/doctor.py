@@ -70,6 +70,10 @@ class Kind(StrEnum):
     """Committing takes a meaningful part of the time between cycles."""
 
 
+STOPS_RECOVERY: Final = frozenset(
+    {Kind.CONTRADICTION, Kind.SINK_SILENT, Kind.SINK_MISSING, Kind.WRONG_LEDGER}
+)
+
 _PAGES: Final = {
     Kind.WRONG_LEDGER: "wrong-ledger",
     Kind.LEASE_LOST: "lost-lease",
@@ -306,6 +310,12 @@ def _diagnose(ledger: Ledger, patient: Patient, now: float) -> ScopeDiagnosis:
         seen.silent,
         [Problem(scope, kind, what) for kind, what in found],
     )
+
+
+def obstacles(ledger: Ledger, patient: Patient, seen: Examination) -> Iterable[str]:
+    """Say why recovery would stop half-way, or could not begin."""
+    found = (*_of_sinks(ledger, patient, seen), *_of_stranded(seen), *_of_attempts(seen))
+    return [what for kind, what in found if kind in STOPS_RECOVERY]
 
 
 def _of_stranded(seen: Examination) -> Iterable[tuple[Kind, str]]:

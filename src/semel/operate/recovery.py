@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,11 +10,18 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import SemelError, reason_of
 from semel.events import CycleRecovered, Events
 from semel.lease import Owner, Takeover
-from semel.operate.doctor import Examination, OpenAttempt, SinkSilence, Stranded, examine
+from semel.operate.doctor import (
+    OpenAttempt,
+    Patient,
+    SinkSilence,
+    Stranded,
+    examine,
+    obstacles,
+)
 from semel.operate.status import Pipeline, ScopeOwner, owner_of
 from semel.pipeline import recovery
 from semel.pipeline.driver import Heartbeat
-from semel.pipeline.recovery import RecoveryReport, SettledTxn, check_ledger, check_marks
+from semel.pipeline.recovery import RecoveryReport, SettledTxn
 from semel.pipeline.txn import Scope
 
 
@@ -69,41 +76,14 @@ def plan_recovery(pipeline: Pipeline, clock: Clock = SYSTEM_CLOCK) -> RecoveryPl
     ledger, scope = pipeline.ledger, pipeline.scope
     owner = owner_of(ledger.scope_record(scope))
     seen = examine(ledger, scope, pipeline.sinks, owner, clock.now())
-    return RecoveryPlan(
-        scope,
-        ledger.url,
-        owner,
-        seen.attempts,
-        seen.stranded,
-        seen.silent,
-        list(_blocks(pipeline, owner, seen)),
-    )
-
-
-def _blocks(pipeline: Pipeline, owner: ScopeOwner, seen: Examination) -> Iterable[str]:
+    blocked_by = list(obstacles(ledger, Patient(scope, pipeline.sinks), seen))
     if owner.is_live:
-        yield (
-            f"process {owner.pid} on {owner.host} owns the scope for another "
-            f"{owner.lease_left_seconds:.0f} s; --takeover fences it"
-        )
-    for silence in seen.silent:
-        yield f"sink {silence.sink!r} does not answer: {silence.reason}"
-    quiet = {silence.sink for silence in seen.silent}
-    for sink in pipeline.sinks:
-        if sink.name not in quiet:
-            try:
-                check_ledger(pipeline.ledger, pipeline.scope, [sink])
-                check_marks(pipeline.ledger, pipeline.scope, [sink])
-            except Exception as error:  # noqa: BLE001  any error is in the way
-                yield reason_of(error)
-    for one in seen.stranded:
-        if one.is_contradiction:
-            where = f"{one.txn.cycle.label} is {one.finding.found} in sink {one.sink!r}"
-            yield f"{where}, and the ledger says {one.ledger_says}"
-    for attempt in seen.attempts:
-        for name in attempt.lost_promises:
-            label = attempt.record.txn.cycle.label
-            yield f"{label} is committed, and sink {name!r} has promised it but is not configured"
+        left = f"{owner.lease_left_seconds:.0f} s"
+        held = f"process {owner.pid} on {owner.host} owns the scope for another {left}"
+        blocked_by.insert(0, f"{held}; --takeover fences it")
+    return RecoveryPlan(
+        scope, ledger.url, owner, seen.attempts, seen.stranded, seen.silent, blocked_by
+    )
 
 
 def recover(

@@ -23,6 +23,7 @@ from semel.sql.store import (
     RecordStore,
     insert_new,
     insert_or_update,
+    is_older,
     matching,
     new_values,
     values_of,
@@ -120,4 +121,5 @@ class SqlFailedAttempts(RecordStore[FailedAttempt]):
     async def delete_gone(
         self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
     ) -> int:
-        return await self._delete_gone(consumer, _A.at, ttl_seconds, limit, sweep, _A.at)
+        is_old = is_older(_A.at, ttl_seconds)
+        return await self._delete_gone(consumer, is_old, _A.at, sweep or Sweep(), limit)

@@ -95,8 +95,8 @@ class SqlApprovals(RecordStore[Approval]):
     async def delete_decided(
         self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
     ) -> int:
-        decided, number = _APPROVAL.decided_at, _APPROVAL.number
-        return await self._delete_gone(consumer, decided, ttl_seconds, limit, sweep, number)
+        is_old, place = is_older(_APPROVAL.decided_at, ttl_seconds), _APPROVAL.number
+        return await self._delete_gone(consumer, is_old, place, sweep or Sweep(), limit)
 
 
 ONLY_ROW: Final = 1

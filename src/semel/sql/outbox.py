@@ -301,8 +301,7 @@ def store_of(session: object) -> SqlOutboxStore:
     Raises:
         Misuse: it is not an `AsyncSession` of SQLAlchemy.
     """
-    if isinstance(session, async_scoped_session):
-        session = session()
+    session = _unscoped(session)
     if not isinstance(session, AsyncSession):
         kind = type(session)
         raise Misuse(
@@ -317,8 +316,7 @@ def after_commit(session: Any, outbox: str, call: Callable[[str], None]) -> None
 
     A handler's session never commits, so there *call* is called at once, shortly before the commit.
     """
-    if isinstance(session, async_scoped_session):
-        session = session()
+    session = _unscoped(session)
     if isinstance(session, HandlerSession):
         call(outbox)
         return
@@ -332,6 +330,10 @@ def after_commit(session: Any, outbox: str, call: Callable[[str], None]) -> None
             call(outbox)
 
         event.listen(inside, "after_commit", once, once=True)
+
+
+def _unscoped(session: Any) -> Any:
+    return session() if isinstance(session, async_scoped_session) else session
 
 
 def _shown(leadership: Leadership) -> dict[str, Any]:

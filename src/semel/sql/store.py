@@ -72,20 +72,18 @@ class Store:
     async def _delete_gone(
         self,
         consumer: str,
-        when: Column[Any],
-        ttl_seconds: float,
-        limit: int,
-        sweep: Sweep | None,
+        is_old: ColumnElement[bool],
         place: Column[Any],
+        sweep: Sweep,
+        limit: int,
     ) -> int:
         """Delete old rows about messages that the consumer has in no table any more.
 
         In the order of *place*, from where *sweep* is.
         """
-        sweep, columns = sweep or Sweep(), when.table.c
-        is_about = columns.consumer == consumer
-        gone = (is_older(when, ttl_seconds), _gone(consumer, columns.message_id))
-        old = delete_oldest(is_about, place >= sweep.since(), *gone, order=[place], limit=limit)
+        mine, is_next = place.table.c, place >= sweep.since()
+        is_gone = and_(mine.consumer == consumer, _gone(consumer, mine.message_id))
+        old = delete_oldest(is_old, is_next, is_gone, order=[place], limit=limit)
         return sweep.note(list((await self._run(old.returning(place))).scalars()))
 
 
