@@ -36,7 +36,7 @@ from semel.pipeline.sink import Found, TwoPhaseSink
 from semel.pipeline.source import SourceKind
 from semel.pipeline.twophase import Backoff
 from semel.spark.supervise import NEXT, RESTART_BACKOFF, Exit
-from semel.testing.contracts import LedgerContract, SinkContract
+from semel.testing import LedgerContract, SinkContract
 from semel.testing.world import Invariant
 
 PLACE: Final = re.compile(r"^<!-- table: (?P<name>[\w-]+) -->\n.*?^<!-- end -->$", re.M | re.S)

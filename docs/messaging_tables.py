@@ -13,7 +13,7 @@ from semel.messaging.handle.claims import CLAIM_TABLE
 from semel.messaging.outcome import Told
 from semel.messaging.records import Waits
 from semel.policy.vocabulary import BatchPolicy, GapPolicy, StalePolicy
-from semel.testing.contracts import BrokerContract
+from semel.testing import BrokerContract
 from tests.stores.approvals import ApprovalsContract
 from tests.stores.attempts import AttemptsContract
 from tests.stores.audit import AuditContract

@@ -11,7 +11,7 @@ import pytest
 
 from semel.files.layout import Layout
 from semel.files.sink import FilesSink
-from semel.testing.contracts import SinkContract
+from semel.testing import SinkContract
 
 
 class TestParquetFiles(SinkContract):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.memory.sink import MemorySink, MemoryStore
-from semel.testing.contracts import SinkContract
+from semel.testing import SinkContract
 
 
 class TestMemorySink(SinkContract):

@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 
 from semel.postgres.connect import pool
 from semel.postgres.sink import PostgresSink
-from semel.testing.contracts import SinkContract
+from semel.testing import SinkContract
 from semel.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres

@@ -6,7 +6,7 @@ import pytest
 from broken_sinks import CONVICTED_BY
 
 from semel.memory.sink import MemorySink, MemoryStore
-from semel.testing.contracts import SinkContract
+from semel.testing import SinkContract
 
 
 def contract_of(sink_class):

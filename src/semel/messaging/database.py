@@ -67,7 +67,7 @@ class Sweep:
 class ProcessedMessageStore(Protocol):
     """The claims of one open transaction; nothing here ends it.
 
-    The contract is executable: `semel.testing.contracts.ClaimsContract`.
+    The contract is executable: `semel.testing.ClaimsContract`.
     """
 
     async def claim(self, *, consumer_name: str, event_id: str) -> bool:

@@ -9,7 +9,7 @@ The life of one attempt at a cycle, as the ledger stores it:
 COMMITTED is the commit point, and the only one.  Left of it an attempt can
 always be given up; right of it it can only be carried through.
 
-The contract is executable: `semel.testing.contracts.LedgerContract`.
+The contract is executable: `semel.testing.LedgerContract`.
 """
 
 from __future__ import annotations

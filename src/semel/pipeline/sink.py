@@ -8,7 +8,7 @@ a commit is keyed by the cycle and names the attempt, so that two attempts of
 one cycle can never both become visible.  A prepared sink has promised to
 commit: it finds every reason to refuse in `prepare`, before the decision.
 
-The contract is executable: `semel.testing.contracts.SinkContract`.
+The contract is executable: `semel.testing.SinkContract`.
 """
 
 from __future__ import annotations

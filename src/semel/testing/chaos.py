@@ -9,7 +9,7 @@
         print(proof)
 
 The sink works beside a memory sink under one ledger, so that it is also seen
-whether both show the same batches.  `semel.testing.contracts.SinkContract`
+whether both show the same batches.  `semel.testing.SinkContract`
 says which rule of the contract is broken; this says what it costs.
 """
 

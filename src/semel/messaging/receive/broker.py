@@ -21,7 +21,7 @@ class Subscription(Protocol):
 
     `committed` and `end` may be called while a fetch waits, to measure the lag.
 
-    The contract is executable: `semel.testing.contracts.BrokerContract`.
+    The contract is executable: `semel.testing.BrokerContract`.
     """
 
     @property
