@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import pytest
 from engine_mutants import MUTANTS
 
 from semel.crashpoints import PIPELINE_POINTS
 from semel.lease import Takeover
+from semel.memory.sink import MemorySink, MemoryStore
 from semel.pipeline.twophase import Backoff
 from semel.testing.explore import (
     Census,
@@ -19,7 +21,8 @@ from semel.testing.explore import (
     explore_late_tasks,
     explore_woken,
 )
-from semel.testing.world import Invariant, Violation, World, memory_world
+from semel.testing.faults import Fault
+from semel.testing.world import Invariant, Violation, World
 
 ELSEWHERE = ("files", "postgres")
 """Crash points that begin so are inside these sinks, and are reached in their own tests."""
@@ -33,6 +36,30 @@ def _quiet() -> Iterator[None]:
     log.setLevel(logging.CRITICAL + 1)
     yield
     log.setLevel(level)
+
+
+def memory_world(
+    sinks: int = 2,
+    batches: int = 3,
+    rows_per_batch: int = 2,
+    tasks: int = 1,
+    faults: Mapping[str, Sequence[Fault]] | None = None,
+) -> World:
+    """Make a world on memory implementations: sinks ``s1``, ``s2``, …, rows 0, 1, 2, …"""
+    stores = [MemoryStore() for _ in range(sinks)]
+    rows = rows_per_batch
+    return World(
+        [list(range(n * rows, (n + 1) * rows)) for n in range(batches)],
+        lambda: [MemorySink(f"s{n}", store=store) for n, store in enumerate(stores, 1)],
+        lambda sink: cast("MemorySink", sink).visible,
+        lambda sink: _kept(cast("MemorySink", sink).store),
+        tasks=tasks,
+        faults=faults or {},
+    )
+
+
+def _kept(store: MemoryStore) -> list[object]:
+    return [*store.staged, *store.prepared]
 
 
 def one_batch(faults) -> World:

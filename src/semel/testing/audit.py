@@ -35,10 +35,20 @@ class SinkAudit:
     """Staged or held, and neither visible nor gone."""
 
     @property
+    def findings(self) -> Mapping[str, tuple[Hashable, ...]]:
+        """What is wrong, by the heading of its column."""
+        return {
+            "missing": self.missing,
+            "twice": self.duplicated,
+            "foreign": self.foreign,
+            "torn": self.torn,
+            "left behind": self.left_behind,
+        }
+
+    @property
     def is_clean(self) -> bool:
         """Whether every row exists once and nothing else is."""
-        found = (self.missing, self.duplicated, self.foreign, self.torn, self.left_behind)
-        return not any(found)
+        return not any(self.findings.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +66,7 @@ class Audit:
 
     def table(self) -> str:
         """Print a line for every sink, and below it what was found."""
-        head = ("sink", "source", "rows", "missing", "twice", "foreign", "torn", "left behind")
+        head = ("sink", "source", "rows", *SinkAudit("", 0, 0).findings)
         lines = [head, *(_cells(sink) for sink in self.sinks)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
         text = [
@@ -66,7 +76,12 @@ class Audit:
             )
             for line in lines
         ]
-        text += [words for sink in self.sinks for words in _findings(sink)]
+        text += [
+            f"{sink.sink}: {kind}: {quoted(found)}"
+            for sink in self.sinks
+            for kind, found in sink.findings.items()
+            if found
+        ]
         text += [
             f"partition {partition or '-'}: the rows end at {rows}, the ledger says {ledger}"
             for partition, (rows, ledger) in self.positions.items()
@@ -92,11 +107,11 @@ def audit_sinks(
     sink, the visible rows by cycle, to be compared with *cycle_rows*, the source's.
     *ends* has, by partition, where the source's rows end and what the ledger says.
     """
-    expected = Counter(key_of(row) for row in source)
+    expected = _counted(source)
     by_cycle = {name: _counted(rows) for name, rows in (cycle_rows or {}).items()}
     audits = []
     for name, rows in sinks.items():
-        found = Counter(key_of(row) for row in rows)
+        found = _counted(rows)
         shown = {c: _counted(r) for c, r in (cycles or {}).get(name, {}).items()}
         audits.append(
             SinkAudit(
@@ -139,19 +154,11 @@ def _listed(counts: Counter[Hashable]) -> tuple[Hashable, ...]:
 
 
 def _cells(sink: SinkAudit) -> tuple[str, ...]:
-    counts = (sink.missing, sink.duplicated, sink.foreign, sink.torn, sink.left_behind)
-    return (sink.sink, str(sink.expected), str(sink.found), *(str(len(found)) for found in counts))
+    counts = [str(len(found)) for found in sink.findings.values()]
+    return (sink.sink, str(sink.expected), str(sink.found), *counts)
 
 
-def _findings(sink: SinkAudit) -> Iterable[str]:
-    kinds = {
-        "missing": sink.missing,
-        "twice": sink.duplicated,
-        "foreign": sink.foreign,
-        "torn": sink.torn,
-        "left behind": sink.left_behind,
-    }
-    for kind, found in kinds.items():
-        if found:
-            more = f" … and {len(found) - 5} more" if len(found) > 5 else ""
-            yield f"{sink.sink}: {kind}: {', '.join(str(row) for row in found[:5])}{more}"
+def quoted(found: Sequence[object], most: int = 5) -> str:
+    """Write the first of what an audit found, and how many more there are."""
+    more = f" … and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(map(str, found[:most])) + more

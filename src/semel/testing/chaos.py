@@ -15,7 +15,7 @@ says which rule of the contract is broken; this says what it costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, cast
@@ -25,6 +25,7 @@ from semel.lease import Takeover
 from semel.memory.sink import MemorySink, MemoryStore
 from semel.pipeline.sink import Batch, TwoPhaseSink
 from semel.testing.explore import (
+    Census,
     Faults,
     MakeWorld,
     explore_crashes,
@@ -90,12 +91,21 @@ def prove(
         Violation: what was lost, doubled or left behind, and the history that leads there.
     """
     make_world = world_of(make_sink, visible_rows, rows, as_batch, left_behind)
-    return ChaosReport(
-        crashes=explore_crashes(make_world, depth, every).histories,
-        faults=explore_faults(make_world, crashes=depth - 1, spare=OTHERS, every=every).histories,
-        woken=explore_woken(make_world, Takeover.FORCE, depth, every).histories,
-        late_tasks=explore_late_tasks(make_world, depth, every).histories,
-    )
+    told = {kind: explore(make_world, depth, every) for kind, explore in EXPLORATIONS.items()}
+    return ChaosReport(**{kind: census.histories for kind, census in told.items()})
+
+
+EXPLORATIONS: Final[Mapping[str, Callable[[MakeWorld, int, int], Census]]] = {
+    "crashes": explore_crashes,
+    "faults": lambda make_world, depth, every: explore_faults(
+        make_world, crashes=depth - 1, spare=OTHERS, every=every
+    ),
+    "woken": lambda make_world, depth, every: explore_woken(
+        make_world, Takeover.FORCE, depth, every
+    ),
+    "late_tasks": explore_late_tasks,
+}
+"""By kind of history."""
 
 
 def world_of(
@@ -146,25 +156,20 @@ class ChaosContract:
         raise NotImplementedError
 
     def test_a_crash_at_any_window_loses_and_doubles_nothing(self) -> None:
-        assert explore_crashes(self._world(), self.depth, self.every).histories > 1
+        self._explore("crashes")
 
     def test_a_failure_of_any_call_loses_and_doubles_nothing(self) -> None:
-        explored = explore_faults(
-            self._world(), crashes=self.depth - 1, spare=OTHERS, every=self.every
-        )
-
-        assert explored.histories > 1
+        self._explore("faults")
 
     def test_an_owner_that_wakes_after_a_takeover_changes_nothing(self) -> None:
-        explored = explore_woken(self._world(), Takeover.FORCE, self.depth, self.every)
-
-        assert explored.histories > 1
+        self._explore("woken")
 
     def test_tasks_that_outlive_their_driver_leave_nothing_behind(self) -> None:
-        assert explore_late_tasks(self._world(), self.depth, self.every).histories > 1
+        self._explore("late_tasks")
 
-    def _world(self) -> MakeWorld:
-        return world_of(self.make_sink, self.visible_rows)
+    def _explore(self, kind: str) -> None:
+        make_world = world_of(self.make_sink, self.visible_rows)
+        assert EXPLORATIONS[kind](make_world, self.depth, self.every).histories > 1
 
 
 def _visible(sink: TwoPhaseSink, visible_rows: VisibleRows) -> list[Any]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from semel.crashpoints import CrashPoint, install
+from semel.crashpoints import CrashPoint, Hook, install
 
 
 class Crash(BaseException):
@@ -46,6 +46,16 @@ class WindowCounter:
 
 
 @contextmanager
+def hooked(hook: Hook) -> Iterator[None]:
+    """Call *hook* at every window within the block."""
+    before = install(hook)
+    try:
+        yield
+    finally:
+        install(before)
+
+
+@contextmanager
 def crash_at(point: CrashPoint, sink: str | None = None, occurrence: int = 1) -> Iterator[None]:
     """Raise `Crash` when *point* is reached for the *occurrence*-th time within the block.
 
@@ -60,11 +70,8 @@ def crash_at(point: CrashPoint, sink: str | None = None, occurrence: int = 1) ->
             if left == 0:
                 raise Crash(f"at {reached.at(at_sink)}")
 
-    before = install(hook)
-    try:
+    with hooked(hook):
         yield
-    finally:
-        install(before)
 
 
 @contextmanager
@@ -72,8 +79,5 @@ def trace() -> Iterator[list[CrashWindow]]:
     """Collect every window that is passed within the block, in order."""
     counter = WindowCounter()
     windows: list[CrashWindow] = []
-    before = install(lambda point, sink: windows.append(counter.pass_through(point, sink)))
-    try:
+    with hooked(lambda point, sink: windows.append(counter.pass_through(point, sink))):
         yield windows
-    finally:
-        install(before)

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, TypeAlias
 
-from semel.crashpoints import CrashPoint, Hook, install
+from semel.crashpoints import CrashPoint
 from semel.lease import Takeover
 from semel.pipeline.cycle import CommitAborted, CommitFatal
-from semel.testing.crash import Crash, CrashWindow, WindowCounter
+from semel.testing.crash import Crash, CrashWindow, WindowCounter, hooked
 from semel.testing.faults import IN_DOUBT_METHODS, OUTCOME_METHODS, Fault, FaultKind
 from semel.testing.world import LEDGER, Invariant, Process, Violation, World
 
@@ -101,16 +101,6 @@ class Census:
         self.histories += 1
         self.points.update(window.point for window in told.windows)
         return told
-
-
-@contextmanager
-def hooked(hook: Hook) -> Iterator[None]:
-    """Call *hook* at every window within the block."""
-    before = install(hook)
-    try:
-        yield
-    finally:
-        install(before)
 
 
 @contextmanager

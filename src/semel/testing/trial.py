@@ -40,6 +40,7 @@ from semel.messaging.send.outbox import CAUSATION_HEADER, MESSAGE_ID_HEADER
 from semel.sql import tables
 from semel.sql.database import SqlDatabase
 from semel.sql.tables import metadata
+from semel.testing.audit import quoted
 from semel.testing.kill import DEADLINE_SECONDS, EndedProcess, Running, Zygote, until_done
 from semel.testing.worker import Worker, consumer_of, found, open_database
 
@@ -224,7 +225,6 @@ class Trial:
 
 
 FINAL = frozenset({ClaimState.COMPLETED, ClaimState.FAILED_TERMINAL, ClaimState.PARKED})
-MOST_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,9 +314,7 @@ class TrialAudit:
         for name in _FINDINGS:
             found: tuple[str, ...] = getattr(self, name)
             if found:
-                more = f" … and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
-                listed = ", ".join(found[:MOST_LISTED])
-                text.append(f"{name.replace('_', ' ')}: {listed}{more}")
+                text.append(f"{name.replace('_', ' ')}: {quoted(found)}")
         return "\n".join(text)
 
     def __str__(self) -> str:

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from itertools import count
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, Retryable, SemelError
 from semel.events import Events
 from semel.lease import Owner, Takeover
 from semel.memory.ledger import MemoryLedger
-from semel.memory.sink import MemorySink, MemoryStore
 from semel.pipeline.cycle import CommitAborted, CommitFatal
 from semel.pipeline.driver import CycleOutcome, Driver, Settings
 from semel.pipeline.ledger import is_loser
@@ -278,27 +277,3 @@ class Process:
                 reach(CrashPoint.SPARK_BATCH_AFTER)
                 world.finished.add(batch)
         return False
-
-
-def memory_world(
-    sinks: int = 2,
-    batches: int = 3,
-    rows_per_batch: int = 2,
-    tasks: int = 1,
-    faults: Mapping[str, Sequence[Fault]] | None = None,
-) -> World:
-    """Make a world on memory implementations: sinks ``s1``, ``s2``, …, rows 0, 1, 2, …"""
-    stores = [MemoryStore() for _ in range(sinks)]
-    rows = rows_per_batch
-    return World(
-        [list(range(n * rows, (n + 1) * rows)) for n in range(batches)],
-        lambda: [MemorySink(f"s{n}", store=store) for n, store in enumerate(stores, 1)],
-        lambda sink: cast("MemorySink", sink).visible,
-        lambda sink: _kept(cast("MemorySink", sink).store),
-        tasks=tasks,
-        faults=faults or {},
-    )
-
-
-def _kept(store: MemoryStore) -> list[object]:
-    return [*store.staged, *store.prepared]
