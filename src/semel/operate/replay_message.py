@@ -273,8 +273,14 @@ class _Way:
         await self.send_back(unit)
         return await self.attempt.write_failure(unit, failure)
 
-    async def end(self, unit: OperatorUnit, outcome: Outcome) -> None:
+    async def end(self, unit: OperatorUnit, outcome: Outcome) -> Outcome:
         """Write what the engine does not write about the end of the message."""
+        return outcome
+
+    async def audit(self, unit: OperatorUnit) -> None:
+        """Write the acts of this transaction into the audit trail."""
+        for act in self.acts:
+            await unit.audit.append(act)
 
     async def lock_key(self, unit: OperatorUnit) -> None:
         """Lock the key before any row of the message, as all workers do."""
@@ -412,14 +418,12 @@ class _FromBroker(_Way):
     async def handle(self, unit: OperatorUnit) -> Outcome:
         async with self._outside_inbox(unit):
             outcome = await super().handle(unit)
-        await self.end(unit, outcome)
-        return outcome
+        return await self.end(unit, outcome)
 
     async def fail(self, unit: OperatorUnit, failure: Classified) -> Outcome:
         async with self._outside_inbox(unit):
             outcome = await super().fail(unit, failure)
-        await self.end(unit, outcome)
-        return outcome
+        return await self.end(unit, outcome)
 
     @asynccontextmanager
     async def _outside_inbox(self, unit: OperatorUnit) -> AsyncIterator[None]:
@@ -431,23 +435,21 @@ class _FromBroker(_Way):
         yield
         await unit.inbox.withdraw(self.name, self.message_id)
 
-    async def end(self, unit: OperatorUnit, outcome: Outcome) -> None:
+    async def end(self, unit: OperatorUnit, outcome: Outcome) -> Outcome:
         """Mark the offset, which no delivery marks, and close the dead letter of the bytes."""
+        name, letter = self.name, self.letter
         ended = Ended(self.message_id, self.attempt.message.source, outcome)
-        if self.letter is None:
+        if letter is None:
             # A record that was refused may be a loss, and stays one.
             if isinstance(outcome, Handled | Skipped):
-                await mark_ends(unit, self.name, [ended])
-            return
-        filed_as, is_left = self.letter.message_id, _is_left(outcome)
-        if not is_left and await unit.dead_letters.remove(self.name, filed_as):
-            await complete_without_effect(unit, self.name, filed_as, REPLACED)
-            await mark_ends(unit, self.name, [ended])
-            self.did("dlq.read", filed_as, read_as=self.message_id)
-
-
-def _is_left(outcome: Outcome) -> bool:
-    return replayed("", outcome).result is ReplayResult.LEFT
+                await mark_ends(unit, name, [ended])
+            return outcome
+        is_left = replayed(self.message_id, outcome).result is ReplayResult.LEFT
+        if not is_left and await unit.dead_letters.remove(name, letter.message_id):
+            await complete_without_effect(unit, name, letter.message_id, REPLACED)
+            await mark_ends(unit, name, [ended])
+            self.did("dlq.read", letter.message_id, read_as=self.message_id)
+        return outcome
 
 
 Handle: TypeAlias = Callable[[Message, WaitingMessage | None], Awaitable[Outcome]]
@@ -594,13 +596,9 @@ class Replayer:
             return await self._until_begun(way, lambda left: self._once(item, way, write, left))
         async with acting(self.database) as unit:
             waiting = await way.send_back(unit)
-            await _audit(unit, way)
+            await way.audit(unit)
         outcome = await self._until_begun(way, lambda left: handle(message, waiting))
-        async with self.database.begin() as unit:
-            await way.end(unit, outcome)
-            await self._write(unit, item, outcome, write)
-            await _audit(unit, way)
-        return outcome
+        return await self._ending(item, way, lambda unit: way.end(unit, outcome), write)
 
     def _way(self, found: Found, message: Message) -> _Way:
         attempt, options = Attempt(self.consumer, message), self.options
@@ -637,15 +635,9 @@ class Replayer:
         """Handle a message in one transaction; if it fails, write that in another one."""
         name = self.consumer.name
         attempt = way.attempt = way.attempt.again()
-        way.acts.clear()
         try:
-            async with acting(self.database) as unit:
-                reach(CrashPoint.CLAIM_BEFORE, name)
-                outcome = await way.handle(unit)
-                attempt.ended = True
-                await self._write(unit, item, outcome, write)
-                await _audit(unit, way)
-                reach(CrashPoint.MESSAGE_COMMIT_BEFORE, name)
+            reach(CrashPoint.CLAIM_BEFORE, name)
+            outcome = await self._ending(item, way, way.handle, write)
             reach(CrashPoint.MESSAGE_COMMIT_AFTER, name)
             alert([outcome])
             return outcome
@@ -661,31 +653,35 @@ class Replayer:
             is_locked = attempt.ended and isinstance(error, Retryable)
             if is_locked or attempt.says_nothing(error) or (failure.is_conflict and left):
                 return attempt.comes_back(failure)
-        way.acts.clear()
-        async with acting(self.database) as unit:
-            reach(CrashPoint.FAILURE_BEFORE, name)
-            outcome = await way.fail(unit, failure)
-            await self._write(unit, item, outcome, write)
-            await _audit(unit, way)
+        reach(CrashPoint.FAILURE_BEFORE, name)
+        outcome = await self._ending(item, way, lambda unit: way.fail(unit, failure), write)
         reach(CrashPoint.FAILURE_AFTER, name)
         return outcome
 
-    async def _write(
-        self, unit: OperatorUnit, item: SelectedMessage, outcome: Outcome, write: WriteResult
-    ) -> None:
+    async def _ending(
+        self,
+        item: SelectedMessage,
+        way: _Way,
+        end: Callable[[OperatorUnit], Awaitable[Outcome]],
+        write: WriteResult,
+    ) -> Outcome:
+        """End a message in one transaction, with its notes, the cursor and the audit trail."""
         name, message_id = self.consumer.name, item.message_id
-        if isinstance(outcome, Handled | Skipped | DeadLettered):
-            # It is over: no later attempt clears the notes of other processes.
-            await unit.members.clear_all_notes(name, message_id)
-        else:
-            await clear_own_notes(unit, name, [message_id])
-        await write(unit, replayed(item.message_id, outcome))
-
-
-async def _audit(unit: OperatorUnit, way: _Way) -> None:
-    for act in way.acts:
-        await unit.audit.append(act)
-    way.acts.clear()
+        way.acts.clear()
+        async with acting(self.database) as unit:
+            outcome = await end(unit)
+            way.attempt.ended = True
+            if isinstance(outcome, Handled | Skipped | DeadLettered):
+                # It is over: no later attempt clears the notes of other processes.
+                await unit.members.clear_all_notes(name, message_id)
+            else:
+                await clear_own_notes(unit, name, [message_id])
+            # The cursor before the audit trail, as when a person stops the replay: in another
+            # order, both could wait for each other.
+            await write(unit, replayed(message_id, outcome))
+            await way.audit(unit)
+            reach(CrashPoint.MESSAGE_COMMIT_BEFORE, name)
+        return outcome
 
 
 def _topic(found: Found) -> str:

@@ -73,7 +73,7 @@ class ReplayedLetters:
         service.refuse("m0")
         before = await letter_of(world, "m0")
 
-        with crash_at(CrashPoint.FAILURE_BEFORE), pytest.raises(Crash):
+        with crash_at(CrashPoint.MESSAGE_COMMIT_BEFORE), pytest.raises(Crash):
             await service.run(Letters())
 
         assert await letter_of(world, "m0") == before
