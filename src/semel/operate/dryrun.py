@@ -22,7 +22,7 @@ from semel.messaging.handle.lease import Lease
 from semel.messaging.outcome import Handled, Outcome, Skipped
 from semel.messaging.receive.broker import Reader
 from semel.messaging.send.outbox import OutboxEntry, parent_of
-from semel.operate.replay_message import NoPayload, find, read
+from semel.operate.replay_message import find, read
 from semel.operate.selection import MessageSource, Selection, settled
 from semel.operate.stores import OperatorDatabase, OperatorUnit, RowChange
 from semel.policy.vocabulary import Mode
@@ -33,22 +33,24 @@ class DryRun:
     """What handling a message would do; nothing of it was kept."""
 
     message_id: str
-    claim: ClaimState | None
-    """How the message stands; None where its consumer has never seen it."""
+    claim: ClaimState | None = None
+    """How the message stands; None where its consumer has never seen it, or it was not tried."""
 
-    outcome: Outcome
-    """What would become of it, if it were claimed."""
+    outcome: Outcome | None = None
+    """What would become of it, if it were claimed; None where it cannot be handled."""
 
     failure: Classified | None = None
     changes: Sequence[RowChange] = field(default_factory=tuple)
     """Of a handler that failed: what it had done before."""
 
     outgoing: Sequence[OutboxEntry] = field(default_factory=tuple)
+    not_possible: str = ""
+    """Why it cannot be handled: its payload is in no table, or it cannot be read."""
 
     @property
     def why(self) -> str:
-        """Why it fails; empty where it does not."""
-        return f"{self.failure.code}: {self.failure.reason}" if self.failure else ""
+        """Why it fails, or cannot be handled; empty where it succeeds."""
+        return f"{self.failure.code}: {self.failure.reason}" if self.failure else self.not_possible
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class DryRuns:
     """What handling the messages of a selection would do."""
 
     consumer: str
-    messages: Sequence[DryRun | NoPayload]
+    messages: Sequence[DryRun]
 
     @property
     def needs_attention(self) -> bool:
@@ -167,7 +169,7 @@ async def dry_runs(
     *,
     limit: int,
     reader: Reader | None = None,
-) -> list[DryRun | NoPayload]:
+) -> list[DryRun]:
     """Run the handler for the first messages of a selection, and take everything back.
 
     Allowed where a replay is not.
@@ -175,13 +177,13 @@ async def dry_runs(
     async with database.begin() as unit:
         selection = await settled(selection, consumer.name, unit, reader)
     source = MessageSource(selection, consumer, database, reader)
-    done: list[DryRun | NoPayload] = []
+    done: list[DryRun] = []
     async with aclosing(source.items()) as items:
         async for item in items:
             async with database.begin() as unit:
-                message = read(consumer, item, await find(unit, consumer.name, item))
-            if isinstance(message, NoPayload):
-                done.append(message)
+                message = read(consumer, await find(unit, consumer.name, item))
+            if isinstance(message, str):
+                done.append(DryRun(item.message_id, not_possible=message))
             else:
                 done.append(await dry_run(consumer, database, message))
             if len(done) >= limit:

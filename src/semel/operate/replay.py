@@ -30,7 +30,7 @@ from semel.errors import Fenced, Misuse, Permanent
 from semel.messaging.consumer import Consumer
 from semel.messaging.receive.broker import Reader
 from semel.messaging.settings import ReplayRule, ReplayRules
-from semel.operate.acts import acting, need_actor, need_reason
+from semel.operate.acts import acting, need_actor, need_reason, write_down
 from semel.operate.deadletters import MOST_RETRIES
 from semel.operate.replay_message import (
     Found,
@@ -51,7 +51,7 @@ from semel.operate.selection import (
     to_json,
     topic_of,
 )
-from semel.operate.stores import OVER, Act, OperatorDatabase, OperatorUnit, ReplayRun, ReplayState
+from semel.operate.stores import OVER, OperatorDatabase, OperatorUnit, ReplayRun, ReplayState
 
 # Some reasons name their message: a long replay must not collect them all.
 MOST_REASONS: Final = 5
@@ -191,7 +191,7 @@ def report_of(run: ReplayRun) -> ReplayReport:
 
 # The cursor is written after this many messages that are not tried: after a crash, at most
 # this many are looked at twice.
-DUPLICATES_PER_WRITE: Final = 100
+LOOKED_AT_PER_WRITE: Final = 100
 
 
 class ReplayNotAllowed(Permanent):
@@ -335,6 +335,7 @@ class Replay:
 
     async def _replay(self, item: SelectedMessage) -> ReplayReport | None:
         """Replay one message; return a report where the replay must not go on."""
+        # An earlier run was trying it, and did not end it.
         was_in_hand = self._cursor.hand is not None
         trying = replace(self._cursor, hand=[item.message_id, item.place])
         async with self.database.begin() as unit:
@@ -345,10 +346,10 @@ class Replay:
             self._is_at(trying)
             return await self._take(item, found)
         if was_in_hand and found.result is ReplayResult.DUPLICATE:
-            # It was not handled before that run tried it, so that run has handled it.
+            # It was no duplicate then, so that run has handled it.
             found = replace(found, result=ReplayResult.HANDLED)
         self._cursor = self._cursor.past(item.place, found)
-        if was_in_hand or self._cursor.done % DUPLICATES_PER_WRITE == 0:
+        if was_in_hand or self._cursor.done % LOOKED_AT_PER_WRITE == 0:
             async with self.database.begin() as unit:
                 await self._need_ours(unit, self._cursor)
             self._is_at(self._cursor)
@@ -364,8 +365,8 @@ class Replay:
             is_ours = await self._advance(unit, self._cursor.past(item.place, done))
 
         if self.settings.per_second is not None:
-            earliest = max(self._clock.monotonic(), self._next_at)
-            self._next_at = earliest + 1 / self.settings.per_second
+            now = max(self._clock.monotonic(), self._next_at)
+            self._next_at = now + 1 / self.settings.per_second
         reach(CrashPoint.REPLAY_BEFORE, self.consumer.name)
         done = await self._replayer.take(item, found, write)
         reach(CrashPoint.REPLAY_AFTER, self.consumer.name)
@@ -454,17 +455,9 @@ class Replay:
     ) -> bool:
         """Write a cursor; False where a person or another process has changed the replay."""
         failed = cursor.counts[ReplayResult.FAILED.value]
-        now = ReplayRun(
-            self.name,
-            self.consumer.name,
-            "",
-            self._actor,
-            state,
-            cursor.text(),
-            cursor.done,
-            failed,
-        )
-        return await unit.replays.advance(now, self._written)
+        run = ReplayRun(self.name, self.consumer.name, "", self._actor, state, cursor.text())
+        run = replace(run, done=cursor.done, failed=failed)
+        return await unit.replays.advance(run, self._written)
 
     async def _need_ours(
         self, unit: OperatorUnit, cursor: Cursor, state: ReplayState = ReplayState.RUNNING
@@ -505,10 +498,9 @@ class Replay:
         return replace(self._report(run.state), why=f"somebody {did} it")
 
     async def _audit(self, unit: OperatorUnit, act: str, **details: Any) -> None:
-        said = {"replay": self.name, **details}
-        await unit.audit.append(
-            Act(self._actor, act, self.consumer.name, reason=self._reason, details=said)
-        )
+        details = {"replay": self.name, **details}
+        name, reason = self.consumer.name, self._reason
+        await write_down(unit, self._actor, act, name, reason=reason, **details)
 
     async def _in_time(self) -> None:
         """Wait after a message that was tried, to keep to the rate."""
@@ -528,8 +520,8 @@ async def stop_replay(
     Raises:
         Misuse: there is no such replay, or it does not run.
     """
-    act = Act(actor, "replay.stop", reason=reason)
-    return await _end(database, name, {ReplayState.RUNNING}, ReplayState.STOPPED, act)
+    before, after = {ReplayState.RUNNING}, ReplayState.STOPPED
+    return await _change(database, name, before, after, "replay.stop", actor, reason)
 
 
 async def abandon_replay(
@@ -544,16 +536,18 @@ async def abandon_replay(
         Misuse: there is no such replay, it is over already, or no reason is given.
     """
     reason = need_reason(reason, "abandoning a replay")
-    act = Act(actor, "replay.abandon", reason=reason)
-    return await _end(database, name, {*ReplayState} - OVER, ReplayState.ABANDONED, act)
+    before, after = {*ReplayState} - OVER, ReplayState.ABANDONED
+    return await _change(database, name, before, after, "replay.abandon", actor, reason)
 
 
-async def _end(
+async def _change(
     database: OperatorDatabase,
     name: str,
     before: Collection[ReplayState],
     after: ReplayState,
-    act: Act,
+    act: str,
+    actor: str,
+    reason: str,
 ) -> ReplayStatus:
     async with acting(database) as unit:
         run = await unit.replays.get(name)
@@ -565,6 +559,5 @@ async def _end(
         if not await unit.replays.set_state(name, run.state, after):
             raise Misuse(f"replay {name!r} changed meanwhile: look at it again")
         details = {"replay": name, "was": run.state.value}
-        said = Act(need_actor(act.actor), act.act, run.consumer, reason=act.reason, details=details)
-        await unit.audit.append(said)
+        await write_down(unit, actor, act, run.consumer, reason=reason, **details)
     return await replay_status(database, name)

@@ -169,6 +169,8 @@ def replayed(message_id: str, outcome: Outcome) -> Replayed:
             assert_never(never)
 
 
+NOWHERE: Final = "its payload is in no table any more"
+
 Found: TypeAlias = WaitingMessage | InboxMessage | DeadLetter | Message | Unreadable
 """A message of a replay, from the table that has it, or from the broker."""
 
@@ -183,34 +185,26 @@ async def find(unit: OperatorUnit, consumer: str, item: SelectedMessage) -> Foun
     )
 
 
-@dataclass(frozen=True, slots=True)
-class NoPayload:
-    """A message that cannot be handled: it is in no table, or it cannot be read."""
-
-    message_id: str
-    why: str
-
-
-def read(consumer: Consumer, item: SelectedMessage, found: Found | None) -> Message | NoPayload:
-    """Return the message that would be handled."""
-    message: Message | Unreadable | None
+def read(consumer: Consumer, found: Found | None) -> Message | str:
+    """Return the message that would be handled, or why there is none."""
+    message: Message | Unreadable
     match found:
         case None:
-            return NoPayload(item.message_id, "its payload is in no table any more")
+            return NOWHERE
         case Message() | Unreadable():
             message = found
         case _ if found.erased_at is not None:
-            return NoPayload(item.message_id, ERASED_REASON)
+            return ERASED_REASON
         case InboxMessage():
             try:
                 # Its attempts are forgotten when it is sent back.
                 message = message_of_inbox(consumer, replace(found, attempts=0))
             except Undecodable as error:
-                return NoPayload(item.message_id, f"it cannot be read: {reason_of(error)}")
+                return f"it cannot be read: {reason_of(error)}"
         case _:
             message = message_of(consumer, found)
     if isinstance(message, Unreadable):
-        return NoPayload(item.message_id, f"it cannot be read: {message.reason}")
+        return f"it cannot be read: {message.reason}"
     return message
 
 
@@ -534,8 +528,7 @@ class Replayer:
             return self._refused(item, refusal)
         match found:
             case None:
-                why = "its payload is in no table any more"
-                return Replayed(message_id, ReplayResult.MISSING, why)
+                return Replayed(message_id, ReplayResult.MISSING, NOWHERE)
             case InboxMessage() if found.due_at is not None:
                 return Replayed(message_id, ReplayResult.LEFT, "an inbox worker tries it")
             case DeadLetter(outcome=Told.CONFLICT):
@@ -586,8 +579,8 @@ class Replayer:
             async with self.database.begin() as unit:
                 await write(unit, replayed(item.message_id, outcome))
             return outcome
-        message = read(self.consumer, item, found)
-        if isinstance(message, NoPayload):
+        message = read(self.consumer, found)
+        if isinstance(message, str):
             # The replay keeps the reasons of refusals: they must not quote the payload.
             raise _NotTried(Refused("it cannot be read"))
         way = self._way(found, message)

@@ -19,7 +19,6 @@ from semel.messaging.handle.claims import ClaimState
 from semel.messaging.handle.lease import Lease
 from semel.messaging.outcome import DeadLettered, Handled, RetryLater
 from semel.operate.dryrun import DryRun, dry_run, dry_runs
-from semel.operate.replay_message import NoPayload
 from semel.operate.selection import Ids, Letters, Offsets
 from semel.operate.stores import SECRET, Change, RowChange, shown
 from semel.outboxes import Outbox
@@ -218,10 +217,10 @@ class TestSelectedDryRuns(InMemory, DatabaseContract):
         nobody = await dry_runs(service.consumer, world.database, Ids(("m9",)), limit=9)
 
         read, unread = found
-        assert isinstance(read, DryRun)
-        assert isinstance(unread, NoPayload)
+        assert read.outcome == Handled()
+        assert unread.outcome is None
         assert "cannot be read" in unread.why
-        assert nobody == [NoPayload("m9", "its payload is in no table any more")]
+        assert nobody == [DryRun("m9", not_possible="its payload is in no table any more")]
 
 
 class Sql(DryRuns):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias
 
@@ -48,7 +48,7 @@ from semel.operate.replay import (
     replays,
     stop_replay,
 )
-from semel.operate.replay_message import NoPayload, ReplayResult
+from semel.operate.replay_message import ReplayResult
 from semel.operate.retention import MOST_DAYS
 from semel.operate.selection import Selection
 from semel.operate.stores import OperatorDatabase, ReplayState, RowChange
@@ -99,45 +99,33 @@ class OutgoingShown:
     headers: dict[str, str]
 
 
-def claim_of(one: DryRun | NoPayload) -> str:
+def claim_of(one: DryRun) -> str:
     """The state of its claim; empty where its consumer has never seen it."""
-    return one.claim.value if isinstance(one, DryRun) and one.claim else ""
+    return one.claim.value if one.claim else ""
 
 
-def outcome_of(one: DryRun | NoPayload) -> str:
+def outcome_of(one: DryRun) -> str:
     """What would become of it; empty where it cannot be handled."""
-    return told(one.outcome).value if isinstance(one, DryRun) else ""
+    return told(one.outcome).value if one.outcome else ""
 
 
-def why_of(one: DryRun | NoPayload) -> str:
-    """Why it fails, or cannot be handled."""
-    return one.why
-
-
-def changes_of(one: DryRun | NoPayload) -> Sequence[RowChange]:
-    """What the handler would change; secrets are hidden."""
-    return one.changes if isinstance(one, DryRun) else ()
-
-
-def outgoing_of(one: DryRun | NoPayload) -> list[OutgoingShown]:
+def outgoing_of(one: DryRun) -> list[OutgoingShown]:
     """What the handler would send."""
-    entries = one.outgoing if isinstance(one, DryRun) else ()
     return [
         OutgoingShown(e.message_id, e.topic, e.key, payload_of(e.value, ""), headers_of(e.headers))
-        for e in entries
+        for e in one.outgoing
     ]
 
 
-for kind in (DryRun, NoPayload):
-    Shape(
-        kind,
-        Field("message_id"),
-        Field("claim", claim_of),
-        Field("outcome", outcome_of),
-        Field("why", why_of),
-        Field("changes", changes_of),
-        Field("outgoing", outgoing_of),
-    )
+Shape(
+    DryRun,
+    Field("message_id"),
+    Field("claim", claim_of),
+    Field("outcome", outcome_of),
+    Field("why", means="Why it fails, or cannot be handled."),
+    Field("changes", means="What the handler would change; secrets are hidden."),
+    Field("outgoing", outgoing_of),
+)
 
 NameArgument: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The replay.")]
 
@@ -360,7 +348,7 @@ def dry_run_lines(found: DryRuns) -> Iterator[Line]:
         )
         if one.why:
             yield f"  {one.why}"
-        yield from (f"  {_change(change)}" for change in changes_of(one))
+        yield from (f"  {_change(change)}" for change in one.changes)
         for entry in outgoing_of(one):
             text = entry.payload.text or f"<{entry.payload.bytes} bytes>"
             yield f"  send to {entry.topic}, key {entry.key or '-'}: {text}"
