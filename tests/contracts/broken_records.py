@@ -26,7 +26,7 @@ async def _written(trail, number, act, previous):
     now = (await trail._run(audit_sql.LOCK_HEAD)).one().now
     act, at = recorded(act), to_seconds(now)
     entry = AuditEntry(number, at, act, previous, hash_of(number, at, act, previous))
-    await trail._run(insert(audit_entry).values(audit_sql._values(entry, now)))
+    await trail._run(insert(audit_entry).values(audit_sql._values(entry)))
     return entry
 
 

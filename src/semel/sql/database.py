@@ -41,7 +41,6 @@ from semel.sql.session import (
     UnitConnection,
     guard_transactions,
     has_failed,
-    note_failures,
     refuse_if_aborted,
 )
 from semel.sql.tables import metadata
@@ -128,7 +127,6 @@ class SqlDatabase:
         if isinstance(engine, str):
             engine = open_engine(engine, lock_seconds)
         self.engine = made_ready(engine, lock_seconds)
-        note_failures(self.engine)
         guard_transactions(self.engine)
         self.classification: Classification = SQL_CLASSIFICATION
         self._lock_seconds = lock_seconds

@@ -30,43 +30,32 @@ IS_ON: Final = text("PRAGMA foreign_keys")
 ORPHANS: Final = text("PRAGMA foreign_key_check")
 
 
-class Deferred:
-    """The deferred constraints of one open transaction."""
+async def _violations(session: AsyncSession) -> Counter[Any]:
+    """Count rows of SQLite whose foreign key refers to no row; none if it does not check them."""
+    if _is_postgres(session) or not (await session.execute(IS_ON)).scalar_one():
+        return Counter()
+    return Counter(map(tuple, await session.execute(ORPHANS)))
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
-        self._before: Counter[Any] = Counter()
 
-    @property
-    def _is_postgres(self) -> bool:
-        return self._session.get_bind().dialect.name == "postgresql"
+async def _check_deferred(session: AsyncSession, before: Counter[Any]) -> None:
+    """Check the constraints that the commit would check.
 
-    async def begin(self) -> None:
-        """Remember the violations that SQLite has already: a commit does not check those."""
-        if not self._is_postgres:
-            self._before = await self._orphans()
+    A commit of SQLite does not check the violations that were there *before*.
 
-    async def check(self) -> None:
-        """Check the constraints that the commit would check.
+    Raises:
+        IntegrityError: the commit would be refused.
+    """
+    if _is_postgres(session):
+        await session.execute(IMMEDIATE)
+    for table, _, parent, _ in await _violations(session) - before:
+        cause = sqlite3.IntegrityError(
+            f"FOREIGN KEY constraint failed: a row of {table} refers to no row of {parent}"
+        )
+        raise IntegrityError("COMMIT", None, cause)
 
-        Raises:
-            IntegrityError: the commit would be refused.
-        """
-        if self._is_postgres:
-            await self._session.execute(IMMEDIATE)
-            return
-        new = await self._orphans() - self._before
-        for table, _, parent, _ in new:
-            cause = sqlite3.IntegrityError(
-                f"FOREIGN KEY constraint failed: a row of {table} refers to no row of {parent}"
-            )
-            raise IntegrityError("COMMIT", None, cause)
 
-    async def _orphans(self) -> Counter[Any]:
-        """Count rows whose foreign key refers to no row; none if SQLite does not check them."""
-        if not (await self._session.execute(IS_ON)).scalar_one():
-            return Counter()
-        return Counter(map(tuple, await self._session.execute(ORPHANS)))
+def _is_postgres(session: AsyncSession) -> bool:
+    return session.get_bind().dialect.name == "postgresql"
 
 
 LONGEST_STATEMENT: Final = 300
@@ -96,8 +85,7 @@ async def watching(session: AsyncSession) -> AsyncIterator[list[RowChange]]:
     Raises:
         IntegrityError: the commit of what the block wrote would be refused.
     """
-    deferred = Deferred(session)
-    await deferred.begin()
+    before = await _violations(session)
     watcher = _Watcher()
     connection = (await session.connection()).sync_connection
     inside = session.sync_session
@@ -111,7 +99,7 @@ async def watching(session: AsyncSession) -> AsyncIterator[list[RowChange]]:
     try:
         yield watcher.found
         await session.flush()
-        await deferred.check()
+        await _check_deferred(session, before)
     finally:
         for target, name, listener in listeners:
             event.remove(target, name, listener)

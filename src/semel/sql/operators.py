@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -35,6 +34,7 @@ from semel.sql.store import (
     is_older,
     matching,
     original_names,
+    record_of,
     stored_names,
     values_of,
 )
@@ -121,7 +121,7 @@ class SqlAuditTrail(Store):
             head = (await self._run(LOCK_HEAD)).one()
         number, at = head.number + 1, to_seconds(head.now)
         entry = AuditEntry(number, at, act, head.hash, hash_of(number, at, act, head.hash))
-        await self._run(insert(audit_entry).values(_values(entry, head.now)))
+        await self._run(insert(audit_entry).values(_values(entry)))
         await self._run(update(audit_head).values(number=number, hash=entry.hash))
         return entry
 
@@ -140,24 +140,12 @@ class SqlAuditTrail(Store):
         return [_entry(row) for row in await self._run(found.order_by(_ENTRY.number))]
 
 
-def _values(entry: AuditEntry, at_us: int) -> dict[str, Any]:
-    return {
-        "number": entry.number,
-        "at": at_us,
-        "actor": entry.act.actor,
-        "act": entry.act.act,
-        "consumer": entry.act.consumer,
-        "message_id": entry.act.message_id,
-        "reason": entry.act.reason,
-        "details": json.dumps(entry.act.details),
-        "previous_hash": entry.previous_hash,
-        "hash": entry.hash,
-    }
+def _values(entry: AuditEntry) -> dict[str, Any]:
+    return {**values_of(audit_entry, entry, "act"), **values_of(audit_entry, entry.act)}
 
 
 def _entry(row: Row[Any]) -> AuditEntry:
-    act = Act(row.actor, row.act, row.consumer, row.message_id, row.reason, json.loads(row.details))
-    return AuditEntry(row.number, to_seconds(row.at), act, row.previous_hash, row.hash)
+    return record_of(audit_entry, row, AuditEntry, act=record_of(audit_entry, row, Act))
 
 
 _REVISION: Final = message_revision.c

@@ -281,9 +281,13 @@ _HELD: Final[WeakKeyDictionary[Connection, _Hold]] = WeakKeyDictionary()
 
 
 def guard_transactions(engine: AsyncEngine) -> None:
-    """Refuse statements that would end the transaction, on held connections of *engine*."""
+    """Refuse statements that would end the transaction, on held connections of *engine*.
+
+    Record on every connection that a statement failed.
+    """
     listen_once(engine, "commit", _before_commit)
     listen_once(engine, "before_cursor_execute", _before_statement, retval=True)
+    listen_once(engine, "handle_error", _note_failure)
 
 
 def _before_commit(connection: Connection) -> None:
@@ -464,12 +468,7 @@ def _is_in_transaction(driver: Any) -> bool | None:
     return None if name == "UNKNOWN" else name != "IDLE"
 
 
-def note_failures(engine: AsyncEngine) -> None:
-    """Record on every connection of *engine* that a statement failed."""
-    listen_once(engine, "handle_error", _note)
-
-
-def _note(context: ExceptionContext) -> None:
+def _note_failure(context: ExceptionContext) -> None:
     connection = context.connection
     if connection is not None and not connection.invalidated and not connection.closed:
         connection.info[FAILED] = True

@@ -26,6 +26,7 @@ are JSON objects of base64.
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
 from sqlalchemy import (
@@ -40,6 +41,7 @@ from sqlalchemy import (
 )
 
 from semel.sql.types import (
+    CONVERSION,
     NUMBER,
     counted,
     originals,
@@ -367,7 +369,7 @@ audit_entry: Final = Table(
     short_text("consumer", "about whose message"),
     short_text("message_id", "about which message"),
     short_text("reason", "why"),
-    short_text("details", "JSON"),
+    short_text("details", "JSON", {CONVERSION: (json.dumps, json.loads)}),
     text_column("previous_hash", "of the entry before"),
     text_column("hash", "of this entry"),
     Index("ix_audit_entry_message", "consumer", "message_id"),
