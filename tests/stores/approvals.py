@@ -148,4 +148,4 @@ async def open_ones(
 async def decide(world: DatabaseWorld, number: int, who: str, decision: ApprovalDecision) -> bool:
     """Decide in a transaction of its own."""
     async with world.database.begin() as unit:
-        return await unit.approvals.decide(number, who, decision)
+        return await unit.approvals.decide(number, who, decision) is not None

@@ -14,18 +14,18 @@ from typing import Final
 
 from semel.errors import Misuse
 from semel.messaging.failed.deadletters import erase_letter_records
-from semel.messaging.handle.claims import DELETED, ClaimState, Failure
+from semel.messaging.handle.claims import DELETED, ClaimState
 from semel.messaging.outcome import Mark
 from semel.messaging.receive.offsets import mark
 from semel.messaging.records import DeadLetter, MessageFilter, WaitingMessage
 from semel.operate.acts import (
     NotPossible,
     acting,
+    close_claim,
     need_actor,
     need_letter,
     need_reason,
     need_waiting,
-    overrule,
     remove_letter,
     remove_waiting,
     write_down,
@@ -148,13 +148,13 @@ async def approve_delete(
             # Another operator may have fixed it between the two statements.
             revisions = await unit.revisions.of(consumer, message_id)
             _need_the_same(request, revisions[-1] if revisions else None)
-        await _never_again(unit, consumer, message_id)
+        await close_claim(unit, consumer, message_id, ClaimState.FAILED_TERMINAL, DELETED)
         await mark(unit, consumer, Mark.DELETED, seen.source)
         await erase_letter_records(unit, consumer, message_id)
         await unit.revisions.erase(MessageFilter(consumer, message_id))
         await unit.attempts.erase(MessageFilter(consumer, message_id))
         await _audit(unit, "delete.approve", request, actor, reason)
-        return await _decided(unit, number)
+        return request
 
 
 async def refuse_delete(
@@ -169,7 +169,7 @@ async def refuse_delete(
     async with acting(database) as unit:
         request = await _decide(unit, number, actor, ApprovalDecision.REFUSED)
         await _audit(unit, "delete.refuse", request, actor, reason)
-        return await _decided(unit, number)
+        return request
 
 
 async def _ask(
@@ -200,9 +200,10 @@ async def _decide(
         raise Misuse(f"there is no request {number}")
     if same_name(request.asked_by, need_actor(actor)):
         raise SamePerson(number, request.asked_by)
-    if not await unit.approvals.decide(number, actor.strip(), decision):
+    decided = await unit.approvals.decide(number, actor.strip(), decision)
+    if decided is None:
         raise Misuse(f"request {number} was decided already")
-    return request
+    return decided
 
 
 async def _need_another_account(unit: OperatorUnit, request: Approval) -> None:
@@ -226,13 +227,6 @@ def _need_the_same(request: Approval, found: WaitingMessage | DeadLetter | Revis
         raise NotPossible(request.consumer, request.message_id, why)
 
 
-async def _never_again(unit: OperatorUnit, consumer: str, message_id: str) -> None:
-    row = await unit.claims.look_up(consumer, message_id)
-    attempts = row.attempts if row else 0
-    gone = Failure(ClaimState.FAILED_TERMINAL, attempts, DELETED)
-    await overrule(unit, consumer, message_id, gone)
-
-
 async def _audit(unit: OperatorUnit, act: str, request: Approval, actor: str, reason: str) -> None:
     details = {
         "request": request.number,
@@ -241,9 +235,3 @@ async def _audit(unit: OperatorUnit, act: str, request: Approval, actor: str, re
         "hash": request.payload_hash,
     }
     await write_down(unit, actor, act, request.consumer, request.message_id, reason, **details)
-
-
-async def _decided(unit: OperatorUnit, number: int) -> Approval:
-    request = await unit.approvals.get(number)
-    assert request is not None
-    return request

@@ -235,8 +235,10 @@ class Approvals(Protocol):
         """Return the requests about one message, in order."""
         ...
 
-    async def decide(self, number: int, decided_by: str, decision: ApprovalDecision) -> bool:
-        """Write the decision; False, and nothing changed, where there is one already."""
+    async def decide(
+        self, number: int, decided_by: str, decision: ApprovalDecision
+    ) -> Approval | None:
+        """Write the decision; None, and nothing changed, where there is one already."""
         ...
 
     async def delete_decided(

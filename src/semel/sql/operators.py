@@ -84,13 +84,12 @@ class SqlApprovals(RecordStore[Approval]):
     async def about(self, consumer: str, message_id: str) -> Sequence[Approval]:
         return await self._about(consumer, message_id)
 
-    async def decide(self, number: int, decided_by: str, decision: ApprovalDecision) -> bool:
-        decided = (
-            update(approval)
-            .where(_APPROVAL.number == number, _IS_OPEN)
-            .values(decided_by=plain(decided_by), decided_at=now_us(), decision=decision.value)
-        )
-        return await self._count(decided) > 0
+    async def decide(
+        self, number: int, decided_by: str, decision: ApprovalDecision
+    ) -> Approval | None:
+        decided = {"decided_by": plain(decided_by), "decision": decision.value}
+        here = update(approval).where(_APPROVAL.number == number, _IS_OPEN)
+        return await self._first(here.values(**decided, decided_at=now_us()).returning(approval))
 
     async def delete_decided(
         self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
