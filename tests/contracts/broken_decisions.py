@@ -183,7 +183,7 @@ class SaysRetryableForever(MemorySink):
 
 DECISIONS = {
     CommitsTwice: "committing_again_is_the_same_as_committing_once",
-    ForgetsItsCommits: "another_process_may_repeat_the_commit",
+    ForgetsItsCommits: "committing_again_is_the_same_as_committing_once",
     CommitsWhatIsLost: "committing_what_has_vanished_is_fatal",
     CommitsWhatIsStaged: "committing_what_was_only_staged_is_fatal",
     CommitsBothAttempts: "committing_is_fatal_once_another_attempt_is_committed",
@@ -191,13 +191,15 @@ DECISIONS = {
     AbortDeletesCommittedRows: "aborting_after_the_commit_is_fatal_and_deletes_nothing",
     AbortSaysOkAfterCommit: "aborting_after_the_commit_is_fatal_and_deletes_nothing",
     AbortDropsTheWholeCycle: "abort_leaves_other_attempts_alone",
-    AbortNeedsItsToken: "aborting_needs_no_token",
+    AbortNeedsItsToken: (
+        "another_process_aborts_what_a_dead_one_prepared_with_or_without_its_token"
+    ),
     AbortNeedsSomethingToAbort: "aborting_what_never_was_is_ok",
     AbortForgetsWhatWasStaged: "abort_drops_what_was_only_staged",
     ForgetsTheMark: "the_mark_names_the_highest_committed_cycle_and_its_attempt",
     LowersTheMark: "repeating_an_old_commit_does_not_lower_the_mark",
     MarksByBatchAlone: "a_new_generation_outranks_every_batch_of_the_old_one",
-    EmptyBatchesLeaveNoProof: "a_batch_without_tasks_is_committed_with_a_proof",
+    EmptyBatchesLeaveNoProof: "a_batch_without_rows_is_committed_with_a_proof",
     SaysRetryableForever: "committing_what_has_vanished_is_fatal",
 }
 """Each of them, with the rule of the contract that names its fault."""

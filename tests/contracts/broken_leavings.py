@@ -192,7 +192,7 @@ LEAVINGS = {
     FenceDropsWhatIsPrepared: "fencing_keeps_what_is_prepared_for_recovery",
     LookUpMutates: "look_up_changes_nothing",
     LookUpRaises: "look_up_answers_even_with_a_broken_token",
-    LookUpGuesses: "look_up_says_gone_for_what_never_was",
+    LookUpGuesses: "look_up_says_gone_for_what_was_never_prepared",
     RefusesItsOwnEpoch: "fencing_again_with_the_same_epoch_is_fine",
     RecoversGhosts: "recover_lists_nothing_in_an_empty_store",
 }

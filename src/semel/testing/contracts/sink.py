@@ -465,31 +465,22 @@ class SinkShowsRows(SinkWorld):
         self.shows(sink, 1)
         self.leaves_nothing(sink)
 
-    def test_a_batch_of_empty_tasks_is_committed_with_a_proof(self) -> None:
-        sink, txn, rival = self.process(), self.txn(), self.txn()
-        rival_token = self.prepared(sink, rival, [1])
-        token = self.prepared(sink, txn, [], [])
-        self.holds(sink, txn, rival)
+    def test_a_batch_without_rows_is_committed_with_a_proof(self) -> None:
+        for batch, tasks in enumerate(((), ([], []))):
+            sink, txn, rival = self.process(), self.txn(batch), self.txn(batch)
+            rival_token = self.prepared(sink, rival, [1])
+            token = self.prepared(sink, txn, *tasks)
+            self.holds(sink, txn, rival)
 
-        is_ok(self.successor(sink).commit(txn, token))
+            is_ok(self.successor(sink).commit(txn, token))
 
-        sink = self.process()
-        is_ok(sink.commit(txn, token))
-        is_found(sink.look_up(txn, token), Found.VISIBLE)
-        is_fatal(sink.commit(rival, rival_token))
-        is_fatal(sink.abort(txn, token))
-        self.shows(sink)
-
-    def test_a_batch_without_tasks_is_committed_with_a_proof(self) -> None:
-        sink, txn = self.process(), self.txn()
-        token = self.prepare(sink, txn, [])
-        self.holds(sink, txn)
-
-        is_ok(sink.commit(txn, token))
-
-        sink = self.successor(sink)
-        is_found(sink.look_up(txn, token), Found.VISIBLE)
-        is_fatal(sink.abort(txn, token))
+            sink = self.process()
+            is_ok(sink.commit(txn, token))
+            is_found(sink.look_up(txn, token), Found.VISIBLE)
+            is_fatal(sink.commit(rival, rival_token))
+            is_fatal(sink.abort(txn, token))
+            self.shows(sink)
+            is_ok(sink.abort(rival, rival_token))
 
     def test_many_tasks_make_one_batch(self) -> None:
         sink, txn = self.process(), self.txn()

@@ -32,36 +32,20 @@ class SinkPrepares(SinkWorld):
         is_found(sink.look_up(txn, token), Found.HELD)
 
     def test_preparing_again_changes_nothing(self) -> None:
-        sink, txn = self.process(), self.txn()
-        receipts = self.stage(sink, txn, [1, 2], [3])
-        self.prepare(sink, txn, receipts)
+        """Nor does it in another order of the receipts, or in another process."""
+        sink = self.process()
+        for batch, again in enumerate(("as before", "in another order", "in another process")):
+            txn = self.txn(batch)
+            receipts = self.stage(sink, txn, [3 * batch], [3 * batch + 1], [3 * batch + 2])
+            self.prepare(sink, txn, receipts)
 
-        token = self.prepare(sink, txn, receipts)
+            if again == "in another process":
+                sink = self.successor(sink)
+            token = self.prepare(sink, txn, receipts[:: -1 if again == "in another order" else 1])
 
-        self.holds(sink, txn)
-        is_ok(sink.commit(txn, token))
-        self.shows(sink, 1, 2, 3)
-
-    def test_preparing_again_with_the_receipts_in_another_order_changes_nothing(self) -> None:
-        sink, txn = self.process(), self.txn()
-        receipts = self.stage(sink, txn, [1], [2], [3])
-        self.prepare(sink, txn, receipts)
-
-        token = self.prepare(sink, txn, receipts[::-1])
-
-        is_ok(sink.commit(txn, token))
-        self.shows(sink, 1, 2, 3)
-
-    def test_preparing_again_in_another_process_changes_nothing(self) -> None:
-        sink, txn = self.process(), self.txn()
-        receipts = self.stage(sink, txn, [1, 2])
-        self.prepare(sink, txn, receipts)
-
-        sink = self.successor(sink)
-        token = self.prepare(sink, txn, receipts)
-
-        is_ok(sink.commit(txn, token))
-        self.shows(sink, 1, 2)
+            self.holds(sink, txn)
+            is_ok(sink.commit(txn, token))
+        self.shows(sink, *range(9))
 
     def test_preparing_again_with_other_rows_is_fatal_and_keeps_what_was_prepared(self) -> None:
         sink, txn = self.process(), self.txn()
@@ -176,19 +160,14 @@ class SinkPrepares(SinkWorld):
 class SinkIsLookedUp(SinkWorld):
     """Look_up × every state: read-only, and always with an answer."""
 
-    def test_look_up_says_gone_for_what_is_only_staged(self) -> None:
-        sink, txn = self.process(), self.txn()
-        self.stage(sink, txn, [1])
+    def test_look_up_says_gone_for_what_was_never_prepared(self) -> None:
+        """It is unknown, or only staged, or the loser of a committed cycle."""
+        sink, winner, loser, staged = self.process(), self.txn(), self.txn(), self.txn(1)
+        self.stage(sink, staged, [1])
 
-        is_found(sink.look_up(txn, None), Found.GONE)
-
-    def test_look_up_says_gone_for_what_never_was(self) -> None:
-        is_found(self.process().look_up(self.txn(), None), Found.GONE)
-
-    def test_look_up_says_gone_for_the_loser_of_a_committed_cycle(self) -> None:
-        sink, winner, loser = self.process(), self.txn(), self.txn()
-        self.committed(sink, winner, [1])
-
+        is_found(sink.look_up(loser, None), Found.GONE)
+        is_found(sink.look_up(staged, None), Found.GONE)
+        self.committed(sink, winner, [2])
         is_found(sink.look_up(loser, None), Found.GONE)
 
     def test_another_process_finds_the_same_with_or_without_the_token(self) -> None:
@@ -258,8 +237,12 @@ class SinkCommits(SinkWorld):
 
         is_ok(sink.commit(txn, token))
         is_ok(sink.commit(txn, token))
-
         self.shows(sink, 1, 2)
+
+        sink = self.successor(sink)
+        is_ok(sink.commit(txn, token))
+        self.shows(sink, 1, 2)
+        self.holds(sink)
 
     def test_another_process_commits_what_a_dead_one_prepared(self) -> None:
         sink, txn = self.process(), self.txn()
@@ -269,16 +252,6 @@ class SinkCommits(SinkWorld):
         is_ok(sink.commit(txn, token))
 
         self.shows(sink, 1, 2, 3)
-        self.holds(sink)
-
-    def test_another_process_may_repeat_the_commit(self) -> None:
-        sink, txn = self.process(), self.txn()
-        token = self.committed(sink, txn, [1, 2])
-
-        sink = self.successor(sink)
-        is_ok(sink.commit(txn, token))
-
-        self.shows(sink, 1, 2)
         self.holds(sink)
 
     def test_an_old_commit_may_be_repeated_after_later_cycles(self) -> None:
@@ -385,22 +358,17 @@ class SinkAborts(SinkWorld):
 
         self.shows(self.make_sink())
 
-    def test_another_process_aborts_what_a_dead_one_prepared(self) -> None:
-        sink, txn = self.process(), self.txn()
-        token = self.prepared(sink, txn, [1])
+    def test_another_process_aborts_what_a_dead_one_prepared_with_or_without_its_token(
+        self,
+    ) -> None:
+        sink, first, second = self.process(), self.txn(1), self.txn(2)
+        token = self.prepared(sink, first, [1])
+        self.prepared(sink, second, [2])
 
         sink = self.successor(sink)
-        is_ok(sink.abort(txn, token))
-
-        self.holds(sink)
-        self.leaves_nothing(sink)
-
-    def test_aborting_needs_no_token(self) -> None:
-        sink, txn = self.process(), self.txn()
-        self.prepared(sink, txn, [1])
-
-        sink = self.successor(sink)
-        is_ok(sink.abort(txn, None))
+        is_ok(sink.abort(first, token))
+        self.holds(sink, second)
+        is_ok(sink.abort(second, None))
 
         self.holds(sink)
         self.leaves_nothing(sink)
