@@ -7,8 +7,8 @@ from broken_brokers import CONVICTED_BY, broker_with
 from broker_place import InThisProcess
 
 from semel.errors import SemelError
+from semel.testing import BrokerContract
 from semel.testing.clock import SimulatedClock
-from semel.testing.contracts.broker import rules
 
 CASES = [(broken, rule) for broken, broken_rules in CONVICTED_BY.items() for rule in broken_rules]
 
@@ -34,4 +34,4 @@ def test_a_broken_broker_is_convicted_by_the_rule_it_breaks(broken, rule):
 
 
 def test_every_rule_convicts_somebody():
-    assert {rule for _, rule in CASES} == set(rules())
+    assert {rule for _, rule in CASES} == set(BrokerContract.rules())

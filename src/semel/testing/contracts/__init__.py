@@ -2,7 +2,7 @@
 
 sink     sink_phases sink_world
 ledger   ledger_decisions ledger_world
-broker   broker_fetch broker_sharing broker_world
+broker   broker_sharing broker_world
 claims
 contract    what all of them have
 

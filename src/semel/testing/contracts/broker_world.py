@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 from semel.errors import Retryable
 from semel.message import Partition, Record
 from semel.messaging.receive.broker import Outgoing, Publisher, Reader, Subscription
+from semel.testing.contracts.contract import Contract
 
 # Long enough for a loaded machine.
 DEADLINE_SECONDS: Final = 60.0
@@ -35,11 +36,11 @@ class BrokerAbility(StrEnum):
     """Not answer for a while."""
 
 
-class BrokerWorld:
+class BrokerWorld(Contract):
     """The hooks to override, and helpers.  A test gets a new instance."""
 
-    cannot: ClassVar[Mapping[BrokerAbility, str]] = {}
-    """Abilities that are missing, each with its reason: their tests are skipped with it."""
+    cannot: ClassVar[Mapping[str, str]] = {}
+    """What the test cannot make its broker do (a `BrokerAbility`), with its reason."""
 
     patience_seconds: ClassVar[float] = 10.0
     """How long to wait for what must come."""

@@ -466,7 +466,8 @@ class SinkShowsRows(SinkWorld):
         self.leaves_nothing(sink)
 
     def test_a_batch_without_rows_is_committed_with_a_proof(self) -> None:
-        for batch, tasks in enumerate(((), ([], []))):
+        all_tasks: tuple[list[list[int]], ...] = ([], [[], []])
+        for batch, tasks in enumerate(all_tasks):
             sink, txn, rival = self.process(), self.txn(batch), self.txn(batch)
             rival_token = self.prepared(sink, rival, [1])
             token = self.prepared(sink, txn, *tasks)
