@@ -101,9 +101,9 @@ async def check(engine: AsyncEngine) -> Sequence[SchemaProblem]:
         version = _version_there(connection)
         if version is None:
             strangers = _present(connection)
-            return [_stranger(name) for name in strangers] or [SchemaProblem(*_MISSING)]
+            return [_stranger(name) for name in strangers] or [_MISSING]
         if version > VERSION:
-            return [SchemaProblem(*_newer(version))]
+            return [_newer(version)]
         found = list(differences(connection, metadata))
         if version == 0 and not found:
             found = [SchemaProblem("the tables have no version", f"write it: {MAKE}")]
@@ -183,23 +183,21 @@ def _adopt(connection: Connection) -> None:
     """Write the version of tables that another tool created, if they are complete."""
     problems = list(differences(connection, metadata))
     if problems:
-        raise _unusable(
-            connection,
-            (
-                f"its tables have no version, and differ from what this semel needs: "
-                f"{problems[0]}{_and_more(problems)}",
-                f"correct them, or list all differences: {CHECK}",
-            ),
+        what = (
+            f"its tables have no version, and differ from what this semel needs: "
+            f"{problems[0]}{_and_more(problems)}"
         )
+        way_out = f"correct them, or list all differences: {CHECK}"
+        raise _unusable(connection, SchemaProblem(what, way_out))
     _write_version(connection)
 
 
-_MISSING: Final = ("there are no tables of semel", f"make them: {MAKE}")
+_MISSING: Final = SchemaProblem("there are no tables of semel", f"make them: {MAKE}")
 
 
-def _newer(version: int) -> tuple[str, str]:
+def _newer(version: int) -> SchemaProblem:
     what = f"the tables have version {version}, and this semel knows versions up to {VERSION}"
-    return what, "upgrade semel"
+    return SchemaProblem(what, "upgrade semel")
 
 
 def _present(connection: Connection) -> list[str]:
@@ -219,15 +217,15 @@ def _refuse_strangers(connection: Connection) -> None:
     problems = [_stranger(name) for name in _present(connection)]
     if problems:
         what = f"{problems[0].what}{_and_more(problems)}"
-        raise _unusable(connection, (what, problems[0].way_out))
+        raise _unusable(connection, SchemaProblem(what, problems[0].way_out))
 
 
 def _and_more(problems: Sequence[SchemaProblem]) -> str:
     return f", and {len(problems) - 1} more" if len(problems) > 1 else ""
 
 
-def _unusable(connection: Connection, why: tuple[str, str]) -> SchemaUnusable:
-    return SchemaUnusable(_name(connection.engine), "; ".join(why))
+def _unusable(connection: Connection, why: SchemaProblem) -> SchemaUnusable:
+    return SchemaUnusable(_name(connection.engine), str(why))
 
 
 def _name(engine: Engine) -> str:
