@@ -18,6 +18,7 @@ from typing import Any, Final
 import typer.main
 
 import semel
+from docs import json_keys
 from docs.markdown import attribute_docs, first_sentence, rules_of, table
 from docs.messaging_tables import MESSAGING
 from docs.policy_tables import REFERENCE, Rows
@@ -303,7 +304,8 @@ def main() -> None:
     root = Path(__file__).parents[1]
     for page in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
         text = page.read_text()
-        if (new := regenerated(text)) != text:
+        new = json_keys.page() if page.name == "json.md" else regenerated(text)
+        if new != text:
             page.write_text(new)
             print(f"rewrote {page.relative_to(root)}")
 

@@ -3,8 +3,9 @@
 app         every command in its group; wrong arguments are answered in JSON, too
 commands/   one file per command
 render      a record as JSON and as a table; times, counts and lists for people
-answer      stdout, stderr and exit codes; keys: the keys of the JSON
-preamble    what commands begin with: target (a ledger or a pipeline), database (of messages)
+answer      stdout, stderr and exit codes
+preamble    how a command is made, and what it begins with: target (a ledger or a pipeline),
+            database (of messages)
 messages    what `dlq`, `parking` and `outbox` do with one message or many
 options     options that several commands share; selection: those of a replay
 plain       text of other people, without escape sequences

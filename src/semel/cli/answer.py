@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 import typer
 from rich.console import Console
 
+from semel.cli.options import DebugOption, JsonOption
 from semel.cli.plain import PlainConsole
 from semel.cli.render import Line, Rows, document, print_lines
 from semel.errors import Fenced, LeaseHeld, Misuse, Retryable, SemelError
@@ -184,7 +185,9 @@ class Answer:
 
 
 @contextmanager
-def answering(command: str, as_json: bool, debug: bool) -> Iterator[Answer]:
+def answering(
+    command: str, as_json: JsonOption = False, debug: DebugOption = False
+) -> Iterator[Answer]:
     """Run a command's body and end the process with its answer, even after an error."""
     answer = Answer(command, as_json, debug)
     try:

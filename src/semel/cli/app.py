@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, cast
 
 import typer
@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from semel import __version__
 from semel.cli.answer import MEANS, Answer
-from semel.cli.commands import (
+from semel.cli.commands import (  # noqa: F401  each declares its commands
     adopt,
     audit,
     claims,
@@ -32,6 +32,7 @@ from semel.cli.commands import (
     retention,
     verify,
 )
+from semel.cli.preamble import COMMANDS
 from semel.errors import Misuse
 
 PIPELINES: Final = "Pipelines"
@@ -91,27 +92,36 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-app.command(rich_help_panel=PIPELINES)(look.status)
-app.command(rich_help_panel=PIPELINES)(doctor.doctor)
-app.command(rich_help_panel=PIPELINES)(recover.recover)
-app.command(rich_help_panel=PIPELINES)(verify.verify)
-app.command(rich_help_panel=PIPELINES)(look.history)
-app.command(rich_help_panel=PIPELINES)(lint.lint)
-app.command(rich_help_panel=PIPELINES)(adopt.adopt)
-app.command(rich_help_panel=CONSUMERS)(explain.explain)
-app.command(rich_help_panel=CONSUMERS)(erase.erase)
-app.command(rich_help_panel=CONSUMERS)(retention.retention)
-app.add_typer(cycle.app, name="cycle", rich_help_panel=PIPELINES)
-app.add_typer(ledger.app, name="ledger", rich_help_panel=PIPELINES)
-app.add_typer(policy.app, name="policy", rich_help_panel=CONSUMERS)
-app.add_typer(db.app, name="db", rich_help_panel=CONSUMERS)
-app.add_typer(claims.app, name="claims", rich_help_panel=CONSUMERS)
-app.add_typer(dlq.app, name="dlq", rich_help_panel=CONSUMERS)
-app.add_typer(parking.app, name="parking", rich_help_panel=CONSUMERS)
-app.add_typer(replay.app, name="replay", rich_help_panel=CONSUMERS)
-app.add_typer(explain.gaps_app, name="gaps", rich_help_panel=CONSUMERS)
-app.add_typer(outbox.app, name="outbox", rich_help_panel=CONSUMERS)
-app.add_typer(audit.app, name="audit", rich_help_panel=CONSUMERS)
+PANELS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("status", "doctor", "recover", "verify", "history", "lint", "adopt"), PIPELINES
+    ),
+    **dict.fromkeys(("explain", "erase", "retention"), CONSUMERS),
+}
+"""The commands without a group, in the order of the help."""
+
+GROUPS: Final[Mapping[str, tuple[str, str]]] = {
+    "cycle": (PIPELINES, "Work on a single cycle."),
+    "ledger": (PIPELINES, "Look after the ledger itself."),
+    "policy": (CONSUMERS, "Check and explain a policy file."),
+    "db": (CONSUMERS, "Make and check the consumers' tables."),
+    "claims": (CONSUMERS, "Look at what is handled under a lease now."),
+    "dlq": (CONSUMERS, "Look at dead letters, and deal with them."),
+    "parking": (CONSUMERS, "Look at waiting messages, and deal with them."),
+    "replay": (CONSUMERS, "Handle messages again, carefully."),
+    "gaps": (CONSUMERS, "Versions of aggregates that did not come."),
+    "outbox": (CONSUMERS, "Look at an outbox, and at what its broker refused."),
+    "audit": (CONSUMERS, "Read and verify the audit trail."),
+}
+
+for name, panel in PANELS.items():
+    app.command(name, rich_help_panel=panel)(COMMANDS[name].run)
+for group, (panel, words) in GROUPS.items():
+    inner = typer.Typer(no_args_is_help=True, help=words)
+    for name in COMMANDS:
+        if name.startswith(f"{group} "):
+            inner.command(name.removeprefix(f"{group} "))(COMMANDS[name].run)
+    app.add_typer(inner, name=group, rich_help_panel=panel)
 
 
 def _version(asked: bool) -> None:

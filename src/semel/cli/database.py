@@ -1,7 +1,7 @@
 """The common options of the message commands: a database, and who acts.
 
-@begins_with(asking, "dlq list")
-def list_letters(answer: Answer, books: Books, *, limit: LimitOption = 50) -> None: ...
+@command("dlq list", asking, DeadLetterList)
+def list_letters(books: Books, *, limit: LimitOption = 50) -> None: ...
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
 import typer
 
 from semel.cli.answer import Answer, answering
-from semel.cli.options import MOST_ROWS, DebugOption, JsonOption, YesOption
+from semel.cli.options import MOST_ROWS, DebugOption, JsonOption, YesOption, option
 from semel.cli.plain import given
-from semel.cli.render import lasting
+from semel.cli.render import Line, Rows, lasting
 from semel.errors import MissingExtra, Misuse
 from semel.operate.stores import Account, OperatorDatabase, acting_from
 from semel.secrets import masked
@@ -35,38 +35,29 @@ AS_JSON_TOO: Final = ', or json:"…" for one that a shell cannot say.'
 
 DatabaseOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--database",
-        metavar="URL",
-        help="Where the consumers keep their claims: postgresql://… or sqlite:///path.  "
+        "Where the consumers keep their claims: postgresql://… or sqlite:///path.  "
         f"[${DATABASE_VARIABLE}]",
+        "URL",
     ),
 ]
 ActorOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--actor", "--who", metavar="NAME", help="Who does it, for the audit.  Default: your user."
-    ),
+    str | None, option("--actor --who", "Who does it, for the audit.  Default: your user.", "NAME")
 ]
 ReasonOption: TypeAlias = Annotated[
-    str,
-    typer.Option("--reason", "--why", metavar="TEXT", help="Why it is done, for the audit."),
+    str, option("--reason --why", "Why it is done, for the audit.", "TEXT")
 ]
-ConsumerOption: TypeAlias = Annotated[
-    str, typer.Option("--consumer", "-c", metavar="NAME", help="The consumer.")
-]
+ConsumerOption: TypeAlias = Annotated[str, option("--consumer -c", "The consumer.", "NAME")]
 ConsumerFilter: TypeAlias = Annotated[
-    str | None, typer.Option("--consumer", "-c", metavar="NAME", help="Only this consumer's.")
+    str | None, option("--consumer -c", "Only this consumer's.", "NAME")
 ]
 KeyFilter: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--key", metavar="KEY", parser=given, help="Only messages of this key."),
+    str | None, option("--key", "Only messages of this key.", "KEY", parser=given)
 ]
-CodeFilter: TypeAlias = Annotated[
-    str | None, typer.Option("--error-code", metavar="CODE", help="Only this failure.")
-]
+CodeFilter: TypeAlias = Annotated[str | None, option("--error-code", "Only this failure.", "CODE")]
 LimitOption: TypeAlias = Annotated[
-    int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="How many at most.")
+    int, option("--limit -n", "How many at most.", min=1, max=MOST_ROWS)
 ]
 MessageArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="ID", parser=given, help=f"The message's id{AS_JSON_TOO}")
@@ -80,26 +71,36 @@ AnyMessagesArgument: TypeAlias = Annotated[
 ]
 
 Result = TypeVar("Result")
+Given = ParamSpec("Given")
 
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """The database that a command is about; each question opens it anew."""
+    """The database that a command is about, and its answer; each question opens it anew."""
 
     url: str
-    tell: Callable[[Callable[[], str]], None] = lambda far: None
-    """Where a question that takes long says so."""
-
+    answer: Answer
     account: Account = field(default_factory=lambda: Account(this_account()))
     """What the audit trail says of where an act was done."""
 
     @property
-    def name(self) -> str:
+    def database(self) -> str:
         """The URL, as people may read it."""
         return masked(self.url)
 
-    def ask(self, question: Callable[[OperatorDatabase], Awaitable[Result]]) -> Result:
-        """Open the database, ask, and close it.
+    def reply(
+        self, result: Result, lines: Callable[[Result], Iterable[Line | Rows]], **more: Any
+    ) -> None:
+        """Answer with *result*, the database and the keys *more*."""
+        self.answer.reply(result, lines, database=self.database, **more)
+
+    def ask(
+        self,
+        question: Callable[Concatenate[OperatorDatabase, Given], Awaitable[Result]],
+        *given: Given.args,
+        **named: Given.kwargs,
+    ) -> Result:
+        """Open the database, ask the question with what is given, and close it.
 
         Raises:
             Misuse: there is no such database, it has none of semel's tables, or the package
@@ -116,8 +117,8 @@ class Books:
             database = await open_existing(self.url)
             waiting = asyncio.create_task(self._say_that_it_lasts())
             try:
-                async with refusals(f"database {self.name}"):
-                    return await question(database)
+                async with refusals(f"database {self.database}"):
+                    return await question(database, *given, **named)
             finally:
                 waiting.cancel()
                 await database.close()
@@ -129,30 +130,30 @@ class Books:
         began = time.monotonic()
         while True:
             await asyncio.sleep(STILL_SECONDS)
-            self.tell(lambda: f"still at work, for {lasting(time.monotonic() - began)}")
+            self.answer.tell(lambda: f"still at work, for {lasting(time.monotonic() - began)}")
 
 
 @dataclass(frozen=True, slots=True)
-class Actor:
-    """Who changes something, and why."""
+class Actor(Books):
+    """Who changes something in the database, and why."""
 
-    name: str
-    reason: str
-    yes: bool
+    name: str = ""
+    reason: str = ""
+    yes: bool = False
 
     @property
     def given(self) -> dict[str, str]:
         """What every act takes, and its answer repeats."""
         return {"actor": self.name, "reason": self.reason}
 
-    def confirm(self, answer: Answer, question: str) -> None:
+    def confirm(self, question: str) -> None:
         """Ask, unless --yes is given.
 
         Raises:
             Misuse: the question cannot be asked.
             typer.Abort: the answer was no.
         """
-        answer.confirm(question, self.yes)
+        self.answer.confirm(question, self.yes)
 
 
 @contextmanager
@@ -161,10 +162,10 @@ def asking(
     database: DatabaseOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
-) -> Iterator[tuple[Answer, Books]]:
+) -> Iterator[Books]:
     """Answer about a database."""
     with answering(name, as_json, debug) as answer:
-        yield answer, _books(answer, database)
+        yield Books(_url(answer, database), answer)
 
 
 @contextmanager
@@ -174,10 +175,10 @@ def inspecting(
     actor: ActorOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
-) -> Iterator[tuple[Answer, Books, str]]:
+) -> Iterator[Actor]:
     """Answer with what was in a message; the audit trail keeps who looked."""
     with answering(name, as_json, debug) as answer:
-        yield answer, _books(answer, database), actor or your_name()
+        yield Actor(_url(answer, database), answer, name=actor or your_name())
 
 
 @contextmanager
@@ -189,10 +190,11 @@ def acting(
     yes: YesOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
-) -> Iterator[tuple[Answer, Books, Actor]]:
+) -> Iterator[Actor]:
     """Answer after a person's act, which the database's audit trail keeps."""
     with answering(name, as_json, debug) as answer:
-        yield answer, _books(answer, database), Actor(actor or your_name(), reason, yes)
+        url = _url(answer, database)
+        yield Actor(url, answer, name=actor or your_name(), reason=reason, yes=yes)
 
 
 def this_account() -> str:
@@ -217,9 +219,9 @@ def your_name() -> str:
         raise Misuse("say who you are, with --actor: the system has no name for you") from error
 
 
-def _books(answer: Answer, url: str | None) -> Books:
+def _url(answer: Answer, url: str | None) -> str:
     url = url or os.environ.get(DATABASE_VARIABLE)
     if not url:
         raise Misuse(f"say which database with --database URL (or ${DATABASE_VARIABLE})")
     answer.hide(url)
-    return Books(url, answer.tell)
+    return url

@@ -5,11 +5,10 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from semel.cli.answer import Answer
-from semel.cli.database import Actor, Books
-from semel.cli.render import WRITERS, Line, bold, counted
+from semel.cli.database import Actor
+from semel.cli.render import WRITERS, Field, Line, bold, counted
 from semel.message import Coordinates
 from semel.messaging.records import DeadLetter, StoredMessage, WaitingMessage
 from semel.operate.acts import Acts, on_each
@@ -80,14 +79,31 @@ def acts_of(found: Inspection | LetterInspection) -> list[str]:
     return [f"{entry.act.act} by {entry.act.actor}" for entry in found.acts]
 
 
+CONTENT: Final = (
+    Field("payload", payload_shown),
+    Field("headers", headers_shown),
+    Field("message_type", "message.message_type"),
+    Field("schema_version", "message.schema_version"),
+    Field("correlation_id", "message.correlation_id"),
+)
+"""What the JSON of an inspection says of the message itself."""
+
+
+def content_facts(message: StoredMessage) -> dict[str, Any]:
+    """Name what is known of a message besides its payload, for people."""
+    return {
+        "type": f"{message.message_type or '-'}, schema {message.schema_version or '-'}",
+        "correlation": message.correlation_id,
+        "headers": headers_of(message.headers),
+    }
+
+
 def headers_of(headers: Mapping[str, bytes]) -> dict[str, str]:
     """Make headers readable; bytes that are not text become escapes."""
     return {name: value.decode("utf-8", "backslashreplace") for name, value in headers.items()}
 
 
 def act_on_each(
-    answer: Answer,
-    books: Books,
     actor: Actor,
     act: Callable[..., Awaitable[Any]],
     messages: Sequence[str],
@@ -101,17 +117,21 @@ def act_on_each(
     """
     (where,) = place.values()
     said = note if callable(note) else lambda _: note
-    done = books.ask(
+    done = actor.ask(
         lambda database: on_each(
             messages, lambda one: act(database, where, one, **actor.given), said
         )
     )
-    reply_acts(answer, books, actor, done, **place)
+    reply_acts(actor, done, **place)
 
 
-def reply_acts(answer: Answer, books: Books, actor: Actor, done: Acts, **more: str) -> None:
+def reply_acts(actor: Actor, done: Acts, **place: str) -> None:
     """Answer with what became of an act on each message."""
-    answer.reply(done, act_lines, database=books.name, act=answer.command, **actor.given, **more)
+    actor.reply(done, act_lines, act=actor.answer.command, **actor.given, **place)
+
+
+ACTED: Final = ("act", "actor", "reason")
+"""The keys that `reply_acts` adds, besides the place."""
 
 
 def act_lines(done: Acts) -> Iterator[Line]:
@@ -132,15 +152,10 @@ class Request:
 
 
 def reply_asked(
-    answer: Answer,
-    books: Books,
-    actor: Actor,
-    ask: Callable[..., Awaitable[Approval]],
-    consumer: str,
-    message_id: str,
+    actor: Actor, ask: Callable[..., Awaitable[Approval]], consumer: str, message_id: str
 ) -> None:
     """Ask for a deletion, and answer with the number that the second person needs."""
-    request = books.ask(lambda database: ask(database, consumer, message_id, **actor.given))
+    request = actor.ask(ask, consumer, message_id, **actor.given)
     number = request.number
     line = f"request {number} waits for a second person: semel parking approve {number}"
-    answer.reply(Request(request, actor.name), lambda _: (line,), database=books.name)
+    actor.reply(Request(request, actor.name), lambda _: (line,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import socket
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
@@ -17,52 +17,49 @@ MOST: Final = 2**63 - 1
 MOST_ROWS: Final = 10**9
 """More rows than a person reads."""
 
+
+def option(names: str, words: str, metavar: str | None = None, **more: Any) -> Any:
+    """Make an option: its names, such as ``--limit -n``, and what the help says of it."""
+    return typer.Option(*names.split(), help=words, metavar=metavar, **more)
+
+
 LedgerOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--ledger",
-        metavar="URL",
-        help=f"The ledger: sqlite:///path or postgresql://…  [${LEDGER_VARIABLE}]",
+    option(
+        "--ledger", f"The ledger: sqlite:///path or postgresql://…  [${LEDGER_VARIABLE}]", "URL"
     ),
 ]
 PipelineOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--pipeline",
-        metavar="MODULE:NAME",
-        help="An ExactlyOnce or a Driver, or a function without arguments that returns one; "
+        "An ExactlyOnce or a Driver, or a function without arguments that returns one; "
         f"the module is looked for in this folder first.  [${PIPELINE_VARIABLE}]",
+        "MODULE:NAME",
     ),
 ]
 AppOption: TypeAlias = Annotated[
-    str | None, typer.Option("--app", metavar="NAME", help="Only the scopes of this app.")
+    str | None, option("--app", "Only the scopes of this app.", "NAME")
 ]
 QueryOption: TypeAlias = Annotated[
-    str | None, typer.Option("--query", metavar="NAME", help="Only the scopes of this query.")
+    str | None, option("--query", "Only the scopes of this query.", "NAME")
 ]
 JsonOption: TypeAlias = Annotated[
-    bool,
-    typer.Option("--json", help="Print one JSON document on stdout; messages go to stderr."),
+    bool, option("--json", "Print one JSON document on stdout; messages go to stderr.")
 ]
-DebugOption: TypeAlias = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error.")
-]
-YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+DebugOption: TypeAlias = Annotated[bool, option("--debug", "Show the traceback of an error.")]
+YesOption: TypeAlias = Annotated[bool, option("--yes -y", "Do it without asking.")]
 WhoOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--who", metavar="NAME", help="Who does it, for the audit.  Default: you@this-host."
-    ),
+    str | None, option("--who", "Who does it, for the audit.  Default: you@this-host.", "NAME")
 ]
 WhyOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--why", metavar="TEXT", help="Why it is done, for the audit; required."),
+    str | None, option("--why", "Why it is done, for the audit; required.", "TEXT")
 ]
 TakeoverOption: TypeAlias = Annotated[
     bool,
-    typer.Option(
+    option(
         "--takeover",
-        help="Take the scope from an owner whose lease is still live; that owner is fenced.",
+        "Take the scope from an owner whose lease is still live; that owner is fenced.",
     ),
 ]
 

@@ -1,16 +1,16 @@
 """Preambles: options that several commands share, and the objects made from them.
 
-    @begins_with(looking, "status")
-    def status(answer: Answer, target: Target, files: FilesOption = False) -> None: ...
+    @command("status", looking, Status)
+    def status(target: Target, *, files: FilesOption = False) -> None: ...
 
-The command line gets the options of `looking` and of `status`; the command gets
-the objects that `looking` made, and its own options.
+The command line gets the options of `looking` and of `status`; the command gets what
+`looking` made, and its own options, and answers with a `Status`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -53,30 +53,31 @@ def looking(
     query: QueryOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
-) -> Iterator[tuple[Answer, Target]]:
+) -> Iterator[Target]:
     """Answer about the scopes of a ledger or of a pipeline."""
     with answering(name, as_json, debug) as answer:
-        yield answer, find_target(answer, ledger, pipeline, app, query)
+        yield find_target(answer, ledger, pipeline, app, query)
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
     """Who changes something, why, and how far they go."""
 
+    answer: Answer
     name: str
     why: str
     yes: bool
     takeover: Takeover
 
-    def confirm(self, answer: Answer, act: str, question: str) -> None:
+    def confirm(self, act: str, question: str) -> None:
         """Require a reason, and ask, unless --yes is given.
 
         Raises:
             Misuse: there is no reason, or the answer is no.
         """
         if not self.why:
-            raise Misuse(f"{act}, and the audit wants a reason: add --why '…'")
-        answer.confirm(question, self.yes)
+            raise Misuse(f"{act}, and the audit needs a reason: add --why '…'")
+        self.answer.confirm(question, self.yes)
 
 
 @contextmanager
@@ -88,19 +89,41 @@ def changing(
     yes: YesOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
-) -> Iterator[tuple[Answer, Operator]]:
+) -> Iterator[Operator]:
     """Answer after an operator's act."""
     with answering(name, as_json, debug) as answer:
         force = Takeover.FORCE if takeover else Takeover.WAIT
-        yield answer, Operator(who_is_it(who), why or "", yes, force)
+        yield Operator(answer, who_is_it(who), why or "", yes, force)
 
 
-def begins_with(
-    preamble: Callable[..., AbstractContextManager[tuple[Any, ...]]],
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: what the shell runs, and the keys of its JSON document."""
+
+    run: Callable[..., None]
+    report: type
+    """What it answers with."""
+
+    rehearsal: type | None
+    """What it answers with after --dry-run, where that is something else."""
+
+    adds: tuple[str, ...]
+    """The keys that it adds to its answer."""
+
+
+COMMANDS: Final[dict[str, Command]] = {}
+"""Every command by its name, such as ``dlq list``."""
+
+
+def command(
     name: str,
+    preamble: Callable[..., AbstractContextManager[Any]],
+    report: type,
     *makers: Callable[..., Any],
+    rehearsal: type | None = None,
+    adds: Iterable[str] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of *preamble*, and what *preamble* makes of them.
+    """Make a command of a function: with the options of *preamble*, and what it makes of them.
 
     Each of *makers* makes one thing more, of options of its own.
     """
@@ -108,25 +131,27 @@ def begins_with(
     made_of = [_options(make) for make in makers]
     shared = [*chain.from_iterable(made_of), *begun]
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @wraps(command)
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
         def run(**given: Any) -> None:
             every = dict(given)
             taken = {option.name: given.pop(option.name) for option in shared}
             with preamble(name, **_of(taken, begun)) as made:
                 _need_text(both, every)
-                made[0].can_rehearse = "dry_run" in given
+                getattr(made, "answer", made).can_rehearse = "dry_run" in given
                 more = [
                     make(**_of(taken, options))
                     for make, options in zip(makers, made_of, strict=True)
                 ]
-                command(*made, *more, **given)
+                function(made, *more, **given)
 
-        own = [option for option in _options(command) if option.kind is _KEYWORD]
+        own = [option for option in _options(function) if option.kind is _KEYWORD]
         both = [option.replace(kind=_KEYWORD) for option in (*own, *shared)]
         # Typer reads both; without the second it would take the command's own.
         run.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
         run.__annotations__ = {option.name: option.annotation for option in both}
+        database = [option.name for option in begun if option.name == "database"]
+        COMMANDS[name] = Command(run, report, rehearsal, (*database, *adds))
         return run
 
     return decorate

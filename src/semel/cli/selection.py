@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
-import typer
-
 from semel.cli.database import CodeFilter, KeyFilter
+from semel.cli.options import option
 from semel.cli.plain import given
 from semel.cli.target import load_object
 from semel.errors import Misuse
@@ -24,90 +23,71 @@ from semel.policy.vocabulary import Mode
 
 HandlerOption: TypeAlias = Annotated[
     str,
-    typer.Option(
-        "--consumer",
-        "-c",
-        metavar="MODULE:NAME",
-        help="The consumer whose handler runs; looked for in this folder first.",
+    option(
+        "--consumer -c",
+        "The consumer whose handler runs; looked for in this folder first.",
+        "MODULE:NAME",
     ),
 ]
 ReaderOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--reader",
-        metavar="MODULE:NAME",
-        help="What reads a topic again, or a function that returns it; for --partition.",
+        "What reads a topic again, or a function that returns it; for --partition.",
+        "MODULE:NAME",
     ),
-]
-IdsOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--message", metavar="ID", parser=given, help="This message; may be given several times."
-    ),
-]
-LettersOption: TypeAlias = Annotated[
-    bool, typer.Option("--dead-letters", help="The dead letters, the oldest first.")
-]
-ParkedOption: TypeAlias = Annotated[
-    bool,
-    typer.Option("--parked", help="The parked messages; with --key, and all behind them."),
-]
-TopicOption: TypeAlias = Annotated[
-    str | None, typer.Option("--topic", metavar="NAME", help="Only dead letters of this topic.")
-]
-LabelOption: TypeAlias = Annotated[
-    str | None, typer.Option("--label", metavar="WORD", help="Only parked messages classified so.")
-]
-PartitionOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--partition",
-        metavar="TOPIC/NUMBER",
-        help="Records of this partition, by --offsets or by --since and --until.",
-    ),
-]
-OffsetsOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--offsets", metavar="FIRST:LAST", help="These offsets, both ends included."),
-]
-SinceOption: TypeAlias = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help="From then on, such as 2026-11-16T08.")
-]
-UntilOption: TypeAlias = Annotated[
-    str | None, typer.Option("--until", metavar="TIME", help="Before then.")
 ]
 ModeOption: TypeAlias = Annotated[
     Mode | None,
-    typer.Option(
-        "--mode", help="How its handler is called, where the consumer itself does not say."
-    ),
+    option("--mode", "How its handler is called, where the consumer itself does not say."),
 ]
 PolicyOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option("--policy", metavar="FILE", help="The policy file; what it forbids is refused."),
+    Path | None, option("--policy", "The policy file; what it forbids is refused.", "FILE")
 ]
 StricterOption: TypeAlias = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--policy",
-        metavar="FILE",
-        help="A policy file that holds beside the consumer's own: the stricter of both.",
+        "A policy file that holds beside the consumer's own: the stricter of both.",
+        "FILE",
     ),
 ]
 
 
 def selection_of(
-    message: IdsOption = None,
-    dead_letters: LettersOption = False,
-    parked: ParkedOption = False,
-    partition: PartitionOption = None,
+    message: Annotated[
+        list[str] | None,
+        option("--message", "This message; may be given several times.", "ID", parser=given),
+    ] = None,
+    dead_letters: Annotated[
+        bool, option("--dead-letters", "The dead letters, the oldest first.")
+    ] = False,
+    parked: Annotated[
+        bool, option("--parked", "The parked messages; with --key, and all behind them.")
+    ] = False,
+    partition: Annotated[
+        str | None,
+        option(
+            "--partition",
+            "Records of this partition, by --offsets or by --since and --until.",
+            "TOPIC/NUMBER",
+        ),
+    ] = None,
     key: KeyFilter = None,
-    topic: TopicOption = None,
+    topic: Annotated[
+        str | None, option("--topic", "Only dead letters of this topic.", "NAME")
+    ] = None,
     error_code: CodeFilter = None,
-    label: LabelOption = None,
-    offsets: OffsetsOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
+    label: Annotated[
+        str | None, option("--label", "Only parked messages classified so.", "WORD")
+    ] = None,
+    offsets: Annotated[
+        str | None, option("--offsets", "These offsets, both ends included.", "FIRST:LAST")
+    ] = None,
+    since: Annotated[
+        str | None, option("--since", "From then on, such as 2026-11-16T08.", "TIME")
+    ] = None,
+    until: Annotated[str | None, option("--until", "Before then.", "TIME")] = None,
 ) -> Selection | None:
     """Make a selection of the options; None where they select nothing.
 

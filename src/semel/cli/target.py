@@ -50,6 +50,7 @@ class Configured:
 class Target:
     """The scopes that a command is about, and the sinks where they can be asked."""
 
+    answer: Answer
     ledger: Ledger
     scopes: tuple[Scope, ...]
     pipeline: Pipeline | None = None
@@ -73,14 +74,14 @@ def find_target(
         scope = found.scope
         if (app or scope.app, query or scope.query) != (scope.app, scope.query):
             raise Misuse(f"pipeline {pipeline} is {scope}, not {app or '*'}/{query or '*'}")
-        return Target(found.ledger, (scope,), found)
+        return Target(answer, found.ledger, (scope,), found)
     if not ledger:
         raise Misuse(
             f"say which ledger with --ledger URL (or ${LEDGER_VARIABLE}), or which pipeline with "
             f"--pipeline module:name (or ${PIPELINE_VARIABLE})"
         )
     opened = open_existing(answer, ledger)
-    return Target(opened, _filtered(opened, app, query))
+    return Target(answer, opened, _filtered(opened, app, query))
 
 
 def need_pipeline(answer: Answer, spec: str | None) -> Pipeline:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from semel.cli import answer as answers
 from semel.cli import database as cli_database
+from semel.cli.answer import Answer
 from semel.cli.app import app
 from semel.cli.database import Books
 from semel.operate.stores import Act
@@ -167,7 +168,9 @@ def test_a_question_that_takes_long_says_that_it_is_still_at_work(books, monkeyp
         while not told:
             await asyncio.sleep(0.01)
 
-    Books(books.url, lambda far: told.append(far())).ask(slow)
+    answer = Answer("audit list", as_json=True, debug=False)
+    monkeypatch.setattr(answer, "tell", lambda far: told.append(far()))
+    Books(books.url, answer).ask(slow)
 
     assert told[0].startswith("still at work")
 

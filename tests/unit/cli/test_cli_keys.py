@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from semel.cli.keys import ADDED, REPORTS, classes_of, keys_of, keys_of_command, page, parts_of
+from docs.json_keys import (
+    ADDED,
+    REPORTS,
+    classes_of,
+    keys_of,
+    keys_of_command,
+    page,
+    parts_of,
+)
 from semel.cli.messages import Payload
 from tests import snapshots
 
@@ -34,7 +42,7 @@ def kept_documents() -> list[dict[str, Any]]:
 
 
 def test_the_page_is_the_codes_own():
-    # Write it anew with: python -c "from semel.cli.keys import page; print(page(), end='')"
+    # Write it anew with: make docs
     assert PAGE.read_text() == page()
 
 

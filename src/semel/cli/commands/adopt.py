@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-import typer
 from rich.text import Text
 
-from semel.cli.answer import Answer
-from semel.cli.options import LedgerOption
-from semel.cli.preamble import Operator, begins_with, changing
+from semel.cli.options import LedgerOption, option
+from semel.cli.preamble import Operator, changing, command
 from semel.cli.render import Field, Line, Rows, Shape, counted, red
 from semel.cli.target import ledger_url, open_existing
 from semel.ledgers import open_ledger
@@ -30,33 +28,24 @@ CHANGE = Shape(
 )
 
 
-@begins_with(changing, "adopt")
+@command("adopt", changing, Adoption)
 def adopt(
-    answer: Answer,
     operator: Operator,
     *,
-    app: Annotated[str, typer.Option("--app", metavar="NAME", help="The pipeline's app.")],
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", metavar="PATH", help="The checkpoint to go on with.")
-    ],
+    app: Annotated[str, option("--app", "The pipeline's app.", "NAME")],
+    checkpoint: Annotated[str, option("--checkpoint", "The checkpoint to go on with.", "PATH")],
     ledger: LedgerOption = None,
-    query: Annotated[
-        str, typer.Option("--query", metavar="NAME", help="The pipeline's query.")
-    ] = "main",
+    query: Annotated[str, option("--query", "The pipeline's query.", "NAME")] = "main",
     state_lost: Annotated[
-        bool, typer.Option("--state-lost", help="Accept that a stateful query starts empty.")
+        bool, option("--state-lost", "Accept that a stateful query starts empty.")
     ] = False,
     repeat_files: Annotated[
-        bool,
-        typer.Option("--repeat-files", help="Forget which files were committed: read them again."),
+        bool, option("--repeat-files", "Forget which files were committed: read them again.")
     ] = False,
     create_ledger: Annotated[
-        bool,
-        typer.Option("--create-ledger", help="Make the ledger if there is none yet."),
+        bool, option("--create-ledger", "Make the ledger if there is none yet.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what it means; change nothing.")
-    ] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Show what it means; change nothing.")] = False,
 ) -> None:
     """Accept a checkpoint whose start does not follow from the ledger.
 
@@ -69,11 +58,11 @@ def adopt(
     """
     from semel.spark.checkpoint import open_checkpoint
 
-    url = ledger_url(answer, ledger)
+    url = ledger_url(operator.answer, ledger)
     opened = (
         open_ledger(url)
         if create_ledger and not dry_run
-        else open_existing(answer, url, " (or make one with --create-ledger)")
+        else open_existing(operator.answer, url, " (or make one with --create-ledger)")
     )
     found_at = open_checkpoint(checkpoint)
     found = found_at.adoptable()
@@ -81,11 +70,11 @@ def adopt(
     plan = plan_adoption(opened, scope, checkpoint, found_at, found)
     if dry_run:
         only_looked = Adoption(False, operator.name, operator.why, None, plan)
-        answer.reply(only_looked, lambda _: plan_lines(plan))
+        operator.answer.reply(only_looked, lambda _: _plan_lines(plan))
         return
-    answer.print(plan_lines(plan))
+    operator.answer.print(_plan_lines(plan))
     question = f"Adopt {checkpoint} for {scope}?"
-    operator.confirm(answer, "adopting changes positions", question)
+    operator.confirm("adopting changes positions", question)
     done = go_on(
         opened,
         plan,
@@ -96,11 +85,10 @@ def adopt(
         repeat_files=repeat_files,
         takeover=operator.takeover,
     )
-    answer.reply(done, adopted_lines)
+    operator.answer.reply(done, _adopted_lines)
 
 
-def plan_lines(plan: AdoptionPlan) -> Iterator[Line | Rows]:
-    """Put what adopting means for people."""
+def _plan_lines(plan: AdoptionPlan) -> Iterator[Line | Rows]:
     yield Text.assemble((str(plan.scope), "bold"), f" in {plan.ledger}, {plan.owner}")
     state = ", stateful" if plan.is_stateful else ""
     before = f"generation {plan.generation_before}" if plan.generation_before else "no generation"
@@ -123,7 +111,6 @@ def plan_lines(plan: AdoptionPlan) -> Iterator[Line | Rows]:
         yield red("in the way", f"  {cycle}: settle it with `semel recover` first")
 
 
-def adopted_lines(done: Adoption) -> Iterator[Line]:
-    """Say that it was done."""
+def _adopted_lines(done: Adoption) -> Iterator[Line]:
     words = f": {done.plan.scope} goes on as generation {done.generation}"
     yield Text.assemble(("adopted", "green"), words)

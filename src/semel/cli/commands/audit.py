@@ -7,36 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated
 
-import typer
 from rich.text import Text
 
-from semel.cli.answer import Answer
 from semel.cli.database import Books, ConsumerFilter, ConsumerOption, LimitOption, asking
-from semel.cli.options import MOST
+from semel.cli.options import MOST, option
 from semel.cli.plain import given
-from semel.cli.preamble import begins_with
+from semel.cli.preamble import command
 from semel.cli.render import WRITERS, Field, Line, Rows, Shape, at, column, counted, listed, red
 from semel.cli.selection import ReaderOption, load_reader, partition_of
 from semel.errors import Misuse
 from semel.message import Partition
-from semel.operate.audit import (
-    AuditEntries,
-    Broken,
-    NotedHead,
-    Verified,
-    audit_entries,
-    verify_audit,
-)
-from semel.operate.completeness import (
-    Completeness,
-    Extent,
-    PartitionAudit,
-    Stretch,
-    audit_completeness,
-)
+from semel.operate import audit, completeness
 from semel.operate.stores import AuditEntry
-
-app = typer.Typer(no_args_is_help=True, help="Read and verify the audit trail.")
 
 
 def _message(entry: AuditEntry) -> str:
@@ -58,27 +40,27 @@ ENTRY = Shape(
 )
 
 
-def is_whole(found: Verified | Broken) -> bool:
+def is_whole(found: audit.Verified | audit.Broken) -> bool:
     """Whether the trail is unchanged."""
-    return isinstance(found, Verified)
+    return isinstance(found, audit.Verified)
 
 
-def entries_of(found: Verified | Broken) -> int | None:
+def entries_of(found: audit.Verified | audit.Broken) -> int | None:
     """How many entries the chain has, where it is whole."""
-    return found.entries if isinstance(found, Verified) else None
+    return found.entries if isinstance(found, audit.Verified) else None
 
 
-def head_of(found: Verified | Broken) -> str | None:
+def head_of(found: audit.Verified | audit.Broken) -> str | None:
     """Number and hash of the last entry, as `--head` takes them; write it down elsewhere."""
-    return f"{found.entries}:{found.hash}" if isinstance(found, Verified) else None
+    return f"{found.entries}:{found.hash}" if isinstance(found, audit.Verified) else None
 
 
-def broken_where(found: Verified | Broken) -> str:
+def broken_where(found: audit.Verified | audit.Broken) -> str:
     """Where it is broken; empty where it is whole."""
-    return found.where if isinstance(found, Broken) else ""
+    return found.where if isinstance(found, audit.Broken) else ""
 
 
-for kind in (Verified, Broken):
+for kind in (audit.Verified, audit.Broken):
     Shape(
         kind,
         Field("whole", is_whole),
@@ -88,17 +70,17 @@ for kind in (Verified, Broken):
     )
 
 
-def _counts(audit: PartitionAudit) -> dict[str, int]:
+def _counts(audit: completeness.PartitionAudit) -> dict[str, int]:
     return {standing: number for standing, number in audit.counts.items() if number}
 
 
-def _missing(audit: PartitionAudit) -> str:
+def _missing(audit: completeness.PartitionAudit) -> str:
     return _words(audit.missing) if audit.missing else "nothing"
 
 
 WRITERS[Partition] = str
 PARTITION = Shape(
-    PartitionAudit,
+    completeness.PartitionAudit,
     Field("partition", head="partition"),
     Field("complete", "is_complete"),
     Field("first"),
@@ -127,25 +109,19 @@ PARTITION = Shape(
     Field("repeated", means="Offsets that came more than once."),
     Field("not_reached"),
 )
-Shape(Completeness, Field("known"), whole=True)
+Shape(completeness.Completeness, Field("known"), whole=True)
 
 
-@app.command("list")
-@begins_with(asking, "audit list")
+@command("audit list", asking, audit.AuditEntries)
 def list_entries(
-    answer: Answer,
     books: Books,
     *,
     consumer: ConsumerFilter = None,
     message: Annotated[
-        str | None,
-        typer.Option(
-            "--message", metavar="ID", parser=given, help="Only entries about this message."
-        ),
+        str | None, option("--message", "Only entries about this message.", "ID", parser=given)
     ] = None,
     after: Annotated[
-        int | None,
-        typer.Option("--after", metavar="NUMBER", min=0, max=MOST, help="Entries after this one."),
+        int | None, option("--after", "Entries after this one.", "NUMBER", min=0, max=MOST)
     ] = None,
     limit: LimitOption = 50,
 ) -> None:
@@ -156,24 +132,19 @@ def list_entries(
     if (consumer is None) != (message is None):
         raise Misuse("give --consumer and --message together")
     about = (consumer, message) if consumer is not None and message is not None else None
-    found = books.ask(
-        lambda database: audit_entries(database, about=about, after=after, limit=limit)
-    )
-    answer.reply(found, entry_lines, database=books.name)
+    books.reply(books.ask(audit.audit_entries, about=about, after=after, limit=limit), _entry_lines)
 
 
-@app.command("verify")
-@begins_with(asking, "audit verify")
+@command("audit verify", asking, audit.Verified)
 def verify(
-    answer: Answer,
     books: Books,
     *,
     head: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--head",
-            metavar="NUMBER:HASH",
-            help="What an earlier verification printed; with it, an end that was cut off is found.",
+            "What an earlier verification printed; with it, an end that was cut off is found.",
+            "NUMBER:HASH",
         ),
     ] = None,
 ) -> None:
@@ -187,43 +158,41 @@ def verify(
 
     def progress(done: int, of: int) -> None:
         if done < of:  # else the answer itself comes next
-            answer.tell(lambda: f"{done:,} of {counted(of, 'entry', 'entries')} are whole so far")
+            books.answer.tell(
+                lambda: f"{done:,} of {counted(of, 'entry', 'entries')} are whole so far"
+            )
 
-    found = books.ask(lambda database: verify_audit(database, noted, progress))
-    answer.reply(found, verified_lines, database=books.name)
+    books.reply(books.ask(audit.verify_audit, noted, progress), _verified_lines)
 
 
-def _noted(head: str | None) -> NotedHead | None:
+def _noted(head: str | None) -> audit.NotedHead | None:
     if head is None:
         return None
     found = re.fullmatch(r"(\d+):([0-9a-f]{64})", head.strip())
     if found is None:
         raise Misuse("--head is a number, a colon, and 64 hex digits, as `audit verify` prints it")
-    return NotedHead(int(found[1]), found[2])
+    return audit.NotedHead(int(found[1]), found[2])
 
 
-@app.command("completeness")
-@begins_with(asking, "audit completeness")
-def completeness(
-    answer: Answer,
+@command("audit completeness", asking, completeness.Completeness)
+def add_up(
     books: Books,
     *,
     consumer: ConsumerOption,
     committed: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--committed",
-            metavar="TOPIC/N=OFFSET",
-            help="What the broker has as committed; everything before it must be accounted for.",
+            "What the broker has as committed; everything before it must be accounted for.",
+            "TOPIC/N=OFFSET",
         ),
     ] = None,
     first: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--first",
-            metavar="TOPIC/N=OFFSET",
-            help="Where to begin; else with the broker's log, and without --reader with what "
-            "is known.",
+            "Where to begin; else with the broker's log, and without --reader with what is known.",
+            "TOPIC/N=OFFSET",
         ),
     ] = None,
     reader: ReaderOption = None,
@@ -238,18 +207,18 @@ def completeness(
     """
     extents = _extents(first or [], committed or [])
     read_again = load_reader(reader)
-    found = books.ask(lambda database: audit_completeness(database, consumer, extents, read_again))
-    answer.reply(Completeness(consumer, found), completeness_lines, database=books.name)
+    found = books.ask(completeness.audit_completeness, consumer, extents, read_again)
+    books.reply(completeness.Completeness(consumer, found), _completeness_lines)
 
 
-def _extents(first: list[str], committed: list[str]) -> Mapping[Partition, Extent]:
-    extents: dict[Partition, Extent] = {}
+def _extents(first: list[str], committed: list[str]) -> Mapping[Partition, completeness.Extent]:
+    extents: dict[Partition, completeness.Extent] = {}
     for text in committed:
         place, offset = _offset("--committed", text)
-        extents[place] = replace(extents.get(place, Extent()), committed=offset)
+        extents[place] = replace(extents.get(place, completeness.Extent()), committed=offset)
     for text in first:
         place, offset = _offset("--first", text)
-        extents[place] = replace(extents.get(place, Extent()), first=offset)
+        extents[place] = replace(extents.get(place, completeness.Extent()), first=offset)
     return extents
 
 
@@ -260,14 +229,12 @@ def _offset(option: str, text: str) -> tuple[Partition, int]:
     return partition_of(place), int(offset)
 
 
-def entry_lines(found: AuditEntries) -> Iterator[Line | Rows]:
-    """Put entries of the trail for people."""
+def _entry_lines(found: audit.AuditEntries) -> Iterator[Line | Rows]:
     yield ENTRY.table(found.entries)
 
 
-def verified_lines(found: Verified | Broken) -> Iterator[Line]:
-    """Put whether the chain is whole for people."""
-    if isinstance(found, Verified):
+def _verified_lines(found: audit.Verified | audit.Broken) -> Iterator[Line]:
+    if isinstance(found, audit.Verified):
         entries = counted(found.entries, "entry", "entries")
         yield Text.assemble(("the chain is whole", "green"), f", {entries}")
         yield f"head {head_of(found)}"
@@ -275,8 +242,7 @@ def verified_lines(found: Verified | Broken) -> Iterator[Line]:
         yield red("the chain is broken", f": {found.where}")
 
 
-def completeness_lines(found: Completeness) -> Iterator[Line | Rows]:
-    """Put one line for each partition, and what is missing, for people."""
+def _completeness_lines(found: completeness.Completeness) -> Iterator[Line | Rows]:
     if not found.known:
         yield (
             f"nothing is known of a consumer {found.consumer!r}: it has handled nothing that is "
@@ -296,7 +262,7 @@ def completeness_lines(found: Completeness) -> Iterator[Line | Rows]:
     yield f"{partitions}: " + (f"{bad} incomplete" if bad else "all accounted for")
 
 
-def _words(stretches: Sequence[Stretch]) -> str:
+def _words(stretches: Sequence[completeness.Stretch]) -> str:
     return listed(
         str(one.first) if one.first == one.last else f"{one.first} to {one.last}"
         for one in stretches

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-import typer
-
-from semel.cli.answer import Answer
 from semel.cli.database import Books, ConsumerOption, LimitOption, asking
-from semel.cli.preamble import begins_with
+from semel.cli.options import option
+from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Rows, Shape, at, counted, lasting, name_of
 from semel.operate.explain import LeasedClaim, LeasedClaims, claims_in_progress, stale_claims
-
-app = typer.Typer(no_args_is_help=True, help="Look at what is handled under a lease now.")
 
 
 def _lease(seconds: float) -> str:
@@ -37,16 +33,12 @@ CLAIM = Shape(
 )
 
 
-@app.command("list")
-@begins_with(asking, "claims list")
+@command("claims list", asking, LeasedClaims)
 def list_claims(
-    answer: Answer,
     books: Books,
     *,
     consumer: ConsumerOption,
-    stale: Annotated[
-        bool, typer.Option("--stale", help="Only those whose lease has ended.")
-    ] = False,
+    stale: Annotated[bool, option("--stale", "Only those whose lease has ended.")] = False,
     limit: LimitOption = 50,
 ) -> None:
     """List the claims of a leased consumer that are in progress, the oldest lease first.
@@ -57,12 +49,10 @@ def list_claims(
     Example: semel claims list --consumer exports --stale --database postgresql://db/shop
     """
     ask = stale_claims if stale else claims_in_progress
-    found = books.ask(lambda database: ask(database, consumer, limit))
-    answer.reply(found, claim_lines, database=books.name)
+    books.reply(books.ask(ask, consumer, limit), _claim_lines)
 
 
-def claim_lines(found: LeasedClaims) -> Iterator[Line | Rows]:
-    """Put claims for people."""
+def _claim_lines(found: LeasedClaims) -> Iterator[Line | Rows]:
     yield CLAIM.table(found.claims)
     more = "; there are more, see --limit" if found.has_more else ""
     yield f"{counted(len(found.claims), 'claim')} of {found.consumer} in progress{more}"

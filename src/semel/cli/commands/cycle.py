@@ -5,27 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-import typer
 from rich.text import Text
 
-from semel.cli.answer import Answer
-from semel.cli.options import PipelineOption
-from semel.cli.preamble import Operator, begins_with, changing
+from semel.cli.options import PipelineOption, option
+from semel.cli.preamble import Operator, changing, command
 from semel.cli.render import Field, Line, Rows, Shape
 from semel.cli.target import need_pipeline
 from semel.errors import Misuse
-from semel.operate.resolution import (
-    Choice,
-    Resolution,
-    ResolutionPlan,
-    SinkOfCycle,
-    Way,
-    plan_resolution,
-)
-from semel.operate.resolution import resolve as carry_through
+from semel.operate import resolution
 
 SINK = Shape(
-    SinkOfCycle,
+    resolution.SinkOfCycle,
     Field("sink", head="sink"),
     Field("rows", head="rows", right=True),
     Field("found", head="found"),
@@ -33,39 +23,29 @@ SINK = Shape(
     Field("will", head="will"),
 )
 
-app = typer.Typer(no_args_is_help=True, help="Work on a single cycle.")
 
-
-@app.command("resolve")
-@begins_with(changing, "cycle resolve")
+@command("cycle resolve", changing, resolution.Resolution)
 def resolve(
-    answer: Answer,
     operator: Operator,
     *,
-    cycle: Annotated[
-        str, typer.Option("--cycle", metavar="g1.b42", help="The stuck cycle; see `semel doctor`.")
-    ],
+    cycle: Annotated[str, option("--cycle", "The stuck cycle; see `semel doctor`.", "g1.b42")],
     pipeline: PipelineOption = None,
-    sink: Annotated[
-        str | None, typer.Option("--sink", metavar="NAME", help="Only this sink.")
-    ] = None,
-    retry: Annotated[
-        bool, typer.Option("--retry", help="Commit again, now that the cause is gone.")
-    ] = False,
+    sink: Annotated[str | None, option("--sink", "Only this sink.", "NAME")] = None,
+    retry: Annotated[bool, option("--retry", "Commit again, now that the cause is gone.")] = False,
     divert: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--divert",
-            metavar="TABLE",
-            help="Commit what can be committed; the refused rows go to this reject table.",
+            "Commit what can be committed; the refused rows go to this reject table.",
+            "TABLE",
         ),
     ] = None,
     without: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--without",
-            metavar="SINK",
-            help="Give up the rows of a sink that is not configured any more: they are lost there.",
+            "Give up the rows of a sink that is not configured any more: they are lost there.",
+            "SINK",
         ),
     ] = None,
 ) -> None:
@@ -79,12 +59,12 @@ def resolve(
     --why "foreign rows took the keys"
     """
     choice = _choice(sink, retry, divert, without)
-    known = need_pipeline(answer, pipeline)
-    record, plan = plan_resolution(known, cycle, choice)
-    answer.print(plan_lines(plan))
+    known = need_pipeline(operator.answer, pipeline)
+    record, plan = resolution.plan_resolution(known, cycle, choice)
+    operator.answer.print(_plan_lines(plan))
     question = f"Resolve {plan.scope}/{cycle} by {choice.way}?"
-    operator.confirm(answer, "resolving changes things", question)
-    done = carry_through(
+    operator.confirm("resolving changes things", question)
+    done = resolution.resolve(
         known,
         record,
         plan,
@@ -93,31 +73,31 @@ def resolve(
         why=operator.why,
         takeover=operator.takeover,
     )
-    answer.reply(done, resolved_lines)
+    operator.answer.reply(done, _resolved_lines)
 
 
-def _choice(sink: str | None, retry: bool, divert: str | None, without: str | None) -> Choice:
+def _choice(
+    sink: str | None, retry: bool, divert: str | None, without: str | None
+) -> resolution.Choice:
     chosen = [retry, divert is not None, without is not None]
     if chosen.count(True) != 1:
         raise Misuse("choose one of --retry, --divert TABLE and --without SINK")
     if without is not None:
         if sink is not None:
             raise Misuse("--without names its sink itself: leave --sink out")
-        return Choice(Way.WITHOUT, without)
+        return resolution.Choice(resolution.Way.WITHOUT, without)
     if divert is not None:
-        return Choice(Way.DIVERT, sink, divert)
-    return Choice(Way.RETRY, sink)
+        return resolution.Choice(resolution.Way.DIVERT, sink, divert)
+    return resolution.Choice(resolution.Way.RETRY, sink)
 
 
-def plan_lines(plan: ResolutionPlan) -> Iterator[Line | Rows]:
-    """Put how every sink stands and what will be done with it."""
+def _plan_lines(plan: resolution.ResolutionPlan) -> Iterator[Line | Rows]:
     name = (f"{plan.scope}/{plan.cycle}", "bold")
     yield Text.assemble(name, f" (attempt {plan.attempt[:8]}) is {plan.state}")
     yield SINK.table(plan.sinks)
 
 
-def resolved_lines(done: Resolution) -> Iterator[Line]:
-    """Put what became of every sink."""
+def _resolved_lines(done: resolution.Resolution) -> Iterator[Line]:
     for one in done.sinks:
         word = ("done", "green") if one.is_done else ("not done", "bold red")
         counts = f", {one.diverted} rows diverted to {one.reject_table}" if one.diverted else ""

@@ -7,25 +7,19 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import typer
-
-from semel.cli.answer import Answer
 from semel.cli.database import Books, asking
-from semel.cli.preamble import begins_with
+from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Shape, bold, red
 from semel.errors import Misuse
 from semel.operate.stores import SchemaChange, SchemaCheck
-
-app = typer.Typer(no_args_is_help=True, help="Make and check the consumers' tables.")
 
 Result = TypeVar("Result")
 
 Shape(SchemaChange, Field("changed"), whole=True)
 
 
-@app.command("create")
-@begins_with(asking, "db create")
-def create(answer: Answer, books: Books) -> None:
+@command("db create", asking, SchemaChange)
+def create(books: Books) -> None:
     """Make the tables that consumers, inboxes and outboxes need; a second call changes nothing.
 
     Refuses a database that has a table of the same name which semel did not make.  Asks no
@@ -36,12 +30,11 @@ def create(answer: Answer, books: Books) -> None:
     from semel.sql.schema import create
 
     change = _on_engine(books.url, _need_folder, create)
-    answer.reply(change, lambda done: change_lines(books.name, done), database=books.name)
+    books.reply(change, lambda done: _change_lines(books.database, done))
 
 
-@app.command("upgrade")
-@begins_with(asking, "db upgrade")
-def upgrade(answer: Answer, books: Books) -> None:
+@command("db upgrade", asking, SchemaChange)
+def upgrade(books: Books) -> None:
     """Make the tables where there are none, or say that they are up to date.
 
     For tables that Alembic made it writes the version.  Two processes may run it at once.
@@ -51,12 +44,11 @@ def upgrade(answer: Answer, books: Books) -> None:
     from semel.sql.schema import upgrade
 
     change = _on_engine(books.url, _need_file, upgrade)
-    answer.reply(change, lambda done: change_lines(books.name, done), database=books.name)
+    books.reply(change, lambda done: _change_lines(books.database, done))
 
 
-@app.command("check")
-@begins_with(asking, "db check")
-def check(answer: Answer, books: Books) -> None:
+@command("db check", asking, SchemaCheck)
+def check(books: Books) -> None:
     """Compare the tables with what this semel needs, and name what is missing or different.
 
     Each line ends with the way out.  Exit code 1: something is missing or different.
@@ -66,7 +58,7 @@ def check(answer: Answer, books: Books) -> None:
     from semel.sql.schema import VERSION, check
 
     found = SchemaCheck(VERSION, _on_engine(books.url, _need_file, check))
-    answer.reply(found, lambda check: check_lines(books.name, check), database=books.name)
+    books.reply(found, lambda check: _check_lines(books.database, check))
 
 
 def _on_engine(
@@ -100,8 +92,7 @@ def _need_file(file: str) -> None:
         raise Misuse(f"there is no file {file}; make it with its tables: semel db create")
 
 
-def change_lines(database: str, change: SchemaChange) -> Iterator[Line]:
-    """Put what became of the tables for people."""
+def _change_lines(database: str, change: SchemaChange) -> Iterator[Line]:
     if not change.changed:
         done = f"the tables have version {change.after} already"
     elif change.before is None:
@@ -111,8 +102,7 @@ def change_lines(database: str, change: SchemaChange) -> Iterator[Line]:
     yield f"{database}: {done}"
 
 
-def check_lines(database: str, found: SchemaCheck) -> Iterator[Line]:
-    """Put what is wrong with the tables for people."""
+def _check_lines(database: str, found: SchemaCheck) -> Iterator[Line]:
     yield f"{database}: this semel needs version {found.version}"
     for problem in found.problems:
         yield red("wrong", f"  {problem.what}")

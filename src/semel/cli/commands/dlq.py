@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated
 
-import typer
-
-from semel.cli.answer import Answer
 from semel.cli.database import (
     Actor,
     Books,
@@ -24,31 +21,25 @@ from semel.cli.database import (
     inspecting,
 )
 from semel.cli.messages import (
+    ACTED,
+    CONTENT,
+    Request,
     act_on_each,
     acts_of,
-    headers_of,
-    headers_shown,
+    content_facts,
     is_erased,
     payload_lines,
     payload_shown,
     reason_shown,
     reply_asked,
 )
-from semel.cli.preamble import begins_with
+from semel.cli.options import option
+from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Rows, Shape, at, column, counted, facts, name_of, some_of
 from semel.messaging.records import DeadLetter, DeadLetterFilter
-from semel.operate.deadletters import (
-    MOST_RETRIES,
-    LetterInspection,
-    dead_letters,
-    inspect_dead_letter,
-    park_dead_letter,
-    retry_dead_letter,
-    skip_dead_letter,
-)
+from semel.operate import deadletters
+from semel.operate.acts import Acts
 from semel.operate.deletion import ask_to_delete_dead_letter
-
-app = typer.Typer(no_args_is_help=True, help="Look at dead letters, and deal with them.")
 
 LETTER = Shape(
     DeadLetter,
@@ -68,13 +59,9 @@ LETTER = Shape(
     Field("erased", is_erased),
 )
 Shape(
-    LetterInspection,
+    deadletters.LetterInspection,
     Field("letter", "message"),
-    Field("payload", payload_shown),
-    Field("headers", headers_shown),
-    Field("message_type", "message.message_type"),
-    Field("schema_version", "message.schema_version"),
-    Field("correlation_id", "message.correlation_id"),
+    *CONTENT,
     Field("timestamp", "message.timestamp", means="The broker's time of the record."),
     Field("expected_hash", "message.expected_hash"),
     Field("sent_back"),
@@ -82,24 +69,18 @@ Shape(
 )
 
 
-@app.command("list")
-@begins_with(asking, "dlq list")
+@command("dlq list", asking, deadletters.DeadLetterList)
 def list_letters(
-    answer: Answer,
     books: Books,
     *,
     consumer: ConsumerFilter = None,
     key: KeyFilter = None,
-    topic: Annotated[
-        str | None, typer.Option("--topic", metavar="NAME", help="Only from this topic.")
-    ] = None,
+    topic: Annotated[str | None, option("--topic", "Only from this topic.", "NAME")] = None,
     error_code: CodeFilter = None,
     outcome: Annotated[
         str | None,
-        typer.Option(
-            "--outcome",
-            metavar="NAME",
-            help="dlq, deserialization_failure, schema_incompatible or conflict.",
+        option(
+            "--outcome", "dlq, deserialization_failure, schema_incompatible or conflict.", "NAME"
         ),
     ] = None,
     limit: LimitOption = 50,
@@ -111,41 +92,30 @@ def list_letters(
     which = DeadLetterFilter(
         consumer=consumer, key=key, topic=topic, error_code=error_code, outcome=outcome
     )
-    found = books.ask(lambda database: dead_letters(database, which, limit))
-    total = some_of(len(found.letters), found.total, "dead letter", books.name)
-    answer.reply(found, lambda _: (LETTER.table(found.letters), total), database=books.name)
+    found = books.ask(deadletters.dead_letters, which, limit)
+    total = some_of(len(found.letters), found.total, "dead letter", books.database)
+    books.reply(found, lambda _: (LETTER.table(found.letters), total))
 
 
-@app.command("show")
-@begins_with(inspecting, "dlq show")
-def show(
-    answer: Answer,
-    books: Books,
-    actor: str,
-    *,
-    message: MessageArgument,
-    consumer: ConsumerOption,
-) -> None:
+@command("dlq show", inspecting, deadletters.LetterInspection)
+def show(actor: Actor, *, message: MessageArgument, consumer: ConsumerOption) -> None:
     """Show one dead letter with its payload; the audit trail says that you looked.
 
     Example: semel dlq show m-17 --consumer billing --database postgresql://db/shop
     """
-    found = books.ask(lambda d: inspect_dead_letter(d, consumer, message, actor=actor))
-    answer.reply(found, inspection_lines, database=books.name)
+    found = actor.ask(deadletters.inspect_dead_letter, consumer, message, actor=actor.name)
+    actor.reply(found, _inspection_lines)
 
 
-@app.command("retry")
-@begins_with(acting, "dlq retry")
+@command("dlq retry", acting, Acts, adds=("consumer", *ACTED))
 def retry(
-    answer: Answer,
-    books: Books,
     actor: Actor,
     *,
     messages: MessagesArgument,
     consumer: ConsumerOption,
     at_most: Annotated[
-        int, typer.Option("--at-most", min=1, help="How often one letter may be sent back.")
-    ] = MOST_RETRIES,
+        int, option("--at-most", "How often one letter may be sent back.", min=1)
+    ] = deadletters.MOST_RETRIES,
 ) -> None:
     """Send dead letters back to their consumer, under their own ids.
 
@@ -154,72 +124,45 @@ def retry(
 
     Example: semel dlq retry m-17 m-18 --consumer billing --reason "fixed in 2.4.1"
     """
-    actor.confirm(answer, f"Send {counted(len(messages), 'dead letter')} back to {consumer}?")
-    act = partial(retry_dead_letter, at_most=at_most)
+    actor.confirm(f"Send {counted(len(messages), 'dead letter')} back to {consumer}?")
+    act = partial(deadletters.retry_dead_letter, at_most=at_most)
     note = "sent back (attempt {})".format
-    act_on_each(answer, books, actor, act, messages, note, consumer=consumer)
+    act_on_each(actor, act, messages, note, consumer=consumer)
 
 
-@app.command("park")
-@begins_with(acting, "dlq park")
-def park(
-    answer: Answer,
-    books: Books,
-    actor: Actor,
-    *,
-    messages: MessagesArgument,
-    consumer: ConsumerOption,
-) -> None:
+@command("dlq park", acting, Acts, adds=("consumer", *ACTED))
+def park(actor: Actor, *, messages: MessagesArgument, consumer: ConsumerOption) -> None:
     """Move dead letters to the parking lot, where they can be fixed.
 
     Example: semel dlq park m-17 --consumer billing --reason "the amount must be corrected"
     """
-    actor.confirm(answer, f"Park {counted(len(messages), 'dead letter')} of {consumer}?")
-    act_on_each(answer, books, actor, park_dead_letter, messages, "parked", consumer=consumer)
+    actor.confirm(f"Park {counted(len(messages), 'dead letter')} of {consumer}?")
+    act_on_each(actor, deadletters.park_dead_letter, messages, "parked", consumer=consumer)
 
 
-@app.command("skip")
-@begins_with(acting, "dlq skip")
-def skip(
-    answer: Answer,
-    books: Books,
-    actor: Actor,
-    *,
-    messages: MessagesArgument,
-    consumer: ConsumerOption,
-) -> None:
+@command("dlq skip", acting, Acts, adds=("consumer", *ACTED))
+def skip(actor: Actor, *, messages: MessagesArgument, consumer: ConsumerOption) -> None:
     """Decide that dead letters never have an effect; needs a reason.
 
     Example: semel dlq skip m-17 --consumer billing --reason "a test order"
     """
-    actor.confirm(
-        answer, f"Skip {counted(len(messages), 'dead letter')} of {consumer} permanently?"
-    )
-    act_on_each(answer, books, actor, skip_dead_letter, messages, "skipped", consumer=consumer)
+    actor.confirm(f"Skip {counted(len(messages), 'dead letter')} of {consumer} permanently?")
+    act_on_each(actor, deadletters.skip_dead_letter, messages, "skipped", consumer=consumer)
 
 
-@app.command("delete")
-@begins_with(acting, "dlq delete")
-def delete(
-    answer: Answer,
-    books: Books,
-    actor: Actor,
-    *,
-    message: MessageArgument,
-    consumer: ConsumerOption,
-) -> None:
+@command("dlq delete", acting, Request)
+def delete(actor: Actor, *, message: MessageArgument, consumer: ConsumerOption) -> None:
     """Ask for the deletion of a dead letter; a second person must approve it.
 
     The approval is `semel parking approve`, with the number that this prints.
 
     Example: semel dlq delete m-17 --consumer billing --reason "sent to the wrong topic"
     """
-    actor.confirm(answer, f"Ask to delete the dead letter {message} of {consumer}?")
-    reply_asked(answer, books, actor, ask_to_delete_dead_letter, consumer, message)
+    actor.confirm(f"Ask to delete the dead letter {message} of {consumer}?")
+    reply_asked(actor, ask_to_delete_dead_letter, consumer, message)
 
 
-def inspection_lines(found: LetterInspection) -> Iterator[Line | Rows]:
-    """Put one dead letter for people."""
+def _inspection_lines(found: deadletters.LetterInspection) -> Iterator[Line | Rows]:
     one = found.message
     yield facts(
         {
@@ -231,9 +174,7 @@ def inspection_lines(found: LetterInspection) -> Iterator[Line | Rows]:
             "attempts": f"{one.attempts}, first failed {at(one.first_failed_at)}, "
             f"last {at(one.last_failed_at)}",
             "owner": one.owner or "none",
-            "type": f"{one.message_type or '-'}, schema {one.schema_version or '-'}",
-            "correlation": one.correlation_id,
-            "headers": headers_of(one.headers),
+            **content_facts(one),
             "sent back": f"{found.sent_back} times",
             "acts": acts_of(found),
         }

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-import typer
 from rich.text import Text
 
-from semel.cli.answer import Answer
-from semel.cli.preamble import begins_with, looking
+from semel.cli.options import option
+from semel.cli.preamble import command, looking
 from semel.cli.render import Field, Line, Rows, Shape, bold, column, lasting, red, start_of
 from semel.cli.target import Target
 from semel.operate.doctor import (
@@ -55,14 +54,11 @@ STRANDED = Shape(
 Shape(Problem, Field("runbook"), whole=True)
 
 
-@begins_with(looking, "doctor")
+@command("doctor", looking, Diagnosis)
 def doctor(
-    answer: Answer,
     target: Target,
     *,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 for weakening settings, too.")
-    ] = False,
+    strict: Annotated[bool, option("--strict", "Exit with 1 for weakening settings, too.")] = False,
 ) -> None:
     """Find every stranded transaction, with evidence and the decision that follows.
 
@@ -77,11 +73,10 @@ def doctor(
         Patient(scope, known.sinks if known else (), known.settings if known else None)
         for scope in target.scopes
     ]
-    answer.reply(diagnose(target.ledger, patients, strict=strict), doctor_lines)
+    target.answer.reply(diagnose(target.ledger, patients, strict=strict), _doctor_lines)
 
 
-def doctor_lines(found: Diagnosis) -> Iterator[Line | Rows]:
-    """Put a diagnosis for people."""
+def _doctor_lines(found: Diagnosis) -> Iterator[Line | Rows]:
     yield f"ledger {found.ledger}"
     for scope in found.scopes:
         yield None

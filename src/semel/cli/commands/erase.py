@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-import typer
-
-from semel.cli.answer import Answer
-from semel.cli.database import Actor, Books, acting
+from semel.cli.database import Actor, acting
+from semel.cli.options import option
 from semel.cli.plain import given
-from semel.cli.preamble import begins_with
+from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Shape, counted
 from semel.errors import Misuse
 from semel.operate.retention import Erased
@@ -19,24 +17,16 @@ from semel.operate.retention import erase as erase_payloads
 Shape(Erased, Field("left"), whole=True)
 
 
-@begins_with(acting, "erase")
+@command("erase", acting, Erased, adds=("actor", "reason"))
 def erase(
-    answer: Answer,
-    books: Books,
     actor: Actor,
     *,
     key: Annotated[
-        str | None,
-        typer.Option("--key", metavar="KEY", parser=given, help="All messages of this key."),
+        str | None, option("--key", "All messages of this key.", "KEY", parser=given)
     ] = None,
     message: Annotated[
         str | None,
-        typer.Option(
-            "--message",
-            metavar="ID",
-            parser=given,
-            help="This message, under every id it was given.",
-        ),
+        option("--message", "This message, under every id it was given.", "ID", parser=given),
     ] = None,
 ) -> None:
     """Remove payloads and headers everywhere, for all consumers; needs a reason.
@@ -50,21 +40,18 @@ def erase(
     if (key is None) == (message is None):
         raise Misuse("say what to erase: --key, or --message")
     what = f"the key {key!r}" if key is not None else f"message {message!r}"
-    actor.confirm(answer, f"Erase every payload of {what} in {books.name}, permanently?")
+    actor.confirm(f"Erase every payload of {what} in {actor.database}, permanently?")
 
     def progress(messages: int) -> None:
-        answer.tell(lambda: f"{counted(messages, 'waiting message')} closed so far")
+        actor.answer.tell(lambda: f"{counted(messages, 'waiting message')} closed so far")
 
-    erased = books.ask(
-        lambda database: erase_payloads(
-            database, key=key, message_id=message, progress=progress, **actor.given
-        )
+    erased = actor.ask(
+        erase_payloads, key=key, message_id=message, progress=progress, **actor.given
     )
-    answer.reply(erased, erased_lines, database=books.name, **actor.given)
+    actor.reply(erased, _erased_lines, **actor.given)
 
 
-def erased_lines(erased: Erased) -> Iterator[Line]:
-    """Put how much was erased for people."""
+def _erased_lines(erased: Erased) -> Iterator[Line]:
     yield (
         f"erased: {counted(erased.dead_letters, 'dead letter')}, "
         f"{counted(erased.waiting, 'waiting message')}, "

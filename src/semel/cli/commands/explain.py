@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
 from rich.text import Text
 
-from semel.cli.answer import Answer
 from semel.cli.database import (
     Actor,
     Books,
@@ -19,8 +17,9 @@ from semel.cli.database import (
     acting,
     asking,
 )
+from semel.cli.options import option
 from semel.cli.plain import given
-from semel.cli.preamble import begins_with
+from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Rows, Shape, at, bold, column, counted, listed, name_of
 from semel.cli.selection import load_consumer
 from semel.errors import Misuse
@@ -33,8 +32,6 @@ from semel.operate.explain import (
     open_gaps,
     pass_over_gaps,
 )
-
-gaps_app = typer.Typer(no_args_is_help=True, help="Versions of aggregates that did not come.")
 
 
 def last_missing(gap: Gap) -> int:
@@ -87,18 +84,15 @@ class ClosedGaps:
     """The missing versions are not waited for any more."""
 
 
-@begins_with(asking, "explain")
+@command("explain", asking, Explanation)
 def explain(
-    answer: Answer,
     books: Books,
     *,
     message: MessageArgument,
     consumer: ConsumerFilter = None,
     sent_to: Annotated[
         list[str] | None,
-        typer.Option(
-            "--sent-to", metavar="TOPIC", help="Look for what it sent there; may be repeated."
-        ),
+        option("--sent-to", "Look for what it sent there; may be repeated.", "TOPIC"),
     ] = None,
 ) -> None:
     """Tell one message's story: where it came from, what was tried, who did what, what it sent.
@@ -109,50 +103,37 @@ def explain(
 
     Example: semel explain m-17 --sent-to invoices --database postgresql://db/shop
     """
-    found = books.ask(lambda database: explain_message(database, message, consumer, sent_to or ()))
-    answer.reply(found, story_lines, database=books.name)
+    books.reply(books.ask(explain_message, message, consumer, sent_to or ()), _story_lines)
 
 
-@gaps_app.command("list")
-@begins_with(asking, "gaps list")
-def list_gaps(
-    answer: Answer, books: Books, *, consumer: ConsumerFilter = None, limit: LimitOption = 50
-) -> None:
+@command("gaps list", asking, OpenGaps)
+def list_gaps(books: Books, *, consumer: ConsumerFilter = None, limit: LimitOption = 50) -> None:
     """List versions that did not come, the oldest gap first.
 
     Exit code 1: there are some.
 
     Example: semel gaps list --database postgresql://db/shop
     """
-    gaps = books.ask(lambda database: open_gaps(database, consumer, limit))
+    gaps = books.ask(open_gaps, consumer, limit)
     shown = GAP.table(gaps) if gaps else bold("nothing is missing", "green")
-    answer.reply(OpenGaps(gaps), lambda _: (shown,), database=books.name)
+    books.reply(OpenGaps(gaps), lambda _: (shown,))
 
 
-@gaps_app.command("close")
-@begins_with(acting, "gaps close")
+@command("gaps close", acting, ClosedGaps, adds=("actor", "reason"))
 def close(
-    answer: Answer,
-    books: Books,
     actor: Actor,
     *,
     consumer: Annotated[
         str,
-        typer.Option(
-            "--consumer",
-            "-c",
-            metavar="NAME",
-            help="The consumer; with --pass-over as MODULE:NAME, whose code reads the versions.",
+        option(
+            "--consumer -c",
+            "The consumer; with --pass-over as MODULE:NAME, whose code reads the versions.",
+            "NAME",
         ),
     ],
-    key: Annotated[
-        str, typer.Option("--key", metavar="KEY", parser=given, help="The aggregate's key.")
-    ],
+    key: Annotated[str, option("--key", "The aggregate's key.", "KEY", parser=given)],
     pass_over: Annotated[
-        bool,
-        typer.Option(
-            "--pass-over", help="The versions never come: the lowest one that waits is next."
-        ),
+        bool, option("--pass-over", "The versions never come: the lowest one that waits is next.")
     ] = False,
 ) -> None:
     """Take a key's gaps off the list; needs a reason, which the audit trail keeps.
@@ -165,19 +146,18 @@ def close(
         raise Misuse("closing a gap needs a reason, which the audit trail keeps: add --reason '…'")
     if pass_over:
         handler = load_consumer(consumer)
-        actor.confirm(answer, f"Go on without the missing versions of {key!r} for {handler.name}?")
-        gaps = books.ask(lambda database: pass_over_gaps(database, handler, key, **actor.given))
+        actor.confirm(f"Go on without the missing versions of {key!r} for {handler.name}?")
+        gaps = actor.ask(pass_over_gaps, handler, key, **actor.given)
     else:
-        actor.confirm(answer, f"Close the gaps of {key!r} for {consumer}?")
-        gaps = books.ask(lambda database: close_gaps(database, consumer, key, **actor.given))
+        actor.confirm(f"Close the gaps of {key!r} for {consumer}?")
+        gaps = actor.ask(close_gaps, consumer, key, **actor.given)
     word = "passed over" if pass_over else "closed"
     lines = (GAP.table(gaps), word)
     closed = ClosedGaps(gaps, pass_over)
-    answer.reply(closed, lambda _: lines, database=books.name, **actor.given)
+    actor.reply(closed, lambda _: lines, **actor.given)
 
 
-def story_lines(found: Explanation) -> Iterator[Line | Rows]:
-    """Put what is known of a message for people."""
+def _story_lines(found: Explanation) -> Iterator[Line | Rows]:
     yield bold(found.message_id)
     if found.stored_as != found.message_id:
         yield f"  stored as {found.stored_as}"

@@ -8,21 +8,11 @@ from typing import Annotated
 
 import typer
 
-from semel.cli.answer import answering
-from semel.cli.options import (
-    DebugOption,
-    JsonOption,
-    LedgerOption,
-    TakeoverOption,
-    WhoOption,
-    WhyOption,
-    YesOption,
-    who_is_it,
-)
+from semel.cli.answer import Answer, answering
+from semel.cli.options import LedgerOption
+from semel.cli.preamble import Operator, changing, command
 from semel.cli.render import Field, Line, Rows, Shape, bold, counted, listed, red
 from semel.cli.target import need_ledger
-from semel.errors import Misuse
-from semel.lease import Takeover
 from semel.operate.ledger import (
     Backup,
     LedgerCheck,
@@ -32,8 +22,6 @@ from semel.operate.ledger import (
     check_ledger,
     restore_ledger,
 )
-
-app = typer.Typer(no_args_is_help=True, help="Look after the ledger itself.")
 
 SCOPE = Shape(
     ScopeCheck,
@@ -47,26 +35,23 @@ SCOPE = Shape(
 )
 
 
-@app.command("check")
-def check(
-    ledger: LedgerOption = None, as_json: JsonOption = False, debug: DebugOption = False
-) -> None:
+@command("ledger check", answering, LedgerCheck)
+def check(answer: Answer, *, ledger: LedgerOption = None) -> None:
     """Read all of the ledger, and check that its records agree with each other.
 
     Exit code 1: they contradict each other, or the ledger is in an unsafe place.
 
     Example: semel ledger check --ledger sqlite:///payments.ledger
     """
-    with answering("ledger check", as_json, debug) as answer:
-        answer.reply(check_ledger(need_ledger(answer, ledger)), check_lines)
+    answer.reply(check_ledger(need_ledger(answer, ledger)), _check_lines)
 
 
-@app.command("backup")
+@command("ledger backup", answering, Backup)
 def backup(
+    answer: Answer,
+    *,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that does not exist yet.")],
     ledger: LedgerOption = None,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Copy the ledger to a file, as it is at one moment, while it is in use.
 
@@ -74,20 +59,11 @@ def backup(
 
     Example: semel ledger backup payments.backup --ledger sqlite:///payments.ledger
     """
-    with answering("ledger backup", as_json, debug) as answer:
-        answer.reply(back_up_ledger(need_ledger(answer, ledger), file), backup_lines)
+    answer.reply(back_up_ledger(need_ledger(answer, ledger), file), _backup_lines)
 
 
-@app.command("restore")
-def restore(
-    ledger: LedgerOption = None,
-    takeover: TakeoverOption = False,
-    who: WhoOption = None,
-    why: WhyOption = None,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
-) -> None:
+@command("ledger restore", changing, Restoration)
+def restore(operator: Operator, *, ledger: LedgerOption = None) -> None:
     """Fence the owners of a lost ledger, after a backup was put in its place.
 
     Put the backup in place first: copy the file, or run pg_restore.  This command then ends
@@ -97,20 +73,15 @@ def restore(
 
     Example: semel ledger restore --ledger sqlite:///payments.ledger --why "disk replaced"
     """
-    with answering("ledger restore", as_json, debug) as answer:
-        opened = need_ledger(answer, ledger)
-        answer.say(f"{opened.url}: every lease in it ends, and every epoch is raised")
-        if not why:
-            raise Misuse(
-                "restoring fences every owner, and the audit needs a reason: add --why '…'"
-            )
-        answer.confirm(f"Go on with {opened.url} as it was restored?", yes)
-        chosen = Takeover.FORCE if takeover else Takeover.WAIT
-        answer.reply(restore_ledger(opened, who_is_it(who), why, chosen), restore_lines)
+    answer = operator.answer
+    opened = need_ledger(answer, ledger)
+    answer.say(f"{opened.url}: every lease in it ends, and every epoch is raised")
+    operator.confirm("restoring fences every owner", f"Go on with {opened.url} as it was restored?")
+    done = restore_ledger(opened, operator.name, operator.why, operator.takeover)
+    answer.reply(done, _restore_lines)
 
 
-def check_lines(found: LedgerCheck) -> Iterator[Line | Rows]:
-    """Put a check for people."""
+def _check_lines(found: LedgerCheck) -> Iterator[Line | Rows]:
     yield f"ledger {found.ledger}  (id {found.ledger_id})"
     yield SCOPE.table(found.scopes)
     for scope in found.scopes:
@@ -120,14 +91,12 @@ def check_lines(found: LedgerCheck) -> Iterator[Line | Rows]:
         yield bold("the records agree with each other", "green")
 
 
-def backup_lines(made: Backup) -> Iterator[Line]:
-    """Put a backup for people."""
+def _backup_lines(made: Backup) -> Iterator[Line]:
     scopes = f"{counted(len(made.scopes), 'scope')}: {listed(map(str, made.scopes))}"
     yield f"{made.file}: {counted(made.bytes, 'byte')}, {scopes}"
 
 
-def restore_lines(done: Restoration) -> Iterator[Line]:
-    """Put a restored ledger for people."""
+def _restore_lines(done: Restoration) -> Iterator[Line]:
     yield f"{done.ledger}: owners of the lost ledger are fenced"
     for scope, mark in done.marks.items():
         yield f"  {scope}: epoch {done.epochs[scope]}, mark {mark or 'none'}"

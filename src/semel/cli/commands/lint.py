@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-import typer
 from rich.text import Text
 
-from semel.cli.answer import answering
-from semel.cli.options import DebugOption, JsonOption, PipelineOption
+from semel.cli.answer import Answer, answering
+from semel.cli.options import PipelineOption, option
+from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Shape, bold, items, red
 from semel.cli.target import need_configured
 from semel.operate.guarantee import PipelineGuarantee, SinkGuarantee, guarantee_of
@@ -24,17 +24,17 @@ Shape(
 )
 
 
+@command("lint", answering, PipelineGuarantee)
 def lint(
+    answer: Answer,
+    *,
     pipeline: PipelineOption = None,
     check: Annotated[
-        bool,
-        typer.Option("--check", help="Ask the sinks first whether they can be reached and used."),
+        bool, option("--check", "Ask the sinks first whether they can be reached and used.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 for sinks that state no guarantee, too.")
+        bool, option("--strict", "Exit with 1 for sinks that state no guarantee, too.")
     ] = False,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """State the guarantee of each sink and of the whole pipeline, with its scope.
 
@@ -42,18 +42,16 @@ def lint(
 
     Example: semel lint --pipeline payments:pipeline
     """
-    with answering("lint", as_json, debug) as answer:
-        known = need_configured(answer, pipeline)
-        if check:
-            for sink in known.sinks:
-                sink.check(None)
-        scope = f"{known.app}/{known.query}"
-        found = guarantee_of(scope, known.ledger, known.sinks, known.settings, strict=strict)
-        answer.reply(found, lint_lines)
+    known = need_configured(answer, pipeline)
+    if check:
+        for sink in known.sinks:
+            sink.check(None)
+    scope = f"{known.app}/{known.query}"
+    found = guarantee_of(scope, known.ledger, known.sinks, known.settings, strict=strict)
+    answer.reply(found, _lint_lines)
 
 
-def lint_lines(found: PipelineGuarantee) -> Iterator[Line]:
-    """Put the guarantees for people."""
+def _lint_lines(found: PipelineGuarantee) -> Iterator[Line]:
     yield Text.assemble((found.scope, "bold"), f": {found.guarantee}")
     yield from items("failures covered", found.failures_covered)
     yield from items("not covered", found.not_covered)

@@ -6,11 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Annotated
 
-import typer
-
-from semel.cli.answer import Answer
-from semel.cli.options import MOST_ROWS
-from semel.cli.preamble import begins_with, looking
+from semel.cli.options import MOST_ROWS, option
+from semel.cli.preamble import command, looking
 from semel.cli.render import (
     WRITERS,
     Field,
@@ -101,13 +98,12 @@ Shape(
 )
 
 
-@begins_with(looking, "status")
+@command("status", looking, Status)
 def status(
-    answer: Answer,
     target: Target,
     *,
     files: Annotated[
-        bool, typer.Option("--files", help="Count the committed files, which may take a while.")
+        bool, option("--files", "Count the committed files, which may take a while.")
     ] = False,
 ) -> None:
     """Show who owns each scope, and where it stands.
@@ -117,33 +113,26 @@ def status(
     Example: semel status --ledger sqlite:///payments.ledger
     """
     counting = Files.COUNTED if files else Files.LEFT_OUT
-    answer.reply(status_of(target.ledger, target.scopes, counting), status_lines)
+    target.answer.reply(status_of(target.ledger, target.scopes, counting), _status_lines)
 
 
-@begins_with(looking, "history")
+@command("history", looking, History)
 def history(
-    answer: Answer,
     target: Target,
     *,
     limit: Annotated[
-        int,
-        typer.Option(
-            "--limit", "-n", min=1, max=MOST_ROWS, help="How many attempts of each scope."
-        ),
+        int, option("--limit -n", "How many attempts of each scope.", min=1, max=MOST_ROWS)
     ] = 20,
-    cycle: Annotated[
-        str | None, typer.Option("--cycle", metavar="g1.b42", help="All attempts of one cycle.")
-    ] = None,
+    cycle: Annotated[str | None, option("--cycle", "All attempts of one cycle.", "g1.b42")] = None,
 ) -> None:
     """List the newest attempts at cycles, with rows and durations, and what operators did.
 
     Example: semel history --ledger sqlite:///payments.ledger --limit 50
     """
-    answer.reply(history_of(target.ledger, target.scopes, limit, cycle), history_lines)
+    target.answer.reply(history_of(target.ledger, target.scopes, limit, cycle), _history_lines)
 
 
-def status_lines(status: Status) -> Iterator[Line | Rows]:
-    """Put a status for people."""
+def _status_lines(status: Status) -> Iterator[Line | Rows]:
     yield f"ledger {status.ledger}  (id {status.ledger_id})"
     if not status.scopes:
         yield "no scope has ever had an owner here"
@@ -186,8 +175,7 @@ def _position_words(source: SourceEnd) -> str:
     return ", ".join(words) or "files (count them with --files)"
 
 
-def history_lines(history: History) -> Iterator[Line | Rows]:
-    """Put a history for people."""
+def _history_lines(history: History) -> Iterator[Line | Rows]:
     yield f"ledger {history.ledger}"
     for scope in history.scopes:
         yield None

@@ -6,9 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, TypeAlias
 
-import typer
-
-from semel.cli.answer import Answer
 from semel.cli.database import (
     Actor,
     AnyMessagesArgument,
@@ -18,8 +15,9 @@ from semel.cli.database import (
     acting,
     asking,
 )
-from semel.cli.messages import act_on_each
-from semel.cli.preamble import begins_with
+from semel.cli.messages import ACTED, act_on_each
+from semel.cli.options import option
+from semel.cli.preamble import command
 from semel.cli.render import (
     Field,
     Line,
@@ -36,6 +34,7 @@ from semel.cli.render import (
 from semel.errors import Misuse
 from semel.lease import Owner
 from semel.messaging.send.outbox import Leader, OutboxEntry
+from semel.operate.acts import Acts
 from semel.operate.outbox import (
     OutboxStatus,
     ParkedEntries,
@@ -46,23 +45,7 @@ from semel.operate.outbox import (
 )
 from semel.operate.outbox import drop as drop_message
 
-app = typer.Typer(no_args_is_help=True, help="Look at an outbox, and at what its broker refused.")
-
-OutboxOption: TypeAlias = Annotated[
-    str, typer.Option("--outbox", metavar="NAME", help="Which outbox.")
-]
-AllOption: TypeAlias = Annotated[
-    bool, typer.Option("--all", help="Every parked message instead of named ones.")
-]
-TopicFilter: TypeAlias = Annotated[
-    str | None, typer.Option("--topic", metavar="TOPIC", help="With --all: only this topic's.")
-]
-RefusalFilter: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--refused-with", metavar="TEXT", help="With --all: only where the reason says this."
-    ),
-]
+OutboxOption: TypeAlias = Annotated[str, option("--outbox", "Which outbox.", "NAME")]
 
 
 def owner_of(leader: Leader) -> str:
@@ -104,43 +87,38 @@ ENTRY = Shape(
 )
 
 
-@app.command("status")
-@begins_with(asking, "outbox status")
-def status(answer: Answer, books: Books, *, outbox: OutboxOption = "outbox") -> None:
+@command("outbox status", asking, OutboxStatus)
+def status(books: Books, *, outbox: OutboxOption = "outbox") -> None:
     """Show how many messages wait, for how long, and which process relays them.
 
     Exit code 1: messages are parked, or they wait and no relay runs.
 
     Example: semel outbox status --database postgresql://db/shop
     """
-    found = books.ask(lambda database: outbox_status(database, outbox))
-    answer.reply(found, status_lines, database=books.name)
+    books.reply(books.ask(outbox_status, outbox), _status_lines)
 
 
-@app.command("parked")
-@begins_with(asking, "outbox parked")
-def parked(
-    answer: Answer, books: Books, *, outbox: OutboxOption = "outbox", limit: LimitOption = 50
-) -> None:
+@command("outbox parked", asking, ParkedEntries)
+def parked(books: Books, *, outbox: OutboxOption = "outbox", limit: LimitOption = 50) -> None:
     """List messages that the broker will never take as they are, without their payloads.
 
     Example: semel outbox parked --database postgresql://db/shop
     """
-    found = books.ask(lambda database: parked_entries(database, outbox, limit))
-    answer.reply(found, parked_lines, database=books.name)
+    books.reply(books.ask(parked_entries, outbox, limit), _parked_lines)
 
 
-@app.command("retry")
-@begins_with(acting, "outbox retry")
+@command("outbox retry", acting, Acts, adds=("outbox", *ACTED))
 def retry(
-    answer: Answer,
-    books: Books,
     actor: Actor,
     *,
     messages: AnyMessagesArgument = None,
-    every: AllOption = False,
-    topic: TopicFilter = None,
-    refused_with: RefusalFilter = None,
+    every: Annotated[bool, option("--all", "Every parked message instead of named ones.")] = False,
+    topic: Annotated[
+        str | None, option("--topic", "With --all: only this topic's.", "TOPIC")
+    ] = None,
+    refused_with: Annotated[
+        str | None, option("--refused-with", "With --all: only where the reason says this.", "TEXT")
+    ] = None,
     outbox: OutboxOption = "outbox",
 ) -> None:
     """Let the relay send parked messages again; later messages of their keys follow them.
@@ -155,34 +133,25 @@ def retry(
     if bool(meant) is every or (meant and filters != (None, None)):
         raise Misuse("name the messages, or say --all; --topic and --refused-with go with --all")
     if every:
-        meant = books.ask(lambda d: parked_ids(d, outbox, topic=topic, refused_with=refused_with))
+        meant = actor.ask(parked_ids, outbox, topic=topic, refused_with=refused_with)
     if meant:
-        actor.confirm(answer, f"Send {counted(len(meant), 'message')} of {outbox} again?")
-    act_on_each(answer, books, actor, send_again, meant, "the relay sends it again", outbox=outbox)
+        actor.confirm(f"Send {counted(len(meant), 'message')} of {outbox} again?")
+    act_on_each(actor, send_again, meant, "the relay sends it again", outbox=outbox)
 
 
-@app.command("drop")
-@begins_with(acting, "outbox drop")
-def drop(
-    answer: Answer,
-    books: Books,
-    actor: Actor,
-    *,
-    messages: MessagesArgument,
-    outbox: OutboxOption = "outbox",
-) -> None:
+@command("outbox drop", acting, Acts, adds=("outbox", *ACTED))
+def drop(actor: Actor, *, messages: MessagesArgument, outbox: OutboxOption = "outbox") -> None:
     """Delete parked messages: they are never sent; needs a reason.
 
     Later messages of their keys go on.  Exit code 1: one of them could not be dropped.
 
     Example: semel outbox drop m-17 --reason "the customer was called"
     """
-    actor.confirm(answer, f"Drop {counted(len(messages), 'message')} of {outbox} permanently?")
-    act_on_each(answer, books, actor, drop_message, messages, "dropped", outbox=outbox)
+    actor.confirm(f"Drop {counted(len(messages), 'message')} of {outbox} permanently?")
+    act_on_each(actor, drop_message, messages, "dropped", outbox=outbox)
 
 
-def status_lines(status: OutboxStatus) -> Iterator[Line]:
-    """Put how an outbox stands for people."""
+def _status_lines(status: OutboxStatus) -> Iterator[Line]:
     numbers, leader = status.numbers, status.leader
     if leader is None:
         relays = "no relay ever ran"
@@ -201,7 +170,6 @@ def status_lines(status: OutboxStatus) -> Iterator[Line]:
     )
 
 
-def parked_lines(found: ParkedEntries) -> Iterator[Line | Rows]:
-    """Put a list of parked messages for people."""
+def _parked_lines(found: ParkedEntries) -> Iterator[Line | Rows]:
     yield ENTRY.table(found.messages)
     yield some_of(len(found.messages), found.total, "parked message", found.outbox)

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final
 
 import typer
 
-from semel.cli.answer import Answer
 from semel.cli.database import (
     Actor,
     AnyMessagesArgument,
@@ -28,12 +27,13 @@ from semel.cli.database import (
     inspecting,
 )
 from semel.cli.messages import (
+    ACTED,
+    CONTENT,
     Payload,
     Request,
     act_on_each,
     acts_of,
-    headers_of,
-    headers_shown,
+    content_facts,
     is_erased,
     payload_lines,
     payload_of,
@@ -42,41 +42,18 @@ from semel.cli.messages import (
     reply_acts,
     reply_asked,
 )
-from semel.cli.options import MOST
+from semel.cli.options import MOST, option
 from semel.cli.plain import given
-from semel.cli.preamble import begins_with
+from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Rows, Shape, at, column, counted, facts, name_of, some_of
 from semel.errors import Misuse
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.records import HeldKey, WaitingFilter, WaitingMessage, Waits
+from semel.operate import deletion, parking
 from semel.operate.acts import Acts, Done, need_reason
-from semel.operate.deletion import approve_delete, ask_to_delete, open_requests, refuse_delete
-from semel.operate.parking import (
-    LABELS,
-    Fixed,
-    HeldKeys,
-    Ids,
-    Inspection,
-    KeepId,
-    NewId,
-    classify,
-    fix,
-    held_keys,
-    inspect,
-    release,
-    release_key,
-    skip,
-    waiting_messages,
-)
 from semel.operate.stores import Approval, ApprovalDecision, Revision, readable_diff
 
-app = typer.Typer(no_args_is_help=True, help="Look at waiting messages, and deal with them.")
-
 SHARED_VARIABLE: Final = "SEMEL_SHARED_ACCOUNT"
-
-PayloadOption: TypeAlias = Annotated[
-    str, typer.Option("--payload", metavar="FILE", help="The new payload; - reads it from stdin.")
-]
 
 
 def due_at(message: WaitingMessage) -> float | None:
@@ -84,7 +61,7 @@ def due_at(message: WaitingMessage) -> float | None:
     return message.due_at if message.waits is Waits.RETRY else None
 
 
-def claim_state(found: Inspection) -> ClaimState | None:
+def claim_state(found: parking.Inspection) -> ClaimState | None:
     """The state of its claim."""
     return found.claim.state if found.claim else None
 
@@ -136,14 +113,10 @@ Shape(
     Field("payload", revised_payload),
 )
 Shape(
-    Inspection,
+    parking.Inspection,
     Field("message"),
     Field("claim", claim_state),
-    Field("payload", payload_shown),
-    Field("headers", headers_shown),
-    Field("message_type", "message.message_type"),
-    Field("schema_version", "message.schema_version"),
-    Field("correlation_id", "message.correlation_id"),
+    *CONTENT,
     Field("first_failed_at", "message.first_failed_at"),
     Field("ahead"),
     Field("behind"),
@@ -152,26 +125,22 @@ Shape(
     Field("acts", acts_of),
 )
 Shape(
-    Fixed,
+    parking.Fixed,
     Field("handled_as", "message_id"),
     Field("revision", "revision.number", means="Its number."),
     Field("diff", means="What changed, as a unified diff."),
 )
 
 
-@app.command("list")
-@begins_with(asking, "parking list")
+@command("parking list", asking, parking.WaitingList)
 def list_waiting(
-    answer: Answer,
     books: Books,
     *,
     consumer: ConsumerFilter = None,
     key: KeyFilter = None,
-    waits: Annotated[
-        Waits | None, typer.Option("--waits", help="Only those that wait for this.")
-    ] = None,
+    waits: Annotated[Waits | None, option("--waits", "Only those that wait for this.")] = None,
     label: Annotated[
-        str | None, typer.Option("--label", metavar="WORD", help="Only those classified as this.")
+        str | None, option("--label", "Only those classified as this.", "WORD")
     ] = None,
     error_code: CodeFilter = None,
     limit: LimitOption = 50,
@@ -183,87 +152,59 @@ def list_waiting(
     which = WaitingFilter(
         consumer=consumer, key=key, waits=waits, label=label, error_code=error_code
     )
-    found = books.ask(lambda database: waiting_messages(database, which, limit))
-    total = some_of(len(found.messages), found.total, "waiting message", books.name)
-    answer.reply(found, lambda _: (WAITING.table(found.messages), total), database=books.name)
+    found = books.ask(parking.waiting_messages, which, limit)
+    total = some_of(len(found.messages), found.total, "waiting message", books.database)
+    books.reply(found, lambda _: (WAITING.table(found.messages), total))
 
 
-@app.command("show")
-@begins_with(inspecting, "parking show")
-def show(
-    answer: Answer,
-    books: Books,
-    actor: str,
-    *,
-    message: MessageArgument,
-    consumer: ConsumerOption,
-) -> None:
+@command("parking show", inspecting, parking.Inspection)
+def show(actor: Actor, *, message: MessageArgument, consumer: ConsumerOption) -> None:
     """Show a waiting message with payload and revisions; the audit trail says that you looked.
 
     Example: semel parking show m-17 --consumer billing --database postgresql://db/shop
     """
-    found = books.ask(lambda database: inspect(database, consumer, message, actor=actor))
-    answer.reply(found, inspection_lines, database=books.name)
+    actor.reply(actor.ask(parking.inspect, consumer, message, actor=actor.name), _inspection_lines)
 
 
-@app.command("keys")
-@begins_with(asking, "parking keys")
-def keys(
-    answer: Answer, books: Books, *, consumer: ConsumerOption, limit: LimitOption = 50
-) -> None:
+@command("parking keys", asking, parking.HeldKeys)
+def keys(books: Books, *, consumer: ConsumerOption, limit: LimitOption = 50) -> None:
     """List the keys that are held: their first message, and how many wait behind it.
 
     Example: semel parking keys --consumer billing --database postgresql://db/shop
     """
-    found = books.ask(lambda database: held_keys(database, consumer, limit))
-    answer.reply(found, key_lines, database=books.name)
+    books.reply(books.ask(parking.held_keys, consumer, limit), _key_lines)
 
 
-@app.command("classify")
-@begins_with(acting, "parking classify")
+@command("parking classify", acting, Acts, adds=("consumer", *ACTED))
 def classify_messages(
-    answer: Answer,
-    books: Books,
     actor: Actor,
     *,
     messages: MessagesArgument,
     consumer: ConsumerOption,
-    label: Annotated[
-        str,
-        typer.Option("--label", metavar="WORD", help=f"Such as {', '.join(LABELS)}."),
-    ],
+    label: Annotated[str, option("--label", f"Such as {', '.join(parking.LABELS)}.", "WORD")],
 ) -> None:
     """Write what kind of problem waiting messages are.
 
     Example: semel parking classify m-17 --consumer billing --label data
     """
-    actor.confirm(
-        answer, f"Classify {counted(len(messages), 'message')} of {consumer} as {label!r}?"
-    )
-    act, note = partial(classify, label=label), f"classified as {label}"
-    act_on_each(answer, books, actor, act, messages, note, consumer=consumer)
+    actor.confirm(f"Classify {counted(len(messages), 'message')} of {consumer} as {label!r}?")
+    act, note = partial(parking.classify, label=label), f"classified as {label}"
+    act_on_each(actor, act, messages, note, consumer=consumer)
 
 
-@app.command("fix")
-@begins_with(acting, "parking fix")
+@command("parking fix", acting, parking.Fixed, adds=("consumer", "message_id", "actor", "reason"))
 def fix_message(
-    answer: Answer,
-    books: Books,
     actor: Actor,
     *,
     message: MessageArgument,
     consumer: ConsumerOption,
-    payload: PayloadOption,
-    keep_id: Annotated[bool, typer.Option("--keep-id", help="Handle it under its own id.")] = False,
+    payload: Annotated[str, option("--payload", "The new payload; - reads it from stdin.", "FILE")],
+    keep_id: Annotated[bool, option("--keep-id", "Handle it under its own id.")] = False,
     new_id: Annotated[
-        str | None,
-        typer.Option(
-            "--new-id", metavar="ID", help="Handle it under this id; the old id is finished."
-        ),
+        str | None, option("--new-id", "Handle it under this id; the old id is finished.", "ID")
     ] = None,
     second_effect: Annotated[
-        bool,
-        typer.Option("--second-effect", help="With --new-id: even if it was handled already."),
+        bool, option("--second-effect", "With --new-id: even if it was handled already.")
     ] = False,
 ) -> None:
     """Replace a waiting message's payload, after showing the difference; needs a reason.
@@ -279,31 +220,27 @@ def fix_message(
     need_reason(actor.reason, "fixing a message")
     new = sys.stdin.buffer.read() if payload == "-" else _content(payload)
     # The difference shows the payload, so the audit trail must say who looked before it is shown.
-    seen = books.ask(lambda database: inspect(database, consumer, message, actor=actor.name))
+    seen = actor.ask(parking.inspect, consumer, message, actor=actor.name)
     diff = readable_diff(seen.message.payload, new)
-    answer.console.print(diff, markup=False, end="")
-    actor.confirm(answer, f"Replace the payload of {message} of {consumer}?")
-    done = books.ask(lambda database: fix(database, consumer, message, new, ids=ids, **actor.given))
+    actor.answer.console.print(diff, markup=False, end="")
+    actor.confirm(f"Replace the payload of {message} of {consumer}?")
+    done = actor.ask(parking.fix, consumer, message, new, ids=ids, **actor.given)
     line = (
         f"revision {done.revision.number} of {message} will be handled as {done.message_id}; "
         f"release it with `semel parking release`"
     )
     asked = {"consumer": consumer, "message_id": message, **actor.given}
-    answer.reply(done, lambda _: (line,), database=books.name, **asked)
+    actor.reply(done, lambda _: (line,), **asked)
 
 
-@app.command("release")
-@begins_with(acting, "parking release")
+@command("parking release", acting, Acts, adds=("consumer", *ACTED))
 def release_messages(
-    answer: Answer,
-    books: Books,
     actor: Actor,
     *,
     messages: AnyMessagesArgument = None,
     consumer: ConsumerOption,
     key: Annotated[
-        str | None,
-        typer.Option("--key", metavar="KEY", parser=given, help="All parked messages of this key."),
+        str | None, option("--key", "All parked messages of this key.", "KEY", parser=given)
     ] = None,
 ) -> None:
     """Send parked messages back to their consumer: by id, or a whole key in its order.
@@ -316,85 +253,63 @@ def release_messages(
     if bool(messages) == (key is not None):
         raise Misuse("say what to release: message ids, or --key")
     if messages:
-        actor.confirm(answer, f"Release {counted(len(messages), 'message')} of {consumer}?")
-        act_on_each(answer, books, actor, release, messages, "released", consumer=consumer)
+        actor.confirm(f"Release {counted(len(messages), 'message')} of {consumer}?")
+        act_on_each(actor, parking.release, messages, "released", consumer=consumer)
         return
-    actor.confirm(answer, f"Release everything that is parked under {key!r} of {consumer}?")
-    ids = books.ask(lambda database: release_key(database, consumer, key or "", **actor.given))
+    actor.confirm(f"Release everything that is parked under {key!r} of {consumer}?")
+    ids = actor.ask(parking.release_key, consumer, key or "", **actor.given)
     done = Acts([Done(message_id, True, note="released") for message_id in ids])
-    reply_acts(answer, books, actor, done, consumer=consumer)
+    reply_acts(actor, done, consumer=consumer)
 
 
-@app.command("skip")
-@begins_with(acting, "parking skip")
-def skip_messages(
-    answer: Answer,
-    books: Books,
-    actor: Actor,
-    *,
-    messages: MessagesArgument,
-    consumer: ConsumerOption,
-) -> None:
+@command("parking skip", acting, Acts, adds=("consumer", *ACTED))
+def skip_messages(actor: Actor, *, messages: MessagesArgument, consumer: ConsumerOption) -> None:
     """Decide that waiting messages never have an effect; needs a reason.
 
     The next message of the key is handled.
 
     Example: semel parking skip m-17 --consumer billing --reason "a test order"
     """
-    actor.confirm(answer, f"Skip {counted(len(messages), 'message')} of {consumer} permanently?")
-    act_on_each(answer, books, actor, skip, messages, "skipped", consumer=consumer)
+    actor.confirm(f"Skip {counted(len(messages), 'message')} of {consumer} permanently?")
+    act_on_each(actor, parking.skip, messages, "skipped", consumer=consumer)
 
 
-@app.command("delete")
-@begins_with(acting, "parking delete")
-def delete(
-    answer: Answer,
-    books: Books,
-    actor: Actor,
-    *,
-    message: MessageArgument,
-    consumer: ConsumerOption,
-) -> None:
+@command("parking delete", acting, Request)
+def delete(actor: Actor, *, message: MessageArgument, consumer: ConsumerOption) -> None:
     """Ask for the deletion of a waiting message; a second person must approve it.
 
     Example: semel parking delete m-17 --consumer billing --reason "sent to the wrong topic"
     """
-    actor.confirm(answer, f"Ask to delete message {message} of {consumer}?")
-    reply_asked(answer, books, actor, ask_to_delete, consumer, message)
+    actor.confirm(f"Ask to delete message {message} of {consumer}?")
+    reply_asked(actor, deletion.ask_to_delete, consumer, message)
 
 
-@app.command("requests")
-@begins_with(asking, "parking requests")
-def requests(
-    answer: Answer, books: Books, *, consumer: ConsumerFilter = None, limit: LimitOption = 50
-) -> None:
+@command("parking requests", asking, deletion.OpenRequests)
+def requests(books: Books, *, consumer: ConsumerFilter = None, limit: LimitOption = 50) -> None:
     """List the deletions that wait for a second person, of dead letters, too.
 
     Example: semel parking requests --database postgresql://db/shop
     """
-    found = books.ask(lambda database: open_requests(database, consumer, limit))
-    total = f"{counted(len(found.requests), 'open request')} in {books.name}"
+    found = books.ask(deletion.open_requests, consumer, limit)
+    total = f"{counted(len(found.requests), 'open request')} in {books.database}"
     lines = (*map(request_line, found.requests), total)
-    answer.reply(found, lambda _: lines, database=books.name)
+    books.reply(found, lambda _: lines)
 
 
-@app.command("approve")
-@begins_with(acting, "parking approve")
+@command("parking approve", acting, Request)
 def approve(
-    answer: Answer,
-    books: Books,
     actor: Actor,
     *,
     number: Annotated[
         int, typer.Argument(metavar="NUMBER", min=1, max=MOST, help="Of the request.")
     ],
-    refuse: Annotated[bool, typer.Option("--refuse", help="Keep the message instead.")] = False,
+    refuse: Annotated[bool, option("--refuse", "Keep the message instead.")] = False,
     shared_account: Annotated[
         bool,
-        typer.Option(
+        option(
             "--shared-account",
+            "Several people use this account of the system; the audit trail says so.",
             envvar=SHARED_VARIABLE,
-            help="Several people use this account of the system; the audit trail says so.",
         ),
     ] = False,
 ) -> None:
@@ -405,18 +320,17 @@ def approve(
 
     Example: semel parking approve 3 --actor bob --database postgresql://db/shop
     """
-    books = replace(books, account=replace(books.account, shared=shared_account))
-    decide = refuse_delete if refuse else approve_delete
+    actor = replace(actor, account=replace(actor.account, shared=shared_account))
+    decide = deletion.refuse_delete if refuse else deletion.approve_delete
     question = (
         f"Refuse request {number}?" if refuse else f"Delete permanently, by request {number}?"
     )
-    actor.confirm(answer, question)
-    decided = Request(books.ask(lambda d: decide(d, number, **actor.given)), actor.name)
-    answer.reply(decided, decided_lines, database=books.name)
+    actor.confirm(question)
+    decided = Request(actor.ask(decide, number, **actor.given), actor.name)
+    actor.reply(decided, _decided_lines)
 
 
-def inspection_lines(found: Inspection) -> Iterator[Line | Rows]:
-    """Put one waiting message for people."""
+def _inspection_lines(found: parking.Inspection) -> Iterator[Line | Rows]:
     one, due = found.message, due_at(found.message)
     yield facts(
         {
@@ -430,9 +344,7 @@ def inspection_lines(found: Inspection) -> Iterator[Line | Rows]:
             "exception": f"{one.exception or '-'} ({one.error_code or '-'})",
             "attempts": f"{one.attempts}, first failed {at(one.first_failed_at or None)}",
             "since": at(one.since),
-            "type": f"{one.message_type or '-'}, schema {one.schema_version or '-'}",
-            "correlation": one.correlation_id,
-            "headers": headers_of(one.headers),
+            **content_facts(one),
             "acts": acts_of(found),
         }
     )
@@ -445,8 +357,7 @@ def inspection_lines(found: Inspection) -> Iterator[Line | Rows]:
     yield from payload_lines(payload_shown(found))
 
 
-def key_lines(found: HeldKeys) -> Iterator[Line | Rows]:
-    """Put held keys for people."""
+def _key_lines(found: parking.HeldKeys) -> Iterator[Line | Rows]:
     yield HELD_KEY.table(found.keys)
     more = "; there are more, see --limit" if found.has_more else ""
     yield f"{counted(len(found.keys), 'held key')} of {found.consumer}{more}"
@@ -461,20 +372,19 @@ def request_line(request: Approval) -> str:
     )
 
 
-def decided_lines(decided: Request) -> Iterator[Line]:
-    """Put what became of a request for people."""
+def _decided_lines(decided: Request) -> Iterator[Line]:
     one = decided.request
     done = "deleted" if one.decision is ApprovalDecision.APPROVED else "kept"
     message = f"message {one.message_id} of {one.consumer}"
     yield f"request {one.number} {one.decision}: {message} was {done}"
 
 
-def _ids(keep_id: bool, new_id: str | None, second_effect: bool) -> Ids:
+def _ids(keep_id: bool, new_id: str | None, second_effect: bool) -> parking.Ids:
     if keep_id == (new_id is not None):
         raise Misuse("choose one of --keep-id and --new-id ID")
     if new_id is None and second_effect:
         raise Misuse("--second-effect needs --new-id ID: an id has one effect")
-    return KeepId() if new_id is None else NewId(new_id, second_effect)
+    return parking.KeepId() if new_id is None else parking.NewId(new_id, second_effect)
 
 
 def _content(name: str) -> bytes:

@@ -12,7 +12,8 @@ import typer
 from rich.text import Text
 
 from semel.cli.answer import Answer, ExitCode, answering
-from semel.cli.options import DebugOption, JsonOption
+from semel.cli.options import option
+from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Rows, Shape, bold, counted
 from semel.policy.effective import EffectiveKey, EffectivePolicies, effective_policies
 from semel.policy.guarantee import Promise
@@ -22,13 +23,11 @@ from semel.policy.questions import PolicyAnswer
 from semel.policy.reader import PolicyInvalid, PolicyProblem
 from semel.policy.rules import Finding
 
-app = typer.Typer(no_args_is_help=True, help="Check and explain a policy file.")
-
 FileArgument: TypeAlias = Annotated[
     Path, typer.Argument(metavar="FILE", help="The policy, in YAML.")
 ]
 ConsumerOption: TypeAlias = Annotated[
-    str | None, typer.Option("--consumer", metavar="NAME", help="Only this consumer.")
+    str | None, option("--consumer", "Only this consumer.", "NAME")
 ]
 Result = TypeVar("Result")
 
@@ -90,32 +89,24 @@ KEY = Shape(
 )
 
 
-@app.command("lint")
-def lint(
-    file: FileArgument,
-    consumer: ConsumerOption = None,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
-) -> None:
+@command("policy lint", answering, Linted)
+def lint(answer: Answer, *, file: FileArgument, consumer: ConsumerOption = None) -> None:
     """State each consumer's real guarantee, answer the twenty questions, refuse what cannot hold.
 
     Exit code 1: something is refused, or warned of.  2: the file is invalid.
 
     Example: semel policy lint policy.yaml --consumer search-indexer
     """
-    with answering("policy lint", as_json, debug) as answer:
-        _reply(answer, file, lambda policy: lint_policy(policy, consumer), lint_lines)
+    _reply(answer, file, lambda policy: lint_policy(policy, consumer), _lint_lines)
 
 
-@app.command("show")
+@command("policy show", answering, EffectivePolicies)
 def show(
+    answer: Answer,
+    *,
     file: FileArgument,
     consumer: ConsumerOption = None,
-    topic: Annotated[
-        str | None, typer.Option("--topic", metavar="NAME", help="Only on this topic.")
-    ] = None,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
+    topic: Annotated[str | None, option("--topic", "Only on this topic.", "NAME")] = None,
 ) -> None:
     """Show what holds for each consumer on each topic, and where each value comes from.
 
@@ -123,23 +114,16 @@ def show(
 
     Example: semel policy show policy.yaml --consumer search-indexer --topic case-events
     """
-    with answering("policy show", as_json, debug) as answer:
-        _reply(
-            answer,
-            file,
-            lambda policy: effective_policies(policy, consumer, topic),
-            effective_lines,
-        )
+    _reply(answer, file, lambda p: effective_policies(p, consumer, topic), _effective_lines)
 
 
-@app.command("schema")
-def schema(as_json: JsonOption = False, debug: DebugOption = False) -> None:
+@command("policy schema", answering, PolicySchema)
+def schema(answer: Answer) -> None:
     """Print the JSON Schema of policy files, for editors that complete and check.
 
     Example: semel policy schema > policy.schema.json
     """
-    with answering("policy schema", as_json, debug) as answer:
-        answer.reply(PolicySchema(policy_schema()), schema_lines)
+    answer.reply(PolicySchema(policy_schema()), _schema_lines)
 
 
 def _reply(
@@ -152,21 +136,19 @@ def _reply(
     try:
         policy = Policy.load(file)
     except PolicyInvalid as error:
-        answer.reply(error, invalid_lines)
+        answer.reply(error, _invalid_lines)
         answer.code = ExitCode.USAGE
     else:
         answer.reply(ask(policy), lines)
 
 
-def invalid_lines(error: PolicyInvalid) -> Iterator[Line]:
-    """Put one line for each problem, as compilers do."""
+def _invalid_lines(error: PolicyInvalid) -> Iterator[Line]:
     for one in by_line(error):
         where = f"{error.name}:{one.line}" if one.line else error.name
         yield f"{where}: {one}"
 
 
-def lint_lines(linted: Linted) -> Iterator[Line | Rows]:
-    """Put guarantee, findings and answers of each consumer."""
+def _lint_lines(linted: Linted) -> Iterator[Line | Rows]:
     for review in linted.reviews:
         yield bold(_title(review.consumer, review.topic))
         yield f"  guarantee: {review.guarantee.sentence}"
@@ -187,16 +169,14 @@ def _finding_lines(findings: Iterable[Finding]) -> Iterator[Line]:
         yield f"    {place}: {finding.fix}"
 
 
-def effective_lines(found: EffectivePolicies) -> Iterator[Line | Rows]:
-    """Put every key with its value and its origin."""
+def _effective_lines(found: EffectivePolicies) -> Iterator[Line | Rows]:
     for policy in found.policies:
         yield bold(_title(policy.consumer, policy.topic))
         yield KEY.table(policy.keys)
         yield None
 
 
-def schema_lines(found: PolicySchema) -> Iterator[Line]:
-    """Put the schema as it goes into a file."""
+def _schema_lines(found: PolicySchema) -> Iterator[Line]:
     yield json.dumps(found.schema, indent=2)
 
 

@@ -9,15 +9,13 @@ from functools import partial
 from operator import attrgetter
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from semel.cli.answer import Answer
 from semel.cli.commands.doctor import unfinished_lines
-from semel.cli.options import PipelineOption
-from semel.cli.preamble import Operator, begins_with, changing
+from semel.cli.options import PipelineOption, option
+from semel.cli.preamble import Operator, changing, command
 from semel.cli.render import WRITERS, Field, Line, Rows, Shape, counted, pairs, red
 from semel.cli.target import need_pipeline
 from semel.errors import LeaseHeld
@@ -50,17 +48,13 @@ Shape(
 )
 
 
-@begins_with(changing, "recover")
+@command("recover", changing, Recovered, rehearsal=RecoveryPlan)
 def recover(
-    answer: Answer,
     operator: Operator,
     *,
     pipeline: PipelineOption = None,
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Show the decisions; take no lease and change nothing at all."
-        ),
+        bool, option("--dry-run", "Show the decisions; take no lease and change nothing at all.")
     ] = False,
 ) -> None:
     """Finish what is committed and give up what is not, in every sink.
@@ -71,27 +65,26 @@ def recover(
 
     Example: semel recover --pipeline payments:pipeline --dry-run
     """
-    known = need_pipeline(answer, pipeline)
+    known = need_pipeline(operator.answer, pipeline)
     plan = plan_recovery(known)
     act = partial(carry_out, known, who=operator.name, why=operator.why, plan=plan)
     if dry_run:
-        answer.reply(plan, plan_lines)
+        operator.answer.reply(plan, _plan_lines)
         return
     if not plan.needs_attention:
-        answer.reply(act(), recovered_lines)
+        operator.answer.reply(act(), _recovered_lines)
         return
-    answer.print(plan_lines(plan))
+    operator.answer.print(_plan_lines(plan))
     if plan.owner.is_live and operator.takeover is not Takeover.FORCE:
         raise LeaseHeld(str(plan.scope), str(plan.owner), plan.owner.lease_left_seconds)
     question = f"Recover {plan.scope} in {plan.ledger}?"
-    operator.confirm(answer, "recovery changes things", question)
-    with _bar(answer, len(plan.stranded)) as step:
+    operator.confirm("recovery changes things", question)
+    with _bar(len(plan.stranded)) as step:
         done = act(takeover=operator.takeover, progress=step)
-    answer.reply(done, recovered_lines)
+    operator.answer.reply(done, _recovered_lines)
 
 
-def plan_lines(plan: RecoveryPlan) -> Iterator[Line | Rows]:
-    """Put what recovery would do for people."""
+def _plan_lines(plan: RecoveryPlan) -> Iterator[Line | Rows]:
     yield Text.assemble((str(plan.scope), "bold"), f" in {plan.ledger}, {plan.owner}")
     if plan.is_empty:
         yield "nothing to settle"
@@ -104,8 +97,7 @@ def plan_lines(plan: RecoveryPlan) -> Iterator[Line | Rows]:
         yield red("in the way", f"  {block}")
 
 
-def recovered_lines(done: Recovered) -> Iterator[Line]:
-    """Put what recovery did for people."""
+def _recovered_lines(done: Recovered) -> Iterator[Line]:
     report = done.report
     if done.epoch is None:
         yield f"{done.scope}: nothing to settle; nothing was changed"
@@ -121,7 +113,7 @@ def recovered_lines(done: Recovered) -> Iterator[Line]:
 
 
 @contextmanager
-def _bar(answer: Answer, steps: int) -> Iterator[Callable[[], None]]:
+def _bar(steps: int) -> Iterator[Callable[[], None]]:
     if steps < MANY:
         yield lambda: None
         return

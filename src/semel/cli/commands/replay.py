@@ -10,7 +10,6 @@ from typing import Annotated, Any, TypeAlias
 import typer
 from rich.text import Text
 
-from semel.cli.answer import Answer
 from semel.cli.database import (
     Actor,
     Books,
@@ -20,7 +19,8 @@ from semel.cli.database import (
     asking,
 )
 from semel.cli.messages import Payload, headers_of, payload_of
-from semel.cli.preamble import begins_with
+from semel.cli.options import option
+from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Rows, Shape, at, column, counted, document, pairs
 from semel.cli.selection import (
     HandlerOption,
@@ -52,8 +52,6 @@ from semel.operate.replay_message import ReplayResult
 from semel.operate.retention import MOST_DAYS
 from semel.operate.selection import Selection
 from semel.operate.stores import OperatorDatabase, ReplayState, RowChange
-
-app = typer.Typer(no_args_is_help=True, help="Handle messages again, carefully.")
 
 
 def what_was_selected(status: ReplayStatus) -> dict[str, Any]:
@@ -130,42 +128,35 @@ Shape(
 NameArgument: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The replay.")]
 
 
-@app.command("run")
-@begins_with(acting, "replay run", selection_of)
+@command("replay run", acting, ReplayStatus, selection_of)
 def run(
-    answer: Answer,
-    books: Books,
     actor: Actor,
     selection: Selection | None,
     *,
     consumer: HandlerOption,
-    name: Annotated[
-        str, typer.Option("--name", help="Of the replay; give it again to resume.")
-    ] = "",
+    name: Annotated[str, option("--name", "Of the replay; give it again to resume.")] = "",
     reader: ReaderOption = None,
     policy: StricterOption = None,
     mode: ModeOption = None,
     window: Annotated[
         float | None,
-        typer.Option(
+        option(
             "--window-days",
+            "How old records without a claim may be; 7 where no policy says. Not longer "
+            "than retention keeps claims.",
             min=0.0,
             max=MOST_DAYS,
-            help="How old records without a claim may be; 7 where no policy says. Not longer "
-            "than retention keeps claims.",
         ),
     ] = None,
-    canary: Annotated[
-        str, typer.Option("--canary", metavar="N,N", help="Messages tried first, by stages.")
-    ] = "1,10",
+    canary: Annotated[str, option("--canary", "Messages tried first, by stages.", "N,N")] = "1,10",
     per_second: Annotated[
-        float | None, typer.Option("--per-second", min=0.001, help="How many messages at most.")
+        float | None, option("--per-second", "How many messages at most.", min=0.001)
     ] = None,
     stop_after: Annotated[
-        int, typer.Option("--stop-after", min=1, help="Failures that stop it, after the canary.")
+        int, option("--stop-after", "Failures that stop it, after the canary.", min=1)
     ] = 1,
     at_most: Annotated[
-        int, typer.Option("--at-most", min=1, help="How often one message may be sent back.")
+        int, option("--at-most", "How often one message may be sent back.", min=1)
     ] = MOST_RETRIES,
 ) -> None:
     """Handle selected messages again, under their own ids: first 1, then 10, then the rest.
@@ -190,10 +181,10 @@ def run(
         rules=rules_of(policy, handler),
     )
     if handler.replays.joined(settings.rules).refusal is None:
-        actor.confirm(answer, f"Replay {selection or name} to {handler.name} in {books.name}?")
+        actor.confirm(f"Replay {selection or name} to {handler.name} in {actor.database}?")
 
     def progress(report: ReplayReport) -> None:
-        answer.tell(lambda: f"{report.name}: {_counts(report)}")
+        actor.answer.tell(lambda: f"{report.name}: {_counts(report)}")
 
     read_again = load_reader(reader)
 
@@ -212,13 +203,13 @@ def run(
         report = await replay.run()
         return replace(await replay_status(database, replay.name), report=report)
 
-    status = books.ask(once)
+    status = actor.ask(once)
     while status.report.asks:
-        answer.say(status.report.why)
+        actor.answer.say(status.report.why)
         name = status.run.name
-        actor.confirm(answer, "Go on?")
-        status = books.ask(once)
-    answer.reply(status, replay_lines, database=books.name)
+        actor.confirm("Go on?")
+        status = actor.ask(once)
+    actor.reply(status, _replay_lines)
 
 
 def _stages(text: str) -> tuple[int, ...]:
@@ -232,10 +223,8 @@ def _counts(report: ReplayReport) -> str:
     return pairs({result.value: number for result, number in report.counts.items() if number})
 
 
-@app.command("dry-run")
-@begins_with(asking, "replay dry-run", selection_of)
+@command("replay dry-run", asking, DryRuns, selection_of)
 def dry_run(
-    answer: Answer,
     books: Books,
     selection: Selection | None,
     *,
@@ -258,63 +247,53 @@ def dry_run(
     found = books.ask(
         lambda database: dry_runs(handler, database, selection, limit=limit, reader=read_again)
     )
-    answer.reply(DryRuns(handler.name, found), dry_run_lines, database=books.name)
+    books.reply(DryRuns(handler.name, found), _dry_run_lines)
 
 
-@app.command("status")
-@begins_with(asking, "replay status")
-def status(answer: Answer, books: Books, *, name: NameArgument) -> None:
+@command("replay status", asking, ReplayStatus)
+def status(books: Books, *, name: NameArgument) -> None:
     """Show how far one replay is.
 
     Example: semel replay status replay-1f3a9c07 --database postgresql://db/shop
     """
-    found = books.ask(lambda database: replay_status(database, name))
-    answer.reply(found, replay_lines, database=books.name)
+    books.reply(books.ask(replay_status, name), _replay_lines)
 
 
-@app.command("list")
-@begins_with(asking, "replay list")
-def list_replays(
-    answer: Answer, books: Books, *, consumer: ConsumerFilter = None, limit: LimitOption = 20
-) -> None:
+@command("replay list", asking, ReplayList)
+def list_replays(books: Books, *, consumer: ConsumerFilter = None, limit: LimitOption = 20) -> None:
     """List replays, the newest first.
 
     Example: semel replay list --database postgresql://db/shop
     """
-    found = books.ask(lambda database: replays(database, consumer, limit))
+    found = books.ask(replays, consumer, limit)
     # Each replay names its database, as in the documents of the other commands.
-    listed = [{"database": books.name, **document(one)} for one in found.replays]
-    answer.reply({"replays": listed}, lambda _: list_lines(found), database=books.name)
+    listed = [{"database": books.database, **document(one)} for one in found.replays]
+    books.reply({"replays": listed}, lambda _: _list_lines(found))
 
 
-@app.command("stop")
-@begins_with(acting, "replay stop")
-def stop(answer: Answer, books: Books, actor: Actor, *, name: NameArgument) -> None:
+@command("replay stop", acting, ReplayStatus)
+def stop(actor: Actor, *, name: NameArgument) -> None:
     """Stop a replay before its next message; `replay run --name` resumes it.
 
     Example: semel replay stop replay-1f3a9c07 --reason "the provider complains"
     """
-    actor.confirm(answer, f"Stop {name}?")
-    done = books.ask(lambda database: stop_replay(database, name, **actor.given))
-    answer.reply(done, replay_lines, database=books.name)
+    actor.confirm(f"Stop {name}?")
+    actor.reply(actor.ask(stop_replay, name, **actor.given), _replay_lines)
 
 
-@app.command("abandon")
-@begins_with(acting, "replay abandon")
-def abandon(answer: Answer, books: Books, actor: Actor, *, name: NameArgument) -> None:
+@command("replay abandon", acting, ReplayStatus)
+def abandon(actor: Actor, *, name: NameArgument) -> None:
     """End a replay permanently; needs a reason.
 
     Until then retention deletes no claims of its consumer: the replay would need them.
 
     Example: semel replay abandon replay-1f3a9c07 --reason "the rest was paid by hand"
     """
-    actor.confirm(answer, f"Abandon {name}? It cannot be resumed then.")
-    done = books.ask(lambda database: abandon_replay(database, name, **actor.given))
-    answer.reply(done, replay_lines, database=books.name)
+    actor.confirm(f"Abandon {name}? It cannot be resumed then.")
+    actor.reply(actor.ask(abandon_replay, name, **actor.given), _replay_lines)
 
 
-def replay_lines(status: ReplayStatus) -> Iterator[Line | Rows]:
-    """Put how far one replay is for people."""
+def _replay_lines(status: ReplayStatus) -> Iterator[Line | Rows]:
     run, report = status.run, status.report
     colour = {"finished": "green", "failed": "bold red"}.get(report.state, "yellow")
     yield Text.assemble(
@@ -334,13 +313,11 @@ def replay_lines(status: ReplayStatus) -> Iterator[Line | Rows]:
         )
 
 
-def list_lines(found: ReplayList) -> Iterator[Line | Rows]:
-    """Put one line for each replay for people."""
+def _list_lines(found: ReplayList) -> Iterator[Line | Rows]:
     yield REPLAY.table(found.replays, without=("duplicate", "refused", "left", "missing"))
 
 
-def dry_run_lines(found: DryRuns) -> Iterator[Line]:
-    """Put what handling each message would do for people."""
+def _dry_run_lines(found: DryRuns) -> Iterator[Line]:
     for one in found.messages:
         claim, outcome = claim_of(one), outcome_of(one) or "not possible"
         yield Text.assemble(

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
-import typer
-
-from semel.cli.answer import Answer
-from semel.cli.database import Actor, Books, ConsumerOption, acting
-from semel.cli.options import MOST_ROWS
-from semel.cli.preamble import begins_with
+from semel.cli.database import Actor, ConsumerOption, acting
+from semel.cli.options import MOST_ROWS, option
+from semel.cli.preamble import command
 from semel.cli.render import Line, counted, lasting
 from semel.cli.selection import PolicyOption, ReaderOption, load_reader
 from semel.errors import Misuse
@@ -26,51 +23,35 @@ from semel.operate.retention import (
 )
 from semel.policy.model import Policy
 
-TtlOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option("--ttl-days", min=0.0, max=MOST_DAYS, help="How long claims are kept.  [14]"),
-]
-TopicOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        "--topic-days", min=0.0, max=MOST_DAYS, help="How long the broker keeps messages.  [7]"
-    ),
-]
-ReplayOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option("--replay-days", min=0.0, max=MOST_DAYS, help="How far back you may replay.  [7]"),
-]
-LettersOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        "--dlq-days", min=0.0, max=MOST_DAYS, help="How old dead letters may become.  [7]"
-    ),
-]
-ParkedOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        "--parking-days", min=0.0, max=MOST_DAYS, help="How long messages may be parked.  [7]"
-    ),
-]
-SafetyOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        "--safety",
-        min=1.0,
-        max=100.0,
-        help=f"The longest window is multiplied by this.  [{DEFAULT_SAFETY:g}]",
-    ),
-]
+
+def _days(name: str, words: str) -> Any:
+    return option(name, words, min=0.0, max=MOST_DAYS)
 
 
 def retention_terms(
     policy: PolicyOption = None,
-    ttl: TtlOption = None,
-    topic: TopicOption = None,
-    replay: ReplayOption = None,
-    letters: LettersOption = None,
-    parked: ParkedOption = None,
-    safety: SafetyOption = None,
+    ttl: Annotated[float | None, _days("--ttl-days", "How long claims are kept.  [14]")] = None,
+    topic: Annotated[
+        float | None, _days("--topic-days", "How long the broker keeps messages.  [7]")
+    ] = None,
+    replay: Annotated[
+        float | None, _days("--replay-days", "How far back you may replay.  [7]")
+    ] = None,
+    letters: Annotated[
+        float | None, _days("--dlq-days", "How old dead letters may become.  [7]")
+    ] = None,
+    parked: Annotated[
+        float | None, _days("--parking-days", "How long messages may be parked.  [7]")
+    ] = None,
+    safety: Annotated[
+        float | None,
+        option(
+            "--safety",
+            f"The longest window is multiplied by this.  [{DEFAULT_SAFETY:g}]",
+            min=1.0,
+            max=100.0,
+        ),
+    ] = None,
 ) -> Retention | Policy:
     """Make the settings of the options, or read the policy that says them.
 
@@ -97,20 +78,21 @@ def retention_terms(
     return Policy.load(policy)
 
 
-@begins_with(acting, "retention", retention_terms)
+@command(
+    "retention",
+    acting,
+    Pruned,
+    retention_terms,
+    adds=("consumer", "ttl_seconds", "shortest_seconds"),
+)
 def retention(
-    answer: Answer,
-    books: Books,
     actor: Actor,
     terms: Retention | Policy,
     *,
     consumer: ConsumerOption,
     reader: ReaderOption = None,
     batch: Annotated[
-        int,
-        typer.Option(
-            "--batch", min=1, max=MOST_ROWS, help="How many rows one transaction deletes."
-        ),
+        int, option("--batch", "How many rows one transaction deletes.", min=1, max=MOST_ROWS)
     ] = 1000,
 ) -> None:
     """Delete a consumer's old claims, and what is stored about things that are over.
@@ -126,28 +108,24 @@ def retention(
     said = retention_of(terms, consumer) if isinstance(terms, Policy) else terms
     settings = replace(said, batch=batch)
     age = lasting(settings.ttl_seconds)
-    actor.confirm(answer, f"Delete what is over and older than {age} of {consumer}?")
+    actor.confirm(f"Delete what is over and older than {age} of {consumer}?")
 
     def progress(pruned: Pruned) -> None:
-        answer.tell(lambda: f"{counted(pruned.total, 'row')} deleted so far")
+        actor.answer.tell(lambda: f"{counted(pruned.total, 'row')} deleted so far")
 
     read_again = load_reader(reader)
 
-    pruned = books.ask(
-        lambda database: prune(database, consumer, settings, progress, read_again, **actor.given)
-    )
-    answer.reply(
+    pruned = actor.ask(prune, consumer, settings, progress, read_again, **actor.given)
+    actor.reply(
         pruned,
-        pruned_lines,
-        database=books.name,
+        _pruned_lines,
         consumer=consumer,
         ttl_seconds=settings.ttl_seconds,
         shortest_seconds=settings.shortest_seconds,
     )
 
 
-def pruned_lines(pruned: Pruned) -> Iterator[Line]:
-    """Put how much was deleted for people."""
+def _pruned_lines(pruned: Pruned) -> Iterator[Line]:
     yield (
         f"deleted: {counted(pruned.claims, 'claim')}, {pruned.inbox} of the inbox, "
         f"{counted(pruned.attempts, 'failed attempt')}, "

@@ -7,55 +7,46 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from typing import Annotated
 
-import typer
 from rich.text import Text
 
-from semel.cli.answer import answering
-from semel.cli.options import MOST_ROWS, DebugOption, JsonOption, PipelineOption
+from semel.cli.answer import Answer, answering
+from semel.cli.options import MOST_ROWS, PipelineOption, option
+from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Rows, Shape, counted
 from semel.cli.target import load_object, need_pipeline
 from semel.errors import Misuse
+from semel.operate import verification
 from semel.operate.status import Pipeline
-from semel.operate.verification import (
-    FINE,
-    Reread,
-    RowCount,
-    SinkCheck,
-    Verdict,
-    Verification,
-    cycles_to_verify,
-)
-from semel.operate.verification import verify as compare
 from semel.pipeline.sink import Tally
 from semel.pipeline.source import BatchRange
 
 EVERY = sys.maxsize // 8
 
 
-def hash_of(count: RowCount) -> str | None:
+def hash_of(count: verification.RowCount) -> str | None:
     """Sixteen hex digits."""
     return None if count.hash is None else f"{count.hash:016x}"
 
 
-def _count(count: RowCount | None) -> str:
+def _count(count: verification.RowCount | None) -> str:
     if count is None:
         return "-"
     return f"{count.rows:,} {(hash_of(count) or '')[:8]}".rstrip()
 
 
-def _words(verdict: Verdict | None) -> str:
+def _words(verdict: verification.Verdict | None) -> str:
     return "-" if verdict is None else verdict.replace("_", " ")
 
 
-def _colour(verdict: Verdict | None) -> str:
-    if verdict in (None, Verdict.CANNOT_TELL):
+def _colour(verdict: verification.Verdict | None) -> str:
+    if verdict in (None, verification.Verdict.CANNOT_TELL):
         return ""
-    return "green" if verdict in FINE else "bold red"
+    return "green" if verdict in verification.FINE else "bold red"
 
 
-Shape(RowCount, Field("rows"), Field("hash", hash_of))
+Shape(verification.RowCount, Field("rows"), Field("hash", hash_of))
 CHECK = Shape(
-    SinkCheck,
+    verification.SinkCheck,
     Field("cycle", head="cycle"),
     Field("sink", head="sink"),
     Field("staged", head="staged", cell=_count, right=True),
@@ -67,35 +58,30 @@ CHECK = Shape(
 )
 
 
+@command("verify", answering, verification.Verification)
 def verify(
+    answer: Answer,
+    *,
     pipeline: PipelineOption = None,
     newest: Annotated[
-        int,
-        typer.Option(
-            "--newest", "-n", min=1, max=MOST_ROWS, help="How many cycles, the newest first."
-        ),
+        int, option("--newest -n", "How many cycles, the newest first.", min=1, max=MOST_ROWS)
     ] = 20,
     cycle: Annotated[
-        list[str] | None,
-        typer.Option("--cycle", metavar="g1.b42", help="This cycle; may be given several times."),
+        list[str] | None, option("--cycle", "This cycle; may be given several times.", "g1.b42")
     ] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Every cycle that the ledger remembers.")
-    ] = False,
+    every: Annotated[bool, option("--all", "Every cycle that the ledger remembers.")] = False,
     source: Annotated[
-        bool, typer.Option("--source", help="Read the source again, too; needs --reread.")
+        bool, option("--source", "Read the source again, too; needs --reread.")
     ] = False,
     reread: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--reread",
-            metavar="MODULE:FUNCTION",
-            help="A function that takes a cycle's BatchRange and returns a static DataFrame with "
+            "A function that takes a cycle's BatchRange and returns a static DataFrame with "
             "the stream's columns; implies --source.",
+            "MODULE:FUNCTION",
         ),
     ] = None,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Compare, per cycle and sink, the rows that were staged with those that readers see.
 
@@ -104,19 +90,18 @@ def verify(
 
     Example: semel verify --pipeline payments:pipeline --cycle g1.b42
     """
-    with answering("verify", as_json, debug) as answer:
-        if source and not reread:
-            raise Misuse(
-                "--source needs --reread module:function, which reads a cycle's range again and "
-                "returns a static DataFrame with the stream's columns"
-            )
-        known = need_pipeline(answer, pipeline)
-        records = cycles_to_verify(known, EVERY if every else newest, cycle or ())
-        again = _reread(known, reread) if reread else None
-        answer.reply(compare(known, records, again), verify_lines)
+    if source and not reread:
+        raise Misuse(
+            "--source needs --reread module:function, which reads a cycle's range again and "
+            "returns a static DataFrame with the stream's columns"
+        )
+    known = need_pipeline(answer, pipeline)
+    records = verification.cycles_to_verify(known, EVERY if every else newest, cycle or ())
+    again = _reread(known, reread) if reread else None
+    answer.reply(verification.verify(known, records, again), _verify_lines)
 
 
-def _reread(pipeline: Pipeline, spec: str) -> Reread:
+def _reread(pipeline: Pipeline, spec: str) -> verification.Reread:
     function = load_object("--reread", spec)
     if not callable(function):
         raise Misuse(f"--reread {spec}: found {type(function).__name__}; it must be a function")
@@ -130,13 +115,14 @@ def _reread(pipeline: Pipeline, spec: str) -> Reread:
     return read
 
 
-def verify_lines(found: Verification) -> Iterator[Line | Rows]:
-    """Put a verification for people, one line per cycle and sink."""
+def _verify_lines(found: verification.Verification) -> Iterator[Line | Rows]:
     yield Text.assemble((str(found.scope), "bold"), f" in {found.ledger}")
     with_source = any(check.source_verdict for check in found.checks)
     yield CHECK.table(found.checks, without=() if with_source else ("source", "against staged"))
     bad = [check.needs_attention for check in found.checks].count(True)
-    unknown = [Verdict.CANNOT_TELL in check.verdicts for check in found.checks].count(True)
+    unknown = [verification.Verdict.CANNOT_TELL in check.verdicts for check in found.checks].count(
+        True
+    )
     cycles = counted(found.cycles, "cycle")
     if bad:
         yield f"{cycles}: {counted(bad, 'comparison')} failed"

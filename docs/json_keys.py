@@ -1,6 +1,6 @@
 """The keys of every command's JSON document, read from the answers and their shapes.
 
-`docs/reference/json.md` is this module's `page`; a test compares the two.
+`docs/reference/json.md` is this module's `page`.
 """
 
 from __future__ import annotations
@@ -15,80 +15,30 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-import semel.cli.app  # noqa: F401  the commands declare the shapes of their records
-from semel.cli.commands.explain import ClosedGaps, OpenGaps
-from semel.cli.commands.policy import PolicySchema
-from semel.cli.messages import Request
+from semel.cli.app import GROUPS, PANELS
+from semel.cli.preamble import COMMANDS
 from semel.cli.render import WRITERS, Field, Shape
-from semel.operate.acts import Acts
-from semel.operate.adoption import Adoption
-from semel.operate.audit import AuditEntries, Verified
-from semel.operate.completeness import Completeness
-from semel.operate.deadletters import DeadLetterList, LetterInspection
-from semel.operate.deletion import OpenRequests
-from semel.operate.doctor import Diagnosis
-from semel.operate.dryrun import DryRuns
-from semel.operate.explain import Explanation, LeasedClaims
-from semel.operate.guarantee import PipelineGuarantee
-from semel.operate.ledger import Backup, LedgerCheck, Restoration
-from semel.operate.outbox import OutboxStatus, ParkedEntries
-from semel.operate.parking import Fixed, HeldKeys, Inspection, WaitingList
-from semel.operate.recovery import Recovered, RecoveryPlan
-from semel.operate.replay import ReplayList, ReplayStatus
-from semel.operate.resolution import Resolution
-from semel.operate.retention import Erased, Pruned
-from semel.operate.status import History, Status
-from semel.operate.stores import SchemaChange, SchemaCheck
-from semel.operate.verification import Verification
-from semel.policy.effective import EffectivePolicies
-from semel.policy.lint import Linted
 
-REPORTS: Final[Mapping[str, type]] = {
-    "status": Status,
-    "history": History,
-    "doctor": Diagnosis,
-    "recover --dry-run": RecoveryPlan,
-    "recover": Recovered,
-    "verify": Verification,
-    "lint": PipelineGuarantee,
-    "adopt": Adoption,
-    "cycle resolve": Resolution,
-    "ledger check": LedgerCheck,
-    "ledger backup": Backup,
-    "ledger restore": Restoration,
-    "policy lint": Linted,
-    "policy show": EffectivePolicies,
-    "policy schema": PolicySchema,
-    "db create | upgrade": SchemaChange,
-    "db check": SchemaCheck,
-    "dlq list": DeadLetterList,
-    "dlq show": LetterInspection,
-    "dlq retry | park | skip": Acts,
-    "dlq delete": Request,
-    "parking list": WaitingList,
-    "parking show": Inspection,
-    "parking keys": HeldKeys,
-    "parking classify | release | skip": Acts,
-    "parking fix": Fixed,
-    "parking requests": OpenRequests,
-    "parking delete | approve": Request,
-    "outbox status": OutboxStatus,
-    "outbox parked": ParkedEntries,
-    "outbox retry | drop": Acts,
-    "audit list": AuditEntries,
-    "audit verify": Verified,
-    "erase": Erased,
-    "retention": Pruned,
-    "replay run | status | stop | abandon": ReplayStatus,
-    "replay dry-run": DryRuns,
-    "replay list": ReplayList,
-    "explain": Explanation,
-    "claims list": LeasedClaims,
-    "gaps list": OpenGaps,
-    "gaps close": ClosedGaps,
-    "audit completeness": Completeness,
-}
+
+def _documents() -> Iterator[tuple[str, type, tuple[str, ...]]]:
+    """Name the documents; commands of a group that answer alike share one: ``dlq park | skip``."""
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    order = [*PANELS, *GROUPS]
+    for name in sorted(COMMANDS, key=lambda name: order.index(name.partition(" ")[0])):
+        command, group = COMMANDS[name], name.partition(" ")[0]
+        if command.rehearsal is not None:
+            alike[group, command.rehearsal, command.adds] = [f"{name} --dry-run"]
+        alike.setdefault((group, command.report, command.adds), []).append(name)
+    for (group, report, adds), (first, *others) in alike.items():
+        names = (first, *(name.removeprefix(f"{group} ") for name in others))
+        yield " | ".join(names), report, adds
+
+
+REPORTS: Final[Mapping[str, type]] = {name: report for name, report, _ in _documents()}
 """What each command answers with."""
+
+ADDED: Final[Mapping[str, tuple[str, ...]]] = {name: adds for name, _, adds in _documents() if adds}
+"""The keys that each command adds (`Answer.reply`)."""
 
 
 class Added:
@@ -113,41 +63,6 @@ class Added:
     shortest_seconds: float
     """The shortest time to live that the windows allow."""
 
-
-_DATABASE: Final = ("database",)
-_ACTED: Final = ("database", "act", "actor", "reason")
-
-ADDED: Final[Mapping[str, tuple[str, ...]]] = {
-    "db create | upgrade": _DATABASE,
-    "db check": _DATABASE,
-    "dlq list": _DATABASE,
-    "dlq show": _DATABASE,
-    "dlq retry | park | skip": ("consumer", *_ACTED),
-    "dlq delete": _DATABASE,
-    "parking list": _DATABASE,
-    "parking show": _DATABASE,
-    "parking keys": _DATABASE,
-    "parking fix": ("database", "consumer", "message_id", "actor", "reason"),
-    "parking requests": _DATABASE,
-    "parking delete | approve": _DATABASE,
-    "parking classify | release | skip": ("consumer", *_ACTED),
-    "outbox status": _DATABASE,
-    "outbox parked": _DATABASE,
-    "explain": _DATABASE,
-    "claims list": _DATABASE,
-    "gaps list": _DATABASE,
-    "gaps close": ("database", "actor", "reason"),
-    "outbox retry | drop": ("outbox", *_ACTED),
-    "audit list": _DATABASE,
-    "audit verify": _DATABASE,
-    "erase": ("database", "actor", "reason"),
-    "retention": ("database", "consumer", "ttl_seconds", "shortest_seconds"),
-    "replay run | status | stop | abandon": _DATABASE,
-    "replay dry-run": _DATABASE,
-    "replay list": _DATABASE,
-    "audit completeness": _DATABASE,
-}
-"""Which of them each command adds (`Answer.reply`)."""
 
 _HEAD: Final = """\
 # The JSON of the commands
