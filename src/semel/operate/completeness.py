@@ -20,7 +20,8 @@ from itertools import islice, pairwise
 from typing import Final
 
 from semel.message import Coordinates, Partition
-from semel.messaging.outcome import HOLE, Mark, OutcomeRange, Told, is_delivery, ranges_of
+from semel.messaging.outcome import HOLE, Mark, Told, is_delivery, ranges_of
+from semel.messaging.outcome import OutcomeRange as OutcomeRange
 from semel.messaging.receive.broker import Reader
 from semel.messaging.records import Waits
 from semel.operate.stores import OperatorDatabase, OperatorUnit

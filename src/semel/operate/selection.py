@@ -22,7 +22,9 @@ from semel.errors import Misuse
 from semel.message import Message, Partition, Record
 from semel.messaging.consumer import Consumer
 from semel.messaging.receive.broker import Reader
-from semel.messaging.records import DeadLetterFilter, WaitingFilter, Waits, hash_of_key
+from semel.messaging.records import DeadLetterFilter as DeadLetterFilter
+from semel.messaging.records import WaitingFilter as WaitingFilter
+from semel.messaging.records import Waits, hash_of_key
 from semel.operate.stores import OperatorDatabase, OperatorUnit
 
 # The shortest time that a database stores: a letter of this moment is part of the replay.
