@@ -100,10 +100,10 @@ def need_pipeline(answer: Answer, spec: str | None) -> Pipeline:
 
 
 def need_configured(answer: Answer, spec: str | None) -> Configured:
-    """Load the pipeline that a command needs; its ledger need not exist yet.
+    """Import the pipeline that ``module:name`` names; its ledger need not exist yet.
 
     Raises:
-        Misuse: none is named, or it does not exist.
+        Misuse: none is named; or names the module, the attribute, and what was found instead.
     """
     spec = spec or os.environ.get(PIPELINE_VARIABLE)
     if not spec:
@@ -111,7 +111,25 @@ def need_configured(answer: Answer, spec: str | None) -> Configured:
             f"`semel {answer.command}` asks the sinks: name the pipeline with --pipeline "
             f"module:name (or ${PIPELINE_VARIABLE})"
         )
-    return load_pipeline(answer, spec)
+    from semel.spark.exactly_once import ExactlyOnce
+
+    what = f"--pipeline {spec}"
+    found = load_object("--pipeline", spec)
+    made = ""
+    if not isinstance(found, Driver | ExactlyOnce):
+        if not callable(found) or isinstance(found, type):
+            raise Misuse(f"{what}: found {_described(found)}; {_WANTED}")
+        found, made = _called(what, found), "it returned "
+    if isinstance(found, Driver):
+        scope = found.scope
+        return Configured(scope.app, scope.query, found.ledger, found.sinks, found.settings)
+    if not isinstance(found, ExactlyOnce):
+        raise Misuse(f"{what}: {made or 'found '}{_described(found)}; {_WANTED}")
+    given = found.given_ledger
+    if isinstance(given, str):
+        answer.hide(given)
+    ledger = open_ledger(given)
+    return Configured(found.app, found.query, ledger, found.sinks, found.settings)
 
 
 def need_ledger(answer: Answer, url: str | None) -> Ledger:
@@ -163,33 +181,6 @@ def existing(ledger: Ledger, way_out: str = "") -> Ledger:
             f"schema; the first start of the pipeline makes it{way_out}"
         )
     return ledger
-
-
-def load_pipeline(answer: Answer, spec: str) -> Configured:
-    """Import the pipeline that ``module:name`` names, from the current folder first.
-
-    Raises:
-        Misuse: names the module, the attribute, and what was found instead.
-    """
-    from semel.spark.exactly_once import ExactlyOnce
-
-    what = f"--pipeline {spec}"
-    found = load_object("--pipeline", spec)
-    made = ""
-    if not isinstance(found, Driver | ExactlyOnce):
-        if not callable(found) or isinstance(found, type):
-            raise Misuse(f"{what}: found {_described(found)}; {_WANTED}")
-        found, made = _called(what, found), "it returned "
-    if isinstance(found, Driver):
-        scope = found.scope
-        return Configured(scope.app, scope.query, found.ledger, found.sinks, found.settings)
-    if not isinstance(found, ExactlyOnce):
-        raise Misuse(f"{what}: {made or 'found '}{_described(found)}; {_WANTED}")
-    given = found.given_ledger
-    if isinstance(given, str):
-        answer.hide(given)
-    ledger = open_ledger(given)
-    return Configured(found.app, found.query, ledger, found.sinks, found.settings)
 
 
 def _called(what: str, function: Callable[[], Any]) -> Any:

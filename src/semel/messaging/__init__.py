@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from semel.message import Coordinates, Partition, Record
     from semel.messaging import outcome
     from semel.messaging.classic import consume_envelope
-    from semel.messaging.database import TransactionEnded
     from semel.messaging.failed.retries import retry_due
     from semel.messaging.failure import FailureClass
     from semel.messaging.handle.attempt import classify, handle_message
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from semel.messaging.handle.lease import handle_leased
     from semel.messaging.receive.broker import Outgoing
     from semel.messaging.receive.inbox import Inbox, InboxWorker
-    from semel.messaging.send.outbox import OutboxConflict, idempotency_key
+    from semel.messaging.send.outbox import idempotency_key
     from semel.messaging.send.relay import Relay
     from semel.messaging.settings import (
         ConsumerSettings,
@@ -83,7 +82,6 @@ __all__ = [
     "Mode",
     "NotClaimable",
     "Order",
-    "OutboxConflict",
     "OutboxSignal",
     "Outgoing",
     "Partition",
@@ -95,7 +93,6 @@ __all__ = [
     "RetryPolicy",
     "RunnerSettings",
     "StalePolicy",
-    "TransactionEnded",
     "classify",
     "consume_envelope",
     "consume_many",
@@ -134,7 +131,6 @@ __getattr__ = lazily(
         "Mode": "semel.policy.vocabulary",
         "NotClaimable": "semel.messaging.handle.claims",
         "Order": "semel.messaging.settings",
-        "OutboxConflict": "semel.messaging.send.outbox",
         "OutboxSignal": "semel.sql.notify",
         "Outgoing": "semel.messaging.receive.broker",
         "Partition": "semel.message",
@@ -146,7 +142,6 @@ __getattr__ = lazily(
         "RetryPolicy": "semel.messaging.settings",
         "RunnerSettings": "semel.messaging.settings",
         "StalePolicy": "semel.policy.vocabulary",
-        "TransactionEnded": "semel.messaging.database",
         "classify": "semel.messaging.handle.attempt",
         "consume_envelope": "semel.messaging.classic",
         "consume_many": "semel.messaging.handle.batch",

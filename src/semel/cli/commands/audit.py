@@ -213,12 +213,10 @@ def add_up(
 
 def _extents(first: list[str], committed: list[str]) -> Mapping[Partition, completeness.Extent]:
     extents: dict[Partition, completeness.Extent] = {}
-    for text in committed:
-        place, offset = _offset("--committed", text)
-        extents[place] = replace(extents.get(place, completeness.Extent()), committed=offset)
-    for text in first:
-        place, offset = _offset("--first", text)
-        extents[place] = replace(extents.get(place, completeness.Extent()), first=offset)
+    given = [("committed", text) for text in committed] + [("first", text) for text in first]
+    for end, text in given:
+        place, offset = _offset(f"--{end}", text)
+        extents[place] = replace(extents.get(place, completeness.Extent()), **{end: offset})
     return extents
 
 
