@@ -83,7 +83,7 @@ async def lose(database: Any, *ids: str) -> None:
     """Delete messages past everything, as SQL by hand does."""
     async with database.begin() as unit:
         for message_id in ids:
-            await unit.waiting.remove(BILLING, message_id)
+            await unit.waiting.remove_many(BILLING, [message_id])
             await unit.dead_letters.remove(BILLING, message_id)
 
 

@@ -147,10 +147,10 @@ class MembersContract(DatabaseContract):
         self, world: DatabaseWorld
     ) -> None:
         counts = []
-        for act in ("try", "try", "clear_all_notes", "try"):
+        for act in ("try", "try", "clear", "try"):
             async with world.database.begin() as unit:
-                if act == "clear_all_notes":
-                    await unit.members.clear_all_notes(CONSUMER, "m")
+                if act == "clear":
+                    await unit.members.clear_notes(CONSUMER, ["m"])
                 else:
                     counts.append(await unit.members.suspect(CONSUMER, "m", ME))
         async with world.database.begin() as unit:
@@ -225,7 +225,7 @@ class MembersContract(DatabaseContract):
             await unit.members.suspect(CONSUMER, "b", "second")
             await unit.members.clear_notes(CONSUMER, ["a", "b"], "second")
             left = await unit.members.notes(CONSUMER, ["a", "b"])
-            await unit.members.clear_all_notes(CONSUMER, "a")
+            await unit.members.clear_notes(CONSUMER, ["a"])
             after = await unit.members.notes(CONSUMER, ["a", "b"])
 
         assert (set(left), set(after)) == ({"a"}, set())

@@ -151,7 +151,7 @@ async def _worked_off(world: DatabaseWorld) -> list[str]:
                     for found in taken:
                         # Others run while this one is handled.
                         await asyncio.sleep(0)
-                        await unit.waiting.remove(CONSUMER, found.message_id)
+                        await unit.waiting.remove_many(CONSUMER, [found.message_id])
             except Locked:
                 continue
             left.extend(mine)

@@ -61,7 +61,7 @@ async def due(world: DatabaseWorld, limit: int = 100, consumer: str = CONSUMER) 
 async def remove(world: DatabaseWorld, message_id: str) -> bool:
     """Take a message out."""
     async with world.database.begin() as unit:
-        return await unit.waiting.remove(CONSUMER, message_id)
+        return await unit.waiting.remove_many(CONSUMER, [message_id]) > 0
 
 
 async def held(world: DatabaseWorld, *keys: str) -> frozenset[str]:

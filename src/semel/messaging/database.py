@@ -297,11 +297,8 @@ class WaitingStore(Protocol):
     async def held_keys(self, consumer: str, limit: int) -> Sequence[HeldKey]:
         """Return the held keys, those that are held longest first."""
 
-    async def remove(self, consumer: str, message_id: str) -> bool:
-        """Remove a message; removing the last one of its key frees the key."""
-
-    async def remove_many(self, consumer: str, message_ids: Sequence[str]) -> None:
-        """Remove messages, as `remove` does with one."""
+    async def remove_many(self, consumer: str, message_ids: Sequence[str]) -> int:
+        """Remove messages, and return how many; removing the last one of a key frees the key."""
 
     async def label(self, consumer: str, message_id: str, label: str) -> bool:
         """Write the label that a person gave the message."""
@@ -527,11 +524,10 @@ class Members(Protocol):
     async def notes(self, consumer: str, message_ids: Collection[str]) -> Mapping[str, Note]:
         """Return the notes of messages, by id."""
 
-    async def clear_all_notes(self, consumer: str, message_id: str) -> None:
-        """Clear the note of a message: delete it, regardless of the process that wrote it."""
-
-    async def clear_notes(self, consumer: str, message_ids: Collection[str], writer: str) -> None:
-        """Clear the notes that *writer* wrote of several messages; those of others stay."""
+    async def clear_notes(
+        self, consumer: str, message_ids: Collection[str], writer: str | None = None
+    ) -> None:
+        """Clear the notes of messages that are over; with a *writer*, only those that it wrote."""
 
     async def forget_notes(self, consumer: str, older_than_seconds: float, limit: int) -> int:
         """Delete at most *limit* notes older than that; return how many."""

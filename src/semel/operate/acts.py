@@ -9,7 +9,10 @@ from typing import Any, Final, TypeVar
 
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse, Permanent, SemelError, reason_of
+from semel.messaging.failed.waiting import leave_waiting
 from semel.messaging.handle.claims import ClaimState, Failure, is_leased
+from semel.messaging.outcome import Mark
+from semel.messaging.receive.offsets import Ended
 from semel.messaging.records import DeadLetter, StoredMessage, WaitingMessage
 from semel.operate.stores import Act, OperatorDatabase, OperatorUnit, Revision
 
@@ -110,14 +113,14 @@ async def remove_letter(unit: OperatorUnit, consumer: str, message_id: str) -> N
     need_there(gone, consumer, message_id, AMONG_LETTERS)
 
 
-async def remove_waiting(unit: OperatorUnit, consumer: str, message_id: str) -> None:
-    """Remove a waiting message and its crash notes, or raise NoSuchMessage or NotPossible.
+async def remove_waiting(unit: OperatorUnit, message: WaitingMessage, end: Mark) -> None:
+    """Remove a waiting message that a person ends, or raise NoSuchMessage or NotPossible.
 
     A message that a worker handles now stays.
     """
-    gone = await unit.waiting.remove(consumer, message_id)
-    need_there(gone, consumer, message_id, WAITING)
-    await unit.members.clear_all_notes(consumer, message_id)
+    consumer, message_id = message.consumer, message.message_id
+    gone = await leave_waiting(unit, consumer, Ended(message_id, message.source, end))
+    need_there(gone > 0, consumer, message_id, WAITING)
     await need_no_live_lease(unit, consumer, message_id)
 
 

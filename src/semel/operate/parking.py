@@ -28,7 +28,6 @@ from semel.messaging.handle.claims import (
     Failure,
 )
 from semel.messaging.outcome import Mark
-from semel.messaging.receive.offsets import mark
 from semel.messaging.records import HeldKey, WaitingFilter, WaitingMessage, Waits, is_made_up
 from semel.operate.acts import (
     WAITING,
@@ -297,10 +296,9 @@ async def skip(
     reason = need_reason(reason, "skipping a message")
     async with acting(database) as unit:
         message = await need_waiting(unit, consumer, message_id)
-        await remove_waiting(unit, consumer, message_id)
+        await remove_waiting(unit, message, Mark.SKIPPED)
         await keep_payload(unit, message)
         await complete_without_effect(unit, consumer, message_id, SKIPPED)
-        await mark(unit, consumer, Mark.SKIPPED, message.source)
         details = {"hash": message.payload_hash}
         await write_down(unit, actor, "park.skip", consumer, message_id, reason, **details)
 

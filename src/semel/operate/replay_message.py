@@ -546,7 +546,7 @@ class Replayer:
         if deaths <= self.consumer.settings.poison_attempts:
             return found
         # Without the notes, so that another replay can try it after a fix.
-        await unit.members.clear_all_notes(name, message_id)
+        await unit.members.clear_notes(name, [message_id])
         return self._refused(item, f"the process died {deaths} times while it was tried")
 
     def _refused(self, item: SelectedMessage, why: str) -> Replayed:
@@ -666,7 +666,7 @@ class Replayer:
             way.attempt.ended = True
             if isinstance(outcome, Handled | Skipped | DeadLettered):
                 # It is over: no later attempt clears the notes of other processes.
-                await unit.members.clear_all_notes(name, message_id)
+                await unit.members.clear_notes(name, [message_id])
             else:
                 await clear_own_notes(unit, name, [message_id])
             # The cursor before the audit trail, as when a person stops the replay: in another

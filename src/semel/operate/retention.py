@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from semel.errors import Misuse, Retryable
 from semel.message import Partition
 from semel.messaging.database import Sweep
+from semel.messaging.failed.waiting import leave_waiting
 from semel.messaging.handle.claims import ERASED, ClaimState, Failure, Locked, is_leased
 from semel.messaging.outcome import Mark
 from semel.messaging.receive.broker import Reader
-from semel.messaging.receive.offsets import mark
+from semel.messaging.receive.offsets import Ended
 from semel.messaging.records import (
     DeadLetterFilter,
     MessageFilter,
@@ -495,9 +496,7 @@ async def _close(unit: OperatorUnit, message: WaitingMessage) -> bool:
     is_held = row is not None and is_leased(row, await unit.now())
     if row is not None and row.state is ClaimState.COMPLETED:
         # A delivery was quicker than the retry worker: there is nothing left to decide.
-        await unit.waiting.remove(consumer, message_id)
-        await unit.members.clear_all_notes(consumer, message_id)
-        await mark(unit, consumer, Mark.DUPLICATE, message.source)
+        await leave_waiting(unit, consumer, Ended(message_id, message.source, Mark.DUPLICATE))
     elif not is_held and (row is None or row.error_code != ERASED):
         await overrule(unit, consumer, message_id, Failure(ClaimState.PARKED, attempts, ERASED))
     if row is None or row.erased_at is None:

@@ -113,18 +113,13 @@ class SqlMembers(ConnectionStore, RecordStore[Member]):
             for row in rows
         }
 
-    async def clear_all_notes(self, consumer: str, message_id: str) -> None:
-        await self._run(
-            delete(crash_suspect).where(
-                _S.consumer == consumer, _S.message_id == stored_id(message_id)
-            )
-        )
-
-    async def clear_notes(self, consumer: str, message_ids: Collection[str], writer: str) -> None:
+    async def clear_notes(
+        self, consumer: str, message_ids: Collection[str], writer: str | None = None
+    ) -> None:
         if message_ids:
             here = _S.message_id.in_(sorted(map(stored_id, message_ids)))
-            mine = (_S.consumer == consumer, _S.writer == writer)
-            await self._run(delete(crash_suspect).where(*mine, here))
+            mine = () if writer is None else (_S.writer == writer,)
+            await self._run(delete(crash_suspect).where(_S.consumer == consumer, here, *mine))
 
     async def forget_notes(self, consumer: str, older_than_seconds: float, limit: int) -> int:
         old = (_S.consumer == consumer, is_older(_S.noted_at, older_than_seconds))

@@ -275,10 +275,11 @@ class SqlWaitingStore(MessageStore[WaitingMessage]):
         rows = await self._run(HELD_KEYS, {"by": consumer, "at_most": limit})
         return [_held_key(row) for row in rows]
 
-    async def remove_many(self, consumer: str, message_ids: Sequence[str]) -> None:
-        if message_ids:
-            here = _C.message_id.in_(sorted(map(stored_id, message_ids)))
-            await self._run(delete(waiting_message).where(_C.consumer == consumer, here))
+    async def remove_many(self, consumer: str, message_ids: Sequence[str]) -> int:
+        if not message_ids:
+            return 0
+        here = _C.message_id.in_(sorted(map(stored_id, message_ids)))
+        return await self._count(delete(waiting_message).where(_C.consumer == consumer, here))
 
     async def label(self, consumer: str, message_id: str, label: str) -> bool:
         return await self._change(consumer, message_id, label=plain(label))

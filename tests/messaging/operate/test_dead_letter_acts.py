@@ -73,7 +73,7 @@ class DeadLetterActs(DatabaseContract):
             await bury(world)
             assert await retry_dead_letter(world.database, BILLING, "m1", **ANN) == number + 1
             async with world.database.begin() as unit:
-                await unit.waiting.remove(BILLING, "m1")
+                await unit.waiting.remove_many(BILLING, ["m1"])
         await bury(world)
 
         with pytest.raises(NotPossible, match="sent back 5 times"):

@@ -235,7 +235,7 @@ class Deaths:
                 await retry_due(handle, service.database)
             async with service.database.begin() as unit:
                 found = await unit.members.notes("billing", ["m1"])
-                await unit.members.clear_all_notes("billing", "m1")
+                await unit.members.clear_notes("billing", ["m1"])
 
             assert (found["m1"].tries, found["m1"].writer) == (1, notes.this_process())
 

@@ -265,7 +265,7 @@ class TestInPostgres(InPostgres, _Refusals):
                     await becomes(database, "on")
                     with pytest.raises(DatabaseUnavailable):
                         async with database.begin() as unit:
-                            await unit.members.clear_all_notes("c", "m1")
+                            await unit.members.clear_notes("c", ["m1"])
                     broker.put("t", b"{}", headers={"message-id": b"m2"})
                     await asyncio.sleep(0.3)
                     assert not task.done()

@@ -256,7 +256,7 @@ def _repetition_of(message: Message) -> str:
 
 async def forget_tries(unit: Unit, consumer: Consumer, message: Message) -> None:
     """Reset the number of attempts of an invoked duplicate."""
-    await unit.members.clear_all_notes(consumer.name, _repetition_of(message))
+    await unit.members.clear_notes(consumer.name, [_repetition_of(message)])
 
 
 async def _fail(

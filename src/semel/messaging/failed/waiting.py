@@ -16,16 +16,17 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from enum import StrEnum
 from typing import Final
 
 from semel.message import Message
 from semel.messaging.consumer import Consumer, message_of
 from semel.messaging.database import Unit
-from semel.messaging.handle.versions import InSequence, in_sequence
 from semel.messaging.outcome import Refused
 from semel.messaging.receive.offsets import Ended, mark_ends, mark_kept
 from semel.messaging.records import WaitingFilter, WaitingMessage, Waits
 from semel.messaging.redact import ERASED_REASON
+from semel.messaging.settings import FIRST_VERSION
 
 
 async def let_in(
@@ -37,18 +38,17 @@ async def let_in(
         await mark_kept(unit, waiting.consumer, message.source, now)
 
 
-async def leave_waiting(unit: Unit, consumer: str, *ended: Ended) -> None:
-    """Remove messages that are over from the waiting table, and clear their crash notes.
+async def leave_waiting(unit: Unit, consumer: str, *ended: Ended) -> int:
+    """Remove messages that are over from the waiting table; return how many were there.
 
-    The notes of every process: no later attempt comes that could clear them.  The offset of each
-    message is marked with how it ended, unless it is a dead letter now.
+    Their crash notes go, too, those of every process: no later attempt comes that could clear
+    them.  The offset of each message is marked with how it ended, unless it is a dead letter now.
     """
     ids = [one.message_id for one in ended]
-    await unit.waiting.remove_many(consumer, ids)
-    # For several messages, look the notes up first: the batch has cleared nearly all already.
-    for message_id in ids if len(ids) == 1 else await unit.members.notes(consumer, ids):
-        await unit.members.clear_all_notes(consumer, message_id)
+    removed = await unit.waiting.remove_many(consumer, ids)
+    await unit.members.clear_notes(consumer, ids)
     await mark_ends(unit, consumer, ended)
+    return removed
 
 
 async def take_out(unit: Unit, consumer: str, message_id: str) -> None:
@@ -63,6 +63,31 @@ def parked_without_payload(waiting: WaitingMessage, erased_at: float) -> Waiting
     """Return a waiting message without its payload: parked, because it cannot be handled."""
     gone = replace(waiting, waits=Waits.PARKED, payload=None, headers={}, reason=ERASED_REASON)
     return replace(gone, erased_at=erased_at)
+
+
+class InSequence(StrEnum):
+    """How a version relates to the one that was applied last."""
+
+    OLD = "old"
+    NEXT = "next"
+    GAP = "gap"
+
+
+def due_version(current: int | None, first: int = FIRST_VERSION) -> int:
+    """Return the version that comes after the one that was applied last (None: none yet)."""
+    return first if current is None else current + 1
+
+
+def in_sequence(version: int, current: int | None, first: int = FIRST_VERSION) -> InSequence:
+    """Compare a message's version with the one that was applied last (None: none yet).
+
+    Before a version was applied, none is old: a version lower than *first* begins the
+    aggregate, too.
+    """
+    due = due_version(current, first)
+    if version == due or (current is None and version < due):
+        return InSequence.NEXT
+    return InSequence.OLD if version < due else InSequence.GAP
 
 
 FIRST_PAGE: Final = 2

@@ -34,6 +34,9 @@ from semel.messaging.failed.attempt_failed import (
     write_unreadable,
 )
 from semel.messaging.failed.waiting import (
+    InSequence,
+    due_version,
+    in_sequence,
     is_next,
     leave_waiting,
     let_in,
@@ -60,7 +63,6 @@ from semel.messaging.handle.claims import (
     Terminal,
     refusal,
 )
-from semel.messaging.handle.versions import InSequence, due_version, in_sequence
 from semel.messaging.outcome import (
     NO_LONGER_WAITING,
     Handled,

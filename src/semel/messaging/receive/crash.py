@@ -343,7 +343,7 @@ async def try_to_clear(
         async with database.begin() as unit:
             await clear_own_notes(unit, consumer, now)
             for message_id in message_ids if of_all_writers else ():
-                await unit.members.clear_all_notes(consumer, message_id)
+                await unit.members.clear_notes(consumer, [message_id])
     except Exception as error:  # noqa: BLE001  the outcome of the messages must not be lost
         why = {"consumer": consumer, "reason": reason_of(error)}
         log.warning("crash notes could not be cleared", extra=why)
@@ -628,7 +628,7 @@ async def guarded(
         if runs is _Runs.QUARANTINED or tries > suspect.deaths:
             quarantined = await suspect.quarantine(unit, runs)
         if runs is _Runs.DONE:
-            await unit.members.clear_all_notes(name, suspect.id)
+            await unit.members.clear_notes(name, [suspect.id])
         elif runs is _Runs.OVER or quarantined is not None:
             await clear_note_left_behind(unit, name, suspect.id)
     reach(CrashPoint.CAREFUL_ATTEMPT_AFTER, name)

@@ -84,15 +84,21 @@ class Ended:
 
     message_id: str
     came_from: Coordinates | None
-    outcome: Outcome
+    outcome: Outcome | Mark
+    """The outcome of its last attempt, or the mark of what a person decided."""
+
+    @property
+    def end(self) -> Mark | None:
+        """How it ended; None if it stays in our tables."""
+        return self.outcome if isinstance(self.outcome, Mark) else end_of(self.outcome)
 
 
 async def mark_ends(unit: Unit, consumer: str, ended: Sequence[Ended]) -> None:
     """Mark how messages ended; not those that stay in our tables."""
-    for end in (Mark.HANDLED, Mark.DUPLICATE):
-        await mark(unit, consumer, end, *(e.came_from for e in ended if end_of(e.outcome) is end))
+    for end in (Mark.HANDLED, Mark.DUPLICATE, Mark.SKIPPED, Mark.DELETED):
+        await mark(unit, consumer, end, *(one.came_from for one in ended if one.end is end))
     for one in ended:
-        if end_of(one.outcome) is Mark.REFUSED and one.came_from is not None:
+        if one.end is Mark.REFUSED and one.came_from is not None:
             letter = await unit.dead_letters.get(consumer, one.message_id)
             await mark_kept(unit, consumer, one.came_from, letter)
 
