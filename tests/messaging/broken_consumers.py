@@ -140,12 +140,11 @@ def a_conflict_is_swallowed(patch):
 
 
 def a_stored_retry_has_no_payload(patch):
-    async def only_say_so(unit, consumer, message, failure, seconds, claim):
-        written = failing._failure(message, failing.ClaimState.FAILED_RETRYABLE, failure, seconds)
-        await failing._mark(unit, consumer, message, written, claim)
-        return RetryStored(failure, message.attempt)
+    async def only_say_so(self, seconds):
+        await self.fail(failing.ClaimState.FAILED_RETRYABLE, seconds)
+        return RetryStored(self.failure, self.message.attempt)
 
-    patch.setattr(failing, "_retry", only_say_so)
+    patch.setattr(failing.FailedMessage, "_retry", only_say_so)
 
 
 def what_was_handled_stays_in_the_room(patch):

@@ -134,42 +134,19 @@ def _worker(process: str) -> str:
     return "" if owner is None else str(owner)
 
 
-async def file(unit: Unit, consumer: Consumer, message: Message, letter: DeadLetter) -> bool:
-    """Write a dead letter, and mark the message's offset; False if the message had one."""
-    is_new = await keep_letter(unit, consumer.settings, letter)
-    if message.source is not None:
-        first = letter
-        if not is_new:
-            first = await unit.dead_letters.get(consumer.name, letter.message_id) or letter
-        await mark_kept(unit, consumer.name, message.source, first)
-    return is_new
+@dataclass(slots=True)
+class FailedMessage:
+    """A message whose attempt failed, in the transaction that writes the failure."""
 
+    unit: Unit
+    consumer: Consumer
+    message: Message
+    failure: Classified
+    gap: Gap | None = None
+    """The missing versions that made it fail."""
 
-async def make_letter(
-    unit: Unit,
-    consumer: Consumer,
-    message: Message,
-    failure: Classified,
-    told: Told,
-    claim: ClaimRow | None,
-) -> DeadLetter:
-    """Return the dead letter of a failed message; without payload if its claim says erased."""
-    now = max(claim.updated_at, claim.failed_at or 0.0) if claim else await unit.now()
-    first = claim.first_seen_at if claim else now
-    letter = letter_of(consumer, message, Failed(failure, told, first, now))
-    # A conflict has another payload than the claim: erasing the first did not erase it.
-    if claim is None or claim.erased_at is None or told is Told.CONFLICT:
-        return letter
-    gone = replace(letter, payload=None, headers={}, reason=ERASED_REASON)
-    return replace(gone, erased_at=claim.erased_at)
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """How the failed attempt held its claim."""
-
-    by_this_transaction: bool = False
-    """This transaction took the claim, and turns it into the failure."""
+    is_claimed: bool = False
+    """This transaction took its claim, and turns it into the failure."""
 
     fence: int | None = None
     """The fence of a leased claim; if the claim has another one, the lease was lost."""
@@ -177,76 +154,178 @@ class Held:
     from_waiting: bool = False
     """The message was read from the waiting table, and is still in it."""
 
+    async def write(self) -> Outcome:
+        """Write the attempt, and return what becomes of the message.
 
-async def write_failure(
-    unit: Unit,
-    consumer: Consumer,
-    message: Message,
-    failure: Classified,
-    gap: Gap | None = None,
-    claim: Held | None = None,
-) -> Outcome:
-    """Write a failed attempt, and return what becomes of its message.
+        If another worker or a person ended the message while it was tried, their decision stays:
+        the outcome is `Skipped` if they completed it.  If another owner holds the message, it
+        comes back.  If the claim says that the payload was erased, no part of it is written.
+        """
+        if self.message.is_duplicate:
+            return await self._not_sent_again()
+        settings = self.consumer.settings
+        if self.gap is not None:
+            await self.unit.versions.open_gap(self.gap)
+            if settings.gaps is GapPolicy.PARK_KEY:
+                return await self.park()
+        match verdict(settings.retry, self.failure, self.message.attempt):
+            case RetryIn(seconds):
+                return await self._retry(seconds)
+            case Exhausted() if settings.on_exhausted is GiveUp.PARK:
+                return await self.park()
+            case Hopeless() if settings.on_hopeless is GiveUp.PARK:
+                return await self.park()
+            case _:
+                return await self._dead_letter()
 
-    If another worker or a person ended the message while it was tried, their decision stays: the
-    outcome is `Skipped` if they completed it.  If another owner holds the message, it comes back.
-    If the claim says that the payload was erased, no part of the payload is written.
-    """
-    claim = claim or Held()
-    if message.is_duplicate:
-        return await _not_sent_again(unit, consumer, message, failure, claim)
-    settings = consumer.settings
-    if gap is not None:
-        await unit.versions.open_gap(gap)
-    found = verdict(settings.retry, failure, message.attempt)
-    if gap is not None and settings.gaps is GapPolicy.PARK_KEY:
-        return await _park(unit, consumer, message, failure, claim)
-    match found:
-        case RetryIn(seconds):
-            return await _retry(unit, consumer, message, failure, seconds, claim)
-        case Exhausted() if settings.on_exhausted is GiveUp.PARK:
-            return await _park(unit, consumer, message, failure, claim)
-        case Hopeless() if settings.on_hopeless is GiveUp.PARK:
-            return await _park(unit, consumer, message, failure, claim)
-        case _:
-            return await _dead_letter(unit, consumer, message, failure, claim)
+    async def park(self) -> Outcome:
+        """Write the attempt, and park the message, regardless of the retry policy."""
+        claim = await self.fail(ClaimState.PARKED)
+        if claim is None:
+            return await self._ended()
+        await self._let_in(Waits.PARKED, claim)
+        return ParkedAway(self.failure.reason, self.failure)
+
+    async def _retry(self, seconds: float) -> Outcome:
+        claim = await self.fail(ClaimState.FAILED_RETRYABLE, seconds)
+        if claim is None:
+            return await self._ended()
+        attempt = self.message.attempt
+        if not (self.consumer.settings.stores_retries or self.from_waiting):
+            return RetryLater(seconds, self.failure, attempt)
+        await self._let_in(Waits.RETRY, claim, seconds)
+        if claim.erased_at is None:
+            return RetryStored(self.failure, attempt)
+        parked = Failure(ClaimState.PARKED, attempt, ERASED)
+        await self.unit.claims.mark_failed(self.consumer.name, self.message.id, parked)
+        return ParkedAway(ERASED_REASON, self.failure)
+
+    async def _dead_letter(self) -> Outcome:
+        claim = await self.fail(ClaimState.FAILED_TERMINAL)
+        if claim is None:
+            return await self._ended()
+        is_schema = self.failure.failure_class is FailureClass.SCHEMA
+        told = Told.SCHEMA_INCOMPATIBLE if is_schema else Told.DLQ
+        await self.file(await self.letter(told, claim))
+        dead = DeadLettered(self.failure, told)
+        name, message_id = self.consumer.name, self.message.id
+        if self.from_waiting:
+            await leave_waiting(self.unit, name, Ended(message_id, None, dead))
+        else:
+            await take_out(self.unit, name, message_id)
+        return dead
+
+    async def _not_sent_again(self) -> Outcome:
+        """Write the failure of an invoked duplicate: its effect is durable, what it sends is not.
+
+        Its claim stays COMPLETED, so the attempts are counted in the crash notes: they are limited
+        as those of any other message.
+        """
+        unit, name, failure = self.unit, self.consumer.name, self.failure
+        counter = _repetition_of(self.message)
+        tries = await unit.members.suspect(name, counter, this_process())
+        message = self.message = self.message.tried(tries)
+        handled = await unit.claims.look_up(name, message.id)
+        await keep_attempt(unit, name, message, failure, handled)
+        found = verdict(self.consumer.settings.retry, failure, tries)
+        if isinstance(found, RetryIn):
+            now = await unit.waiting.get(name, message.id) if self.from_waiting else None
+            if now is None:
+                return RetryLater(found.seconds, failure, tries)
+            # The broker does not deliver it again: the retry worker takes it when its row is due.
+            again = replace(now, waits=Waits.RETRY, attempts=tries, reason=failure.reason)
+            again = replace(again, error_code=failure.code, exception=failure.exception)
+            await unit.waiting.put(again, found.seconds)
+            return RetryStored(failure, tries)
+        # Used-up attempts stay counted: if the rest of its batch brings the message back, it is
+        # not tried that many times again.
+        if isinstance(found, Hopeless):
+            await forget_tries(unit, self.consumer, message)
+        is_new = await self.file(await self.letter(Told.DLQ, handled))
+        dead = DeadLettered(failure, is_new=is_new)
+        if self.from_waiting:
+            await leave_waiting(unit, name, Ended(message.id, None, dead))
+        return dead
+
+    async def fail(self, state: ClaimState, seconds: float = 0.0) -> ClaimRow | None:
+        """Write the failure and the attempt; return the claim, or None if the message is over."""
+        message, code = self.message, self.failure.code
+        digest, source = message.digest, source_of(message)
+        claim = await self._mark(Failure(state, message.attempt, code, seconds, digest, source))
+        if claim is not None:
+            await keep_attempt(self.unit, self.consumer.name, message, self.failure, claim)
+        return claim
+
+    async def _mark(self, failure: Failure) -> ClaimRow | None:
+        unit, name, message_id = self.unit, self.consumer.name, self.message.id
+        if self.is_claimed:
+            return await unit.claims.undo(name, message_id, failure)
+        if self.from_waiting:
+            waiting = await unit.waiting.get(name, message_id)
+            if waiting is not None and waiting.waits is Waits.BEHIND:
+                # A waiting message may be PARKED in its claim.  The attempt reopened the claim,
+                # but that was rolled back.
+                await unit.claims.reopen(name, message_id)
+        if not await unit.claims.mark_failed(name, message_id, failure, self.fence):
+            return None
+        return await unit.claims.look_up(name, message_id)
+
+    async def _ended(self) -> Outcome:
+        """Return the outcome of a failed attempt whose message another owner ended, or holds."""
+        unit, consumer, message = self.unit, self.consumer, self.message
+        row = await unit.claims.look_up(consumer.name, message.id)
+        match refusal(row, message.digest, await unit.now()) if row else None:
+            case Duplicate():
+                return Skipped()
+            case Conflict(expected):
+                return await write_conflict(unit, consumer, message, expected)
+            case Parked() | Terminal() as closed:
+                return refused_as(closed)
+            case _:
+                # The other owner may still fail, so the message must not be acknowledged.
+                return RetryLater(consumer.settings.held_retry_seconds, self.failure)
+
+    async def _let_in(self, waits: Waits, claim: ClaimRow, seconds: float = 0.0) -> None:
+        unit, consumer, message = self.unit, self.consumer, self.message
+        held = holds_key(consumer, message) and not await overtakes(consumer, unit, message)
+        waiting = replace(
+            WaitingMessage.of(consumer.name, message, waits, held=held),
+            attempts=message.attempt,
+            reason=self.failure.reason,
+            error_code=self.failure.code,
+            exception=self.failure.exception,
+        )
+        if claim.erased_at is not None:
+            waiting = parked_without_payload(waiting, claim.erased_at)
+        await let_in(unit, message, waiting, seconds, is_new=not self.from_waiting)
+
+    async def letter(self, told: Told, claim: ClaimRow | None) -> DeadLetter:
+        """Return its dead letter; without payload if its claim says erased."""
+        now = max(claim.updated_at, claim.failed_at or 0.0) if claim else await self.unit.now()
+        first = claim.first_seen_at if claim else now
+        failed = Failed(self.failure, told, first, now)
+        letter = letter_of(self.consumer, self.message, failed)
+        # A conflict has another payload than the claim: erasing the first did not erase it.
+        if claim is None or claim.erased_at is None or told is Told.CONFLICT:
+            return letter
+        gone = replace(letter, payload=None, headers={}, reason=ERASED_REASON)
+        return replace(gone, erased_at=claim.erased_at)
+
+    async def file(self, letter: DeadLetter) -> bool:
+        """Write its dead letter, and mark its offset; False if the message had one."""
+        unit, name, came_from = self.unit, self.consumer.name, self.message.source
+        is_new = await keep_letter(unit, self.consumer.settings, letter)
+        if came_from is not None:
+            first = letter
+            if not is_new:
+                first = await unit.dead_letters.get(name, letter.message_id) or letter
+            await mark_kept(unit, name, came_from, first)
+        return is_new
 
 
-async def _not_sent_again(
-    unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
-) -> Outcome:
-    """Write the failure of an invoked duplicate: its effect is durable, but what it sends is not.
-
-    Its claim stays COMPLETED, so the attempts are counted in the crash notes: they are limited
-    as those of any other message.
-    """
-    message = message.tried(await _count(unit, consumer, message))
-    handled = await unit.claims.look_up(consumer.name, message.id)
-    await keep_attempt(unit, consumer.name, message, failure, handled)
-    found = verdict(consumer.settings.retry, failure, message.attempt)
-    if isinstance(found, RetryIn):
-        now = await unit.waiting.get(consumer.name, message.id) if claim.from_waiting else None
-        if now is None:
-            return RetryLater(found.seconds, failure, message.attempt)
-        # The broker does not deliver it again: the retry worker takes it when its row is due.
-        again = replace(now, waits=Waits.RETRY, attempts=message.attempt, reason=failure.reason)
-        again = replace(again, error_code=failure.code, exception=failure.exception)
-        await unit.waiting.put(again, found.seconds)
-        return RetryStored(failure, message.attempt)
-    # Used-up attempts stay counted: if the rest of its batch brings the message back, it is not
-    # tried that many times again.
-    if isinstance(found, Hopeless):
-        await forget_tries(unit, consumer, message)
-    letter = await make_letter(unit, consumer, message, failure, Told.DLQ, handled)
-    dead = DeadLettered(failure, is_new=await file(unit, consumer, message, letter))
-    if claim.from_waiting:
-        await leave_waiting(unit, consumer.name, Ended(message.id, None, dead))
-    return dead
-
-
-async def _count(unit: Unit, consumer: Consumer, message: Message) -> int:
-    counter = _repetition_of(message)
-    return await unit.members.suspect(consumer.name, counter, this_process())
+def refused_as(answer: Parked | Terminal) -> Refused:
+    """Return the outcome of a delivery whose message waits for a person, or is a dead letter."""
+    return Refused("parked" if isinstance(answer, Parked) else f"dead letter ({answer.error_code})")
 
 
 def _repetition_of(message: Message) -> str:
@@ -257,108 +336,6 @@ def _repetition_of(message: Message) -> str:
 async def forget_tries(unit: Unit, consumer: Consumer, message: Message) -> None:
     """Reset the number of attempts of an invoked duplicate."""
     await unit.members.clear_notes(consumer.name, [_repetition_of(message)])
-
-
-async def _fail(
-    unit: Unit,
-    consumer: Consumer,
-    message: Message,
-    state: ClaimState,
-    failure: Classified,
-    claim: Held,
-    seconds: float = 0.0,
-) -> ClaimRow | None:
-    """Write the failure and the attempt; return the claim, or None if the message is over."""
-    written = _failure(message, state, failure, seconds)
-    row = await _mark(unit, consumer, message, written, claim)
-    if row is not None:
-        await keep_attempt(unit, consumer.name, message, failure, row)
-    return row
-
-
-async def _mark(
-    unit: Unit, consumer: Consumer, message: Message, failure: Failure, claim: Held
-) -> ClaimRow | None:
-    if claim.by_this_transaction:
-        return await unit.claims.undo(consumer.name, message.id, failure)
-    if claim.from_waiting:
-        waiting = await unit.waiting.get(consumer.name, message.id)
-        if waiting is not None and waiting.waits is Waits.BEHIND:
-            # A waiting message may be PARKED in its claim.  The attempt reopened the claim, but
-            # that was rolled back.
-            await unit.claims.reopen(consumer.name, message.id)
-    if not await unit.claims.mark_failed(consumer.name, message.id, failure, claim.fence):
-        return None
-    return await unit.claims.look_up(consumer.name, message.id)
-
-
-async def _ended(unit: Unit, consumer: Consumer, message: Message, failure: Classified) -> Outcome:
-    """Return the outcome of a failed attempt whose message another owner ended, or holds."""
-    row = await unit.claims.look_up(consumer.name, message.id)
-    match refusal(row, message.digest, await unit.now()) if row else None:
-        case Duplicate():
-            return Skipped()
-        case Conflict(expected):
-            return await write_conflict(unit, consumer, message, expected)
-        case Parked():
-            return Refused("parked")
-        case Terminal(error_code):
-            return Refused(f"dead letter ({error_code})")
-        case _:
-            # The other owner may still fail, so the message must not be acknowledged.
-            return RetryLater(consumer.settings.held_retry_seconds, failure)
-
-
-def _failure(
-    message: Message, state: ClaimState, failure: Classified, seconds: float = 0.0
-) -> Failure:
-    digest, source = message.digest, source_of(message)
-    return Failure(state, message.attempt, failure.code, seconds, digest, source)
-
-
-async def _retry(
-    unit: Unit,
-    consumer: Consumer,
-    message: Message,
-    failure: Classified,
-    seconds: float,
-    claim: Held,
-) -> Outcome:
-    state = ClaimState.FAILED_RETRYABLE
-    row = await _fail(unit, consumer, message, state, failure, claim, seconds)
-    if row is None:
-        return await _ended(unit, consumer, message, failure)
-    if not (consumer.settings.stores_retries or claim.from_waiting):
-        return RetryLater(seconds, failure, message.attempt)
-    waiting = await _waiting(unit, consumer, message, failure, Waits.RETRY, row)
-    await let_in(unit, message, waiting, seconds, is_new=not claim.from_waiting)
-    if waiting.erased_at is None:
-        return RetryStored(failure, message.attempt)
-    parked = Failure(ClaimState.PARKED, message.attempt, ERASED)
-    await unit.claims.mark_failed(consumer.name, message.id, parked)
-    return ParkedAway(ERASED_REASON, failure)
-
-
-async def _park(
-    unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
-) -> Outcome:
-    row = await _fail(unit, consumer, message, ClaimState.PARKED, failure, claim)
-    if row is None:
-        return await _ended(unit, consumer, message, failure)
-    waiting = await _waiting(unit, consumer, message, failure, Waits.PARKED, row)
-    await let_in(unit, message, waiting, is_new=not claim.from_waiting)
-    return ParkedAway(failure.reason, failure)
-
-
-async def park_poison(
-    unit: Unit,
-    consumer: Consumer,
-    message: Message,
-    failure: Classified,
-    claim: Held | None = None,
-) -> Outcome:
-    """Park a message that kills its process."""
-    return await _park(unit, consumer, message, failure, claim or Held())
 
 
 async def fence_to_park(unit: Unit, consumer: Consumer, request: ClaimRequest) -> int | None:
@@ -377,23 +354,6 @@ async def fence_to_park(unit: Unit, consumer: Consumer, request: ClaimRequest) -
     return answer.fence if isinstance(answer, Claimed) else None
 
 
-async def _dead_letter(
-    unit: Unit, consumer: Consumer, message: Message, failure: Classified, claim: Held
-) -> Outcome:
-    row = await _fail(unit, consumer, message, ClaimState.FAILED_TERMINAL, failure, claim)
-    if row is None:
-        return await _ended(unit, consumer, message, failure)
-    told = Told.SCHEMA_INCOMPATIBLE if failure.failure_class is FailureClass.SCHEMA else Told.DLQ
-    letter = await make_letter(unit, consumer, message, failure, told, row)
-    await file(unit, consumer, message, letter)
-    dead = DeadLettered(failure, told)
-    if claim.from_waiting:
-        await leave_waiting(unit, consumer.name, Ended(message.id, None, dead))
-    else:
-        await take_out(unit, consumer.name, message.id)
-    return dead
-
-
 async def write_conflict(
     unit: Unit, consumer: Consumer, message: Message, expected: str
 ) -> Conflicted:
@@ -404,12 +364,13 @@ async def write_conflict(
         f"the id is known with the payload {expected[:12]}…, this one is {message.digest[:12]}…",
         "",
     )
+    failed = FailedMessage(unit, consumer, message, failure)
     first = await unit.claims.look_up(consumer.name, message.id)
-    letter = await make_letter(unit, consumer, message, failure, Told.CONFLICT, first)
+    letter = await failed.letter(Told.CONFLICT, first)
     # Under another id: a dead letter under the message's own id is about the first payload.
     its_own = conflict_id(message.id, message.digest)
     letter = replace(letter, message_id=its_own, expected_hash=expected)
-    return Conflicted(expected, message.digest, await file(unit, consumer, message, letter))
+    return Conflicted(expected, message.digest, await failed.file(letter))
 
 
 async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -> DeadLettered:
@@ -432,30 +393,8 @@ async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -
         timestamp=record.record.timestamp,
         digest=digest_of(record.record.value),
     )
-    row = await _fail(unit, consumer, message, ClaimState.FAILED_TERMINAL, failure, Held())
-    if row is None:
-        row = await unit.claims.look_up(consumer.name, message.id)
-    letter = await make_letter(unit, consumer, message, failure, told, row)
-    return DeadLettered(failure, told, await file(unit, consumer, message, letter))
-
-
-async def _waiting(
-    unit: Unit,
-    consumer: Consumer,
-    message: Message,
-    failure: Classified,
-    waits: Waits,
-    claim: ClaimRow,
-) -> WaitingMessage:
-    held = holds_key(consumer, message) and not await overtakes(consumer, unit, message)
-    found = WaitingMessage.of(consumer.name, message, waits, held=held)
-    waiting = replace(
-        found,
-        attempts=message.attempt,
-        reason=failure.reason,
-        error_code=failure.code,
-        exception=failure.exception,
-    )
-    if claim.erased_at is None:
-        return waiting
-    return parked_without_payload(waiting, claim.erased_at)
+    failed = FailedMessage(unit, consumer, message, failure)
+    claim = await failed.fail(ClaimState.FAILED_TERMINAL)
+    if claim is None:
+        claim = await unit.claims.look_up(consumer.name, message.id)
+    return DeadLettered(failure, told, await failed.file(await failed.letter(told, claim)))

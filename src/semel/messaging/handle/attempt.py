@@ -26,11 +26,10 @@ from semel.message import Message
 from semel.messaging.consumer import Consumer, holds_key, invokes
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failed.attempt_failed import (
-    Held,
+    FailedMessage,
     forget_tries,
-    park_poison,
+    refused_as,
     write_conflict,
-    write_failure,
     write_unreadable,
 )
 from semel.messaging.failed.waiting import (
@@ -456,15 +455,15 @@ class Attempt:
 
     async def write_failure(self, unit: Unit, failure: Classified) -> Outcome:
         """Write what becomes of the failed message, in the open transaction."""
-        return await write_failure(unit, self.consumer, self.message, failure, self.gap, self._held)
+        return await self._failed(unit, failure).write()
 
     async def park(self, unit: Unit, failure: Classified) -> Outcome:
         """Park the message, regardless of the retry policy."""
-        return await park_poison(unit, self.consumer, self.message, failure, self._held)
+        return await self._failed(unit, failure).park()
 
-    @property
-    def _held(self) -> Held:
-        return Held(self.is_claimed, self.fence, self.from_waiting)
+    def _failed(self, unit: Unit, failure: Classified) -> FailedMessage:
+        how = (self.gap, self.is_claimed, self.fence, self.from_waiting)
+        return FailedMessage(unit, self.consumer, self.message, failure, *how)
 
 
 async def refused(
@@ -491,10 +490,8 @@ async def refused(
             return RetryLater(min(max(seconds, 0.05), settings.held_retry_seconds))
         case Stale():
             return RetryLater(settings.held_retry_seconds)
-        case Parked():
-            return Refused("parked")
-        case Terminal(error_code):
-            return Refused(f"dead letter ({error_code})")
+        case Parked() | Terminal():
+            return refused_as(answer)
         case Conflict(expected):
             return await write_conflict(unit, consumer, message, expected)
         case _ as never:
