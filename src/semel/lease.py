@@ -129,6 +129,12 @@ def _started(pid: int) -> str:
     return "" if state in "ZX" else rest[18]
 
 
+def is_gone(owner: str) -> bool:
+    """Return whether the owner in this text has certainly ended; False for another text."""
+    known = Owner.read(owner)
+    return known is not None and known.is_gone()
+
+
 def owner_text(owner: Owner, worker: str = "") -> str:
     """Return an owner and one of its workers as the text that tables store."""
     return json.dumps(replace(owner, instance=worker).to_json(), sort_keys=True)

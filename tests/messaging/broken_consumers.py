@@ -121,14 +121,14 @@ def attempts_are_without_end(patch):
 
 
 def whoever_is_held_elsewhere_is_taken_for_a_duplicate(patch):
-    refused = handling.refused
+    refuse = Attempt.refuse
 
-    async def guess(consumer, unit, message, answer):
+    async def guess(self, unit, answer):
         if isinstance(answer, HeldElsewhere):
             return Skipped("duplicate")
-        return await refused(consumer, unit, message, answer)
+        return await refuse(self, unit, answer)
 
-    patch.setattr(handling, "refused", guess)
+    patch.setattr(Attempt, "refuse", guess)
 
 
 def a_conflict_is_swallowed(patch):

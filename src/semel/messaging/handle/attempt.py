@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
@@ -98,6 +97,18 @@ class Handling:
     is_over: bool = False
     """The handler has ended; a task that it began may go on."""
 
+    _token: Token[Handling | None] | None = None
+
+    # Not a generator, because that is slower around each call.
+    def __enter__(self) -> Handling:
+        self._token = _HANDLING.set(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.is_over = True
+        if self._token is not None:
+            _HANDLING.reset(self._token)
+
     def handles(self, message: Message) -> bool:
         """Return whether this call handles *message*."""
         return message.id in self.ids
@@ -137,30 +148,9 @@ def refuse_if_late(opened_in: Handling | None) -> None:
         )
 
 
-def handling(
-    consumer: str, message: Message, batch: Sequence[Message] = ()
-) -> AbstractContextManager[Handling]:
+def handling(consumer: str, message: Message, batch: Sequence[Message] = ()) -> Handling:
     """Mark the block as the handler call for *message*, and for the rest of its *batch*."""
-    return _Now(Handling(consumer, message, frozenset(one.id for one in batch or (message,))))
-
-
-class _Now(AbstractContextManager[Handling]):
-    """The context of a handler call; a class, because a generator is slower around each call."""
-
-    __slots__ = ("_handling", "_token")
-
-    def __init__(self, handling: Handling) -> None:
-        self._handling = handling
-        self._token: Token[Handling | None] | None = None
-
-    def __enter__(self) -> Handling:
-        self._token = _HANDLING.set(self._handling)
-        return self._handling
-
-    def __exit__(self, *error: object) -> None:
-        self._handling.is_over = True
-        if self._token is not None:
-            _HANDLING.reset(self._token)
+    return Handling(consumer, message, frozenset(one.id for one in batch or (message,)))
 
 
 @dataclass(slots=True)
@@ -222,11 +212,16 @@ class Attempt:
             outcome = await self.apply(unit)
         else:
             outcome = await self.refuse(unit, answer)
-        if self.from_waiting and self.answer is None and ends_waiting(answer):
+        if self.answer is None:
             # For claimed messages, the batch removes all rows in one statement.
+            await self.leave(unit, answer, outcome)
+        return outcome
+
+    async def leave(self, unit: Unit, answer: ClaimAnswer, outcome: Outcome) -> None:
+        """Remove the message from the waiting table, if it came from there and is over."""
+        if self.from_waiting and ends_waiting(answer):
             ended = Ended(self.message.id, self.message.source, outcome)
             await leave_waiting(unit, self.consumer.name, ended)
-        return outcome
 
     async def enter(self, unit: Unit) -> Outcome | None:
         """Check the waiting table, before the claim; None if the message may be handled now."""
@@ -293,10 +288,35 @@ class Attempt:
 
     async def refuse(self, unit: Unit, answer: NotOurs) -> Outcome:
         """Return the outcome of a message that its claim does not allow to handle now."""
-        if invokes(self.consumer, answer):
-            self.message = self.message.repeated()
-            self.began = True
-        return await refused(self.consumer, unit, self.message, answer)
+        consumer, message, settings = self.consumer, self.message, self.consumer.settings
+        match answer:
+            case Duplicate(result):
+                if invokes(consumer, answer):
+                    await self._invoke_again(unit)
+                return Skipped("duplicate", result)
+            case NotDue(seconds_left):
+                if settings.stores_retries and await unit.waiting.get(consumer.name, message.id):
+                    return RetryStored()
+                return RetryLater(max(seconds_left, 0.0))
+            case HeldElsewhere(seconds_left=seconds):
+                return RetryLater(min(max(seconds, 0.05), settings.held_retry_seconds))
+            case Stale():
+                return RetryLater(settings.held_retry_seconds)
+            case Parked() | Terminal():
+                return refused_as(answer)
+            case Conflict(expected):
+                return await write_conflict(unit, consumer, message, expected)
+            case _ as never:
+                assert_never(never)
+
+    async def _invoke_again(self, unit: Unit) -> None:
+        """Call the handler for a duplicate: its effect is durable, what it sends may not be."""
+        self.message = self.message.repeated()
+        self.began = True
+        await unit.begin_message()
+        with handling(self.consumer.name, self.message):
+            await self.consumer.invoke(self.message, unit.session)
+        await forget_tries(unit, self.consumer, self.message)
 
     async def apply(self, unit: Unit) -> Outcome:
         """Handle a claimed message; first check its version, if the consumer does so."""
@@ -464,38 +484,6 @@ class Attempt:
     def _failed(self, unit: Unit, failure: Classified) -> FailedMessage:
         how = (self.gap, self.is_claimed, self.fence, self.from_waiting)
         return FailedMessage(unit, self.consumer, self.message, failure, *how)
-
-
-async def refused(
-    consumer: Consumer,
-    unit: Unit,
-    message: Message,
-    answer: NotOurs,
-) -> Outcome:
-    """Return the outcome of a delivery whose message must not be handled now."""
-    settings = consumer.settings
-    match answer:
-        case Duplicate(result):
-            if invokes(consumer, answer):
-                await unit.begin_message()
-                with handling(consumer.name, message.repeated()) as now:
-                    await consumer.invoke(now.message, unit.session)
-                await forget_tries(unit, consumer, message)
-            return Skipped("duplicate", result)
-        case NotDue(seconds_left):
-            if settings.stores_retries and await unit.waiting.get(consumer.name, message.id):
-                return RetryStored()
-            return RetryLater(max(seconds_left, 0.0))
-        case HeldElsewhere(seconds_left=seconds):
-            return RetryLater(min(max(seconds, 0.05), settings.held_retry_seconds))
-        case Stale():
-            return RetryLater(settings.held_retry_seconds)
-        case Parked() | Terminal():
-            return refused_as(answer)
-        case Conflict(expected):
-            return await write_conflict(unit, consumer, message, expected)
-        case _ as never:
-            assert_never(never)
 
 
 def ends_waiting(answer: ClaimAnswer) -> bool:

@@ -41,7 +41,7 @@ from semel.messaging.database import Database, Unit
 from semel.messaging.failed.attempt_failed import keep_attempt
 from semel.messaging.failed.waiting import leave_waiting
 from semel.messaging.failure import Classified, FailureClass
-from semel.messaging.handle.attempt import Attempt, ends_waiting
+from semel.messaging.handle.attempt import Attempt
 from semel.messaging.handle.cancel import called, end, owned
 from semel.messaging.handle.claims import (
     Claimed,
@@ -231,7 +231,7 @@ async def handle_leased(
     try:
         async with database.begin() as unit:
             reach(CrashPoint.CLAIM_BEFORE, consumer.name)
-            answer = await _leased(attempt, unit, owner, waiting)
+            answer = await _leased(attempt, unit, owner)
         if isinstance(answer, Stale):
             return await settle_stale(consumer, database, message, answer)
     except Exception as error:  # noqa: BLE001  nothing was claimed; the delivery comes back
@@ -264,9 +264,7 @@ async def handle_leased(
         return await attempt.fail(database, failure)
 
 
-async def _leased(
-    attempt: Attempt, unit: Unit, owner: str, waiting: WaitingMessage | None
-) -> Claimed | Stale | Outcome:
+async def _leased(attempt: Attempt, unit: Unit, owner: str) -> Claimed | Stale | Outcome:
     """Lease a message in the open transaction, or return why it cannot be leased."""
     consumer, message = attempt.consumer, attempt.message
     settings = consumer.settings
@@ -289,8 +287,7 @@ async def _leased(
         outcome: Outcome = Skipped("duplicate", answer.result)
     else:
         outcome = await attempt.refuse(unit, answer)
-    if waiting is not None and ends_waiting(answer):
-        await leave_waiting(unit, consumer.name, Ended(message.id, waiting.source, outcome))
+    await attempt.leave(unit, answer, outcome)
     return outcome
 
 

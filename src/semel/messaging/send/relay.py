@@ -27,7 +27,7 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Misuse, Retryable
 from semel.events import EVENTS, Events
-from semel.lease import Owner
+from semel.lease import Owner, is_gone
 from semel.messaging.database import Database, OutboxStore, is_refusal
 from semel.messaging.failure import CLASSIFICATION, Classification
 from semel.messaging.handle.cancel import rung
@@ -80,7 +80,7 @@ class Leading:
         taken = await outbox.lead(self._outbox, self._owner, self._lease_seconds)
         if taken is None:
             held = await outbox.leader(self._outbox)
-            if held is not None and _is_gone(held.owner):
+            if held is not None and is_gone(held.owner):
                 taken = await outbox.lead(
                     self._outbox, self._owner, self._lease_seconds, instead_of=held.owner
                 )
@@ -162,12 +162,6 @@ class Leading:
         except (Retryable, InDoubt) as error:
             why = {"outbox": self._outbox, "reason": reason_of(error)}
             log.warning("not resigned, the lease has to end", extra=why)
-
-
-def _is_gone(owner: str) -> bool:
-    """Return whether the owner was a process of this machine that has certainly ended."""
-    known = Owner.read(owner)
-    return known is not None and known.is_gone()
 
 
 T = TypeVar("T")
