@@ -23,7 +23,7 @@ from semel.messaging.handle.cancel import called
 from semel.messaging.handle.claims import ClaimAnswer, Duplicate
 from semel.messaging.records import DeadLetter, StoredMessage, WaitingMessage
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER
-from semel.messaging.settings import ConsumerSettings, ReplayRules
+from semel.messaging.settings import ConsumerSettings, ReplayRules, id_place_of, settings_of
 from semel.policy.vocabulary import Duplicates, GapPolicy, Mode, StalePolicy
 
 if TYPE_CHECKING:
@@ -221,11 +221,12 @@ def consumer(
     replays = ReplayRules()
     file = None if isinstance(policy, ConsumerSettings) else policy
     if file is not None:
-        settings, declared, said = _of_policy(file, name)
+        settings, runner = settings_of(file, name)
+        declared = id_place_of(file, name)
         replays = ReplayRules.of_policy(file, name)
-        if mode not in (None, said):
-            raise Misuse(f"consumer {name}: its policy has mode {said}, the code {mode}")
-        mode = said
+        if mode not in (None, runner.mode):
+            raise Misuse(f"consumer {name}: its policy has mode {runner.mode}, the code {mode}")
+        mode = runner.mode
     found = reading or Reading(
         id_from=id_from or declared or FromHeader(MESSAGE_ID_HEADER), codec=codec or JsonCodec()
     )
@@ -254,14 +255,6 @@ def consumer(
         )
 
     return decorate
-
-
-def _of_policy(policy: Policy, name: str) -> tuple[ConsumerSettings, Place | None, Mode]:
-    # Imported here, because the runner's settings import this module.
-    from semel.messaging.settings import id_place_of, settings_of
-
-    settings, runner = settings_of(policy, name)
-    return settings, id_place_of(policy, name), runner.mode
 
 
 def unread(stored: StoredMessage) -> Message:

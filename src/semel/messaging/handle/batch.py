@@ -15,7 +15,7 @@ After a failure the handlers of a chunk are called again: effects outside the da
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -162,8 +162,7 @@ async def all_or_nothing(
             failure = classify(consumer, database, error)
             found = [RetryLater(consumer.settings.held_retry_seconds, failure)] * len(left)
         except Exception as error:  # noqa: BLE001  one transaction per message finds the cause
-            why = classify(consumer, database, error).reason
-            log.info("batch is not kept whole", extra={"consumer": consumer.name, "why": why})
+            _falls_back("batch is not kept whole", consumer, database, error)
             found = await consume_each(consumer, database, rest)
         outcomes.update(zip(left, found, strict=True))
         return [outcomes[i] for i in range(len(messages))]
@@ -206,8 +205,7 @@ async def _kept_whole(
         except (TransactionEnded, InDoubt, Fenced):
             raise
         except Exception as error:  # noqa: BLE001  batches of one find the message
-            why = classify(consumer, database, error).reason
-            log.info("batch is split", extra={"consumer": consumer.name, "why": why})
+            _falls_back("batch is split", consumer, database, error)
     for left in reversed(range(consumer.settings.conflict_tries)):
         try:
             return await _in_order(consumer, database, messages, marks, runs_again=left > 0)
@@ -276,7 +274,7 @@ async def _in_order(
 async def _transaction(
     consumer: Consumer,
     database: Database,
-    outcomes: list[Outcome],
+    outcomes: Collection[Outcome],
     marks: FetchMarks | None = None,
 ) -> AsyncIterator[Unit]:
     """Open the transaction of a batch; the block adds the *outcomes* of its messages.
@@ -286,7 +284,7 @@ async def _transaction(
     async with database.begin() as unit:
         yield unit
         if marks is not None:
-            await marks.write(unit, outcomes)
+            await marks.write(unit, [*outcomes])
         reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
     alert(outcomes)
     reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
@@ -317,11 +315,13 @@ async def consume_many(
         # Do not fall back: claims that it made durable would look like duplicates.
         raise
     except Exception as error:  # noqa: BLE001  one transaction per message finds the cause
-        log.info(
-            "batch falls back to one transaction per message",
-            extra={"consumer": consumer.name, "why": classify(consumer, database, error).reason},
-        )
+        _falls_back("batch falls back to one transaction per message", consumer, database, error)
     return await consume_each(consumer, database, messages)
+
+
+def _falls_back(how: str, consumer: Consumer, database: Database, error: Exception) -> None:
+    why = classify(consumer, database, error).reason
+    log.info(how, extra={"consumer": consumer.name, "why": why})
 
 
 async def _together(
@@ -573,20 +573,14 @@ async def _handle_together(
     """Handle waiting messages in one transaction; return nothing if it was not committed."""
     drained = _Drain(consumer, database)
     try:
-        async with database.begin() as unit:
+        async with _transaction(consumer, database, drained.outcomes.values()) as unit:
             await drained.run(unit, messages)
-            reach(CrashPoint.MESSAGE_COMMIT_BEFORE, consumer.name)
     except TransactionEnded:
         raise
     except Exception as error:  # noqa: BLE001  one transaction per message finds the cause
-        why = classify(consumer, database, error).reason
-        log.info(
-            "waiting messages fall back to one transaction each",
-            extra={"consumer": consumer.name, "why": why},
-        )
+        how = "waiting messages fall back to one transaction each"
+        _falls_back(how, consumer, database, error)
         return {}
-    alert(drained.outcomes.values())
-    reach(CrashPoint.MESSAGE_COMMIT_AFTER, consumer.name)
     return drained.outcomes
 
 

@@ -41,6 +41,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeVar
 
+from semel import lease
 from semel.codec import Unread, Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse
@@ -342,8 +343,8 @@ async def try_to_clear(
     try:
         async with database.begin() as unit:
             await clear_own_notes(unit, consumer, now)
-            for message_id in message_ids if of_all_writers else ():
-                await unit.members.clear_notes(consumer, [message_id])
+            if of_all_writers:
+                await unit.members.clear_notes(consumer, message_ids)
     except Exception as error:  # noqa: BLE001  the outcome of the messages must not be lost
         why = {"consumer": consumer, "reason": reason_of(error)}
         log.warning("crash notes could not be cleared", extra=why)
@@ -365,24 +366,21 @@ def is_gone(member: Member) -> bool:
 
     A process that runs writes its row again if it was removed.
     """
-    owner = Owner.read(member.owner)
-    return owner is not None and owner.is_gone()
+    return lease.is_gone(member.owner)
 
 
 async def _is_gone(unit: Unit, consumer: str, note: Note) -> bool:
     """Return whether the writer of a note is gone, as far as that can be known."""
-    owner = Owner.read(note.writer)
-    if owner is not None and owner.is_gone():
+    if lease.is_gone(note.writer):
         return True
+    owner = Owner.read(note.writer)
     if owner is not None and owner.is_running():
         return False
     if await unit.now() < note.noted_at + LEFT_SECONDS:
         return False
-    for member in await unit.members.running(consumer):
-        known = Owner.read(member.owner)
-        if known is not None and owner is not None and owner_text(known) == owner_text(owner):
-            return False
-    return True
+    members = [Owner.read(member.owner) for member in await unit.members.running(consumer)]
+    known = [owner_text(member) for member in members if member is not None]
+    return owner is None or owner_text(owner) not in known
 
 
 class Membership:
