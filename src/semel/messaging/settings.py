@@ -34,12 +34,8 @@ if TYPE_CHECKING:
     from semel.policy.rules import Finding
 
 
-def choose(settings: Any, **kinds: Iterable[StrEnum]) -> None:
-    """Turn the named fields into enum members, on a frozen dataclass, too.
-
-    Raises:
-        Misuse: a value is not allowed; the text names the field and the allowed values.
-    """
+def _choose(settings: Any, **kinds: Iterable[StrEnum]) -> None:
+    """Turn the named fields into enum members, on a frozen dataclass, too."""
     for name, members in kinds.items():
         value = getattr(settings, name)
         by_value = {member.value: member for member in members}
@@ -49,36 +45,24 @@ def choose(settings: Any, **kinds: Iterable[StrEnum]) -> None:
         object.__setattr__(settings, name, by_value[value])
 
 
-def count_from_one(settings: Any, *names: str) -> None:
-    """Check that fields are whole numbers of at least 1.
-
-    Raises:
-        Misuse: one is not.
-    """
+def _count_from_one(settings: Any, *names: str) -> None:
+    """Check that fields are whole numbers of at least 1."""
     for name in names:
         value = getattr(settings, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise Misuse(f"{_where(settings, name)} must be at least 1, got {value!r}")
 
 
-def lasting(settings: Any, *names: str) -> None:
-    """Check that fields are seconds greater than 0.
-
-    Raises:
-        Misuse: one is not.
-    """
-    not_negative(settings, *names)
+def _lasting(settings: Any, *names: str) -> None:
+    """Check that fields are seconds greater than 0."""
+    _not_negative(settings, *names)
     for name in names:
         if not getattr(settings, name):
             raise Misuse(f"{_where(settings, name)} must be greater than 0, got 0")
 
 
-def not_negative(settings: Any, *names: str) -> None:
-    """Check that fields are seconds of at least 0.
-
-    Raises:
-        Misuse: one is not.
-    """
+def _not_negative(settings: Any, *names: str) -> None:
+    """Check that fields are seconds of at least 0."""
     for name in names:
         value = getattr(settings, name)
         # Written as a negation, because every comparison with nan is false.
@@ -111,15 +95,15 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         # A retry topic is a word of the policy file that the lint refuses for our consumers.
-        choose(self, mode=(RetryMode.BLOCKING, RetryMode.RETRY_TABLE))
-        count_from_one(self, "max_attempts")
+        _choose(self, mode=(RetryMode.BLOCKING, RetryMode.RETRY_TABLE))
+        _count_from_one(self, "max_attempts")
         if self.max_poison_attempts is not None:
-            count_from_one(self, "max_poison_attempts")
+            _count_from_one(self, "max_poison_attempts")
         for name in ("retryable", "non_retryable"):
             if isinstance(codes := getattr(self, name), str):
                 raise Misuse(f"RetryPolicy.{name} must be a set of codes, got {codes!r}")
             object.__setattr__(self, name, frozenset(codes))
-        not_negative(self, "initial_delay_seconds", "max_delay_seconds")
+        _not_negative(self, "initial_delay_seconds", "max_delay_seconds")
         if not 0 <= self.initial_delay_seconds <= self.max_delay_seconds:
             raise Misuse("initialDelayMs must be between 0 and maxDelayMs")
         if both := self.retryable & self.non_retryable:
@@ -215,7 +199,7 @@ class ConsumerSettings:
     """How often a whole transaction is run again after a deadlock or serialization failure."""
 
     def __post_init__(self) -> None:
-        choose(
+        _choose(
             self,
             on_exhausted=GiveUp,
             on_hopeless=GiveUp,
@@ -225,9 +209,9 @@ class ConsumerSettings:
             stale=StalePolicy,
             batch=BatchPolicy,
         )
-        count_from_one(self, "poison_attempts", "chunk", "conflict_tries")
-        lasting(self, "lease_seconds")
-        not_negative(self, "stale_grace_seconds", "held_retry_seconds")
+        _count_from_one(self, "poison_attempts", "chunk", "conflict_tries")
+        _lasting(self, "lease_seconds")
+        _not_negative(self, "stale_grace_seconds", "held_retry_seconds")
         self._check_order()
 
     def _check_order(self) -> None:
@@ -297,10 +281,10 @@ class RunnerSettings:
     """How often the lag is measured."""
 
     def __post_init__(self) -> None:
-        choose(self, mode=Mode)
-        count_from_one(self, "max_records", "concurrency")
-        lasting(self, "member_seconds")
-        not_negative(self, "wait_seconds", "stop_seconds", "cancel_seconds", "lag_seconds")
+        _choose(self, mode=Mode)
+        _count_from_one(self, "max_records", "concurrency")
+        _lasting(self, "member_seconds")
+        _not_negative(self, "wait_seconds", "stop_seconds", "cancel_seconds", "lag_seconds")
 
     def check_batch(self, policy: BatchPolicy) -> None:
         """Check that the runner can follow a batch policy.
