@@ -17,23 +17,20 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from semel.errors import Misuse
-from semel.message import Coordinates, Partition
+from semel.message import Partition
 from semel.messaging.failure import Classification
 from semel.messaging.handle.claims import ClaimAnswer, Claimed, ClaimRequest, ClaimRow, Failure
 from semel.messaging.outcome import OutcomeRange
 from semel.messaging.records import (
     DeadLetter,
-    DeadLetterFilter,
     FailedAttempt,
     Gap,
-    HeldKey,
     InboxMessage,
     Member,
     MessageFilter,
     Note,
     WaitingFilter,
     WaitingMessage,
-    Waits,
 )
 from semel.messaging.redact import reason_of
 from semel.messaging.send.outbox import Leader, Leadership, OutboxEntry, OutboxNumbers
@@ -145,16 +142,6 @@ class ProcessedMessageStore(Protocol):
         opens it again.  With a fence: only if the claim is still leased under it.
         """
 
-    async def erase(self, consumer: str, message_id: str) -> bool:
-        """Remove the kept result of a message, and note that its payload was erased.
-
-        Waits for a transaction that holds the claim; the state stays.  Returns whether there
-        was a result.
-        """
-
-    async def erase_key(self, key: str) -> int:
-        """Remove the results that were kept with this key, and note that; return how many."""
-
     async def undo(self, consumer: str, message_id: str, failure: Failure) -> ClaimRow:
         """Turn a claim that *this* transaction took into a failed attempt, and return it.
 
@@ -183,9 +170,6 @@ class ProcessedMessageStore(Protocol):
         One of the codes of `WITHOUT_EFFECT`: nothing is sent again for its duplicates.
         """
 
-    async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
-        """Replace the hash that repetitions are compared with, after an audited revision."""
-
     async def reopen(self, consumer: str, message_id: str) -> bool:
         """Make a dead-lettered or parked message claimable again, with its attempts back at 0.
 
@@ -194,37 +178,6 @@ class ProcessedMessageStore(Protocol):
 
     async def look_up(self, consumer: str, message_id: str) -> ClaimRow | None:
         """Read a claim without locking it."""
-
-    async def in_progress(
-        self, consumer: str, limit: int, *, expired: bool = False
-    ) -> Sequence[ClaimRow]:
-        """List the claims under a lease, in the order in which the leases end.
-
-        With *expired*: only those whose lease has run out.
-        """
-
-    async def consumers_of(self, message_id: str) -> Sequence[str]:
-        """Return the consumers that have a claim on a message, sorted."""
-
-    async def handled_from(
-        self, consumer: str, places: Sequence[Coordinates]
-    ) -> Sequence[Coordinates]:
-        """Return those places whose messages have a COMPLETED claim with an effect.
-
-        A claim has the coordinates of the delivery that was claimed first.  Slow: it reads every
-        claim.
-        """
-
-    async def delete_expired(
-        self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
-    ) -> int:
-        """Delete at most *limit* terminal claims that did not change within the TTL.
-
-        The claim of a message that waits or is a dead letter stays: sending the message back
-        reads from it whether it was handled.  The claim of a message whose outgoing messages are
-        still in the outbox stays, too: `semel.operate.retention` finds them by it.  With a
-        *sweep*: only claims after the place that it reached.
-        """
 
 
 class WaitingStore(Protocol):
@@ -291,54 +244,14 @@ class WaitingStore(Protocol):
     async def find(self, which: WaitingFilter, limit: int) -> Sequence[WaitingMessage]:
         """Return matching messages in order of place."""
 
-    async def count(self, which: WaitingFilter) -> int:
-        """Count matching messages."""
-
-    async def held_keys(self, consumer: str, limit: int) -> Sequence[HeldKey]:
-        """Return the held keys, those that are held longest first."""
-
     async def remove_many(self, consumer: str, message_ids: Sequence[str]) -> int:
         """Remove messages, and return how many; removing the last one of a key frees the key."""
-
-    async def label(self, consumer: str, message_id: str, label: str) -> bool:
-        """Write the label that a person gave the message."""
-
-    async def release(self, consumer: str, message_id: str) -> bool:
-        """Make a parked message a retry that is due now, in its place; an operator's act.
-
-        False, and nothing changed, if it is not parked, or was erased.
-        """
 
     async def let_overtake(self, consumer: str, message_id: str) -> bool:
         """Let a message overtake the earlier ones of its key; it no longer holds its key.
 
         It still waits until it is due, or for a person.
         """
-
-    async def revise(
-        self, consumer: str, message_id: str, payload: bytes, payload_hash: str, new_id: str
-    ) -> bool:
-        """Replace the payload and the id of a message; its place in the queue stays.
-
-        False, and nothing changed, if there is no such message or it was erased.
-        """
-
-    async def erase(self, which: WaitingFilter) -> int:
-        """Remove payload, headers and reason of matching messages; hashes and error codes stay.
-
-        An erased message cannot be handled, so it is parked.
-        """
-
-    async def places(
-        self, consumer: str, partition: Partition, first: int, last: int, limit: int
-    ) -> Sequence[tuple[int, Waits]]:
-        """Return the first offsets from *first* to *last* whose messages wait, in order.
-
-        Each with what it waits for.  For the audit of completeness.
-        """
-
-    async def forget_keys(self, consumer: str, older_than_seconds: float, limit: int) -> int:
-        """Delete at most *limit* old rows of key locks that no transaction has locked."""
 
 
 class DeadLetters(Protocol):
@@ -353,26 +266,6 @@ class DeadLetters(Protocol):
     async def get(self, consumer: str, message_id: str) -> DeadLetter | None:
         """Return one dead letter."""
 
-    async def find(self, which: DeadLetterFilter, limit: int) -> Sequence[DeadLetter]:
-        """Return matching dead letters, the oldest first."""
-
-    async def count(self, which: DeadLetterFilter) -> int:
-        """Count matching dead letters."""
-
-    async def remove(self, consumer: str, message_id: str) -> bool:
-        """Remove a dead letter: it was replayed, skipped, parked or deleted."""
-
-    async def places(
-        self, consumer: str, partition: Partition, first: int, last: int, limit: int
-    ) -> Sequence[int]:
-        """Return the first offsets from *first* to *last* that have dead letters, in order.
-
-        For the audit of completeness.
-        """
-
-    async def erase(self, which: MessageFilter) -> int:
-        """Remove payload, headers and reason of matching letters; hashes and error codes stay."""
-
 
 class FailedAttempts(Protocol):
     """The failed attempts, in one open transaction: when and why each attempt failed.
@@ -385,20 +278,6 @@ class FailedAttempts(Protocol):
         """Write a message's next failed attempt, in the transaction that holds its claim.
 
         If there are more than `MOST_KEPT`, delete those between the first and the latest.
-        """
-
-    async def of(self, consumer: str, message_id: str) -> Sequence[FailedAttempt]:
-        """Return the kept attempts of one message, in the order in which they were written."""
-
-    async def erase(self, which: MessageFilter) -> int:
-        """Remove the reasons of matching attempts; times, numbers and codes stay."""
-
-    async def delete_gone(
-        self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
-    ) -> int:
-        """Delete old attempts whose message is in no table any more; return how many.
-
-        With a *sweep*: only attempts after the place that it reached.
         """
 
 
@@ -562,22 +441,6 @@ class OutcomeStore(Protocol):
         An offset may be in several ranges: it was delivered several times.
         """
 
-    async def ranges(self, consumer: str, partition: Partition) -> Sequence[OutcomeRange]:
-        """Return the ranges of a partition in order."""
-
-    async def covering(self, consumer: str, at: Coordinates) -> Sequence[OutcomeRange]:
-        """Return the ranges that contain an offset, in the order in which they began."""
-
-    async def partitions(self, consumer: str) -> Sequence[Partition]:
-        """Return the partitions that have ranges."""
-
-    async def prune(self, consumer: str, partition: Partition, below: int, limit: int) -> int:
-        """Delete ranges that end below an offset, the lowest first; return how many.
-
-        The mark that a message was kept is deleted before the mark of how it ended: the other
-        order would let the message look lost.
-        """
-
 
 class OutboxStore(Protocol):
     """The outbox, in one open transaction."""
@@ -628,18 +491,6 @@ class OutboxStore(Protocol):
             LeadershipLost: another leader took over; nothing was parked.
         """
 
-    async def unpark(self, outbox: str, message_id: str) -> bool:
-        """Send a parked entry again, as if for the first time; an operator's act.
-
-        False where there is no such parked entry, or its payload was erased.
-        """
-
-    async def drop(self, outbox: str, message_id: str) -> bool:
-        """Delete a parked entry permanently; an operator's act."""
-
-    async def parked(self, outbox: str, limit: int) -> Sequence[OutboxEntry]:
-        """Return the parked entries, in order."""
-
     async def parked_keys(self, outbox: str) -> frozenset[tuple[str, str]]:
         """Return (topic, key) of the parked entries that block later ones.
 
@@ -684,12 +535,6 @@ class Versions(Protocol):
         With *after*, only gaps whose last missing version is greater than it.  A gap that ends at
         or before the version that was applied last was crossed, and nothing has filled it.
         """
-
-    async def gaps(self, consumer: str | None, limit: int) -> Sequence[Gap]:
-        """Return the open gaps, the oldest first."""
-
-    async def delete_closed(self, consumer: str, ttl_seconds: float, limit: int) -> int:
-        """Delete gaps that were closed longer ago than that; return how many."""
 
 
 class TransactionEnded(Misuse):

@@ -18,8 +18,34 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
-from semel.messaging.database import Database, Sweep, Unit
-from semel.messaging.records import MessageFilter, StoredMessage, stored_id
+from semel.message import Coordinates, Partition
+from semel.messaging.database import (
+    Database,
+    DeadLetters,
+    FailedAttempts,
+    OutboxStore,
+    OutcomeStore,
+    ProcessedMessageStore,
+    Sweep,
+    Unit,
+    Versions,
+    WaitingStore,
+)
+from semel.messaging.handle.claims import ClaimRow
+from semel.messaging.outcome import OutcomeRange
+from semel.messaging.records import (
+    DeadLetter,
+    DeadLetterFilter,
+    FailedAttempt,
+    Gap,
+    HeldKey,
+    MessageFilter,
+    StoredMessage,
+    WaitingFilter,
+    Waits,
+    stored_id,
+)
+from semel.messaging.send.outbox import OutboxEntry
 from semel.secrets import HIDDEN
 
 
@@ -157,19 +183,15 @@ class AuditTrail(Protocol):
 
     async def append(self, act: Act) -> AuditEntry:
         """Write an act at the end of the chain; writers wait for one another."""
-        ...
 
     async def read(self, after: int, limit: int) -> Sequence[AuditEntry]:
         """Return the entries behind number *after*, in order."""
-        ...
 
     async def about(self, consumer: str, message_id: str) -> Sequence[AuditEntry]:
         """Return the entries about one message, in order."""
-        ...
 
     async def head(self) -> tuple[int, str]:
         """Return number and hash of the last entry, as the head's own record has them."""
-        ...
 
 
 class ApprovalDecision(StrEnum):
@@ -221,25 +243,20 @@ class Approvals(Protocol):
         payload_hash: str = "",
     ) -> Approval:
         """Write a request, with a number and the database's time."""
-        ...
 
     async def get(self, number: int) -> Approval | None:
         """Return one request."""
-        ...
 
     async def open_ones(self, consumer: str | None, limit: int) -> Sequence[Approval]:
         """Return the undecided requests, the oldest first."""
-        ...
 
     async def about(self, consumer: str, message_id: str) -> Sequence[Approval]:
         """Return the requests about one message, in order."""
-        ...
 
     async def decide(
         self, number: int, decided_by: str, decision: ApprovalDecision
     ) -> Approval | None:
         """Write the decision; None, and nothing changed, where there is one already."""
-        ...
 
     async def delete_decided(
         self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
@@ -248,7 +265,6 @@ class Approvals(Protocol):
 
         With a *sweep*: only behind what it reached.
         """
-        ...
 
 
 KEEP_ID: Final = "keep-id"
@@ -300,22 +316,18 @@ class Revisions(Protocol):
 
     async def add(self, revision: Revision) -> Revision:
         """Write a message's next revision; return it with its number and time."""
-        ...
 
     async def of(self, consumer: str, message_id: str) -> Sequence[Revision]:
         """Return the revisions of one message, the original first."""
-        ...
 
     async def other_names(self, message_id: str) -> frozenset[str]:
         """Return the ids that people gave to a message of this id, or took from it.
 
         Those of conflicts that came with this id are among them.
         """
-        ...
 
     async def erase(self, which: MessageFilter) -> int:
         """Remove the payloads of matching revisions; hashes, names and reasons stay."""
-        ...
 
 
 def readable_diff(before: bytes | None, after: bytes | None) -> str:
@@ -415,26 +427,21 @@ class Replays(Protocol):
 
     async def begin(self, run: ReplayRun) -> bool:
         """Write a new replay, at the database's time; False where the name is taken."""
-        ...
 
     async def get(self, name: str) -> ReplayRun | None:
         """Return one replay."""
-        ...
 
     async def advance(self, run: ReplayRun, cursor_before: str) -> bool:
         """Write state, cursor and counts of a running replay, if no other process went on with it.
 
         False, and nothing changed, where its cursor is not *cursor_before* or it does not run.
         """
-        ...
 
     async def set_state(self, name: str, before: ReplayState, after: ReplayState) -> bool:
         """Change the state, and nothing else; False where it is not *before*."""
-        ...
 
     async def find(self, consumer: str | None, limit: int) -> Sequence[ReplayRun]:
         """Return replays, the newest first."""
-        ...
 
     async def unfinished(self, consumer: str) -> Sequence[str]:
         """Return the names of a consumer's replays that can go on, whether they run or not.
@@ -442,11 +449,9 @@ class Replays(Protocol):
         Until the transaction ends, no replay begins, and one that is being begun is waited
         for, so the answer stays true while the caller deletes.
         """
-        ...
 
     async def delete_over(self, consumer: str, ttl_seconds: float, limit: int) -> int:
         """Delete replays that ended at least that long ago; return how many."""
-        ...
 
 
 LONGEST_SHOWN: Final = 200
@@ -546,28 +551,232 @@ class SchemaCheck:
         return bool(self.problems)
 
 
+class OperatorClaims(ProcessedMessageStore, Protocol):
+    """The claims, with what operators ask and change."""
+
+    async def erase(self, consumer: str, message_id: str) -> bool:
+        """Remove the kept result of a message, and note that its payload was erased.
+
+        Waits for a transaction that holds the claim; the state stays.  Returns whether there
+        was a result.
+        """
+
+    async def erase_key(self, key: str) -> int:
+        """Remove the results that were kept with this key, and note that; return how many."""
+
+    async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
+        """Replace the hash that repetitions are compared with, after an audited revision."""
+
+    async def in_progress(
+        self, consumer: str, limit: int, *, expired: bool = False
+    ) -> Sequence[ClaimRow]:
+        """List the claims under a lease, in the order in which the leases end.
+
+        With *expired*: only those whose lease has run out.
+        """
+
+    async def consumers_of(self, message_id: str) -> Sequence[str]:
+        """Return the consumers that have a claim on a message, sorted."""
+
+    async def handled_from(
+        self, consumer: str, places: Sequence[Coordinates]
+    ) -> Sequence[Coordinates]:
+        """Return those places whose messages have a COMPLETED claim with an effect.
+
+        A claim has the coordinates of the delivery that was claimed first.  Slow: it reads every
+        claim.
+        """
+
+    async def delete_expired(
+        self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
+        """Delete at most *limit* terminal claims that did not change within the TTL.
+
+        The claim of a message that waits or is a dead letter stays: sending the message back
+        reads from it whether it was handled.  The claim of a message whose outgoing messages are
+        still in the outbox stays, too: `semel.operate.retention` finds them by it.  With a
+        *sweep*: only claims after the place that it reached.
+        """
+
+
+class OperatorAttempts(FailedAttempts, Protocol):
+    """The failed attempts, with what operators ask and change."""
+
+    async def of(self, consumer: str, message_id: str) -> Sequence[FailedAttempt]:
+        """Return the kept attempts of one message, in the order in which they were written."""
+
+    async def erase(self, which: MessageFilter) -> int:
+        """Remove the reasons of matching attempts; times, numbers and codes stay."""
+
+    async def delete_gone(
+        self, consumer: str, ttl_seconds: float, limit: int, sweep: Sweep | None = None
+    ) -> int:
+        """Delete old attempts whose message is in no table any more; return how many.
+
+        With a *sweep*: only attempts after the place that it reached.
+        """
+
+
+class OperatorDeadLetters(DeadLetters, Protocol):
+    """The dead letters, with what operators ask and change."""
+
+    async def find(self, which: DeadLetterFilter, limit: int) -> Sequence[DeadLetter]:
+        """Return matching dead letters, the oldest first."""
+
+    async def count(self, which: DeadLetterFilter) -> int:
+        """Count matching dead letters."""
+
+    async def remove(self, consumer: str, message_id: str) -> bool:
+        """Remove a dead letter: it was replayed, skipped, parked or deleted."""
+
+    async def places(
+        self, consumer: str, partition: Partition, first: int, last: int, limit: int
+    ) -> Sequence[int]:
+        """Return the first offsets from *first* to *last* that have dead letters, in order.
+
+        For the audit of completeness.
+        """
+
+    async def erase(self, which: MessageFilter) -> int:
+        """Remove payload, headers and reason of matching letters; hashes and error codes stay."""
+
+
+class OperatorWaiting(WaitingStore, Protocol):
+    """The waiting table, with what operators ask and change."""
+
+    async def count(self, which: WaitingFilter) -> int:
+        """Count matching messages."""
+
+    async def held_keys(self, consumer: str, limit: int) -> Sequence[HeldKey]:
+        """Return the held keys, those that are held longest first."""
+
+    async def label(self, consumer: str, message_id: str, label: str) -> bool:
+        """Write the label that a person gave the message."""
+
+    async def release(self, consumer: str, message_id: str) -> bool:
+        """Make a parked message a retry that is due now, in its place; an operator's act.
+
+        False, and nothing changed, if it is not parked, or was erased.
+        """
+
+    async def revise(
+        self, consumer: str, message_id: str, payload: bytes, payload_hash: str, new_id: str
+    ) -> bool:
+        """Replace the payload and the id of a message; its place in the queue stays.
+
+        False, and nothing changed, if there is no such message or it was erased.
+        """
+
+    async def erase(self, which: WaitingFilter) -> int:
+        """Remove payload, headers and reason of matching messages; hashes and error codes stay.
+
+        An erased message cannot be handled, so it is parked.
+        """
+
+    async def places(
+        self, consumer: str, partition: Partition, first: int, last: int, limit: int
+    ) -> Sequence[tuple[int, Waits]]:
+        """Return the first offsets from *first* to *last* whose messages wait, in order.
+
+        Each with what it waits for.  For the audit of completeness.
+        """
+
+    async def forget_keys(self, consumer: str, older_than_seconds: float, limit: int) -> int:
+        """Delete at most *limit* old rows of key locks that no transaction has locked."""
+
+
+class OperatorOutbox(OutboxStore, Protocol):
+    """The outbox, with what operators ask and change."""
+
+    async def unpark(self, outbox: str, message_id: str) -> bool:
+        """Send a parked entry again, as if for the first time; an operator's act.
+
+        False where there is no such parked entry, or its payload was erased.
+        """
+
+    async def drop(self, outbox: str, message_id: str) -> bool:
+        """Delete a parked entry permanently; an operator's act."""
+
+    async def parked(self, outbox: str, limit: int) -> Sequence[OutboxEntry]:
+        """Return the parked entries, in order."""
+
+
+class OperatorOutcomes(OutcomeStore, Protocol):
+    """The outcomes of offsets, with what an audit reads."""
+
+    async def ranges(self, consumer: str, partition: Partition) -> Sequence[OutcomeRange]:
+        """Return the ranges of a partition in order."""
+
+    async def covering(self, consumer: str, at: Coordinates) -> Sequence[OutcomeRange]:
+        """Return the ranges that contain an offset, in the order in which they began."""
+
+    async def partitions(self, consumer: str) -> Sequence[Partition]:
+        """Return the partitions that have ranges."""
+
+    async def prune(self, consumer: str, partition: Partition, below: int, limit: int) -> int:
+        """Delete ranges that end below an offset, the lowest first; return how many.
+
+        The mark that a message was kept is deleted before the mark of how it ended: the other
+        order would let the message look lost.
+        """
+
+
+class OperatorVersions(Versions, Protocol):
+    """The applied versions, with what operators ask."""
+
+    async def gaps(self, consumer: str | None, limit: int) -> Sequence[Gap]:
+        """Return the open gaps, the oldest first."""
+
+    async def delete_closed(self, consumer: str, ttl_seconds: float, limit: int) -> int:
+        """Delete gaps that were closed longer ago than that; return how many."""
+
+
 class OperatorUnit(Unit, Protocol):
     """One open transaction with the stores that operators need beside the engine's."""
 
     @property
+    def claims(self) -> OperatorClaims:
+        """The claims."""
+
+    @property
+    def attempts(self) -> OperatorAttempts:
+        """The failed attempts."""
+
+    @property
+    def dead_letters(self) -> OperatorDeadLetters:
+        """The dead letters."""
+
+    @property
+    def waiting(self) -> OperatorWaiting:
+        """The waiting table: retries and parked messages."""
+
+    @property
+    def outbox(self) -> OperatorOutbox:
+        """The outgoing messages."""
+
+    @property
+    def outcomes(self) -> OperatorOutcomes:
+        """The outcome of every offset."""
+
+    @property
+    def versions(self) -> OperatorVersions:
+        """The applied versions of aggregates."""
+
+    @property
     def audit(self) -> AuditTrail:
         """What operators did."""
-        ...
 
     @property
     def revisions(self) -> Revisions:
         """What people changed in messages."""
-        ...
 
     @property
     def approvals(self) -> Approvals:
         """What waits for a second person."""
-        ...
 
     @property
     def replays(self) -> Replays:
         """The replays that were begun."""
-        ...
 
     def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:
         """Collect what the block changes outside of semel's own tables: for dry runs.
@@ -575,7 +784,6 @@ class OperatorUnit(Unit, Protocol):
         The list is complete when the block has ended, which sends the session's pending
         writes and fails where a commit would: for constraints that are checked at its end.
         """
-        ...
 
 
 class OperatorDatabase(Database, Protocol):
@@ -583,4 +791,3 @@ class OperatorDatabase(Database, Protocol):
 
     def begin(self) -> AbstractAsyncContextManager[OperatorUnit]:
         """Open a transaction, as `Database.begin` does."""
-        ...
