@@ -44,7 +44,7 @@ class Late:
             await self.goes_on.wait()
         async with self.inside.begin() as unit:
             yield unit
-        # It takes, notes, tries, and takes its note back.
+        # It takes and notes, tries, takes its note back, and looks again.
         if self._begun == 4:
             self.has_tried.set()
 

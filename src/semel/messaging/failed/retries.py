@@ -171,6 +171,8 @@ async def _tried(
         async for found in drain(consumer, database, messages, stopping):
             yield found
     elif messages and not stopping():
+        # A transaction of its own for the failure, without a savepoint: an erasure between the
+        # attempt and its failure finds the message where it waits.
         [message] = messages.values()
         yield {message.id: await handle_message(consumer, database, message, due[0])}
 

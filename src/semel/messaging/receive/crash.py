@@ -11,7 +11,7 @@ A process that dies cannot report which message killed it.  Three parts find it:
 Only a death leaves a note behind: after an exception, the deadline of a stop, or a refusal of
 the database, the process clears it.  A note counts when the process that wrote it is gone.
 
-    written ─▶ its writer runs: no death ─▶ the writer clears it, or another inherits an old one
+    written ─▶ its writer runs: no death ─▶ the writer clears it, or another takes it over
        └─▶ its writer is gone: a death, the message is a suspect
 
 When a message is over, the notes of all processes are cleared: for a waiting message in the
@@ -39,6 +39,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Final, TypeVar
 
 from semel import lease
@@ -738,17 +739,12 @@ def _message(
     from_waiting: bool = False,
 ) -> Suspect:
     """Return a message as a suspect, whose claim says whether it runs."""
-
-    async def runs(unit: Unit) -> _Runs:
-        return await _runs(unit, consumer, message, from_waiting=from_waiting)
-
-    async def quarantine(unit: Unit, runs: _Runs) -> Outcome:
-        return await _quarantine(unit, consumer, message, runs, from_waiting=from_waiting)
-
+    runs = partial(_runs, consumer, message, from_waiting)
+    quarantine = partial(_quarantine, consumer, message, from_waiting)
     return Suspect(message.id, deaths, quarantine, tell, runs)
 
 
-async def _runs(unit: Unit, consumer: Consumer, message: Message, *, from_waiting: bool) -> _Runs:
+async def _runs(consumer: Consumer, message: Message, from_waiting: bool, unit: Unit) -> _Runs:
     row = await unit.claims.look_up(consumer.name, message.id)
     no = None if row is None else refusal(row, message.digest, await unit.now())
     if invokes(consumer, no):
@@ -764,7 +760,7 @@ async def _runs(unit: Unit, consumer: Consumer, message: Message, *, from_waitin
 
 
 async def _quarantine(
-    unit: Unit, consumer: Consumer, message: Message, runs: _Runs, *, from_waiting: bool
+    consumer: Consumer, message: Message, from_waiting: bool, unit: Unit, runs: _Runs
 ) -> Outcome:
     if runs is _Runs.QUARANTINED:
         over = Refused(f"dead letter ({CRASHED})")
