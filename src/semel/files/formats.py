@@ -61,11 +61,9 @@ class RowFile(Protocol):
 
     def write(self, batch: Batch) -> None:
         """Write rows, now or when enough are collected."""
-        ...
 
     def close(self) -> None:
         """Write the remaining rows; the caller closes the file."""
-        ...
 
 
 def checked_compression(format: Format, compression: str | None) -> str:

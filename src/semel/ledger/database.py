@@ -40,40 +40,31 @@ class Session(Protocol):
 
     def begin(self, name: str, mode: TransactionMode) -> None:
         """Start a transaction that other sessions see under *name*."""
-        ...
 
     def run(self, statement: str, values: Mapping[str, Any] | None = None) -> list[Row]:
         """Execute a statement with ``:named`` parameters and return its rows."""
-        ...
 
     def run_many(self, statement: str, many: Iterable[Mapping[str, Any]]) -> None:
         """Execute a statement once for each set of values."""
-        ...
 
     def has_table(self, name: str) -> bool:
         """Return whether the table exists."""
-        ...
 
     def lock_schema(self) -> None:
         """Keep other processes from changing the schema until the transaction ends."""
-        ...
 
     def commit(self) -> None:
         """Make the transaction durable."""
-        ...
 
     def rollback(self) -> None:
         """Roll the transaction back."""
-        ...
 
     @property
     def is_lost(self) -> bool:
         """Whether the connection is lost, and with it the answer to a commit."""
-        ...
 
     def close(self) -> None:
         """Close the connection."""
-        ...
 
 
 class LedgerDriver(Protocol):
@@ -88,19 +79,15 @@ class LedgerDriver(Protocol):
     @property
     def url(self) -> str:
         """The database's URL, without passwords."""
-        ...
 
     def connect(self, known: str | None) -> Session:
         """Open a connection; *known* is the id of the ledger that was found before."""
-        ...
 
     def fault(self, error: Exception) -> SemelError:
         """Translate an error of the library after which nothing was written."""
-        ...
 
     def leaves_doubt(self, error: Exception, session: Session) -> bool:
         """Return whether a commit that failed with *error* may have happened."""
-        ...
 
 
 # A connection that a fork copied must neither be used nor closed: closing it would end the

@@ -116,28 +116,22 @@ class Coordinator(Protocol):
     @property
     def label(self) -> str:
         """The cycle's name in reasons, logs and events."""
-        ...
 
     @property
     def scope_label(self) -> str:
         """The scope's name in events."""
-        ...
 
     def begin_txn(self) -> None:
         """Verify that this process may write, and open the transaction."""
-        ...
 
     def flush(self) -> None:
         """Run the processing and stage everything it produces."""
-        ...
 
     def commit_offsets(self) -> None:
         """Put the source positions into the transaction."""
-        ...
 
     def pre_commit_2pc(self) -> Sequence[SinkAnswer]:
         """Prepare every sink and make its token durable."""
-        ...
 
     def commit_txn(self) -> CommitAnswer:
         """Take the decision.
@@ -145,30 +139,24 @@ class Coordinator(Protocol):
         A `SemelError` other than `InDoubt` means certainly not committed; any other
         exception means UNKNOWN.
         """
-        ...
 
     def commit_2pc(self) -> Sequence[SinkAnswer]:
         """Commit every sink, with bounded retries in place, even if others fail."""
-        ...
 
     def store_commit(self) -> None:
         """Drain user stores and close the cycle."""
-        ...
 
     def abort_txn(self) -> AbortAnswer:
         """Try to win ABORT by compare-and-set, on a new connection.
 
         The connection that sent the COMMIT may be broken, or may still deliver it.
         """
-        ...
 
     def store_abort(self) -> None:
         """Drop what user stores buffered."""
-        ...
 
     def abort_2pc(self) -> Sequence[SinkAnswer]:
         """Abort every sink, prepared or not."""
-        ...
 
 
 @runtime_checkable
@@ -178,7 +166,6 @@ class CountsRows(Protocol):
     @property
     def row_counts(self) -> Mapping[str, int]:
         """How many, by sink."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

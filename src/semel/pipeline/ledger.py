@@ -153,12 +153,10 @@ class Ledger(Protocol):
     @property
     def ledger_id(self) -> str:
         """A random id from the ledger's creation; part of every scope."""
-        ...
 
     @property
     def url(self) -> str:
         """The ledger's URL without passwords, for messages to operators."""
-        ...
 
     def acquire(
         self, scope: Scope, owner: Owner, seconds: float, takeover: Takeover = Takeover.WAIT
@@ -170,7 +168,6 @@ class Ledger(Protocol):
         Raises:
             LeaseHeld: another owner's lease is live and the owner is not known to be gone.
         """
-        ...
 
     def renew(self, lease: ScopeLease) -> None:
         """Extend the lease by its length from now, on the ledger's clock.
@@ -178,23 +175,18 @@ class Ledger(Protocol):
         Raises:
             LeaseLost: a newer epoch exists, or it was released.
         """
-        ...
 
     def release(self, lease: ScopeLease) -> None:
         """Give up the lease, so that the next owner starts at once; ignored if it is lost."""
-        ...
 
     def scope_record(self, scope: Scope) -> ScopeRecord | None:
         """Return the record of *scope*; None if it never had an owner."""
-        ...
 
     def scopes(self) -> list[Scope]:
         """List every scope that ever had an owner."""
-        ...
 
     def generations(self, scope: Scope) -> list[Generation]:
         """List the checkpoints of *scope*, oldest first."""
-        ...
 
     def open_generation(
         self, lease: ScopeLease, checkpoint: str, first_batch: int = 0
@@ -204,7 +196,6 @@ class Ledger(Protocol):
         Raises:
             LeaseLost: a newer epoch exists.
         """
-        ...
 
     def adopt_generation(
         self,
@@ -222,7 +213,6 @@ class Ledger(Protocol):
         Raises:
             LeaseLost: a newer epoch exists.
         """
-        ...
 
     def plan(self, lease: ScopeLease, txn: SinkTxnId) -> None:
         """Record a new attempt as PLANNED; repeating it changes nothing.
@@ -232,7 +222,6 @@ class Ledger(Protocol):
             NeedsOperator: the cycle has a COMMIT, lies at or below the mark or outside the
                 generation in use; or the attempt is aborted.
         """
-        ...
 
     def set_range(self, lease: ScopeLease, txn: SinkTxnId, batch: BatchRange) -> None:
         """Store the source range of an undecided attempt; repeatable with the same range.
@@ -241,7 +230,6 @@ class Ledger(Protocol):
             LeaseLost: a newer epoch exists.
             NeedsOperator: the attempt is unknown, decided, or has another range.
         """
-        ...
 
     def set_prepared(
         self,
@@ -256,7 +244,6 @@ class Ledger(Protocol):
             LeaseLost: a newer epoch exists.
             NeedsOperator: the attempt is already decided.
         """
-        ...
 
     def decide_commit(self, lease: ScopeLease, txn: SinkTxnId) -> None:
         """Decide COMMIT and advance the positions to the range's end, by compare-and-set.
@@ -272,7 +259,6 @@ class Ledger(Protocol):
             LedgerUnavailable: certainly not committed.
             InDoubt: it may be committed, now or later.
         """
-        ...
 
     def decide_abort(self, txn: SinkTxnId, reason: str = "") -> Decision:
         """Decide ABORT unless the attempt is decided; return the decision in force.
@@ -284,7 +270,6 @@ class Ledger(Protocol):
         Raises:
             NeedsOperator: the cycle's attempts are pruned, so the decision is unknown.
         """
-        ...
 
     def abort_undecided(self, lease: ScopeLease, reason: str = "") -> list[SinkTxnId]:
         """Decide ABORT for every undecided attempt of an older epoch, all at once; return them.
@@ -292,7 +277,6 @@ class Ledger(Protocol):
         Raises:
             LeaseLost: a newer epoch exists; nothing was decided.
         """
-        ...
 
     def finish(self, lease: ScopeLease, txn: SinkTxnId) -> None:
         """Move COMMITTED to FINISHED and raise the mark; repeatable.
@@ -303,34 +287,27 @@ class Ledger(Protocol):
             LeaseLost: a newer epoch exists.
             NeedsOperator: the attempt is not committed.
         """
-        ...
 
     def attempt(self, txn: SinkTxnId) -> AttemptRecord | None:
         """Return one attempt; None if unknown or pruned."""
-        ...
 
     def attempts(self, cycle: CycleId) -> list[AttemptRecord]:
         """List a cycle's attempts, oldest first."""
-        ...
 
     def committed(self, cycle: CycleId) -> AttemptRecord | None:
         """Return the cycle's committed attempt, if it has one that is not pruned."""
-        ...
 
     def open_attempts(self, scope: Scope) -> list[AttemptRecord]:
         """List what is PLANNED, PREPARED or COMMITTED, in the order of cycles."""
-        ...
 
     def positions(self, scope: Scope, batch: BatchRange | None = None) -> Positions:
         """Return the positions; of file sources, which paths of *batch* are committed.
 
         With None: every end, and every committed path.
         """
-        ...
 
     def history(self, scope: Scope, limit: int = 50) -> list[AttemptRecord]:
         """List the newest attempts, newest first."""
-        ...
 
     def prune(self, scope: Scope, keep: int) -> int:
         """Delete finished and aborted attempts below the mark, except of the newest *keep* cycles.
@@ -338,19 +315,15 @@ class Ledger(Protocol):
         Positions, committed paths, generations, acts and the mark stay.  Returns the number
         of deleted attempts.
         """
-        ...
 
     def record_act(self, scope: Scope, who: str, act: str, why: str, detail: Any = None) -> None:
         """Record an operator's action."""
-        ...
 
     def acts(self, scope: Scope) -> list[LedgerAct]:
         """List the operators' actions, newest first."""
-        ...
 
     def close(self) -> None:
         """Close connections; the ledger can be used again afterwards."""
-        ...
 
 
 def mark_of(ledger: Ledger, scope: Scope) -> SinkTxnId | None:

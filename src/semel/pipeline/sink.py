@@ -131,18 +131,15 @@ class StagingWriter(Protocol):
 
     def write(self, batch: Batch) -> None:
         """Store the rows, invisible to readers."""
-        ...
 
     def finish(self) -> Receipt:
         """Make the written rows durable, and return their receipt.
 
         A task without rows gets a receipt, too.
         """
-        ...
 
     def discard(self) -> None:
         """Drop the written rows, as far as possible; called after a failure, never raises."""
-        ...
 
 
 class Stager(Protocol):
@@ -153,7 +150,6 @@ class Stager(Protocol):
 
         Tasks may run longer than their driver: this may be called after an abort.
         """
-        ...
 
 
 class TwoPhaseSink(Protocol):
@@ -166,12 +162,10 @@ class TwoPhaseSink(Protocol):
     @property
     def name(self) -> str:
         """The sink's name in tokens, reasons and crash points; unique in a pipeline."""
-        ...
 
     @property
     def rows(self) -> Any:
         """Which rows of a batch go here: a Spark column, its SQL text, or None for all."""
-        ...
 
     def check(self, schema: Schema | None) -> None:
         """Check before the first batch that rows of *schema* can be written.
@@ -182,7 +176,6 @@ class TwoPhaseSink(Protocol):
             Permanent: they cannot; the message names the solution.
             Retryable: the sink does not answer.
         """
-        ...
 
     def fence(self, scope: Scope, epoch: int) -> None:
         """Refuse owners of *scope* older than *epoch* from now on, and work for *epoch*.
@@ -193,33 +186,27 @@ class TwoPhaseSink(Protocol):
             Fenced: the sink has seen a newer epoch.
             Retryable: the sink does not answer.
         """
-        ...
 
     def stager(self, txn: SinkTxnId) -> Stager:
         """Return the executor's side for *txn*."""
-        ...
 
     def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
         """Keep exactly the rows of *receipts*, invisible, and promise that `commit` can succeed.
 
         The same receipts again change nothing; others are fatal.
         """
-        ...
 
     def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
         """Make the prepared rows visible; OK only with evidence, never by absence.
 
         Lost, aborted, never prepared, or another attempt committed: fatal.
         """
-        ...
 
     def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
         """Drop this attempt's data and no other's.  If committed: fatal, and nothing is deleted."""
-        ...
 
     def look_up(self, txn: SinkTxnId, token: Token | None) -> SinkFinding:
         """Return what the sink holds of this attempt; changes nothing and never raises."""
-        ...
 
     def recover(self, scope: Scope) -> list[SinkTxnId]:
         """List exactly this scope's prepared, unfinished transactions.
@@ -227,22 +214,18 @@ class TwoPhaseSink(Protocol):
         Raises:
             Retryable: the sink does not answer.
         """
-        ...
 
     def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
         """Remove all data of the attempts for which *is_loser* is true; return them.
 
         Includes what their late tasks staged after the abort.  Never changes other attempts.
         """
-        ...
 
     def mark(self, scope: Scope) -> SinkTxnId | None:
         """Return the highest committed cycle of *scope* with its attempt; never pruned."""
-        ...
 
     def close(self) -> None:
         """Close connections; the sink can be used again afterwards."""
-        ...
 
 
 @runtime_checkable
@@ -251,7 +234,6 @@ class CountsVisibleRows(Protocol):
 
     def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
         """Count and hash the rows of *cycle* that readers see now; None if that is impossible."""
-        ...
 
 
 @runtime_checkable
@@ -260,7 +242,6 @@ class MindsSpeculation(Protocol):
 
     def expect_speculation(self) -> None:
         """Prepare for speculative copies of tasks; called before `check`."""
-        ...
 
 
 @runtime_checkable
@@ -269,7 +250,6 @@ class DescribesGuarantee(Protocol):
 
     def guarantee(self) -> Guarantee:
         """Return the guarantee of this sink with its settings."""
-        ...
 
 
 @runtime_checkable
@@ -282,7 +262,6 @@ class RemembersScopes(Protocol):
         Raises:
             Retryable: the sink does not answer.
         """
-        ...
 
 
 @runtime_checkable
@@ -294,7 +273,6 @@ class AbortsTogether(Protocol):
 
         The others, or all if this raises, are aborted one by one.
         """
-        ...
 
 
 @runtime_checkable
@@ -304,7 +282,6 @@ class OwnsItsPlace(Protocol):
     @property
     def place(self) -> str:
         """Where it writes; equal for two sinks that would overwrite each other."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ class KeepsTokens(Protocol):
 
     def keep_tokens(self, txn: SinkTxnId, tokens: Mapping[str, Token]) -> None:
         """Store every sink's token; called once all sinks are prepared."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

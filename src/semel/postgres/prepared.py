@@ -19,14 +19,7 @@ import psycopg
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Permanent
 from semel.events import log
-from semel.pipeline.sink import (
-    Receipt,
-    SinkFatal,
-    SinkOK,
-    SinkOutcome,
-    SinkRetryable,
-    Tally,
-)
+from semel.pipeline.sink import Receipt, SinkFatal, SinkOK, SinkOutcome, SinkRetryable, Tally
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 from semel.postgres.books import SinkBooks, run
 from semel.postgres.connect import UNDEFINED_OBJECT, Connection

@@ -20,28 +20,10 @@ import psycopg
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import NeedsOperator
 from semel.events import log
-from semel.pipeline.sink import (
-    Receipt,
-    SinkFatal,
-    SinkOK,
-    SinkOutcome,
-    SinkRetryable,
-    Tally,
-)
+from semel.pipeline.sink import Receipt, SinkFatal, SinkOK, SinkOutcome, SinkRetryable, Tally
 from semel.pipeline.txn import Scope, SinkTxnId
-from semel.postgres.books import (
-    Known,
-    SinkBooks,
-    affected,
-    run,
-)
-from semel.postgres.connect import (
-    TWO_ROWS_FOR_ONE_KEY,
-    Connection,
-    is_permanent,
-    outcome_of,
-    words,
-)
+from semel.postgres.books import Known, SinkBooks, affected, run
+from semel.postgres.connect import TWO_ROWS_FOR_ONE_KEY, Connection, is_permanent, outcome_of, words
 from semel.postgres.database import SinkDatabase, give_back
 from semel.postgres.statements import (
     PreparedToken,

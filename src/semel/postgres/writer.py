@@ -120,19 +120,15 @@ class TaskPlace(Protocol):
 
     def fit(self, schema: Any) -> RowEncoder:
         """Fit rows of *schema* to the target."""
-        ...
 
     def begin(self, connection: Connection, rows: RowEncoder) -> str:
         """Begin the transaction; return the statement that copies."""
-        ...
 
     def finish(self, connection: Connection, tally: Tally) -> None:
         """End the transaction, so that its rows survive this process."""
-        ...
 
     def undo(self, connection: Connection) -> None:
         """Remove the rows of `finish`."""
-        ...
 
 
 class TaskWriter:

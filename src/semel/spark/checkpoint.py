@@ -38,11 +38,9 @@ class CheckpointFiles(Protocol):
 
     def read(self, path: str) -> bytes | None:
         """Return a file's bytes; None if there is no such file."""
-        ...
 
     def names(self, path: str) -> list[str]:
         """List a folder; empty if there is no such folder."""
-        ...
 
 
 class LocalFiles:
