@@ -33,7 +33,6 @@ def session(master: str, settings: list[str]) -> SparkSession:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
         .config("spark.log.level", "ERROR")
     )
     for setting in settings:

@@ -22,6 +22,7 @@ SPECULATION = (
     "spark.speculation.multiplier=1.1",
     "spark.speculation.minTaskRuntime=50ms",
 )
+QUICK_EXECUTORS = "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def test_an_executor_killed_while_it_stages_with_speculation_on_changes_nothing(
@@ -31,7 +32,8 @@ def test_an_executor_killed_while_it_stages_with_speculation_on_changes_nothing(
     os.chmod(tmp_path, 0o755)
     with require(SparkCluster(workers=2).start) as cluster:
         options = ["--master", cluster.master_url]
-        for setting in (*SPECULATION, *(f"{k}={v}" for k, v in cluster.session_settings.items())):
+        settings = [f"{name}={value}" for name, value in cluster.session_settings.items()]
+        for setting in (*SPECULATION, QUICK_EXECUTORS, *settings):
             options += ["--set", setting]
         job = scene.start(*options)
         try:

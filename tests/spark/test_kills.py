@@ -129,26 +129,30 @@ def test_a_driver_killed_at_many_random_times_loses_and_repeats_nothing(
     scene.assert_clean()
 
 
-@pytest.mark.parametrize("point", [CrashPoint.COMMIT_TXN_BEFORE, CrashPoint.COMMIT_TXN_AFTER])
-def test_a_stopped_driver_that_wakes_after_a_takeover_changes_nothing_and_says_so(
-    tmp_path: Path, postgres_url: str, point: CrashPoint
+def test_stopped_drivers_that_wake_after_a_takeover_change_nothing_and_say_so(
+    tmp_path: Path, postgres_url: str
 ) -> None:
     scene = Scene(tmp_path / "job", postgres_url, files=4)
-    stopped = scene.start(SEMEL_STOP_AT=f"{point.value}#2")
+    stopped = []
     try:
-        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED)
+        for point in (CrashPoint.COMMIT_TXN_BEFORE, CrashPoint.COMMIT_TXN_AFTER):
+            stopped.append(scene.start("--takeover", SEMEL_STOP_AT=f"{point.value}#2"))
+            os.waitid(os.P_PID, stopped[-1].pid, os.WSTOPPED | os.WEXITED)
+            assert stopped[-1].poll() is None, scene.last_words()
         code, output = scene.run("--takeover")
         assert code == 0, output
         scene.assert_clean()
 
-        os.kill(stopped.pid, signal.SIGCONT)
-        woken, _ = stopped.communicate(timeout=90)
-    finally:
-        end(stopped)
+        for driver in stopped:
+            os.kill(driver.pid, signal.SIGCONT)
+            woken, _ = driver.communicate(timeout=90)
 
-    assert "EXIT FENCED" in woken
-    assert stopped.returncode == 3
-    scene.assert_clean()
+            assert "EXIT FENCED" in woken
+            assert driver.returncode == 3
+            scene.assert_clean()
+    finally:
+        for driver in stopped:
+            end(driver)
 
 
 def test_the_same_audit_convicts_a_plain_query_with_sparks_own_writers(

@@ -97,7 +97,8 @@ def test_an_attempt_at_which_somebody_else_works_is_left_out(url, database):
     assert left_behind(database) == []
 
 
-def test_a_reader_of_one_table_keeps_only_its_attempt(url, database):
+def test_a_reader_of_one_table_keeps_only_its_attempt(url, database, monkeypatch):
+    monkeypatch.setattr("semel.postgres.staging._DROP_LOCK_SECONDS", 0.3)
     ledger, sink = MemoryLedger(), new_sink(url)
     driver = Driver("payments", ledger, [sink])
     driver.start()

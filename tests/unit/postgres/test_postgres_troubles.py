@@ -80,7 +80,10 @@ def test_a_commit_whose_reply_is_lost_is_found_and_not_repeated(
     assert left_behind(database) == []
 
 
-def test_a_reader_of_a_staging_table_delays_its_removal_and_nothing_else(url, database):
+def test_a_reader_of_a_staging_table_delays_its_removal_and_nothing_else(
+    url, database, monkeypatch
+):
+    monkeypatch.setattr("semel.postgres.staging._DROP_LOCK_SECONDS", 0.3)
     sink = PostgresSink(url, "entries")
     of = txn()
     token = prepared(sink, of, [row(1)])

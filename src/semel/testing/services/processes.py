@@ -246,7 +246,8 @@ class Lifetime:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop()
+        # Files that are removed anyway need not be written out first.
+        self.stop("immediate" if self._given is None else "fast")
         self._clear_away()
 
 
