@@ -32,17 +32,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.memory.broker import FileBroker, MemoryBroker
 from semel.message import Partition
-from semel.messaging.consumer import Consumer
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.outcome import is_delivery
 from semel.messaging.records import Waits
 from semel.messaging.send.outbox import CAUSATION_HEADER, MESSAGE_ID_HEADER
 from semel.sql import tables
-from semel.sql.database import SqlDatabase
 from semel.sql.tables import metadata
 from semel.testing.audit import quoted
 from semel.testing.kill import DEADLINE_SECONDS, EndedProcess, Running, Zygote, until_done
-from semel.testing.worker import Worker, consumer_of, found, open_database
+from semel.testing.worker import Worker, consumer_of, found, opened
 
 NEVER: Final = 1_000_000
 """More often than any test kills."""
@@ -121,11 +119,12 @@ class Trial:
             self._own.close()
 
     async def _make_tables(self, all_of: list[MetaData]) -> None:
-        database = open_database(self.database)
-        async with database.engine.begin() as connection:
+        async with (
+            opened(self.database) as database,
+            database.engine.begin() as connection,
+        ):
             for each in all_of:
                 await connection.run_sync(each.create_all)
-        await database.close()
 
     def put(
         self, id: str, payload: Any, key: str | None = None, partition: int | None = None
@@ -189,19 +188,51 @@ class Trial:
         return asyncio.run(self._found())
 
     async def _found(self) -> FinalState:
-        database = open_database(self.database)
-        try:
-            return await find(
-                self.broker,
-                database,
-                consumer_of(self.worker),
-                self.worker.group,
-                self.worker.topics,
-                effects=self._effects,
-                receipts=self.receipts,
+        consumer, broker = consumer_of(self.worker), self.broker
+        partitions = broker.partitions(self.topic)
+        ends = {partition: broker.store.bounds(partition)[1] for partition in partitions}
+        read = [consumer.reading.read(record) for record in broker.records(self.topic)]
+        async with opened(self.database) as database, database.begin() as unit:
+            session = unit.session
+            by = consumer.name
+            claims, letters = tables.processed_message.c, tables.dead_letter.c
+            states = await _rows(
+                session, claims.message_id, claims.state, claims.consumer_name == by
             )
-        finally:
-            await database.close()
+            dead = await _rows(session, letters.message_id, letters.outcome, letters.consumer == by)
+            room, running = tables.waiting_message.c, tables.consumer_member.c
+            waits = await _rows(session, room.message_id, room.waits, room.consumer == by)
+            members = await _rows(session, running.name, running.partitions, running.consumer == by)
+            accused = tables.crash_suspect.c
+            suspects = await _rows(
+                session, accused.message_id, accused.tries, accused.consumer == by
+            )
+            unsent = (await session.execute(select(tables.outbox_message.c.parent))).scalars().all()
+            seen = (await session.execute(text(self._effects))).scalars().all()
+            covered = {
+                partition: frozenset(
+                    offset
+                    for kept in await unit.outcomes.ranges(consumer.name, partition)
+                    if is_delivery(kept.outcome)
+                    for offset in range(kept.first, kept.last + 1)
+                )
+                for partition in partitions
+            }
+        return FinalState(
+            sent=frozenset(arrival.id for arrival in read),
+            states={id: ClaimState(state) for id, state in states},
+            effects=Counter(seen),
+            dead_letters=Counter(id for id, _ in dead),
+            parked=frozenset(id for id, waiting in waits if waiting == Waits.PARKED),
+            waiting=frozenset(id for id, waiting in waits if waiting != Waits.PARKED),
+            members=tuple(f"member {name} of {place}" for name, place in members),
+            suspects=frozenset(f"suspect {id}, {tries} tries" for id, tries in suspects),
+            ends=ends,
+            committed=broker.committed(self.worker.group),
+            covered=covered,
+            unsent=tuple(parent.partition("/")[2] for parent in unsent),
+            published=_published(broker, self.receipts) if self.receipts else {},
+        )
 
     def audit(self, expected: Mapping[str, ClaimState] | None = None) -> TrialAudit:
         """Say what is wrong, after the last worker has ended."""
@@ -380,64 +411,6 @@ def _outgoing(found: FinalState, done: set[str], relays: bool) -> Iterable[str]:
 
 def _listed(ids: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(ids))
-
-
-async def find(
-    broker: MemoryBroker,
-    database: SqlDatabase,
-    consumer: Consumer,
-    group: str,
-    topics: Iterable[str],
-    *,
-    effects: str,
-    receipts: str = "",
-) -> FinalState:
-    """Look at everything.
-
-    *effects* is a statement that returns the message id of every effect; *receipts* is the
-    topic to which the handler's outgoing messages go, if it has one.
-    """
-    topics = list(topics)
-    partitions = [p for topic in topics for p in broker.partitions(topic)]
-    ends = {partition: broker.store.bounds(partition)[1] for partition in partitions}
-    read = [consumer.reading.read(record) for topic in topics for record in broker.records(topic)]
-    async with database.begin() as unit:
-        session = unit.session
-        by = consumer.name
-        claims, letters = tables.processed_message.c, tables.dead_letter.c
-        states = await _rows(session, claims.message_id, claims.state, claims.consumer_name == by)
-        dead = await _rows(session, letters.message_id, letters.outcome, letters.consumer == by)
-        room, running = tables.waiting_message.c, tables.consumer_member.c
-        waits = await _rows(session, room.message_id, room.waits, room.consumer == by)
-        members = await _rows(session, running.name, running.partitions, running.consumer == by)
-        accused = tables.crash_suspect.c
-        suspects = await _rows(session, accused.message_id, accused.tries, accused.consumer == by)
-        unsent = (await session.execute(select(tables.outbox_message.c.parent))).scalars().all()
-        seen = (await session.execute(text(effects))).scalars().all()
-        covered = {
-            partition: frozenset(
-                offset
-                for kept in await unit.outcomes.ranges(consumer.name, partition)
-                if is_delivery(kept.outcome)
-                for offset in range(kept.first, kept.last + 1)
-            )
-            for partition in partitions
-        }
-    return FinalState(
-        sent=frozenset(arrival.id for arrival in read),
-        states={id: ClaimState(state) for id, state in states},
-        effects=Counter(seen),
-        dead_letters=Counter(id for id, _ in dead),
-        parked=frozenset(id for id, waiting in waits if waiting == Waits.PARKED),
-        waiting=frozenset(id for id, waiting in waits if waiting != Waits.PARKED),
-        members=tuple(f"member {name} of {place}" for name, place in members),
-        suspects=frozenset(f"suspect {id}, {tries} tries" for id, tries in suspects),
-        ends=ends,
-        committed=broker.committed(group),
-        covered=covered,
-        unsent=tuple(parent.partition("/")[2] for parent in unsent),
-        published=_published(broker, receipts) if receipts else {},
-    )
 
 
 async def _rows(

@@ -16,7 +16,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from enum import StrEnum
 from itertools import count
@@ -153,27 +154,28 @@ async def run(worker: Worker) -> int:
     broker = WorkerBroker(
         worker.broker, clock=clock, patience=Patience(session_seconds=worker.session_seconds)
     )
-    database = open_database(worker.database)
-    subscription = await broker.subscribe(worker.group, worker.topics)
-    try:
+    async with opened(worker.database) as database:
+        subscription = await broker.subscribe(worker.group, worker.topics)
         relay = Relay(database, broker.publisher(), lease_seconds=worker.relay_lease_seconds)
         relaying = asyncio.create_task(relay.run()) if worker.relays else None
         await _consume(worker, broker, subscription, database, clock)
         if relaying is not None:
             relay.stop()
             await relaying
-    finally:
-        await database.close()
     print("done", flush=True)
     return 0
 
 
-def open_database(url: str) -> SqlDatabase:
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[SqlDatabase]:
     """Open a database; SQLite does not wait for the disk, which only a machine's death needs."""
     database = SqlDatabase(url)
     if not database.is_postgres:
         event.listen(database.engine.sync_engine, "connect", _without_syncs)
-    return database
+    try:
+        yield database
+    finally:
+        await database.close()
 
 
 def _without_syncs(driver: Any, record: Any) -> None:
