@@ -28,7 +28,7 @@ from semel.messaging.receive.runner import Runner
 from semel.messaging.send.publish import Sending, SettledBatch
 from semel.messaging.send.relay import Relay
 from semel.messaging.settings import ConsumerSettings, ReplayRule, ReplayRules
-from semel.operate.replay_message import Replayer, find
+from semel.operate.replay_message import Replayer, find_message
 from semel.policy.vocabulary import Duplicates
 from semel.sql.claims import SqlAlchemyProcessedMessageStore
 from semel.sql.inbox import SqlInboxStore
@@ -211,7 +211,7 @@ def a_replay_handles_what_was_handled(patch):
         return consumer.with_settings(replace(consumer.settings, duplicates=Duplicates.INVOKE))
 
     async def look(self, unit, item):
-        return await find(unit, self.consumer.name, item)
+        return await find_message(unit, self.consumer.name, item)
 
     patch.setattr(Replayer, "look", look)
     patch.setattr("semel.operate.replay_message.replaying", invoking)

@@ -22,7 +22,7 @@ from semel.messaging.handle.lease import Lease
 from semel.messaging.outcome import Handled, Outcome, Skipped
 from semel.messaging.receive.broker import Reader
 from semel.messaging.send.outbox import OutboxEntry, parent_of
-from semel.operate.replay_message import find, read
+from semel.operate.replay_message import find_message, read_message
 from semel.operate.selection import MessageSource, Selection, settled
 from semel.operate.stores import OperatorDatabase, OperatorUnit, RowChange
 from semel.policy.vocabulary import Mode
@@ -181,7 +181,8 @@ async def dry_runs(
     async with aclosing(source.items()) as items:
         async for item in items:
             async with database.begin() as unit:
-                message = read(consumer, await find(unit, consumer.name, item))
+                found = await find_message(unit, consumer.name, item)
+            message = read_message(consumer, found)
             if isinstance(message, str):
                 done.append(DryRun(item.message_id, not_possible=message))
             else:

@@ -175,7 +175,7 @@ Found: TypeAlias = WaitingMessage | InboxMessage | DeadLetter | Message | Unread
 """A message of a replay, from the table that has it, or from the broker."""
 
 
-async def find(unit: OperatorUnit, consumer: str, item: SelectedMessage) -> Found | None:
+async def find_message(unit: OperatorUnit, consumer: str, item: SelectedMessage) -> Found | None:
     """Return the message from its place; its row in an inbox decides before all others."""
     return (
         await unit.inbox.get(consumer, item.message_id)
@@ -185,7 +185,7 @@ async def find(unit: OperatorUnit, consumer: str, item: SelectedMessage) -> Foun
     )
 
 
-def read(consumer: Consumer, found: Found | None) -> Message | str:
+def read_message(consumer: Consumer, found: Found | None) -> Message | str:
     """Return the message that would be handled, or why there is none."""
     message: Message | Unreadable
     match found:
@@ -229,12 +229,17 @@ class _NotTried(Exception):
         self.outcome = outcome
 
 
+_WriteOutcome: TypeAlias = Callable[[OperatorUnit, Outcome], Awaitable[None]]
+"""Writes what became of a message, in the open transaction that ends it."""
+
+
 @dataclass
 class _Way:
     """How a message comes from its place to its handler, in an open transaction."""
 
     attempt: Attempt
     options: ReplayOptions
+    write: _WriteOutcome
     acts: list[Act] = field(default_factory=list, init=False)
     """What was done in this transaction, for the audit trail.
 
@@ -446,12 +451,11 @@ class _FromBroker(_Way):
         return outcome
 
 
+WriteResult: TypeAlias = Callable[[OperatorUnit, Replayed], Awaitable[None]]
+"""Writes what became of a message of a replay, in the open transaction that ends it."""
+
 Handle: TypeAlias = Callable[[Message, WaitingMessage | None], Awaitable[Outcome]]
 """How a consumer's messages are handled, where that is not in one transaction."""
-
-WriteResult: TypeAlias = Callable[[OperatorUnit, Replayed], Awaitable[None]]
-"""Writes what became of a message into the open transaction that ends it."""
-
 
 # After this many tries, the transaction that holds the lock will not end soon.
 TRIES: Final = 3
@@ -510,7 +514,7 @@ class Replayer:
             return self._refused(item, "its id is known with another payload")
         if claim is not None and claim.state is ClaimState.COMPLETED:
             return Replayed(message_id, ReplayResult.DUPLICATE)
-        found = await find(unit, name, item)
+        found = await find_message(unit, name, item)
         if isinstance(found, InboxMessage) and found.processed_at is not None:
             return Replayed(message_id, ReplayResult.DUPLICATE)
         if isinstance(arrival, Message) and claim is None:
@@ -561,50 +565,61 @@ class Replayer:
             ReplayInterrupted: none of the tries could begin.
             InDoubt: it is unknown whether the commit happened; the cursor shows it later.
         """
+        name, message_id = self.consumer.name, item.message_id
+
+        async def write_result(unit: OperatorUnit, outcome: Outcome) -> None:
+            if isinstance(outcome, Handled | Skipped | DeadLettered):
+                # It is over: no later attempt clears the notes of other processes.
+                await unit.members.clear_notes(name, [message_id])
+            else:
+                await clear_own_notes(unit, name, [message_id])
+            await write(unit, replayed(message_id, outcome))
+
         try:
-            async with unless_begun(self.consumer.name, self.database, [item.message_id]):
-                return replayed(item.message_id, await self._take(item, found, write))
+            async with unless_begun(name, self.database, [message_id]):
+                return replayed(message_id, await self._take(found, write_result))
         except _NotTried as answer:
-            done = replayed(item.message_id, answer.outcome)
+            done = replayed(message_id, answer.outcome)
         except (NotPossible, NoSuchMessage) as error:
             done = self._refused(item, str(error))
         async with self.database.begin() as unit:
             await write(unit, done)
         return done
 
-    async def _take(self, item: SelectedMessage, found: Found, write: WriteResult) -> Outcome:
+    async def _take(self, found: Found, write: _WriteOutcome) -> Outcome:
         if isinstance(found, Unreadable):
             outcome = await handle_unreadable(self.consumer, self.database, found)
             tell(found, outcome, self.consumer.name)
             async with self.database.begin() as unit:
-                await write(unit, replayed(item.message_id, outcome))
+                await write(unit, outcome)
             return outcome
-        message = read(self.consumer, found)
+        message = read_message(self.consumer, found)
         if isinstance(message, str):
             # The replay keeps the reasons of refusals: they must not quote the payload.
             raise _NotTried(Refused("it cannot be read"))
-        way = self._way(found, message)
+        way = self._way(found, message, write)
         handle = self._handle
         if handle is None or isinstance(way, _FromInbox):
-            return await self._until_begun(way, lambda left: self._once(item, way, write, left))
+            return await self._until_begun(way, lambda left: self._once(way, left))
         async with acting(self.database) as unit:
             waiting = await way.send_back(unit)
             await way.audit(unit)
         outcome = await self._until_begun(way, lambda left: handle(message, waiting))
-        return await self._ending(item, way, lambda unit: way.end(unit, outcome), write)
+        return await self._ending(way, lambda unit: way.end(unit, outcome))
 
-    def _way(self, found: Found, message: Message) -> _Way:
+    def _way(self, found: Found, message: Message, write: _WriteOutcome) -> _Way:
         attempt, options = Attempt(self.consumer, message), self.options
+        from_waiting = replace(attempt, from_waiting=True)
         match found:
             case InboxMessage():
-                return _FromInbox(attempt, options, found)
+                return _FromInbox(attempt, options, write, found)
             case WaitingMessage():
-                return _FromWaiting(replace(attempt, from_waiting=True), options, found)
+                return _FromWaiting(from_waiting, options, write, found)
             case DeadLetter() if message.id == found.message_id:
                 # If it fails, it is sent back to the waiting table.
-                return _FromLetter(replace(attempt, from_waiting=True), options, found)
+                return _FromLetter(from_waiting, options, write, found)
             case _:
-                return _FromBroker(attempt, options)
+                return _FromBroker(attempt, options, write)
 
     async def _until_begun(self, way: _Way, handle: Callable[[int], Awaitable[Outcome]]) -> Outcome:
         """Handle a message; where that could not begin, try again.
@@ -622,15 +637,13 @@ class Replayer:
             await asyncio.sleep(outcome.seconds)
         raise ReplayInterrupted(self.consumer.name, message.id, why)
 
-    async def _once(
-        self, item: SelectedMessage, way: _Way, write: WriteResult, left: int
-    ) -> Outcome:
+    async def _once(self, way: _Way, left: int) -> Outcome:
         """Handle a message in one transaction; if it fails, write that in another one."""
         name = self.consumer.name
         attempt = way.attempt = way.attempt.again()
         try:
             reach(CrashPoint.CLAIM_BEFORE, name)
-            outcome = await self._ending(item, way, way.handle, write)
+            outcome = await self._ending(way, way.handle)
             reach(CrashPoint.MESSAGE_COMMIT_AFTER, name)
             alert([outcome])
             return outcome
@@ -647,33 +660,23 @@ class Replayer:
             if is_locked or attempt.says_nothing(error) or (failure.is_conflict and left):
                 return attempt.comes_back(failure)
         reach(CrashPoint.FAILURE_BEFORE, name)
-        outcome = await self._ending(item, way, lambda unit: way.fail(unit, failure), write)
+        outcome = await self._ending(way, lambda unit: way.fail(unit, failure))
         reach(CrashPoint.FAILURE_AFTER, name)
         return outcome
 
     async def _ending(
-        self,
-        item: SelectedMessage,
-        way: _Way,
-        end: Callable[[OperatorUnit], Awaitable[Outcome]],
-        write: WriteResult,
+        self, way: _Way, end: Callable[[OperatorUnit], Awaitable[Outcome]]
     ) -> Outcome:
         """End a message in one transaction, with its notes, the cursor and the audit trail."""
-        name, message_id = self.consumer.name, item.message_id
         way.acts.clear()
         async with acting(self.database) as unit:
             outcome = await end(unit)
             way.attempt.ended = True
-            if isinstance(outcome, Handled | Skipped | DeadLettered):
-                # It is over: no later attempt clears the notes of other processes.
-                await unit.members.clear_notes(name, [message_id])
-            else:
-                await clear_own_notes(unit, name, [message_id])
             # The cursor before the audit trail, as when a person stops the replay: in another
             # order, both could wait for each other.
-            await write(unit, replayed(message_id, outcome))
+            await way.write(unit, outcome)
             await way.audit(unit)
-            reach(CrashPoint.MESSAGE_COMMIT_BEFORE, name)
+            reach(CrashPoint.MESSAGE_COMMIT_BEFORE, self.consumer.name)
         return outcome
 
 
