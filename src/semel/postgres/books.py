@@ -97,9 +97,8 @@ class Known:
         """Answer a prepare; None if the rows may be accepted."""
         if self.proof is not None and not self.is_proved:
             return self._another_attempt(self.proof)
-        digest = (
-            self.proof.digest if self.proof else self.digest if self.state == "prepared" else None
-        )
+        held = self.digest if self.state == "prepared" else None
+        digest = self.proof.digest if self.proof else held
         if digest not in (None, promise.digest):
             return SinkFatal(f"{self.txn} was prepared before, with other rows")
         if self.proof is not None:
