@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol, TypeAlias
 
 from semel.errors import Misuse, Permanent, Retryable, reason_of
-from semel.message import Coordinates, Message, Record, digest_of, text_of
+from semel.message import Coordinates, Message, Record, StoredRecord, digest_of, text_of
 
 
 class Undecodable(Permanent):
@@ -171,7 +171,9 @@ class Unreadable:
 
     @property
     def id(self) -> str:
-        """The id of its dead letter, generated from the coordinates."""
+        """The id of its dead letter: generated from the coordinates, if the record has none."""
+        if isinstance(self.record, StoredRecord):
+            return self.record.message.id
         return unreadable_id(self.record.at)
 
 
@@ -202,6 +204,8 @@ class Reading:
         """
         try:
             payload = self._decoded(record.value, record.headers)
+            if isinstance(record, StoredRecord):
+                return self._stored(record, payload)
             ids = self.id_from.find(record, payload)
             if not _is_id(ids):
                 return Unreadable(record, Unread.NO_ID, f"no message id in the {self.id_from}")
@@ -228,20 +232,23 @@ class Reading:
         except Exception as error:  # noqa: BLE001  a model's validator raises what it likes
             return Unreadable(record, Unread.BAD_FIELD, reason_of(error))
 
-    def payload_of(self, value: bytes | None, headers: Mapping[str, bytes]) -> Any:
-        """Return the handler's payload for a record's value; None for a tombstone.
+    def _stored(self, record: StoredRecord, payload: Any) -> Message:
+        """Read what a person may have changed since the record was stored.
 
-        Raises:
-            Undecodable: the codec or the model refuses it.
-            Retryable: that is not known yet; nothing was decided.
+        Not the id and the key: a person may have given it another id, and a message that was
+        stored in an inbox has them from the code that received it.
         """
-        payload = self._decoded(value, headers)
-        try:
-            return self._modelled(value, payload)
-        except Retryable:
-            raise
-        except Exception as error:
-            raise Undecodable(reason_of(error)) from error
+        known = record.message
+        return replace(
+            known,
+            payload=self._modelled(record.value, payload),
+            type=self._text_at(self.type_from, record, payload) or known.type,
+            version=self._version(record, payload),
+            schema_version=self._text_at(self.schema_version_from, record, payload)
+            or known.schema_version,
+            correlation_id=self._text_at(self.correlation_from, record, payload)
+            or known.correlation_id,
+        )
 
     def _decoded(self, value: bytes | None, headers: Mapping[str, bytes]) -> Any:
         return None if value is None else self.codec.decode(value, headers)

@@ -143,6 +143,9 @@ class Message:
     digest: str = field(default="", compare=False)
     """The sha256 of *raw*, in hex; computed if not given."""
 
+    fetched_from: Coordinates | None = field(default=None, compare=False, repr=False)
+    """Where a runner read it, if that is not its *source*: its row in an inbox."""
+
     def __post_init__(self) -> None:
         if not self.digest:
             object.__setattr__(self, "digest", digest_of(self.raw))
@@ -154,6 +157,13 @@ class Message:
     def tried(self, attempt: int) -> Message:
         """Return the message with the number of this attempt."""
         return self if attempt == self.attempt else replace(self, attempt=attempt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRecord(Record):
+    """A record from one of our own tables, which know all of its message but the payload."""
+
+    message: Message
 
 
 def digest_of(raw: bytes | None) -> str:

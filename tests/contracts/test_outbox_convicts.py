@@ -210,44 +210,41 @@ async def waiting_in(store, consumer):
     return [m for m in map(_message, rows) if m.processed_at is None], now
 
 
-class TakesWholeKeys(SqlInboxStore):
-    """Takes the second message of a key together with the first."""
+class SettlesWithoutAClaim(SqlInboxStore):
+    """Takes every row for done that it is asked to settle."""
 
-    async def take_due(self, consumer, limit):
-        waiting, now = await waiting_in(self, consumer)
-        return [m for m in waiting if m.due_at is not None and m.due_at <= now][:limit]
-
-
-class OvertakesWhoeverWaits(SqlInboxStore):
-    """Goes on with a key whose first message waits for its next attempt."""
-
-    async def take_due(self, consumer, limit):
-        waiting, now = await waiting_in(self, consumer)
-        keys, due = set(), []
-        for message in waiting:
-            is_due = message.due_at is not None and message.due_at <= now
-            if is_due and message.key not in keys:
-                due.append(message)
-                keys |= {message.key} - {None}
-        return due[:limit]
+    async def settle(self, consumer, message_ids):
+        await super().settle(consumer, message_ids)
+        for message_id in message_ids:
+            change = "UPDATE inbox_message SET due_at = NULL WHERE message_id = :id"
+            await say(self, change, id=message_id)
 
 
-class WaitsForTheDead(SqlInboxStore):
-    """Holds a key for ever behind a message that is not tried any more."""
+class ProcessesWhatFailed(SqlInboxStore):
+    """Calls a message processed that is a dead letter."""
 
-    async def take_due(self, consumer, limit):
-        waiting, _ = await waiting_in(self, consumer)
-        dead = {m.key for m in waiting if m.due_at is None}
-        return [m for m in await super().take_due(consumer, limit) if m.key not in dead]
+    async def settle(self, consumer, message_ids):
+        await super().settle(consumer, message_ids)
+        for message_id in message_ids:
+            change = "UPDATE inbox_message SET processed_at = 1 WHERE message_id = :id"
+            await say(self, change, id=message_id)
+
+
+class ForgetsWhatWaited(SqlInboxStore):
+    """Never learns what became of a message that waited."""
+
+    async def settle_again(self, consumer):
+        return None
 
 
 class FailsWhatIsDone(SqlInboxStore):
     """Lets a late failure bring a processed message back."""
 
-    async def failed(self, consumer, message_id, error, delay_seconds):
-        again = "UPDATE inbox_message SET processed_at = NULL WHERE message_id = :id"
-        await say(self, again, id=message_id)
-        return await super().failed(consumer, message_id, error, delay_seconds)
+    async def settle(self, consumer, message_ids):
+        for message_id in message_ids:
+            again = "UPDATE inbox_message SET processed_at = NULL WHERE message_id = :id"
+            await say(self, again, id=message_id)
+        await super().settle(consumer, message_ids)
 
 
 class DeletesWhatIsNotDone(SqlInboxStore):
@@ -287,18 +284,11 @@ class KeepsTheError(SqlInboxStore):
 class KeepsALateError(SqlInboxStore):
     """Writes the words of an attempt that fails after the erasing."""
 
-    async def failed(self, consumer, message_id, error, delay_seconds):
-        attempts = await super().failed(consumer, message_id, error, delay_seconds)
-        change = "UPDATE inbox_message SET error = :error WHERE message_id = :id"
-        await say(self, change, error=error, id=message_id)
-        return attempts
-
-
-class KeepsWhatIsWithdrawn(SqlInboxStore):
-    """Lets workers handle what somebody else has handled."""
-
-    async def withdraw(self, consumer, message_id):
-        await self.failed(consumer, message_id, "withdrawn", None)
+    async def settle(self, consumer, message_ids):
+        await super().settle(consumer, message_ids)
+        for message_id in message_ids:
+            change = "UPDATE inbox_message SET error = 'NO_STOCK' WHERE message_id = :id"
+            await say(self, change, id=message_id)
 
 
 CONVICTED_BY = {
@@ -320,15 +310,14 @@ CONVICTED_BY = {
     DropsWhatWaits: "test_operators_touch_only_what_is_parked_in_the_outbox_they_name",
     WritesPastTheTransaction: "test_what_a_transaction_takes_back_was_never_there",
     StoresTwice: "test_a_message_is_stored_once_for_each_consumer",
-    TakesWholeKeys: "test_of_each_key_only_the_first_is_taken",
-    OvertakesWhoeverWaits: "test_a_message_that_waits_for_its_next_attempt_holds_back_its_key",
-    WaitsForTheDead: "test_a_message_that_is_not_tried_any_more_stays_and_lets_its_key_go",
+    SettlesWithoutAClaim: "test_a_message_without_a_claim_is_never_settled",
+    ProcessesWhatFailed: "test_a_settled_message_has_what_its_claim_shows",
+    ForgetsWhatWaited: "test_what_becomes_later_of_a_settled_message_is_written_too",
     FailsWhatIsDone: "test_a_failure_never_overwrites_what_is_processed",
     DeletesWhatIsNotDone: "test_only_messages_that_were_processed_long_ago_are_deleted",
     TriesWhatIsErased: "test_an_erased_message_has_no_payload_and_is_not_tried",
     KeepsTheError: "test_an_erased_message_without_a_dead_letter_is_closed",
     KeepsALateError: "test_an_erased_message_without_a_dead_letter_is_closed",
-    KeepsWhatIsWithdrawn: "test_what_is_withdrawn_was_never_there",
 }
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from semel.messaging.receive.inbox import PLACE, Inbox
+from semel.messaging.receive.broker import INBOX
+from semel.messaging.receive.inbox import Inbox
 from semel.messaging.records import DeadLetterFilter
 from semel.sql.database import SqlDatabase
 from semel.sql.tables import metadata
@@ -20,7 +21,8 @@ from tests.crash.inbox_program import effect, effects, message, stock
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(120)]
 
 NORMAL = ["handle:after", "message_commit:before", "message_commit:after"]
-CAREFUL = [*NORMAL, "careful_attempt:after"]
+WORKING = [*NORMAL, "settle:before", "settle:after"]
+CAREFUL = [*WORKING, "careful_attempt:after"]
 KEYS = "abc"
 """As many as there are messages in a batch: a kill finds one of each."""
 
@@ -89,7 +91,7 @@ class Scene:
                 had = list((await unit.session.execute(in_order)).scalars())
                 letters = await unit.dead_letters.find(DeadLetterFilter(), 100)
                 dead = {letter.message_id: letter.error_code for letter in letters}
-                members = await unit.members.others("stock", "", [PLACE])
+                members = await unit.members.others("stock", "", [INBOX])
                 left = [await unit.inbox.pending("stock"), members]
                 notes = await unit.members.notes("stock", self.ids)
             return had, dead, left, notes
@@ -114,7 +116,7 @@ def scene(request, inboxes, tmp_path) -> Scene:
 def test_a_worker_killed_at_one_window_after_another_handles_everything_once(scene):
     """At each window in normal operation, and at each while the next one is careful."""
     for number, careful in enumerate(CAREFUL):
-        normal = NORMAL[number % len(NORMAL)]
+        normal = WORKING[number % len(WORKING)]
         for kind, count in (("good", 4), ("transient", 1), ("poison", 1), ("good", 2)):
             scene.store(kind, count)
         for window in (f"{normal}#2", careful):

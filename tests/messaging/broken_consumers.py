@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 from semel.messaging.failed import attempt_failed as failing
@@ -18,10 +17,8 @@ from semel.messaging.handle.lease import Lease
 from semel.messaging.outcome import Ack, Conflicted, Handled, RetryStored, Skipped
 from semel.messaging.receive import crash as notes
 from semel.messaging.receive import crash as suspects
-from semel.messaging.receive import inbox as inbox_worker
 from semel.messaging.receive import inbox as inboxes
 from semel.messaging.receive import lanes, runner
-from semel.messaging.receive.inbox import InboxWorker
 from semel.messaging.receive.lanes import Watermark
 from semel.messaging.receive.offsets import Settling
 from semel.messaging.receive.runner import Runner
@@ -181,7 +178,7 @@ def a_death_is_not_counted(patch):
 
 
 def the_note_of_a_try_is_not_taken_back(patch):
-    for module in (suspects, draining, inbox_worker, notes):
+    for module in (suspects, draining, notes):
         patch.setattr(module, "clear_own_notes", _nothing)
 
 
@@ -242,17 +239,19 @@ def the_relay_lets_a_key_overtake(patch):
 
 
 def the_inbox_does_not_mark_what_it_handled(patch):
-    patch.setattr(SqlInboxStore, "done", _nothing)
+    patch.setattr(SqlInboxStore, "settle", _nothing)
 
 
-def the_inbox_keeps_the_effect_of_a_failure(patch):
-    honest = InboxWorker._try
+def the_inbox_settles_what_it_has_only_fetched(patch):
+    honest = SqlInboxStore.due
 
-    async def without_savepoint(self, unit, stored):
-        unit.savepoint = nullcontext
-        return await honest(self, unit, stored)
+    async def take(self, consumer, limit):
+        rows = await honest(self, consumer, limit)
+        for row in rows:
+            await self.close(consumer, row.message_id, "")
+        return rows
 
-    patch.setattr(InboxWorker, "_try", without_savepoint)
+    patch.setattr(SqlInboxStore, "due", take)
 
 
 MUTANTS = mutants(
@@ -285,6 +284,6 @@ MUTANTS = mutants(
         (the_relay_deletes_what_was_not_delivered, I.PUBLISHED),
         (the_relay_lets_a_key_overtake, I.PUBLISHED),
         (the_inbox_does_not_mark_what_it_handled, I.BOUNDED),
-        (the_inbox_keeps_the_effect_of_a_failure, I.EFFECT_ONCE),
+        (the_inbox_settles_what_it_has_only_fetched, I.FINAL),
     ]
 )

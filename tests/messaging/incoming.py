@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from semel.message import Coordinates, Message
 from semel.messaging.consumer import consumer
+from semel.messaging.failed.retries import retry_due
+from semel.messaging.receive.inbox import InboxWorker
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 
 AT_ONCE = RetryPolicy(
@@ -38,6 +40,16 @@ class Handling:
         if failures := self.failures.get(message.id):
             raise failures.pop(0) if len(failures) > 1 else failures[0]
         return {"payload": message.payload, "attempt": message.attempt}
+
+
+async def work_once(consumer, database):
+    """Handle once what is due in an inbox or waits for a retry, as one worker."""
+    worker = InboxWorker(consumer, database, poll_seconds=0.001)
+    runner = worker._new_runner()
+    await runner.run_until_idle()
+    await retry_due(worker.consumer, database)
+    await runner.run_until_idle()
+    await runner._membership.leave()
 
 
 async def get(world, message_id):

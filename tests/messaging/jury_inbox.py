@@ -6,22 +6,29 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from itertools import product
+from dataclasses import replace
+from itertools import count, product
 
 from semel.codec import JsonCodec
 from semel.crashpoints import CrashPoint
+from semel.lease import Owner
 from semel.message import Coordinates, Message
-from semel.messaging.receive.inbox import ROW_SECONDS, Inbox, InboxWorker
-from semel.messaging.records import DeadLetterFilter
+from semel.messaging.failed.retries import retry_due
+from semel.messaging.receive.inbox import Inbox, InboxWorker
+from semel.messaging.records import DeadLetterFilter, WaitingFilter
 from semel.testing.crash import crash_at
 from tests.messaging.jury import EFFECTS, LAST, NAME, PLAN, TOPIC, Invariant, judge_effects
 from tests.messaging.jury_world import MOST_PASSES, WAYS, World
 from tests.messaging.worlds import close_all
 
+_owners = count(1)
 WINDOWS = (
     CrashPoint.HANDLE_AFTER,
     CrashPoint.MESSAGE_COMMIT_BEFORE,
     CrashPoint.MESSAGE_COMMIT_AFTER,
+    CrashPoint.FAILURE_AFTER,
+    CrashPoint.SETTLE_BEFORE,
+    CrashPoint.SETTLE_AFTER,
 )
 
 
@@ -55,19 +62,26 @@ class InboxWorld(World):
             self.acknowledged += 1
 
     async def _work(self) -> None:
-        worker = InboxWorker(self.consumer, self.database, batch=4, clock=self.clock)
-        try:
-            for _ in range(MOST_PASSES):
-                await worker.work_once()
-                self.clock.advance(1.0)
-                async with self.database.begin() as unit:
-                    if not await unit.inbox.pending(NAME):
-                        break
-            else:
-                self.convict(Invariant.BOUNDED, "messages are pending without end")
-            await worker._row.leave()
-        finally:
-            self.clock.advance(ROW_SECONDS + 1)
+        owner = replace(Owner.here(), started=f"made up {next(_owners)}")
+        worker = InboxWorker(
+            self.consumer, self.database, batch=4, poll_seconds=0.0, clock=self.clock
+        )
+        runner = worker._new_runner(owner)
+        for _ in range(MOST_PASSES):
+            runner._settling.resume_due()
+            worked = await runner._pass()
+            retried = await retry_due(worker.consumer, self.database)
+            if not worked and not retried and await self._is_over():
+                await runner._membership.leave()
+                break
+            self.clock.advance(1.0)
+        else:
+            self.convict(Invariant.BOUNDED, "messages are pending without end")
+
+    async def _is_over(self) -> bool:
+        async with self.database.begin() as unit:
+            due = await unit.waiting.seconds_to_next(NAME)
+            return due is None and not await unit.inbox.pending(NAME)
 
 
 async def judge_inbox(world: InboxWorld) -> None:
@@ -82,12 +96,14 @@ async def judge_inbox(world: InboxWorld) -> None:
             if row is None or (row.processed_at is not None) != is_handled:
                 world.convict(Invariant.FINAL, f"{message_id} is {row} and handled: {is_handled}")
         letters = await unit.dead_letters.find(DeadLetterFilter(NAME), 100)
+        waiting = await unit.waiting.find(WaitingFilter(NAME), 100)
         notes = await unit.members.notes(NAME, [one.id for one in world.delivered])
         members = await unit.members.running(NAME)
     buried = Counter(letter.error_code for letter in letters)
     due = Counter(["REJECTED", "DEPENDENCY_UNAVAILABLE", "PAYLOAD_CONFLICT"])
-    if world.kills:
-        due["CRASHED"] = 1
+    parked = [(one.message_id, one.error_code) for one in waiting]
+    if parked != ([(world.kills, "CRASHED")] if world.kills else []):
+        world.convict(Invariant.FINAL, f"{parked} wait for a person")
     if buried != due:
         world.convict(Invariant.FINAL, f"dead letters {dict(buried)} instead of {dict(due)}")
     if notes or members:

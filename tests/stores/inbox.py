@@ -21,7 +21,7 @@ import pytest
 
 from semel.errors import Misuse
 from semel.messaging.database import Database
-from semel.messaging.handle.claims import Locked
+from semel.messaging.handle.claims import ClaimState, Failure, Locked
 from semel.messaging.records import InboxMessage, MessageFilter
 from tests.stores.deadletters import LETTER, STRANGE
 from tests.stores.world import DatabaseContract, DatabaseWorld, in_world
@@ -44,22 +44,30 @@ async def store(database: Database, *messages: InboxMessage) -> list[bool]:
 
 
 async def due(database: Database, limit: int = 100, consumer: str = "stock") -> list[str]:
-    """Return the ids of what can be taken, and take nothing."""
+    """Return the ids of what is due."""
     async with database.begin() as unit:
-        found: Sequence[InboxMessage] = await unit.inbox.take_due(consumer, limit)
+        found: Sequence[InboxMessage] = await unit.inbox.due(consumer, limit)
     return [one.message_id for one in found]
 
 
 async def done(database: Database, message_id: str, result: str | None = None) -> None:
-    """Mark a message as processed."""
+    """Complete the claim of a message, and settle it."""
     async with database.begin() as unit:
-        await unit.inbox.done("stock", message_id, result)
+        await unit.claims.mark_completed("stock", message_id)
+        if result is not None:
+            await unit.claims.keep_result("stock", message_id, result, None)
+        await unit.inbox.settle("stock", [message_id])
 
 
-async def failed(database: Database, message_id: str, delay_seconds: float | None) -> int:
-    """Write a failed attempt."""
+async def failed(
+    database: Database, message_id: str, state: ClaimState = ClaimState.FAILED_TERMINAL
+) -> None:
+    """Write a failed attempt into the claim of a message, and settle it."""
     async with database.begin() as unit:
-        return await unit.inbox.failed("stock", message_id, "out of stock", delay_seconds)
+        known = await unit.claims.look_up("stock", message_id)
+        attempts = 1 if known is None else known.attempts + 1
+        await unit.claims.mark_failed("stock", message_id, Failure(state, attempts, "NO_STOCK"))
+        await unit.inbox.settle("stock", [message_id])
 
 
 async def get(database: Database, message_id: str) -> InboxMessage:
@@ -81,7 +89,7 @@ class InboxEnds(DatabaseContract):
         await store(world.database, message("1", consumer="audit"))
         for message_id in ("0", "1", "2"):
             await done(world.database, message_id)
-        await failed(world.database, "4", None)
+        await failed(world.database, "4")
         await world.age(1000)
         await done(world.database, "3")
 
@@ -130,7 +138,7 @@ class InboxEnds(DatabaseContract):
         async with world.database.begin() as unit:
             await unit.inbox.erase(MessageFilter(message_id="1"))
 
-        assert await failed(world.database, "1", 0.0) == 0
+        await failed(world.database, "1")
 
         assert await due(world.database) == []
         assert (await get(world.database, "1")).due_at is None
@@ -140,8 +148,8 @@ class InboxEnds(DatabaseContract):
         self, world: DatabaseWorld
     ) -> None:
         await store(world.database, *(message(name) for name in ("1", "2", "3", "4")))
-        await failed(world.database, "2", None)
-        await failed(world.database, "3", None)
+        await failed(world.database, "2")
+        await failed(world.database, "3")
         await done(world.database, "4")
 
         async with world.database.begin() as unit:
@@ -154,7 +162,7 @@ class InboxEnds(DatabaseContract):
         assert [one.error for one in found] == ["ERASED", "ERASED", "ERASED", ""]
         assert all(one.erased_at is not None for one in found)
         # An attempt that fails late writes none of its words either.
-        await failed(world.database, "3", None)
+        await failed(world.database, "3")
         assert (await get(world.database, "3")).error == "ERASED"
         await world.age(1000)
         async with world.database.begin() as unit:
@@ -169,7 +177,6 @@ class InboxEnds(DatabaseContract):
 
         async with world.database.begin() as unit:
             closed = [await unit.inbox.close("stock", n, "SKIPPED") for n in ("1", "1", "2", "3")]
-            assert not await unit.inbox.try_again("stock", "1")
 
         found = await get(world.database, "1")
         assert closed == [True, False, False, False]
@@ -254,18 +261,6 @@ class InboxContract(InboxEnds):
             assert await unit.inbox.get("stock", "1") is None
 
     @in_world
-    async def test_what_is_withdrawn_was_never_there(self, world: DatabaseWorld) -> None:
-        await store(world.database, message("2"), message("1", consumer="audit"))
-        async with world.database.begin() as unit:
-            await unit.inbox.store(message("1"))
-            await unit.inbox.withdraw("stock", "1")
-            assert await unit.inbox.get("stock", "1") is None
-
-        assert await due(world.database) == ["2"]
-        assert await due(world.database, consumer="audit") == ["1"]
-        assert await store(world.database, message("1")) == [True]
-
-    @in_world
     async def test_ids_and_keys_of_any_text_stay_apart_and_come_back(
         self, world: DatabaseWorld
     ) -> None:
@@ -273,12 +268,13 @@ class InboxContract(InboxEnds):
         await store(world.database, *(message(name, name) for name in every))
         await store(world.database, *(message(f"{name}, later", name) for name in every))
 
-        assert await due(world.database) == every
+        later = [f"{name}, later" for name in every]
+        assert await due(world.database) == [*every, *later]
         for name in every:
             found = await get(world.database, name)
             assert (found.message_id, found.key) == (name, name)
             await done(world.database, name)
-        assert await due(world.database) == [f"{name}, later" for name in every]
+        assert await due(world.database) == later
         async with world.database.begin() as unit:
             assert [await unit.inbox.erase(MessageFilter(key=name)) for name in every] == [2] * len(
                 every
@@ -291,8 +287,6 @@ class InboxContract(InboxEnds):
         for number, word in enumerate(STRANGE):
             said = {"message_type": word, "correlation_id": word, "schema_version": word}
             assert await store(world.database, message(str(number), **said)) == [True]
-            async with world.database.begin() as unit:
-                await unit.inbox.failed("stock", str(number), word, 0.0)
 
         assert len(await due(world.database)) == len(STRANGE)
 
@@ -306,155 +300,137 @@ class InboxContract(InboxEnds):
         assert await due(world.database, limit=2) == ["c", "a"]
 
     @in_world
-    async def test_of_each_key_only_the_first_is_taken(self, world: DatabaseWorld) -> None:
-        await store(
-            world.database,
-            message("1", "a"),
-            message("2", "a"),
-            message("3", "b"),
-            message("4"),
-            message("5"),
-            message("6", ""),
-            message("7", ""),
-            message("8", "a", consumer="audit"),
-        )
-
-        assert await due(world.database) == ["1", "3", "4", "5", "6"]
-        await done(world.database, "1")
-        assert await due(world.database) == ["2", "3", "4", "5", "6"]
-        assert await due(world.database, consumer="audit") == ["8"]
-
-    @in_world
-    async def test_a_processed_message_keeps_its_result_and_is_not_taken_again(
+    async def test_a_late_row_is_due_before_those_that_were_read_earlier(
         self, world: DatabaseWorld
     ) -> None:
-        await store(world.database, message("1"))
-        await failed(world.database, "1", 0.0)
+        if not world.waits_for_locks:
+            pytest.skip("one transaction at a time: none commits late")
+
+        async with world.database.begin() as unit:
+            await unit.inbox.store(message("late"))
+            await store(world.database, message("early"))
+            assert await due(world.database) == ["early"]
+
+        assert await due(world.database) == ["late", "early"]
+        late, early = [(await get(world.database, name)).place for name in ("late", "early")]
+        assert late < early
+        async with world.database.begin() as unit:
+            assert await unit.inbox.bounds("stock") == (late, early + 1)
+
+    @in_world
+    async def test_a_settled_message_has_what_its_claim_shows(self, world: DatabaseWorld) -> None:
+        await store(world.database, *(message(name) for name in "1234"))
+        await failed(world.database, "1", ClaimState.FAILED_RETRYABLE)
+        await failed(world.database, "2")
+        await failed(world.database, "3", ClaimState.PARKED)
 
         await done(world.database, "1", '{"reserved":5}')
 
         found = await get(world.database, "1")
         assert found.processed_at is not None
         assert found.processed_at >= found.received_at
-        assert (found.result, found.error, found.attempts) == ('{"reserved":5}', "", 2)
-        assert await due(world.database) == []
+        assert (found.result, found.error) == ('{"reserved":5}', "")
+        for name in ("2", "3"):
+            given_up = await get(world.database, name)
+            assert (given_up.due_at, given_up.processed_at) == (None, None)
+            assert (given_up.error, given_up.attempts) == ("NO_STOCK", 1)
+        assert await due(world.database) == ["4"]
         assert await store(world.database, message("1")) == [False]
+        async with world.database.begin() as unit:
+            first, end = await unit.inbox.bounds("stock")
+            assert await unit.inbox.bounds("nobody") == (0, 0)
+        assert first + 1 == end
 
     @in_world
-    async def test_what_is_done_is_taken_back_with_its_transaction(
+    async def test_what_is_settled_is_taken_back_with_its_transaction(
         self, world: DatabaseWorld
     ) -> None:
         await store(world.database, message("1"))
 
-        async def do_and_fail() -> None:
+        async def settle_and_fail() -> None:
             async with world.database.begin() as unit:
-                await unit.inbox.take_due("stock", 1)
-                await unit.inbox.done("stock", "1")
+                await unit.claims.mark_completed("stock", "1")
+                await unit.inbox.settle("stock", ["1"])
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
-            await do_and_fail()
+            await settle_and_fail()
 
         assert await due(world.database) == ["1"]
 
     @in_world
-    async def test_a_failed_message_is_due_after_its_delay(self, world: DatabaseWorld) -> None:
-        await store(world.database, message("1"))
-
-        assert await failed(world.database, "1", 100.0) == 1
-        assert await due(world.database) == []
-        await world.age(101)
-        assert await due(world.database) == ["1"]
-        assert await failed(world.database, "1", 100.0) == 2
-
-        found = await get(world.database, "1")
-        assert (found.error, found.attempts) == ("out of stock", 2)
-
-    @in_world
-    async def test_a_message_that_waits_for_its_next_attempt_holds_back_its_key(
-        self, world: DatabaseWorld
-    ) -> None:
-        await store(world.database, message("1", "a"), message("2", "a"), message("3", "b"))
-
-        await failed(world.database, "1", 100.0)
-
-        assert await due(world.database) == ["3"]
-        await world.age(101)
-        assert await due(world.database) == ["1", "3"]
-
-    @in_world
-    async def test_a_message_that_is_not_tried_any_more_stays_and_lets_its_key_go(
-        self, world: DatabaseWorld
-    ) -> None:
-        await store(world.database, message("1", "a"), message("2", "a"))
-
-        assert await failed(world.database, "1", None) == 1
-
-        await world.age(10_000)
-        assert await due(world.database) == ["2"]
-        found = await get(world.database, "1")
-        assert (found.due_at, found.processed_at, found.error) == (None, None, "out of stock")
-
-    @in_world
-    async def test_a_message_that_is_not_tried_any_more_can_be_tried_again(
-        self, world: DatabaseWorld
-    ) -> None:
-        await store(world.database, *(message(name) for name in ("1", "2", "3", "4")))
-        await failed(world.database, "1", None)
-        await failed(world.database, "2", 100.0)
-        await done(world.database, "3")
+    async def test_a_message_without_a_claim_is_never_settled(self, world: DatabaseWorld) -> None:
+        await store(world.database, message("1"), message("2", consumer="audit"))
 
         async with world.database.begin() as unit:
-            await unit.inbox.erase(MessageFilter(message_id="4"))
-            tried = [await unit.inbox.try_again("stock", str(n)) for n in range(6)]
+            await unit.claims.mark_completed("audit", "1")
+            await unit.inbox.settle("stock", ["1", "2", "3"])
+            await unit.inbox.settle_again("stock")
 
-        assert tried == [False, True, False, False, False, False]
         assert await due(world.database) == ["1"]
+        assert await due(world.database, consumer="audit") == ["2"]
+
+    @in_world
+    async def test_the_error_of_a_dead_letter_has_its_reason(self, world: DatabaseWorld) -> None:
+        await store(world.database, message("1"))
+        async with world.database.begin() as unit:
+            await unit.dead_letters.put(replace(LETTER, consumer="stock", message_id="1"))
+
+        await failed(world.database, "1")
+
         found = await get(world.database, "1")
-        assert (found.attempts, found.error) == (0, "")
+        assert found.error == f"{LETTER.error_code}: {LETTER.reason}"
+
+    @in_world
+    async def test_what_becomes_later_of_a_settled_message_is_written_too(
+        self, world: DatabaseWorld
+    ) -> None:
+        await store(world.database, *(message(name) for name in "1234"))
+        for name in "123":
+            await failed(world.database, name, ClaimState.FAILED_RETRYABLE)
+        async with world.database.begin() as unit:
+            await unit.claims.mark_completed("stock", "1")
+            again = Failure(ClaimState.FAILED_TERMINAL, 2, "GONE")
+            await unit.claims.mark_failed("stock", "2", again)
+        third = await get(world.database, "3")
+
+        async with world.database.begin() as unit:
+            await unit.inbox.settle_again("stock")
+
+        handled, given_up = [await get(world.database, name) for name in "12"]
+        assert (handled.processed_at is not None, handled.error) == (True, "")
+        assert (given_up.processed_at, given_up.error, given_up.attempts) == (None, "GONE", 2)
+        assert await get(world.database, "3") == third
+        assert await due(world.database) == ["4"]
 
     @in_world
     async def test_a_failure_never_overwrites_what_is_processed(self, world: DatabaseWorld) -> None:
-        await store(world.database, message("1"))
+        await store(world.database, message("1"), message("2"))
         await done(world.database, "1", "5")
-        before = await get(world.database, "1")
+        async with world.database.begin() as unit:
+            await unit.inbox.close("stock", "2", "SKIPPED")
+        before = [await get(world.database, name) for name in "12"]
 
-        assert await failed(world.database, "1", 0.0) == 1
+        await failed(world.database, "1")
+        await failed(world.database, "2")
 
-        assert await get(world.database, "1") == before
+        assert [await get(world.database, name) for name in "12"] == before
         assert await due(world.database) == []
 
     @in_world
-    async def test_pending_counts_what_will_still_be_tried(self, world: DatabaseWorld) -> None:
+    async def test_pending_counts_what_is_due(self, world: DatabaseWorld) -> None:
         await store(world.database, *(message(str(n)) for n in range(5)))
         await store(world.database, message("1", consumer="audit"))
         await done(world.database, "0")
-        await failed(world.database, "1", 100.0)
-        await failed(world.database, "2", None)
+        await failed(world.database, "2")
 
         async with world.database.begin() as unit:
             assert await unit.inbox.pending("stock") == 3
             assert await unit.inbox.pending("audit") == 1
             assert await unit.inbox.pending("nobody") == 0
-
-    @in_world
-    async def test_what_one_worker_has_taken_no_other_takes_nor_what_is_behind_it(
-        self, world: DatabaseWorld
-    ) -> None:
-        if not world.waits_for_locks:
-            pytest.skip("one transaction at a time: there is no other worker")
-        await store(
-            world.database, message("1", "a"), message("2"), message("3", "a"), message("4", "b")
-        )
-
-        async with world.database.begin() as unit:
-            taken = await unit.inbox.take_due("stock", 2)
-            assert [one.message_id for one in taken] == ["1", "2"]
-            assert await due(world.database) == ["4"]
-            await unit.inbox.done("stock", "1")
-            assert await due(world.database) == ["4"]
-
-        assert await due(world.database) == ["2", "3", "4"]
+            unhandled = await unit.inbox.unhandled(MessageFilter(message_id="1"))
+            assert sorted(unhandled) == [("audit", "1"), ("stock", "1")]
+            assert await unit.inbox.unhandled(MessageFilter(message_id="0")) == []
 
     @in_world
     async def test_two_transactions_that_store_one_id_wait_for_each_other(

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.codec import Codec, FromHeader, JsonCodec, Place, Reading, Unreadable
 from semel.errors import Misuse
-from semel.message import Coordinates, Message, Record, raw_of, value_of
+from semel.message import Coordinates, Message, Record, StoredRecord, raw_of, value_of
 from semel.messaging.failure import Classification, FailureClass, Rule, listed_codes
 from semel.messaging.handle.cancel import called
 from semel.messaging.handle.claims import ClaimAnswer, Duplicate
-from semel.messaging.records import DeadLetter, StoredMessage, WaitingMessage
+from semel.messaging.records import DeadLetter, StoredMessage
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER
 from semel.messaging.settings import ConsumerSettings, ReplayRules, id_place_of, settings_of
 from semel.policy.vocabulary import Duplicates, GapPolicy, Mode, StalePolicy
@@ -274,22 +274,25 @@ def unread(stored: StoredMessage) -> Message:
     )
 
 
-def message_of(consumer: Consumer, stored: WaitingMessage | DeadLetter) -> Message | Unreadable:
+def message_of(consumer: Consumer, stored: StoredMessage) -> Message | Unreadable:
     """Rebuild a Message from a stored row, read as the broker's record was."""
-    record = Record(
-        stored.source or Coordinates(stored.topic or "?", 0, 0),
+    record: Record = record_of(stored)
+    if isinstance(stored, DeadLetter) and stored.was_no_message:
+        # Its own id is made up; if it can be read now, it has a real one.
+        record = Record(record.at, record.value, record.key, record.headers, record.timestamp)
+    return consumer.reading.read(record)
+
+
+def record_of(stored: StoredMessage, at: Coordinates | None = None) -> StoredRecord:
+    """Return a stored row as a record: the one that came, or one that a runner fetches *at*."""
+    return StoredRecord(
+        at or stored.source or Coordinates(stored.topic or "?", 0, 0),
         value_of(stored.payload, stored.payload_hash),
         None if stored.key is None else raw_of(stored.key),
         stored.headers,
         stored.timestamp,
+        message=replace(unread(stored), fetched_from=at),
     )
-    found = consumer.reading.read(record)
-    if isinstance(found, Unreadable):
-        return found
-    if isinstance(stored, DeadLetter) and stored.was_no_message:
-        return found  # its own id is made up; now that it can be read, it has a real one
-    # A person may have given it another id, and the key may come from elsewhere.
-    return replace(found, id=stored.message_id, key=stored.key, source=stored.source)
 
 
 def holds_key(consumer: Consumer, message: Message) -> bool:

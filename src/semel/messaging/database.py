@@ -293,37 +293,21 @@ class InboxStore(Protocol):
             Locked: that transaction did not end in time.
         """
 
-    async def withdraw(self, consumer: str, message_id: str) -> None:
-        """Remove a message that *this* transaction stored, as if it had never come.
+    async def due(self, consumer: str, limit: int) -> Sequence[InboxMessage]:
+        """Return messages that no worker has passed on yet, in order of arrival."""
 
-        A transaction that waits to store the same id stores it when this one has ended.
+    async def bounds(self, consumer: str) -> tuple[int, int]:
+        """Return the places of the first message that is `due`, and after the last; 0 for none."""
+
+    async def settle(self, consumer: str, message_ids: Collection[str]) -> None:
+        """Write what the claims of messages show into their rows; they are due no more.
+
+        A message whose claim is completed is processed.  One that waits, is parked or is a dead
+        letter has its error.  Without a claim it stays due: nothing has become of it.
         """
 
-    async def take_due(self, consumer: str, limit: int) -> Sequence[InboxMessage]:
-        """Lock and return unprocessed messages that are due, in order of arrival.
-
-        Only the first of each key, and none if another transaction has locked it.  A message
-        that waits for its next attempt blocks the later ones of its key; one that is not tried
-        any more does not.
-        """
-
-    async def done(self, consumer: str, message_id: str, result: str | None = None) -> None:
-        """Mark a message as processed in this transaction, and count the attempt."""
-
-    async def failed(
-        self, consumer: str, message_id: str, error: str, delay_seconds: float | None
-    ) -> int:
-        """Write a failed attempt and when it is due again (None: never); return the attempts.
-
-        A processed message stays unchanged.  An erased one is never due again, and its error is
-        not written.
-        """
-
-    async def try_again(self, consumer: str, message_id: str) -> bool:
-        """Make a message that is not tried any more due now, with its attempts back at 0.
-
-        False, and nothing changed, in every other state; an erased one is never tried again.
-        """
+    async def settle_again(self, consumer: str) -> None:
+        """Write what became meanwhile of messages that waited when they were settled."""
 
     async def close(self, consumer: str, message_id: str, word: str) -> bool:
         """Mark a message as processed without an effect; an operator's act.
@@ -338,7 +322,7 @@ class InboxStore(Protocol):
         """Return the consumers for which a message is stored, sorted."""
 
     async def pending(self, consumer: str) -> int:
-        """Count the messages that are not processed yet and will be tried."""
+        """Count the messages that are due."""
 
     async def delete_processed(
         self, consumer: str, older_than_seconds: float, limit: int, sweep: Sweep | None = None
@@ -349,11 +333,14 @@ class InboxStore(Protocol):
         finds them by it.  With a *sweep*: only messages after the place that it reached.
         """
 
+    async def unhandled(self, which: MessageFilter) -> Sequence[tuple[str, str]]:
+        """Return consumer and id of matching messages that are due."""
+
     async def erase(self, which: MessageFilter) -> int:
         """Remove payload, headers and result of matching messages; they are not tried again.
 
         An unprocessed message gets the error ``ERASED`` instead of the text of an exception.  If
-        it has no dead letter it is closed, because a person could do nothing with it.
+        it is in no other table it is closed, because a person could do nothing with it.
 
         Waits for transactions that hold one of them.
 

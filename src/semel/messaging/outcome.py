@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from semel.codec import Unreadable
 from semel.events import EVENTS, GapCrossed, Metric
-from semel.message import Message, Partition
+from semel.message import Message, Partition, StoredRecord
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.records import Gap, StoredMessage, WaitingMessage
 
@@ -272,6 +272,8 @@ def _is_poison(outcome: Outcome) -> bool:
 
 def _labels(arrival: Delivered, group: str) -> tuple[str, str, str]:
     match arrival:
+        case Unreadable(record=StoredRecord(message=message)):
+            return _labels(message, group)
         case Unreadable(record=record):
             return record.at.topic, group, ""
         case Message(source=source, type=kind):

@@ -235,7 +235,7 @@ LOOKED_AT: Final = "dlq.inspect"
 """The act in the audit trail when a person looks at a dead letter."""
 
 
-SENT_BACK: Final = frozenset({"dlq.retry", "inbox.retry", "park.release"})
+SENT_BACK: Final = frozenset({"dlq.retry", "park.release"})
 """The acts by which a message is handled again; the loop guard counts them."""
 
 

@@ -2,9 +2,6 @@
 
 Deleting one needs a second person: `semel.operate.deletion`.  Each act is one transaction
 with its entry in the audit trail; no message is handled here.
-
-Of a message that an inbox stores, the inbox's row decides: its workers read nothing else, so
-such a message never goes to the waiting table.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ from semel.messaging.receive.offsets import mark
 from semel.messaging.records import (
     DeadLetter,
     DeadLetterFilter,
-    InboxMessage,
     WaitingMessage,
     Waits,
     fields_of_stored,
@@ -31,7 +27,6 @@ from semel.operate.acts import (
     acting,
     complete_without_effect,
     keep_payload,
-    need_actor,
     need_letter,
     need_not_handled,
     need_not_too_often,
@@ -111,9 +106,8 @@ async def retry_dead_letter(
 ) -> int:
     """Send a dead letter back to its consumer, under its own id; return how often that was done.
 
-    It waits for the retry worker, due at once; where an inbox stores the message, the inbox's
-    workers try it again.  The loop guard counts the acts in the audit trail, so it also knows
-    a letter that failed again and came back.
+    It waits for the retry worker, due at once.  The loop guard counts the acts in the audit
+    trail, so it also knows a letter that failed again and came back.
 
     Raises:
         NoSuchMessage: there is no such letter.
@@ -124,13 +118,9 @@ async def retry_dead_letter(
         letter = await need_letter(unit, consumer, message_id)
         need_own_id(letter)
         retries = await need_not_too_often(unit, consumer, message_id, at_most)
-        stored = await unit.inbox.get(consumer, message_id)
-        if stored is not None:
-            await send_back(unit, stored)
-        else:
-            await need_not_handled(unit, consumer, message_id)
-            await move_to_waiting(unit, letter, Waits.RETRY)
-            await unit.claims.reopen(consumer, message_id)
+        await need_not_handled(unit, consumer, message_id)
+        await move_to_waiting(unit, letter, Waits.RETRY)
+        await unit.claims.reopen(consumer, message_id)
         details = {"retry": retries + 1, "error_code": letter.error_code}
         await write_down(unit, actor, "dlq.retry", consumer, message_id, reason, **details)
     return retries + 1
@@ -163,12 +153,10 @@ async def park_dead_letter(
 
     Raises:
         NoSuchMessage: there is no such letter.
-        NotPossible: it was erased, waits already, is stored in an inbox, or a person must look
-            at it first.
+        NotPossible: it was erased, waits already, or a person must look at it first.
     """
     async with acting(database) as unit:
         letter = await need_letter(unit, consumer, message_id)
-        await _need_no_inbox(unit, consumer, message_id)
         await move_to_waiting(unit, letter, Waits.PARKED)
         parked = Failure(
             ClaimState.PARKED, letter.attempts, letter.error_code, 0.0, letter.payload_hash
@@ -199,64 +187,6 @@ async def skip_dead_letter(
         await mark(unit, consumer, Mark.SKIPPED, letter.source)
         details = {"hash": letter.payload_hash, "error_code": letter.error_code}
         await write_down(unit, actor, "dlq.skip", consumer, message_id, reason, **details)
-
-
-async def retry_inbox_message(
-    database: OperatorDatabase, consumer: str, message_id: str, *, actor: str, reason: str = ""
-) -> bool:
-    """Let an inbox's workers try a message again that they gave up; its dead letter is removed.
-
-    False, and nothing changed, where the inbox has no such message or has not given it up.
-
-    Raises:
-        NotPossible: it was handled, skipped, deleted or erased, or a person must look at it
-            first.
-    """
-    actor = need_actor(actor)
-    async with acting(database) as unit:
-        stored = await unit.inbox.get(consumer, message_id)
-        if stored is None or (stored.processed_at is None and stored.due_at is not None):
-            return False
-        await send_back(unit, stored)
-        await write_down(unit, actor, "inbox.retry", consumer, message_id, reason)
-        return True
-
-
-async def send_back(unit: OperatorUnit, stored: InboxMessage) -> None:
-    """Let an inbox's workers try a message again, and remove its dead letter.
-
-    Raises:
-        NotPossible: they try it already, it was handled, skipped, deleted or erased, or a
-            person must look at it first.
-    """
-    consumer, message_id = stored.consumer, stored.message_id
-    if stored.processed_at is not None:
-        why = f"a person ended it ({stored.error})" if stored.error else "it was handled"
-        raise NotPossible(consumer, message_id, f"{why}; it is never tried again")
-    need_payload(stored)
-    await need_not_handled(unit, consumer, message_id)
-    if await unit.waiting.get(consumer, message_id) is not None:
-        why = "a message with this id waits for the retry worker; skip that one first"
-        raise NotPossible(consumer, message_id, why)
-    letter = await unit.dead_letters.get(consumer, message_id)
-    if letter is not None:
-        await need_review(unit, letter)
-    if not await unit.inbox.try_again(consumer, message_id):
-        raise NotPossible(consumer, message_id, "the inbox's workers try it already")
-    await unit.dead_letters.remove(consumer, message_id)
-    if letter is not None:
-        # The inbox answers for the message from now on; the mark of its delivery must say so.
-        await mark(unit, consumer, Mark.REFUSED, letter.source)
-
-
-async def _need_no_inbox(unit: OperatorUnit, consumer: str, message_id: str) -> None:
-    """Raise NotPossible if an inbox stores the message: its workers never read other tables."""
-    if await unit.inbox.get(consumer, message_id) is not None:
-        why = (
-            "it is stored in an inbox, and the inbox's workers do not read the parking lot; "
-            "send it back with `dlq retry`, or skip it"
-        )
-        raise NotPossible(consumer, message_id, why)
 
 
 async def move_to_waiting(unit: OperatorUnit, letter: DeadLetter, waits: Waits) -> None:

@@ -21,9 +21,9 @@ from semel.messaging.failed.waiting import release_version, waiting_versions
 from semel.messaging.handle.claims import (
     DELETED,
     ERASED,
-    OLD_VERSION,
     REPLACED,
     SKIPPED,
+    WITHOUT_EFFECT,
     ClaimRow,
     ClaimState,
 )
@@ -301,7 +301,7 @@ def _in_inbox(stored: InboxMessage) -> str:
 
 def _claimed(claim: ClaimRow) -> str:
     match claim.state:
-        case ClaimState.COMPLETED if claim.error_code in (SKIPPED, REPLACED, OLD_VERSION):
+        case ClaimState.COMPLETED if claim.error_code in WITHOUT_EFFECT:
             return f"it counts as handled, without an effect ({claim.error_code})"
         case ClaimState.COMPLETED:
             return "it was handled"
@@ -383,8 +383,6 @@ def _of_inbox(stored: InboxMessage) -> Iterator[Moment]:
         # A handled row has no error; this one is a person's decision.
         what, words = ("ended", stored.error) if stored.error else ("handled", "through the inbox")
         yield Moment(stored.processed_at, what, words)
-    elif stored.error and stored.due_at is not None:
-        yield Moment(stored.due_at, "due", "its next attempt")
 
 
 def _of_letter(letter: DeadLetter) -> Moment:

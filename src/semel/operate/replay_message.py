@@ -1,9 +1,9 @@
 """One message of a replay: where it is now, whether it may be handled, and what became of it.
 
     COMPLETED            a duplicate: nothing is done
-    in the inbox         sent back, and marked as processed
     waiting              released if it is parked, and tried if nothing is before it
     a dead letter        removed, and its claim taken again
+    due in an inbox      left to the inbox's worker
     only in the broker   handled like any delivery
 
 The engine handles it, under its own id: its claim decides, as with every delivery.  One
@@ -19,13 +19,6 @@ The audit trail says that it was sent back in both cases, because the loop guard
 handler that kills the process leaves nothing of these transactions, so its try is noted and
 committed before (`Replayer.look`): a message that kills too often is refused.
 
-A message that is only in the broker may arrive in the consumer's inbox meanwhile.  The one
-that writes the inbox row first wins: the inbox finds the replay's claim, or the replay finds
-the inbox's row.
-
-    the replay   begin ─▶ write the row ─▶ claim, handle ─▶ delete the row ─▶ commit
-    the inbox    begin ─▶ write the row: waits ……………………………………………………………▶ look at the claim
-
 A lease takes more than one transaction.  So a message of a leased consumer is sent back first,
 into the waiting table, and handled from there.
 """
@@ -33,23 +26,20 @@ into the waiting table, and handled from there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeAlias, assert_never
 
 from semel.clock import SYSTEM_CLOCK
-from semel.codec import Undecodable, Unreadable, unreadable_id
+from semel.codec import Unreadable, unreadable_id
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Retryable
 from semel.lease import Owner
 from semel.message import Message
 from semel.messaging.consumer import Consumer, holds_key, message_of
 from semel.messaging.database import TransactionEnded
-from semel.messaging.failed.attempt_failed import keep_attempt_of_inbox
-from semel.messaging.failed.deadletters import keep_letter
-from semel.messaging.failure import Classified, RetryIn, verdict
+from semel.messaging.failure import Classified
 from semel.messaging.handle.attempt import Attempt, handle_unreadable
 from semel.messaging.handle.claims import (
     REPLACED,
@@ -76,11 +66,9 @@ from semel.messaging.outcome import (
     tell,
 )
 from semel.messaging.receive.crash import clear_own_notes, note_try, unless_begun
-from semel.messaging.receive.inbox import handle as handle_stored
-from semel.messaging.receive.inbox import message_of_inbox
 from semel.messaging.receive.offsets import Ended, mark_ends
 from semel.messaging.records import DeadLetter, InboxMessage, WaitingMessage, Waits
-from semel.messaging.redact import ERASED_REASON, reason_of
+from semel.messaging.redact import ERASED_REASON
 from semel.messaging.settings import DAY_SECONDS, Order, ReplayRules
 from semel.operate.acts import (
     NoSuchMessage,
@@ -93,7 +81,7 @@ from semel.operate.acts import (
     need_review,
     remove_letter,
 )
-from semel.operate.deadletters import move_to_waiting, need_own_id, send_back
+from semel.operate.deadletters import move_to_waiting, need_own_id
 from semel.operate.parking import release_parked
 from semel.operate.selection import SelectedMessage
 from semel.operate.stores import Act, OperatorDatabase, OperatorUnit
@@ -176,11 +164,11 @@ Found: TypeAlias = WaitingMessage | InboxMessage | DeadLetter | Message | Unread
 
 
 async def find_message(unit: OperatorUnit, consumer: str, item: SelectedMessage) -> Found | None:
-    """Return the message from its place; its row in an inbox decides before all others."""
+    """Return the message from its place."""
     return (
-        await unit.inbox.get(consumer, item.message_id)
-        or await unit.waiting.get(consumer, item.message_id)
+        await unit.waiting.get(consumer, item.message_id)
         or await unit.dead_letters.get(consumer, item.message_id)
+        or await unit.inbox.get(consumer, item.message_id)
         or item.arrival
     )
 
@@ -195,12 +183,6 @@ def read_message(consumer: Consumer, found: Found | None) -> Message | str:
             message = found
         case _ if found.erased_at is not None:
             return ERASED_REASON
-        case InboxMessage():
-            try:
-                # Its attempts are forgotten when it is sent back.
-                message = message_of_inbox(consumer, replace(found, attempts=0))
-            except Undecodable as error:
-                return f"it cannot be read: {reason_of(error)}"
         case _:
             message = message_of(consumer, found)
     if isinstance(message, Unreadable):
@@ -352,50 +334,6 @@ class _FromWaiting(_Way):
 
 
 @dataclass
-class _FromInbox(_Way):
-    """A message that the workers of an inbox gave up."""
-
-    stored: InboxMessage
-
-    async def send_back(self, unit: OperatorUnit) -> WaitingMessage | None:
-        await self.need_not_too_often(unit)
-        await send_back(unit, self.stored)
-        self.did("inbox.retry", self.message_id)
-        return None
-
-    async def handle(self, unit: OperatorUnit) -> Outcome:
-        await self.send_back(unit)
-        return Handled(await handle_stored(unit, self.attempt))
-
-    async def fail(self, unit: OperatorUnit, failure: Classified) -> Outcome:
-        """As after an attempt of the workers: they try it later, or it is a dead letter again."""
-        name, message_id, settings = self.name, self.message_id, self.attempt.consumer.settings
-        fate = verdict(settings.retry, failure, 1)
-        delay_seconds = fate.seconds if isinstance(fate, RetryIn) else None
-        letter = await unit.dead_letters.get(name, message_id)
-        await self.send_back(unit)
-        why = f"{failure.code}: {failure.reason}"
-        attempts = await unit.inbox.failed(name, message_id, why, delay_seconds)
-        await keep_attempt_of_inbox(unit, name, message_id, failure)
-        if delay_seconds is not None:
-            return RetryStored(failure, attempts)
-        if letter is not None:
-            again = replace(
-                letter,
-                reason=failure.reason,
-                exception=failure.exception,
-                error_code=failure.code,
-                attempts=attempts,
-                last_failed_at=await unit.now(),
-                owner=settings.dead_letter_owner,
-                outcome=Told.DLQ.value,
-                needs_review=settings.review_dead_letters,
-            )
-            await keep_letter(unit, settings, again)
-        return DeadLettered(failure)
-
-
-@dataclass
 class _FromBroker(_Way):
     """A record that is in none of our tables, or only as bytes that could not be read.
 
@@ -415,24 +353,10 @@ class _FromBroker(_Way):
         return None
 
     async def handle(self, unit: OperatorUnit) -> Outcome:
-        async with self._outside_inbox(unit):
-            outcome = await super().handle(unit)
-        return await self.end(unit, outcome)
+        return await self.end(unit, await super().handle(unit))
 
     async def fail(self, unit: OperatorUnit, failure: Classified) -> Outcome:
-        async with self._outside_inbox(unit):
-            outcome = await super().fail(unit, failure)
-        return await self.end(unit, outcome)
-
-    @asynccontextmanager
-    async def _outside_inbox(self, unit: OperatorUnit) -> AsyncIterator[None]:
-        """Hold the message's inbox row, so that no inbox stores it until the commit."""
-        if not await unit.inbox.store(InboxMessage(self.name, self.message_id, payload=None)):
-            known = await unit.inbox.get(self.name, self.message_id)
-            is_over = known is not None and known.processed_at is not None
-            raise _NotTried(Skipped("duplicate") if is_over else RetryLater(0.0))
-        yield
-        await unit.inbox.withdraw(self.name, self.message_id)
+        return await self.end(unit, await super().fail(unit, failure))
 
     async def end(self, unit: OperatorUnit, outcome: Outcome) -> Outcome:
         """Mark the offset, which no delivery marks, and close the dead letter of the bytes."""
@@ -534,7 +458,7 @@ class Replayer:
             case None:
                 return Replayed(message_id, ReplayResult.MISSING, NOWHERE)
             case InboxMessage() if found.due_at is not None:
-                return Replayed(message_id, ReplayResult.LEFT, "an inbox worker tries it")
+                return Replayed(message_id, ReplayResult.LEFT, "the inbox's worker handles it")
             case DeadLetter(outcome=Told.CONFLICT):
                 return self._refused(
                     item,
@@ -599,7 +523,7 @@ class Replayer:
             raise _NotTried(Refused("it cannot be read"))
         way = self._way(found, message, write)
         handle = self._handle
-        if handle is None or isinstance(way, _FromInbox):
+        if handle is None:
             return await self._until_begun(way, lambda left: self._once(way, left))
         async with acting(self.database) as unit:
             waiting = await way.send_back(unit)
@@ -611,8 +535,6 @@ class Replayer:
         attempt, options = Attempt(self.consumer, message), self.options
         from_waiting = replace(attempt, from_waiting=True)
         match found:
-            case InboxMessage():
-                return _FromInbox(attempt, options, write, found)
             case WaitingMessage():
                 return _FromWaiting(from_waiting, options, write, found)
             case DeadLetter() if message.id == found.message_id:

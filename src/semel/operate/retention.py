@@ -29,7 +29,15 @@ from semel.errors import Misuse, Retryable
 from semel.message import Partition
 from semel.messaging.database import Sweep
 from semel.messaging.failed.waiting import leave_waiting
-from semel.messaging.handle.claims import ERASED, ClaimState, Failure, Locked, is_leased
+from semel.messaging.handle.claims import (
+    ERASED,
+    Claimed,
+    ClaimRequest,
+    ClaimState,
+    Failure,
+    Locked,
+    is_leased,
+)
 from semel.messaging.outcome import Mark
 from semel.messaging.receive.broker import Reader
 from semel.messaging.receive.offsets import Ended
@@ -412,7 +420,7 @@ async def erase(
 async def _erase_key(unit: OperatorUnit, key: str, progress: Callable[[int], None]) -> Erased:
     which = MessageFilter(key=key)
     waiting, in_progress = await _erase_waiting(unit, WaitingFilter(key=key), progress)
-    inbox = await unit.inbox.erase(which)
+    inbox = await _erase_inbox(unit, which)
     await unit.attempts.erase(which)
     return Erased(
         dead_letters=await unit.dead_letters.erase(which),
@@ -437,7 +445,7 @@ async def _erase_message(
         now = await unit.now()
         in_progress = sum(row is not None and is_leased(row, now) for row in rows)
         results = sum([await unit.claims.erase(consumer, name) for consumer in consumers])
-        inbox = await unit.inbox.erase(which)
+        inbox = await _erase_inbox(unit, which)
         outbox = await unit.outbox.erase(message_id=name)
         await unit.attempts.erase(which)
         letters = await unit.dead_letters.find(DeadLetterFilter(message_id=name), MOST_NAMES)
@@ -486,6 +494,20 @@ async def _erase_waiting(
         progress(closed)
         which = replace(which, after_place=page[-1].place)
     return erased, held
+
+
+async def _erase_inbox(unit: OperatorUnit, which: MessageFilter) -> int:
+    """Erase messages of inboxes; those that were not handled yet never will be.
+
+    Their claims say so to a worker that has fetched them; one that handles them is waited for.
+    """
+    for consumer, message_id in await unit.inbox.unhandled(which):
+        answer = await unit.claims.try_claim(consumer, ClaimRequest(message_id))
+        if isinstance(answer, Claimed):
+            await unit.claims.pass_over(consumer, message_id, ERASED)
+        # The owner of a lease ends it itself, with its effect or without its payload.
+        await unit.claims.erase(consumer, message_id)
+    return await unit.inbox.erase(which)
 
 
 async def _close(unit: OperatorUnit, message: WaitingMessage) -> bool:

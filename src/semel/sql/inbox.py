@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from sqlalchemy import (
     Row,
+    ScalarSelect,
+    Table,
     Text,
     and_,
     bindparam,
     case,
     delete,
+    exists,
     func,
+    literal_column,
     or_,
     select,
     update,
@@ -21,15 +25,14 @@ from sqlalchemy.dialects.postgresql import insert
 
 from semel.errors import Misuse
 from semel.messaging.database import Sweep
-from semel.messaging.handle.claims import ERASED
+from semel.messaging.handle.claims import ERASED, WITHOUT_EFFECT, ClaimState
 from semel.messaging.records import InboxMessage, MessageFilter, stored_id
-from semel.operate.stores import plain
 from semel.sql.store import ConnectionStore, is_over, matching, record_of, values_of
-from semel.sql.tables import dead_letter, inbox_message
+from semel.sql.tables import dead_letter, inbox_message, processed_message, waiting_message
 from semel.sql.types import now_us, to_us
 
 _M: Final = inbox_message.c
-_EARLIER: Final = inbox_message.alias("earlier")
+_C: Final = processed_message.c
 _OF: Final = _M.consumer == bindparam("of_consumer")
 _ME: Final = (_OF, _M.message_id == bindparam("of_id"))
 
@@ -42,53 +45,54 @@ STORE: Final = (
 
 # A message is always stored as new: the store or the database sets these columns.
 _GIVEN_HERE: Final = ("place", "received_at", "due_at", "processed_at", "error", "result")
-WITHDRAW: Final = delete(inbox_message).where(*_ME)
 GET: Final = select(inbox_message).where(*_ME)
 
-_KEY_WAITS: Final = (
-    select(_EARLIER.c.place)
-    .where(
-        _EARLIER.c.consumer == _M.consumer,
-        _EARLIER.c.key == _M.key,
-        _EARLIER.c.place < _M.place,
-        _EARLIER.c.processed_at.is_(None),
-        _EARLIER.c.due_at.is_not(None),
-    )
-    .exists()
+_IS_DUE: Final = and_(_OF, _M.processed_at.is_(None), _M.due_at.is_not(None))
+DUE: Final = select(inbox_message).where(_IS_DUE).order_by(_M.place).limit(bindparam("most"))
+BOUNDS: Final = select(
+    func.coalesce(func.min(_M.place), 0), func.coalesce(func.max(_M.place) + 1, 0)
+).where(_IS_DUE)
+PENDING: Final = select(func.count()).where(_IS_DUE)
+
+
+def _failure_in(table: Table) -> ScalarSelect[Any]:
+    """Return the code and the reason of a message's row in another table; NULL without one."""
+    here = table.c
+    words = here.error_code + literal_column("': '", Text) + here.reason
+    mine = (here.consumer == _C.consumer_name, here.message_id == _C.message_id)
+    return select(words).where(*mine).scalar_subquery()
+
+
+def _claimed(what: Any) -> ScalarSelect[Any]:
+    mine = (_C.consumer_name == _M.consumer, _C.message_id == _M.message_id)
+    return select(what).where(*mine).scalar_subquery()
+
+
+_IS_HANDLED: Final = _C.state == ClaimState.COMPLETED.value
+# A completed claim keeps the code of its last failure, or that of a person's decision.
+_ENDED_WITHOUT_EFFECT: Final = case(
+    (_C.error_code.in_(sorted(WITHOUT_EFFECT)), _C.error_code), else_=""
 )
-TAKE_DUE: Final = (
-    select(inbox_message)
-    .where(
-        _OF,
-        _M.processed_at.is_(None),
-        _M.due_at <= now_us(),
-        or_(_M.key.is_(None), ~_KEY_WAITS),
+_WHY: Final = case(
+    (_IS_HANDLED, _ENDED_WITHOUT_EFFECT),
+    else_=func.coalesce(_failure_in(dead_letter), _failure_in(waiting_message), _C.error_code),
+)
+_SETTLE: Final = (
+    update(inbox_message)
+    .where(_OF, _M.processed_at.is_(None), _claimed(_C.state).is_not(None))
+    .values(
+        due_at=None,
+        processed_at=_claimed(case((_IS_HANDLED, now_us()))),
+        attempts=_claimed(_C.attempts),
+        error=case((_M.erased_at.is_(None), _claimed(_WHY)), else_=_M.error),
+        result=_claimed(_C.result),
     )
-    .order_by(_M.place)
-    .limit(bindparam("most"))
-    .with_for_update(skip_locked=True, of=inbox_message)
+)
+SETTLE: Final = _SETTLE.where(_M.message_id.in_(bindparam("ids", type_=Text, expanding=True)))
+SETTLE_AGAIN: Final = _SETTLE.where(
+    _M.due_at.is_(None), or_(_claimed(_IS_HANDLED), _claimed(_C.attempts) != _M.attempts)
 )
 
-DONE: Final = (
-    update(inbox_message)
-    .where(*_ME)
-    .values(processed_at=now_us(), result=bindparam("kept"), error="", attempts=_M.attempts + 1)
-)
-FAILED: Final = (
-    update(inbox_message)
-    .where(*_ME, _M.processed_at.is_(None))
-    .values(
-        error=case((_M.erased_at.is_(None), bindparam("why", type_=Text)), else_=_M.error),
-        due_at=case((_M.erased_at.is_(None), now_us() + bindparam("us"))),
-        attempts=_M.attempts + 1,
-    )
-    .returning(_M.attempts)
-)
-TRY_AGAIN: Final = (
-    update(inbox_message)
-    .where(*_ME, _M.processed_at.is_(None), _M.due_at.is_(None), _M.erased_at.is_(None))
-    .values(due_at=now_us(), attempts=0, error="")
-)
 CLOSE: Final = (
     update(inbox_message)
     .where(*_ME, _M.processed_at.is_(None))
@@ -97,7 +101,6 @@ CLOSE: Final = (
 CONSUMERS: Final = (
     select(_M.consumer).where(_M.message_id == bindparam("of_id")).order_by(_M.consumer)
 )
-PENDING: Final = select(func.count()).where(_OF, _M.processed_at.is_(None), _M.due_at.is_not(None))
 DELETE_PROCESSED: Final = (
     delete(inbox_message)
     .where(
@@ -116,10 +119,11 @@ DELETE_PROCESSED: Final = (
     .returning(_M.place)
 )
 _IS_OPEN: Final = _M.processed_at.is_(None)
-_HAS_NO_LETTER: Final = ~(
-    select(dead_letter.c.message_id)
-    .where(dead_letter.c.consumer == _M.consumer, dead_letter.c.message_id == _M.message_id)
-    .exists()
+_IS_NOWHERE_ELSE: Final = and_(
+    *(
+        ~exists().where(one.c.consumer == _M.consumer, one.c.message_id == _M.message_id)
+        for one in (dead_letter, waiting_message)
+    )
 )
 ERASE: Final = (
     update(inbox_message)
@@ -130,7 +134,7 @@ ERASE: Final = (
         result=None,
         erased_at=now_us(),
         due_at=case((_IS_OPEN, None), else_=_M.due_at),
-        processed_at=case((and_(_IS_OPEN, _HAS_NO_LETTER), now_us()), else_=_M.processed_at),
+        processed_at=case((and_(_IS_OPEN, _IS_NOWHERE_ELSE), now_us()), else_=_M.processed_at),
         error=case((_IS_OPEN, ERASED), else_=_M.error),
     )
 )
@@ -145,30 +149,20 @@ class SqlInboxStore(ConnectionStore):
         values = values_of(inbox_message, message, *_GIVEN_HERE)
         return (await self._run(STORE, values)).first() is not None
 
-    async def withdraw(self, consumer: str, message_id: str) -> None:
-        await self._run(WITHDRAW, _me(consumer, message_id))
-
-    async def take_due(self, consumer: str, limit: int) -> Sequence[InboxMessage]:
-        found = await self._run(TAKE_DUE, {"of_consumer": consumer, "most": limit})
+    async def due(self, consumer: str, limit: int) -> Sequence[InboxMessage]:
+        found = await self._run(DUE, {"of_consumer": consumer, "most": limit})
         return [_message(row) for row in found]
 
-    async def done(self, consumer: str, message_id: str, result: str | None = None) -> None:
-        await self._run(DONE, {**_me(consumer, message_id), "kept": result})
+    async def bounds(self, consumer: str) -> tuple[int, int]:
+        first, end = (await self._run(BOUNDS, {"of_consumer": consumer})).one()
+        return int(first), int(end)
 
-    async def failed(
-        self, consumer: str, message_id: str, error: str, delay_seconds: float | None
-    ) -> int:
-        me = _me(consumer, message_id)
-        us = None if delay_seconds is None else to_us(delay_seconds)
-        said = {**me, "why": plain(error), "us": us}
-        attempts = (await self._run(FAILED, said)).scalar_one_or_none()
-        if attempts is None:
-            known = await self.get(consumer, message_id)
-            return known.attempts if known is not None else 0
-        return int(attempts)
+    async def settle(self, consumer: str, message_ids: Collection[str]) -> None:
+        ids = [stored_id(message_id) for message_id in message_ids]
+        await self._run(SETTLE, {"of_consumer": consumer, "ids": ids})
 
-    async def try_again(self, consumer: str, message_id: str) -> bool:
-        return await self._count(TRY_AGAIN, _me(consumer, message_id)) > 0
+    async def settle_again(self, consumer: str) -> None:
+        await self._run(SETTLE_AGAIN, {"of_consumer": consumer})
 
     async def close(self, consumer: str, message_id: str, word: str) -> bool:
         return await self._count(CLOSE, {**_me(consumer, message_id), "why": word}) > 0
@@ -191,6 +185,13 @@ class SqlInboxStore(ConnectionStore):
         asked = {"of_consumer": consumer, "us": to_us(older_than_seconds), "most": limit}
         deleted = await self._run(DELETE_PROCESSED, {**asked, "since": sweep.since()})
         return sweep.note(list(deleted.scalars()))
+
+    async def unhandled(self, which: MessageFilter) -> Sequence[tuple[str, str]]:
+        open_now = (_M.processed_at.is_(None), _M.due_at.is_not(None))
+        found = await self._run(
+            select(inbox_message).where(matching(inbox_message, which), *open_now)
+        )
+        return [(one.consumer, one.message_id) for one in map(_message, found)]
 
     async def erase(self, which: MessageFilter) -> int:
         if which.message_id is None and which.key is None:

@@ -179,14 +179,12 @@ inbox_message: Final = Table(
     *stored_message("the bytes as they came; NULL once erased"),
     time_us("received_at", "when it was stored"),
     time_us("processed_at", "when its effect became durable", null=True),
-    time_us("due_at", "when it may be tried; NULL: no more", null=True),
+    time_us("due_at", "when it may be handled; NULL: a worker has settled it", null=True),
     short_text("error", "of the last failure"),
     text_column("result", "what the handler returned, as JSON", null=True),
     Index("uq_inbox_message_id", "consumer", "message_id", unique=True),
     # Most rows are processed: the worker needs only the others.
     partial_index("ix_inbox_message_due", "consumer", "place", where="processed_at IS NULL"),
-    # To find earlier messages of the same key.
-    partial_index("ix_inbox_message_key", "consumer", "key", "place", where="processed_at IS NULL"),
     comment="incoming messages, stored before they are handled",
 )
 

@@ -19,7 +19,6 @@ from semel.operate.deadletters import (
     inspect_dead_letter,
     park_dead_letter,
     retry_dead_letter,
-    retry_inbox_message,
 )
 from semel.operate.selection import Letters, Offsets
 from tests.messaging.act_world import ANN, BILLING, letter_of, letters, waiting_of
@@ -156,14 +155,14 @@ class DeadLetterReview(DatabaseContract):
         service.heal()
 
         with pytest.raises(NotPossible, match=r"dlq\.manualReviewRequired"):
-            await retry_inbox_message(inbox.database, inbox.consumer.name, "m1", **ANN)
+            await retry_dead_letter(world.database, BILLING, "m1", **ANN)
         assert counts(await service.run(Letters())) == {"refused": 1}
         await InboxWorker(service.consumer, world.database).run_until_empty()
         unseen = await service.paid()
         await inspect_dead_letter(world.database, BILLING, "m1", actor="bob")
 
         assert unseen == []
-        assert await retry_inbox_message(inbox.database, inbox.consumer.name, "m1", **ANN)
+        assert await retry_dead_letter(world.database, BILLING, "m1", **ANN) == 1
 
     @in_world
     async def test_a_range_does_not_bring_back_an_unreadable_record_that_nobody_has_looked_at(

@@ -116,12 +116,10 @@ class ErasingAttempts:
             handle = failing(ConsumerSettings(), error)
             name = error.__name__
             await Inbox(handle, world.database).store(message(name))
-            worker = InboxWorker(handle, world.database)
-            async with world.database.begin() as unit:
-                [stored] = await unit.inbox.take_due(BILLING, 1)
+            runner = InboxWorker(handle, world.database)._new_runner()
+            records = await runner.subscription.fetch(1, 0.0)
             await erased(world, message_id=name)
-            async with world.database.begin() as unit:
-                await worker._fail(unit, stored, error("no"))
+            await runner._work(records)
 
             async with world.database.begin() as unit:
                 row = await unit.inbox.get(BILLING, name)
@@ -213,7 +211,7 @@ class TestErasingAttemptsInPostgres(InPostgres, ErasingAttempts):
             raise NonRetryableMessageError("no")
 
         await Inbox(handle, world.database).store(message())
-        worker = asyncio.create_task(InboxWorker(handle, world.database).work_once())
+        worker = asyncio.create_task(InboxWorker(handle, world.database).run_until_empty())
         await began.wait()
         erasing = asyncio.create_task(erase(world.database, key="alice", **ANN))
         await asyncio.wait([erasing], timeout=0.2)
@@ -221,7 +219,8 @@ class TestErasingAttemptsInPostgres(InPostgres, ErasingAttempts):
         go_on.set()
         await worker
 
-        assert await erasing == Erased(dead_letters=1, inbox=1)
+        # The attempt finds its message closed, unless it was quicker.
+        assert await erasing in (Erased(inbox=1), Erased(dead_letters=1, inbox=1))
         assert await payloads(world) == []
 
     @in_world

@@ -20,7 +20,6 @@ from semel.operate.acts import NotPossible
 from semel.operate.deadletters import (
     park_dead_letter,
     retry_dead_letter,
-    retry_inbox_message,
     skip_dead_letter,
 )
 from semel.operate.deletion import approve_delete, ask_to_delete_dead_letter
@@ -86,22 +85,12 @@ class InboxActs:
         paying = await given_up(world, "m1")
 
         assert await retry_dead_letter(world.database, BILLING, "m1", **ANN) == 1
-        waits = await queue(world)
-        again = await retry_inbox_message(
-            paying.inbox.database, paying.inbox.consumer.name, "m1", **ANN
-        )
         await paying.work()
         await paying.work()
 
-        assert (waits, again) == ([], False)
         assert paying.paid == ["m1"]
         assert await letter_of(world, "m1") is None
-        with pytest.raises(NotPossible, match="it was handled"):
-            await retry_inbox_message(
-                paying.inbox.database, paying.inbox.consumer.name, "m1", **ANN
-            )
-        await paying.work()
-        assert paying.paid == ["m1"]
+        assert (await paying.row()).processed_at is not None
         assert await acts(world) == [("ann", "dlq.retry", "m1")]
 
     @in_world
@@ -111,18 +100,14 @@ class InboxActs:
         paying = await given_up(world, "m1")
 
         with crash_at(CrashPoint.ACT_BEFORE), pytest.raises(Crash):
-            await retry_inbox_message(
-                paying.inbox.database, paying.inbox.consumer.name, "m1", **ANN
-            )
-        assert (await paying.row()).due_at is None
+            await retry_dead_letter(world.database, BILLING, "m1", **ANN)
+        assert await queue(world) == []
         assert await letter_of(world, "m1") is not None
         assert await acts(world) == []
         with crash_at(CrashPoint.ACT_AFTER), pytest.raises(Crash):
-            await retry_inbox_message(
-                paying.inbox.database, paying.inbox.consumer.name, "m1", **ANN
-            )
+            await retry_dead_letter(world.database, BILLING, "m1", **ANN)
 
-        assert await acts(world) == [("ann", "inbox.retry", "m1")]
+        assert await acts(world) == [("ann", "dlq.retry", "m1")]
         assert await letter_of(world, "m1") is None
         await paying.work()
         assert paying.paid == ["m1"]
@@ -143,10 +128,6 @@ class InboxActs:
         paying = await given_up(world, "m1")
 
         await skip_dead_letter(world.database, BILLING, "m1", **ANN)
-        with pytest.raises(NotPossible, match="a person ended it"):
-            await retry_inbox_message(
-                paying.inbox.database, paying.inbox.consumer.name, "m1", **ANN
-            )
         await paying.work()
 
         row, claim = await paying.row(), await claim_of(world, "m1")
@@ -156,14 +137,16 @@ class InboxActs:
         assert (claim.state, claim.error_code) == (ClaimState.COMPLETED, "SKIPPED")
 
     @in_world
-    async def test_a_letter_of_an_inbox_cannot_be_parked_and_says_what_can_be_done(self, world):
-        await given_up(world, "m1")
+    async def test_a_letter_of_an_inbox_is_parked_mended_and_handled(self, world):
+        paying = await given_up(world, "m1")
 
-        with pytest.raises(NotPossible, match="dlq retry"):
-            await park_dead_letter(world.database, BILLING, "m1", **ANN)
+        await park_dead_letter(world.database, BILLING, "m1", **ANN)
+        await fix(world.database, BILLING, "m1", b'{"v": 2}', ids=KeepId(), **ANN)
+        await release(world.database, BILLING, "m1", **ANN)
+        await paying.work()
 
-        assert await letter_of(world, "m1") is not None
-        assert await queue(world) == []
+        assert paying.paid == ["m1"]
+        assert (await paying.row()).processed_at is not None
 
     @in_world
     async def test_a_deleted_letter_of_an_inbox_leaves_no_payload_there(self, world):
@@ -171,10 +154,6 @@ class InboxActs:
         asked = await ask_to_delete_dead_letter(world.database, BILLING, "m1", **ANN)
 
         await approve_delete(world.database, asked.number, actor="bob")
-        with pytest.raises(NotPossible):
-            await retry_inbox_message(
-                paying.inbox.database, paying.inbox.consumer.name, "m1", **ANN
-            )
 
         row = await paying.row()
         assert (row.payload, row.error) == (None, "DELETED")
@@ -188,42 +167,12 @@ class InboxActs:
         done = await erase(world.database, key="k", **ANN)
         await paying.work()
         row = await paying.row()
-        with pytest.raises(NotPossible, match=r"a person ended it \(ERASED\)"):
-            await retry_inbox_message(
-                paying.inbox.database, paying.inbox.consumer.name, "m1", **ANN
-            )
         await world.age(400 * DAY_SECONDS)
         pruned = await prune(world.database, BILLING, Retention())
 
         assert (done.inbox, row.error, row.payload) == (1, "ERASED", None)
         assert row.processed_at is not None
         assert (pruned.inbox, await paying.row(), paying.paid) == (1, None, [])
-
-    @in_world
-    async def test_trying_again_is_audited_and_says_no_where_it_cannot_be(self, world):
-        paying = await given_up(world, "m1", "m2", "m3", "m4")
-        await erase(world.database, message_id="m2", **ANN)
-        async with world.database.begin() as unit:
-            await unit.claims.mark_completed(BILLING, "m3")
-        await park(world, "m4")
-
-        tried = [
-            await retry_inbox_message(
-                paying.inbox.database, paying.inbox.consumer.name, name, **ANN
-            )
-            for name in ("m1", "m1", "m9")
-        ]
-        refusals = [("m2", "erased"), ("m3", "handled already"), ("m4", "waits")]
-        for name, why in refusals:
-            with pytest.raises(NotPossible, match=why):
-                await retry_inbox_message(
-                    paying.inbox.database, paying.inbox.consumer.name, name, **ANN
-                )
-        with pytest.raises(Misuse, match="actor"):
-            await retry_inbox_message(world.database, BILLING, "m1", actor=" ", reason="again")
-
-        assert tried == [True, False, False]
-        assert ("ann", "inbox.retry", "m1") in await acts(world)
 
 
 class MadeUpIds:

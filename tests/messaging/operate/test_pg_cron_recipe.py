@@ -123,7 +123,7 @@ async def fill(world, prefix):
         for name in (prefix, f"{prefix}-2"):
             await unit.attempts.add(FailedAttempt(BILLING, name, 1, "X", "poison"))
             await unit.inbox.store(InboxMessage(BILLING, name, payload=b""))
-        await unit.inbox.done(BILLING, prefix)
+        await unit.inbox.close(BILLING, prefix, "SKIPPED")
 
 
 async def run_jobs(world):

@@ -53,7 +53,7 @@ class Pruning(DatabaseContract):
                 await unit.claims.mark_completed(BILLING, f"m{number}")
                 await unit.inbox.store(InboxMessage(BILLING, f"m{number}", payload=b""))
             for number in range(3):
-                await unit.inbox.done(BILLING, f"m{number}")
+                await unit.inbox.settle(BILLING, [f"m{number}"])
         await world.age(2 * WEEK + 60)
         told = []
 
@@ -141,7 +141,7 @@ class Pruning(DatabaseContract):
             async with world.database.begin() as unit:
                 await unit.claims.mark_completed(BILLING, name)
                 await unit.inbox.store(InboxMessage(BILLING, name, payload=b""))
-                await unit.inbox.done(BILLING, name)
+                await unit.inbox.settle(BILLING, [name])
                 await unit.attempts.add(replace(ATTEMPT, message_id=name))
                 asked = await unit.approvals.ask(
                     ApprovalAsked.DELETE_LETTER, BILLING, name, "ann", "why"

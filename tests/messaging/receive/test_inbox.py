@@ -15,10 +15,12 @@ from semel.messaging.failure import NonRetryableMessageError, RetryableMessageEr
 from semel.messaging.handle.attempt import handling_now
 from semel.messaging.outcome import Conflicted, Handled, Skipped
 from semel.messaging.receive.inbox import Inbox, InboxWorker, Stored
+from semel.messaging.records import InboxMessage
 from semel.messaging.settings import ConsumerSettings
-from semel.operate.acts import NotPossible
-from semel.operate.deadletters import retry_inbox_message
-from semel.policy.vocabulary import Duplicates, GiveUp
+from semel.operate.acts import NoSuchMessage
+from semel.operate.deadletters import retry_dead_letter
+from semel.operate.parking import release
+from semel.policy.vocabulary import Duplicates, GiveUp, Mode
 from tests.messaging.incoming import AT_ONCE, SETTINGS, Handling, get, letter, message
 from tests.messaging.outgoing import run, until
 
@@ -135,20 +137,27 @@ def test_a_worker_hands_over_what_was_stored(memory):
     run(memory, test)
 
 
+class FailsOnce(Handling):
+    """A handler that fails at the first attempt of one message."""
+
+    async def _handle(self, message, session):
+        result = await super()._handle(message, session)
+        if message.id == "a1" and message.attempt == 1:
+            raise RetryableMessageError("not yet")
+        return result
+
+
 def test_a_failed_message_is_tried_again_and_its_key_waits(database):
     async def test(world):
-        ours = Handling(ConsumerSettings(retry=AT_ONCE, keeps_results=True))
-        ours.failures = {"a1": [RetryableMessageError("not yet")]}
+        ours = FailsOnce(ConsumerSettings(retry=AT_ONCE, keeps_results=True))
         inbox = Inbox(ours.consumer, world.database)
         for name in ("a1", "a2", "b1"):
             await inbox.store(message(name, key=name[0]))
-        worker = InboxWorker(ours.consumer, world.database, poll_seconds=0.01)
 
-        await worker.work_once()
-        ours.failures = {}
-        await worker.run_until_empty()
+        await InboxWorker(ours.consumer, world.database).run_until_empty()
 
-        assert ours.seen == ["a1", "b1", "a1", "a2"]
+        assert sorted(ours.seen) == ["a1", "a1", "a2", "b1"]
+        assert [name for name in ours.seen if name[0] == "a"] == ["a1", "a1", "a2"]
         done = await get(world, "a1")
         assert (done.attempts, done.error) == (2, "")
         assert done.result == '{"payload": 1, "attempt": 2}'
@@ -207,14 +216,13 @@ def test_a_message_that_was_given_up_is_tried_again_when_a_person_says_so(databa
         await worker.run_until_empty()
         ours.failures = {}
 
-        assert await retry_inbox_message(inbox.database, inbox.consumer.name, "1", actor="ann")
-        assert not await retry_inbox_message(inbox.database, inbox.consumer.name, "1", actor="ann")
+        assert await retry_dead_letter(world.database, "stock", "1", actor="ann") == 1
+        with pytest.raises(NoSuchMessage):
+            await retry_dead_letter(world.database, "stock", "1", actor="ann")
         await worker.run_until_empty()
 
         assert (await get(world, "1")).processed_at is not None
         assert await letter(world, "1") is None
-        with pytest.raises(NotPossible):
-            await retry_inbox_message(inbox.database, inbox.consumer.name, "1", actor="ann")
 
     run(database, test)
 
@@ -248,7 +256,7 @@ def test_an_error_of_one_message_takes_back_nothing_of_its_neighbours(database):
         for n in range(5):
             await inbox.store(message(str(n)))
 
-        assert await InboxWorker(ours.consumer, world.database).work_once() == 5
+        await InboxWorker(ours.consumer, world.database).run_until_empty()
 
         assert ours.seen == ["0", "1", "2", "3", "4"]
         done = [(await get(world, str(n))).processed_at is not None for n in range(5)]
@@ -353,21 +361,10 @@ def test_a_database_that_is_away_is_no_failure_of_the_message(memory):
     run(memory, test)
 
 
-@pytest.mark.parametrize("settings", [ConsumerSettings(versioned=True), None])
-def test_an_inbox_is_for_single_messages_without_versions(memory, settings):
-    @consumer("stock", policy=settings, batches=settings is None)
-    async def handle(message, session):
-        pass
-
-    with pytest.raises(Misuse, match="one by one"):
-        Inbox(handle, memory)
-
-
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        (ConsumerSettings(on_exhausted=GiveUp.PARK), "never parked"),
-        (ConsumerSettings(on_hopeless=GiveUp.PARK), "never parked"),
+        (ConsumerSettings(versioned=True), "versions"),
         (ConsumerSettings(duplicates=Duplicates.INVOKE), "for a duplicate"),
     ],
 )
@@ -378,3 +375,103 @@ def test_what_an_inbox_would_not_do_is_refused(memory, settings, why):
 
     with pytest.raises(Misuse, match=why):
         InboxWorker(handle, memory)
+
+
+def test_a_consumer_that_parks_holds_the_key_of_what_it_gave_up(database):
+    async def test(world):
+        ours = Handling(ConsumerSettings(retry=AT_ONCE, on_hopeless=GiveUp.PARK))
+        ours.failures = {"a1": [NonRetryableMessageError("unknown sku")]}
+        inbox = Inbox(ours.consumer, world.database)
+        for name in ("a1", "a2", "b1"):
+            await inbox.store(message(name, key=name[0]))
+
+        await InboxWorker(ours.consumer, world.database).run_until_empty()
+        ours.failures = {}
+        held = list(ours.seen)
+        await release(world.database, "stock", "a1", actor="ann")
+        await InboxWorker(ours.consumer, world.database).run_until_empty()
+
+        assert held == ["a1", "b1"]
+        assert ours.seen == ["a1", "b1", "a1", "a2"]
+        rows = [await get(world, name) for name in ("a1", "a2", "b1")]
+        assert all(row.processed_at is not None for row in rows)
+
+    run(database, test)
+
+
+def test_a_handler_of_batches_gets_what_was_stored_together(database):
+    async def test(world):
+        seen = []
+
+        @consumer("stock", policy=SETTINGS, batches=True)
+        async def handle(messages, session):
+            seen.append([message.id for message in messages])
+
+        inbox = Inbox(handle, world.database)
+        for n in range(5):
+            await inbox.store(message(str(n)))
+        await InboxWorker(handle, world.database, batch=3).run_until_empty()
+
+        assert seen == [["0", "1", "2"], ["3", "4"]]
+        assert (await get(world, "4")).processed_at is not None
+
+    run(database, test)
+
+
+def test_a_handler_that_takes_a_lease_works_on_an_inbox(database):
+    async def test(world):
+        seen = []
+
+        @consumer("stock", policy=SETTINGS, mode=Mode.LEASED)
+        async def handle(message, lease):
+            seen.append(message.id)
+
+        await Inbox(handle, world.database).store(message("1"))
+        await InboxWorker(handle, world.database).run_until_empty()
+
+        assert seen == ["1"]
+        assert (await get(world, "1")).processed_at is not None
+
+    run(database, test)
+
+
+@pytest.mark.postgres
+def test_a_message_whose_transaction_commits_late_is_handled_after_later_ones(postgres):
+    async def test(world):
+        ours = Handling()
+        worker = InboxWorker(ours.consumer, world.database, poll_seconds=0.01)
+        async with asyncio.TaskGroup() as tasks:
+            async with world.database.begin() as unit:
+                await unit.inbox.store(InboxMessage.of("stock", message("late")))
+                await Inbox(ours.consumer, world.database).store(message("early"))
+                tasks.create_task(worker.run())
+                await until(lambda: ours.seen == ["early"])
+            await until(lambda: ours.seen == ["early", "late"])
+            worker.stop()
+
+        assert (await get(world, "late")).processed_at is not None
+
+    run(postgres, test)
+
+
+def test_a_worker_that_stands_by_takes_over_when_the_leader_stops(database):
+    async def test(world):
+        ours = Handling()
+        inbox = Inbox(ours.consumer, world.database)
+        first, second = (
+            InboxWorker(ours.consumer, world.database, poll_seconds=0.01) for _ in range(2)
+        )
+        async with asyncio.TaskGroup() as tasks:
+            leading = tasks.create_task(first.run())
+            await inbox.store(message("1"))
+            await until(lambda: ours.seen == ["1"])
+            tasks.create_task(second.run())
+            await inbox.store(message("2"))
+            await until(lambda: ours.seen == ["1", "2"])
+            first.stop()
+            await leading
+            await inbox.store(message("3"))
+            await until(lambda: ours.seen == ["1", "2", "3"])
+            second.stop()
+
+    run(database, test)

@@ -12,9 +12,10 @@ from semel.events import EVENTS, Measurement, Metric
 from semel.message import Message
 from semel.messaging.classic import MessageEnvelope, consume_envelope
 from semel.messaging.consumer import consumer
+from semel.messaging.handle import attempt as attempts
 from semel.messaging.outcome import NO_LONGER_WAITING, Refused, RetryLater, Skipped, tell
-from semel.messaging.receive import inbox as inbox_worker
-from semel.messaging.receive.inbox import PLACE, Inbox, InboxWorker
+from semel.messaging.receive.broker import INBOX
+from semel.messaging.receive.inbox import Inbox, InboxWorker
 from semel.messaging.records import Member, WaitingMessage, Waits
 from semel.operate.selection import Letters, Offsets
 from semel.policy.vocabulary import RetryMode
@@ -83,42 +84,43 @@ def test_a_record_that_kills_while_it_is_read_is_counted_once_when_it_is_buried(
     run(memory, scenario)
 
 
-def test_a_message_that_kills_the_inbox_worker_is_counted_when_it_is_buried(database):
+def test_a_message_that_kills_the_inbox_worker_is_counted_when_it_is_parked(database):
     async def scenario(world):
         shop = Shop(world)
         await Inbox(shop.consumer, shop.database).store(message(1))
         async with shop.database.begin() as unit:
-            dead = Member(NAME, "dead", json.dumps({}), frozenset({PLACE}), 1)
+            dead = Member(NAME, "dead", json.dumps({}), frozenset({INBOX}), 1)
             await unit.members.enter(dead, 1.0)
             for _ in range(shop.consumer.settings.poison_attempts):
                 await unit.members.suspect(NAME, "m1", gone())
         await world.age(2)
         with recorded() as counted:
             await InboxWorker(shop.consumer, shop.database).run_until_empty()
-        assert counted() == {"processed dlq": 1, "dlq CRASHED": 1, "poison": 1}
+        assert counted() == {"received": 1, "processed parked": 1, "poison": 1}
 
     run(database, scenario)
 
 
-def test_a_batch_of_the_inbox_that_is_not_kept_counts_when_its_messages_are(memory, monkeypatch):
+def test_a_message_of_the_inbox_that_is_not_kept_counts_when_it_is(memory, monkeypatch):
     commits = 0
 
-    def refuse_two(point: CrashPoint, *names: str) -> None:
-        """Refuse the commit of the batch, and of its first message alone."""
+    def refuse_one(point: CrashPoint, *names: str) -> None:
+        """Refuse the commit of the first message."""
         nonlocal commits
         if point is CrashPoint.MESSAGE_COMMIT_BEFORE:
             commits += 1
-            if commits <= 2:
+            if commits == 1:
                 raise ValueError("a constraint that is checked at the commit")
 
     async def scenario(world):
         shop = Shop(world)
         for number in (1, 2):
             await Inbox(shop.consumer, shop.database).store(message(number))
-        monkeypatch.setattr(inbox_worker, "reach", refuse_two)
+        monkeypatch.setattr(attempts, "reach", refuse_one)
         with recorded() as counted:
             await InboxWorker(shop.consumer, shop.database).run_until_empty()
         assert counted() == {
+            "received": 2,
             "duration": 3,
             "processed retryable_failure": 1,
             "retries HANDLER_FAILED": 1,

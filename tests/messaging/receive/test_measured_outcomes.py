@@ -160,7 +160,7 @@ BY_INBOX = {
     Told.SCHEMA_INCOMPATIBLE: {**STORED, "dlq SCHEMA_INVALID": 1},
     Told.CONFLICT: {"received": 1, "dlq PAYLOAD_CONFLICT": 1, "poison": 1},
 }
-"""What a message counts that goes through the inbox, whose worker parks nothing."""
+"""What a message counts that goes through the inbox."""
 
 
 @pytest.mark.parametrize("outcome", BY_INBOX)

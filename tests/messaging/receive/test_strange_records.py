@@ -25,7 +25,6 @@ from semel.messaging.outcome import (
     RetryStored,
     Skipped,
 )
-from semel.messaging.receive.inbox import message_of_inbox
 from semel.messaging.receive.runner import Runner
 from semel.messaging.records import InboxMessage, Waits
 from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
@@ -278,7 +277,9 @@ class StrangeRecords(DatabaseContract):
             stored = await unit.inbox.get("c", "m1")
 
         assert stored is not None
-        assert message_of_inbox(service.consumer, stored).payload is None
+        found = message_of(service.consumer, stored)
+        assert isinstance(found, Message)
+        assert found.payload is None
 
     @in_world
     async def test_a_message_whose_id_is_no_text_can_send_messages(

@@ -148,7 +148,7 @@ class GivenUp:
         service = await given_up(world)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(inbox_turns, "send_back", does_not_answer)
+            patch.setattr(inbox_turns, "remove_letter", does_not_answer)
             with pytest.raises(ReplayInterrupted, match="'m1' could not be tried"):
                 await service.run(Letters())
 
@@ -176,7 +176,7 @@ class GivenUp:
         reports = [await service.run(Letters(), settings, name=f"r{n}") for n in range(3)]
 
         assert [counts(one) for one in reports] == [{"failed": 1}] * 2 + [{"refused": 1}]
-        assert [act for _, act, about in await acts(world) if about == "m1"] == ["inbox.retry"] * 2
+        assert [act for _, act, about in await acts(world) if about == "m1"] == ["dlq.retry"] * 2
         letter = await letter_of(world, "m1")
         assert (letter.error_code, letter.attempts) == ("REJECTED", 1)
         with pytest.raises(NotPossible, match="sent back 2 times"):
@@ -189,7 +189,7 @@ class GivenUp:
         with crash_at(CrashPoint.ACT_BEFORE), pytest.raises(Crash):
             await service.run(Letters())
         assert await service.paid() == []
-        assert "inbox.retry" not in [act for _, act, _ in await acts(world)]
+        assert "dlq.retry" not in [act for _, act, _ in await acts(world)]
         await service.run(None)
 
         assert await service.paid() == ["m1"]
@@ -203,7 +203,7 @@ class GivenUp:
         await service.run(None)
 
         assert await service.paid() == ["m1"]
-        assert [act for _, act, about in await acts(world) if about == "m1"] == ["inbox.retry"]
+        assert [act for _, act, about in await acts(world) if about == "m1"] == ["dlq.retry"]
 
     @in_world
     async def test_a_crash_while_a_failed_turn_is_written_leaves_all_of_it_or_nothing(self, world):
@@ -215,7 +215,7 @@ class GivenUp:
             await abandon_replay(world.database, point.value, actor="ann", reason="it died")
 
             sent_back = [act for _, act, about in await acts(world) if about == "m1"]
-            assert sent_back == ["inbox.retry"] * trail
+            assert sent_back == ["dlq.retry"] * trail
             assert (await letter_of(world, "m1")).error_code == "REJECTED"
 
     @in_world
@@ -246,7 +246,7 @@ async def given_up(world, settings=DEAD):
     return service
 
 
-async def does_not_answer(unit, stored):
+async def does_not_answer(*_):
     raise Retryable("the database does not answer")
 
 

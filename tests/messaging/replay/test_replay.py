@@ -169,7 +169,7 @@ class Replays:
         service.refuse("m1", "m2")
         await inbox.store(message("m1"))
         await inbox.store(message("m2"))
-        await InboxWorker(service.consumer, service.database).work_once()
+        await InboxWorker(service.consumer, service.database).run_until_empty()
         service.refuse("m2")
 
         report = await service.run(Letters(), ReplaySettings(canary=(), stop_after_failures=9))
@@ -186,7 +186,7 @@ class Replays:
         service = await Service(world).open()
         service.refuse("m1")
         await Inbox(service.consumer, service.database).store(message("m1"))
-        await InboxWorker(service.consumer, service.database).work_once()
+        await InboxWorker(service.consumer, service.database).run_until_empty()
         service.heal()
         async with world.database.begin() as unit:
             await unit.claims.reopen("billing", "m1")

@@ -13,7 +13,7 @@ from functools import cache
 
 from semel.codec import Unread, Unreadable
 from semel.lease import Owner, this_process
-from semel.message import Message, digest_of, text_of
+from semel.message import Message, StoredRecord, digest_of, text_of
 from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Unit
 from semel.messaging.failed.deadletters import Failed, keep_letter, letter_of
@@ -58,7 +58,6 @@ from semel.messaging.records import (
     DeadLetter,
     FailedAttempt,
     Gap,
-    InboxMessage,
     WaitingMessage,
     Waits,
     conflict_id,
@@ -73,58 +72,21 @@ async def keep_attempt(
     """Write the failed attempt of a message whose *claim* has the failure already."""
     # If a repetition fails, the claim is COMPLETED, and its time is that of the effect.
     is_its_time = claim is not None and claim.state is not ClaimState.COMPLETED
+    is_erased = claim is not None and claim.erased_at is not None
     await unit.attempts.add(
-        _attempt(
+        FailedAttempt(
             consumer,
             message.id,
-            message.key,
             message.attempt,
-            failure,
-            is_erased=claim is not None and claim.erased_at is not None,
-            at=claim.failed_at or 0.0 if claim is not None and is_its_time else 0.0,
+            failure.code,
+            failure.failure_class.value,
+            # An exception may quote the payload that was erased.
+            "" if is_erased else failure.reason,
+            failure.exception,
+            _worker(this_process()),
+            message.key,
+            claim.failed_at or 0.0 if claim is not None and is_its_time else 0.0,
         )
-    )
-
-
-async def keep_attempt_of_inbox(
-    unit: Unit, consumer: str, message_id: str, failure: Classified
-) -> InboxMessage | None:
-    """Write the failed attempt of a stored message whose row counts it already; return the row.
-
-    None, and nothing written, if it is processed: another worker has handled it meanwhile.
-    """
-    stored = await unit.inbox.get(consumer, message_id)
-    if stored is None or stored.processed_at is not None:
-        return None
-    is_erased = stored.erased_at is not None
-    await unit.attempts.add(
-        _attempt(consumer, message_id, stored.key, stored.attempts, failure, is_erased=is_erased)
-    )
-    return stored
-
-
-def _attempt(
-    consumer: str,
-    message_id: str,
-    key: str | None,
-    number: int,
-    failure: Classified,
-    *,
-    is_erased: bool,
-    at: float = 0.0,
-) -> FailedAttempt:
-    return FailedAttempt(
-        consumer,
-        message_id,
-        number,
-        failure.code,
-        failure.failure_class.value,
-        # An exception may quote the payload that was erased.
-        "" if is_erased else failure.reason,
-        failure.exception,
-        _worker(this_process()),
-        key,
-        at,
     )
 
 
@@ -382,17 +344,19 @@ async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -
     )
     code = "MESSAGE_ID_MISSING" if record.why is Unread.NO_ID else "DESERIALIZATION_FAILED"
     failure = Classified(FailureClass.SCHEMA, code, record.reason, "")
-    at = record.record.at
+    found = record.record
     message = Message(
         id=record.id,
         payload=None,
-        raw=record.record.value or b"",
-        key=None if record.record.key is None else text_of(record.record.key),
-        headers=record.record.headers,
-        source=at,
-        timestamp=record.record.timestamp,
-        digest=digest_of(record.record.value),
+        raw=found.value or b"",
+        key=None if found.key is None else text_of(found.key),
+        headers=found.headers,
+        source=found.at,
+        timestamp=found.timestamp,
+        digest=digest_of(found.value),
     )
+    if isinstance(found, StoredRecord):
+        message = found.message
     failed = FailedMessage(unit, consumer, message, failure)
     claim = await failed.fail(ClaimState.FAILED_TERMINAL)
     if claim is None:

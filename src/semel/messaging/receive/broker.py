@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from semel.message import Partition, Record
+
+INBOX: Final = Partition("(inbox)", 0)
+"""The partition of an inbox, by a name that no broker allows for a topic."""
 
 Revoked = Callable[[Collection[Partition]], Awaitable[None]]
 """Called, and waited for, before partitions go to another member of the group."""

@@ -43,7 +43,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from semel import lease
-from semel.codec import Unread, Unreadable
+from semel.codec import Unread, Unreadable, unreadable_id
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse
 from semel.events import EVENTS, Metric
@@ -674,7 +674,9 @@ async def handle_record(
     async def read() -> Message | Unreadable:
         return consumer.reading.read(record)
 
-    reading = Suspect(unread.id, limit, quarantine, tell_unread)
+    # Under an id of its own, because a stored record is unreadable under the id of its message,
+    # whose notes count the deaths of the handler.
+    reading = Suspect(unreadable_id(record.at), limit, quarantine, tell_unread)
     async with TURNS.alone():
         # After a successful read, reading does not kill: clear all notes of reading.
         arrival = await guarded(consumer, database, reading, read, lambda read: Clear.ALL)

@@ -1,76 +1,42 @@
 """The inbox: messages are stored first, and handled in the same transaction or by a worker later.
 
-    store_and_handle   begin ─▶ store ─▶ handle ─▶ mark processed ─▶ commit ─▶ (ack)
+    store_and_handle   begin ─▶ store ─▶ claim, handle ─▶ mark processed ─▶ commit ─▶ (ack)
     store              begin ─▶ store ─▶ commit ─▶ (ack)       … and an inbox's worker, later
 
 An id is stored once for each consumer.  Acknowledge after the answer: then the message or its
-effect is durable.  The worker takes stored messages from the table:
+effect is durable.  The worker is an ordinary runner whose broker is the table: claims, retries,
+dead letters and the search for a message that kills are the runner's.
 
-    take ─▶ handle, each in a savepoint ─▶ commit        a batch, in normal operation
-    take ─▶ note the try ─▶ commit ─▶ handle alone       after an unclean stop
-
-A worker's row, which a clean stop removes, has the number of its messages in flight.  The next
-worker that finds the row handles that many alone, and dead-letters one that kills too often
-(`semel.messaging.receive.crash`).
+    fetch: rows that are due ─▶ runner ─▶ commit: rows have what their claims show
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from semel.clock import SYSTEM_CLOCK, Clock
-from semel.codec import SchemaIncompatible, Undecodable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Misuse, Retryable
 from semel.lease import Owner
-from semel.message import Message, Partition, value_of
-from semel.messaging.consumer import Consumer, unread
-from semel.messaging.database import Database, TransactionEnded, Unit, is_refusal
-from semel.messaging.failed.attempt_failed import keep_attempt_of_inbox, write_conflict
-from semel.messaging.failed.deadletters import Failed, keep_letter, letter_of
-from semel.messaging.failure import Classified, FailureClass, RetryIn, verdict
-from semel.messaging.handle.attempt import Attempt, classify
+from semel.message import Coordinates, Message, Partition, Record
+from semel.messaging.consumer import Consumer, record_of
+from semel.messaging.database import Database, Unit, is_refusal
+from semel.messaging.failed.attempt_failed import write_conflict
+from semel.messaging.handle.attempt import Attempt
 from semel.messaging.handle.cancel import rung
-from semel.messaging.handle.claims import (
-    ClaimRow,
-    Conflict,
-    Duplicate,
-    HeldElsewhere,
-    Parked,
-    Terminal,
-    refusal,
-)
-from semel.messaging.outcome import (
-    Conflicted,
-    DeadLettered,
-    Handled,
-    Outcome,
-    Refused,
-    RetryStored,
-    Skipped,
-    Told,
-    tell,
-    tell_received,
-)
-from semel.messaging.receive.crash import (
-    CRASHED,
-    TURNS,
-    Suspect,
-    Writer,
-    clear_own_notes,
-    guarded,
-    is_gone,
-    noting_as,
-)
-from semel.messaging.records import InboxMessage, Member
-from semel.messaging.redact import ERASED_REASON, reason_of
-from semel.policy.vocabulary import Duplicates, GiveUp, Mode
+from semel.messaging.handle.claims import HeldElsewhere, NotDue, refusal
+from semel.messaging.outcome import Outcome, RetryLater, Skipped, tell, tell_received
+from semel.messaging.receive.broker import INBOX, Revoked
+from semel.messaging.receive.runner import Runner
+from semel.messaging.records import InboxMessage
+from semel.messaging.redact import reason_of
+from semel.messaging.send.relay import LEASE_SECONDS, Leading
+from semel.messaging.settings import Order, RunnerSettings
+from semel.policy.vocabulary import Duplicates, Mode, RetryMode
 
 log = logging.getLogger("semel.messaging")
 
@@ -80,48 +46,33 @@ class Stored:
     """The message is durable, and a worker handles it."""
 
 
-NotNew: TypeAlias = Skipped | Refused | Conflicted
-
-
 class Inbox:
     """The inbox of one consumer."""
 
     def __init__(self, consumer: Consumer, database: Database) -> None:
-        """Use *consumer*.
+        """Use *consumer*, with order per key and a retry table: no broker delivers again.
 
         Raises:
-            Misuse: it takes batches or leases, checks versions, parks messages, or is called for
-                duplicates: an inbox supports none of these.
+            Misuse: it checks versions, or is called for duplicates: an inbox supports neither.
         """
-        if consumer.takes_batches or consumer.settings.versioned:
-            raise Misuse(
-                f"consumer {consumer.name}: an inbox handles messages one by one, "
-                f"and does not check versions"
-            )
-        if consumer.mode is Mode.LEASED:
-            raise Misuse(
-                f"consumer {consumer.name}: an inbox handles each message in one transaction, "
-                f"and has no leases to give"
-            )
-        if GiveUp.PARK in (consumer.settings.on_exhausted, consumer.settings.on_hopeless):
-            raise Misuse(
-                f"consumer {consumer.name}: what an inbox gives up is a dead letter, and is never "
-                f"parked; use GiveUp.DEAD_LETTER (onExhausted: dlq in a policy)"
-            )
-        if consumer.settings.duplicates is Duplicates.INVOKE:
+        settings = consumer.settings
+        if settings.versioned:
+            raise Misuse(f"consumer {consumer.name}: an inbox does not check versions")
+        if settings.duplicates is Duplicates.INVOKE:
             raise Misuse(
                 f"consumer {consumer.name}: an inbox does not call the handler for a duplicate; "
                 f"send through an outbox, and use Duplicates.SKIP"
             )
-        self.consumer = consumer
+        retry = replace(settings.retry, mode=RetryMode.RETRY_TABLE)
+        settings = replace(settings, order=Order.KEY, holds_keys=None, retry=retry)
+        self.consumer = consumer.with_settings(settings)
         self.database = database
 
-    async def store(self, message: Message) -> Stored | NotNew:
-        """Make a message durable, to be handled by an `semel.messaging.receive.inbox.InboxWorker`.
+    async def store(self, message: Message) -> Stored | Outcome:
+        """Make a message durable, to be handled by an `InboxWorker`.
 
-        Acknowledge after any answer: the message is stored, was stored before, or is dead-lettered
-        because its id is known with another payload.  If a replay handled it before it came, its
-        claim shows that, and it is not stored.
+        Acknowledge after any answer: the message is stored, was stored or handled before, or is
+        dead-lettered because its id is known with another payload.
 
         Raises:
             Retryable: nothing was stored; do not acknowledge.
@@ -131,121 +82,154 @@ class Inbox:
             known = await self._known(unit, message)
             reach(CrashPoint.MESSAGE_COMMIT_BEFORE, self.consumer.name)
         reach(CrashPoint.MESSAGE_COMMIT_AFTER, self.consumer.name)
-        tell_received(message, self.consumer.name)
         if known is None:
-            # No event here: the worker reports the outcome.
+            # No events here: the worker's runner counts it.
             return Stored()
+        tell_received(message, self.consumer.name)
         tell(message, known, self.consumer.name)
         return known
 
-    async def store_and_handle(self, message: Message) -> Handled | NotNew:
+    async def store_and_handle(self, message: Message) -> Outcome:
         """Store and handle a message in one transaction.
 
         An exception of the handler is raised here, and nothing is kept: the broker delivers the
         message again.  A violated constraint of the handler's own tables is such a failure,
-        never a duplicate.
+        never a duplicate.  If an earlier message of its key waits, it waits behind that one.
 
         Raises:
             Retryable: nothing happened; do not acknowledge.
             InDoubt: the commit is unknown; do not acknowledge, the next delivery finds out.
-        """
-        began = SYSTEM_CLOCK.monotonic()
-        async with self.database.begin() as unit:
-            answer: Handled | NotNew | None = await self._known(unit, message)
-            reach(CrashPoint.CLAIM_AFTER, self.consumer.name)
-            if answer is None:
-                answer = Handled(await handle(unit, Attempt(self.consumer, message)))
-            reach(CrashPoint.MESSAGE_COMMIT_BEFORE, self.consumer.name)
-        reach(CrashPoint.MESSAGE_COMMIT_AFTER, self.consumer.name)
-        tell_received(message, self.consumer.name)
-        tell(message, answer, self.consumer.name, SYSTEM_CLOCK.monotonic() - began)
-        return answer
-
-    async def _known(self, unit: Unit, message: Message) -> NotNew | None:
-        """Store a message; return what is known of its id if it is not new.
-
-        Read the claim only after storing: a replay that handles the message holds its row in the
-        inbox, so storing waits until the replay's claim is visible.
+            Misuse: the consumer's handler takes a lease, and this is one transaction.
         """
         name = self.consumer.name
+        if self.consumer.mode is Mode.LEASED:
+            raise Misuse(f"consumer {name}: one transaction has no lease to give; use `store`")
+        began = SYSTEM_CLOCK.monotonic()
+        async with self.database.begin() as unit:
+            outcome = await self._known(unit, message)
+            if outcome is None:
+                outcome = await Attempt(self.consumer, message).run(unit)
+                await unit.inbox.settle(name, [message.id])
+            if isinstance(outcome, RetryLater):
+                raise Retryable(f"consumer {name}: message {message.id!r} cannot be handled now")
+            reach(CrashPoint.MESSAGE_COMMIT_BEFORE, name)
+        reach(CrashPoint.MESSAGE_COMMIT_AFTER, name)
+        tell_received(message, name)
+        tell(message, outcome, name, SYSTEM_CLOCK.monotonic() - began)
+        return outcome
+
+    async def _known(self, unit: Unit, message: Message) -> Outcome | None:
+        """Store a message; return what is known of its id if it is not new."""
+        name = self.consumer.name
+        claim = await unit.claims.look_up(name, message.id)
+        if claim is not None:
+            answer = refusal(claim, message.digest, await unit.now())
+            if isinstance(answer, HeldElsewhere):
+                raise Retryable(f"consumer {name}: {answer.owner} is handling {message.id!r}")
+            if answer is not None and not isinstance(answer, NotDue):
+                return await Attempt(self.consumer, message).refuse(unit, answer)
+            if await unit.waiting.get(name, message.id) is not None:
+                return Skipped("stored before")
         if await unit.inbox.store(InboxMessage.of(name, message)):
-            claim = await unit.claims.look_up(name, message.id)
-            answer = None if claim is None else await self._claimed(unit, message, claim)
-            if answer is not None:
-                await unit.inbox.withdraw(name, message.id)
-            return answer
+            return None
         known = await unit.inbox.get(name, message.id)
         if known is None:
             # Retention deleted it between two statements.
             raise Retryable(f"consumer {name}: message {message.id!r} was deleted just now")
         if known.payload_hash and known.payload_hash != message.digest:
             return await write_conflict(unit, self.consumer, message, known.payload_hash)
-        why = "duplicate" if known.processed_at is not None else "stored before"
-        return Skipped(why, known.result)
-
-    async def _claimed(self, unit: Unit, message: Message, claim: ClaimRow) -> NotNew | None:
-        """Answer for a message that has a claim and was never stored; None: it may be stored.
-
-        An inbox does not claim: the claim is from code that handles messages without an inbox,
-        such as a replay of the broker's records, and may still have it in the waiting table.
-        """
-        name = self.consumer.name
-        match refusal(claim, message.digest, await unit.now()):
-            case Conflict(expected):
-                return await write_conflict(unit, self.consumer, message, expected)
-            case Duplicate(result):
-                return Skipped("duplicate", result)
-            case Terminal(error_code):
-                return Refused(f"dead letter ({error_code})")
-            case Parked():
-                return Refused("parked")
-            case HeldElsewhere(owner):
-                raise Retryable(f"consumer {name}: {owner} is handling message {message.id!r}")
-            case _:
-                waits = await unit.waiting.get(name, message.id)
-                return None if waits is None else Skipped("stored before")
+        return Skipped("duplicate" if known.processed_at is not None else "stored before")
 
 
-async def handle(unit: Unit, attempt: Attempt) -> Any:
-    """Call the handler in the open transaction, and mark the message as processed."""
-    consumer = attempt.consumer
-    await unit.begin_message()
-    result = await attempt.invoke(unit.session)
-    kept = json.dumps(result, default=str) if consumer.settings.keeps_results else None
-    await unit.inbox.done(consumer.name, attempt.message.id, kept)
-    return result
+class InboxSubscription:
+    """The rows of one inbox that are due, as the only partition of a `Subscription`.
 
-
-def message_of_inbox(consumer: Consumer, stored: InboxMessage) -> Message:
-    """Rebuild a Message from a stored row.
-
-    Raises:
-        Undecodable: its payload cannot be read; it is a dead letter.
+    An offset is the place of a row.  A transaction that commits late adds a row before those
+    that were fetched already: so each fetch begins with the first row that is due, and a commit
+    settles exactly the rows that were fetched.
     """
-    found = unread(stored)
-    value = value_of(found.raw, stored.payload_hash)
-    payload = consumer.reading.payload_of(value, stored.headers)
-    return replace(found, payload=payload, attempt=stored.attempts + 1)
+
+    assignment: Final = frozenset({INBOX})
+
+    def __init__(
+        self,
+        consumer: str,
+        database: Database,
+        bell: asyncio.Event,
+        found_none: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Wait for *bell* if nothing is due, after a call of *found_none*."""
+        self.group = consumer
+        self._database = database
+        self._bell = bell
+        self._found_none = found_none
+        self._fetched: dict[int, str] = {}
+        """The ids of the rows of the last fetch, by their places."""
+
+        self._is_paused = False
+
+    def on_revoked(self, listener: Revoked) -> None:
+        """Do nothing: a leader that loses its inbox ends its whole runner."""
+
+    async def fetch(self, max_records: int, wait_seconds: float) -> Sequence[Record]:
+        """Return the first rows that are due; if there are none, wait for the next look."""
+        self._bell.clear()
+        rows: Sequence[InboxMessage] = ()
+        if not self._is_paused:
+            async with self._database.begin() as unit:
+                rows = await unit.inbox.due(self.group, max_records)
+        self._fetched = {row.place: row.message_id for row in rows}
+        if not rows:
+            await self._found_none()
+            async with self._database.begin() as unit:
+                # Not while there is a backlog: the statement would read all of it.
+                await unit.inbox.settle_again(self.group)
+            await rung(self._bell, wait_seconds)
+        return [record_of(row, Coordinates(INBOX.topic, INBOX.number, row.place)) for row in rows]
+
+    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """Settle the rows of the last fetch before an offset; its runner has ended them."""
+        settled = [id for place, id in self._fetched.items() if place < offsets[INBOX]]
+        async with self._database.begin() as unit:
+            await unit.inbox.settle(self.group, settled)
+
+    async def committed(self, partition: Partition) -> int:
+        """Return the place of the first row that is due."""
+        return (await self._bounds())[0]
+
+    async def end(self, partition: Partition) -> int:
+        """Return the place after the last row that is due."""
+        return (await self._bounds())[1]
+
+    async def _bounds(self) -> tuple[int, int]:
+        async with self._database.begin() as unit:
+            return await unit.inbox.bounds(self.group)
+
+    def seek(self, partition: Partition, offset: int) -> None:
+        """Do nothing: what is not settled is due, and is fetched again."""
+
+    def pause(self, partition: Partition) -> None:
+        """Fetch nothing until `resume`."""
+        self._is_paused = True
+
+    def resume(self, partition: Partition) -> None:
+        """Fetch again."""
+        self._is_paused = False
+
+    async def close(self) -> None:
+        """Do nothing: the leadership belongs to the worker."""
 
 
 BATCH: Final = 20
-
-
 POLL_SECONDS: Final = 1.0
-
-
-ROW_SECONDS: Final = 60.0
-
-
-PLACE: Final = Partition("inbox", 0)
-"""The partition in a worker's row, because an inbox has none."""
+UNTIL_EMPTY_SECONDS: Final = 0.05
 
 
 class InboxWorker:
     """Handles stored messages, those of one key in the order of their arrival.
 
-    Any number of workers may share one inbox.  A batch is one transaction with a savepoint for
-    each message; after a crash its messages are taken again.
+    Any number of workers may be started, in any number of processes: one leads, and the others
+    wait until it stops or its lease ends.
     """
 
     def __init__(
@@ -254,262 +238,112 @@ class InboxWorker:
         database: Database,
         *,
         batch: int = BATCH,
+        concurrency: int = 1,
         poll_seconds: float = POLL_SECONDS,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """Fetch up to *batch* messages at once, and handle those of *concurrency* keys at once.
+
+        Each message has a transaction of its own, unless the consumer's mode is another one.
+        """
         self.consumer = Inbox(consumer, database).consumer
         self.database = database
-        self._batch = batch
-        self._poll_seconds = poll_seconds
-        self._writer = Writer(uuid.uuid4().hex)
-        self._row = _Row(consumer.name, database, batch, clock)
+        mode = consumer.mode or (Mode.BATCHED if consumer.takes_batches else Mode.TRANSACTIONAL)
+        self._settings = RunnerSettings(
+            mode,
+            max_records=batch,
+            concurrency=concurrency,
+            wait_seconds=poll_seconds,
+        )
+        self._clock = clock
+        self._leading = Leading(database, f"inbox:{consumer.name}", LEASE_SECONDS, clock)
+        self._runner: Runner | None = None
         self._bell = asyncio.Event()
-        self._is_stopped = False
+        """Set when there may be messages, or at the stop."""
+
+        self._stopping = asyncio.Event()
+        self._until_empty = False
 
     async def run(self) -> None:
-        """Handle what is due until `stop`; try again if the database does not answer.
+        """Handle what is stored until `stop`; try again if the database does not answer.
 
         Also if it refuses: then each refusal is logged.
         """
-        while not self._is_stopped:
-            self._bell.clear()
-            try:
-                if await self.work_once():
-                    continue
-            except (Retryable, InDoubt, Fenced) as error:
-                why = {"consumer": self.consumer.name, "reason": reason_of(error)}
-                log.warning("inbox worker waits", extra=why)
-            except Exception as error:
-                if not is_refusal(self.database, self.consumer.name, error):
-                    raise
-            await self._rest()
-        self._is_stopped = False
-        await self._leave()
+        self._leading.begin()
+        try:
+            while not self._stopping.is_set() and not await self._has_led():
+                await rung(self._stopping, self._poll_seconds)
+                await self._stop_if_empty()
+        finally:
+            self._stopping.clear()
 
     async def run_until_empty(self) -> None:
-        """Handle messages until none is left that will be tried."""
-        while True:
-            if await self.work_once():
-                continue
-            async with self.database.begin() as unit:
-                if not await unit.inbox.pending(self.consumer.name):
-                    break
-            await self._rest()
-        await self._leave()
+        """Handle messages until none is left that will be tried, by this worker or another."""
+        self._until_empty = True
+        try:
+            await self.run()
+        finally:
+            self._until_empty = False
 
     def stop(self) -> None:
         """Finish the current batch, then return from `run`."""
-        self._is_stopped = True
+        self._stopping.set()
         self._bell.set()
+        if self._runner is not None:
+            self._runner.stop()
 
     def wake(self) -> None:
         """Look for new messages now; call it on the worker's event loop."""
         self._bell.set()
 
-    async def work_once(self) -> int:
-        """Handle one batch of what is due; return how many were tried.
+    @property
+    def _poll_seconds(self) -> float:
+        poll_seconds = self._settings.wait_seconds
+        return min(poll_seconds, UNTIL_EMPTY_SECONDS) if self._until_empty else poll_seconds
 
-        Raises:
-            Retryable, InDoubt: the database did not answer; what is not committed is taken again.
-        """
-        await self._row.keep()
-        await self._writer.clear_the_rest(self.consumer.name, self.database)
-        if self._row.suspects:
-            async with TURNS.alone():
-                with noting_as(self._writer):
-                    return await self._work_alone()
-        async with TURNS.beside_others():
-            return await self._work(self._batch)
-
-    async def _work_alone(self) -> int:
-        """Handle one message while nothing else runs in the process."""
-        async with self.database.begin() as unit:
-            taken = await unit.inbox.take_due(self.consumer.name, 1)
-        if taken:
-            await self._guarded(taken[0])
-        await self._row.handled_alone(len(taken))
-        return len(taken)
-
-    async def _guarded(self, stored: InboxMessage) -> None:
-        """Handle a message that may kill the process; dead-letter it if it did so too often."""
-        consumer, limit = self.consumer, self.consumer.settings.poison_attempts
-
-        async def quarantine(unit: Unit, runs: object) -> Outcome | None:
-            why = f"the process died {limit} times while it handled this message alone"
-            failure = Classified(FailureClass.POISON, CRASHED, why, "")
-            return await self._dead_letter(unit, stored, failure, Told.DLQ)
-
-        def tell_quarantined(outcome: Outcome) -> None:
-            tell(stored, outcome, consumer.name)
-
-        suspect = Suspect(stored.message_id, limit, quarantine, tell_quarantined)
-        await guarded(
-            consumer, self.database, suspect, lambda: self._work(1, only=stored.message_id)
-        )
-
-    async def _work(self, limit: int, only: str | None = None) -> int:
-        """Handle what is due; with *only*, just this message, and clear its crash note."""
-        taken: Sequence[InboxMessage] = ()
-        ended: list[_Ended] = []
+    async def _has_led(self) -> bool:
+        """Lead until the stop; return False if another worker leads, or this one cannot."""
         try:
             async with self.database.begin() as unit:
-                taken = await unit.inbox.take_due(self.consumer.name, limit)
-                for stored in taken:
-                    if only in (None, stored.message_id):
-                        ended.append(await self._try(unit, stored))
-                if only is not None:
-                    await clear_own_notes(unit, self.consumer.name, [only])
-                reach(CrashPoint.MESSAGE_COMMIT_BEFORE, self.consumer.name)
-        except (Retryable, InDoubt, Fenced, TransactionEnded):
-            raise
+                leadership = await self._leading.take(unit.outbox)
+            if leadership is None:
+                return False
+            self._runner = self._new_runner()
+            await self._leading.while_leading(leadership, self._runner.run(), _nothing)
+        except (Retryable, InDoubt, Fenced) as error:
+            why = {"consumer": self.consumer.name, "reason": reason_of(error)}
+            log.warning("inbox worker waits", extra=why)
+            return False
         except Exception as error:
-            if not taken:
+            if not is_refusal(self.database, self.consumer.name, error):
                 raise
-            # A deferred constraint failed at the commit, which does not name the message.
-            if len(taken) > 1:
-                return sum([await self._work(1) for _ in taken])
-            async with self.database.begin() as unit:
-                outcome = await self._fail(unit, taken[0], error)
-            ended = [_Ended(taken[0], outcome, sum(one.seconds for one in ended))]
-        reach(CrashPoint.MESSAGE_COMMIT_AFTER, self.consumer.name)
-        for one in ended:
-            if one.outcome is not None:
-                tell(one.stored, one.outcome, self.consumer.name, one.seconds)
-        return len(taken)
+            return False
+        finally:
+            self._runner = None
+        return True
 
-    async def _try(self, unit: Unit, stored: InboxMessage) -> _Ended:
-        began = SYSTEM_CLOCK.monotonic()
-        outcome: Outcome | None
-        message: Message | None = None
-        try:
-            message = message_of_inbox(self.consumer, stored)
-            async with unit.savepoint():
-                outcome = Handled(await handle(unit, Attempt(self.consumer, message)))
-        except TransactionEnded:
-            raise  # the effects of its neighbours may be durable: the worker stops
-        except Exception as error:
-            if message is None and isinstance(error, Retryable):
-                raise  # what is needed to read it does not answer, which is no attempt
-            # Every exception of a handler is classified.
-            outcome = await self._fail(unit, stored, error)
-        return _Ended(stored, outcome, SYSTEM_CLOCK.monotonic() - began)
-
-    async def _fail(self, unit: Unit, stored: InboxMessage, error: Exception) -> Outcome | None:
-        """Write a failed attempt, and a dead letter if it was the last.
-
-        None, and nothing written, if another worker has handled the message meanwhile.
-        """
-        consumer = self.consumer
-        failure = classify(consumer, self.database, error)
-        if isinstance(error, Undecodable):
-            # The same code as for a delivery that cannot be read.
-            failure = replace(
-                failure, failure_class=FailureClass.SCHEMA, code="DESERIALIZATION_FAILED"
-            )
-        fate = verdict(consumer.settings.retry, failure, stored.attempts + 1)
-        if not isinstance(fate, RetryIn):
-            return await self._dead_letter(unit, stored, failure, _told(error, failure))
-        why = f"{failure.code}: {failure.reason}"
-        attempts = await unit.inbox.failed(consumer.name, stored.message_id, why, fate.seconds)
-        await keep_attempt_of_inbox(unit, consumer.name, stored.message_id, failure)
-        nouns = {"consumer": consumer.name, "id": stored.message_id, "reason": why}
-        log.warning("message failed", extra=nouns)
-        return RetryStored(failure, attempts)
-
-    async def _dead_letter(
-        self, unit: Unit, stored: InboxMessage, failure: Classified, told: Told
-    ) -> Outcome | None:
-        name, why = self.consumer.name, f"{failure.code}: {failure.reason}"
-        attempts = await unit.inbox.failed(name, stored.message_id, why, None)
-        # The row is locked until the commit.  But before that the message may have been erased, or
-        # handled by another worker after the attempt's own transaction was rolled back.
-        kept = await keep_attempt_of_inbox(unit, name, stored.message_id, failure)
-        if kept is None:
-            return None
-        now = await unit.now()
-        message = unread(kept).tried(attempts)
-        letter = letter_of(self.consumer, message, Failed(failure, told, now, now))
-        letter = replace(letter, payload=kept.payload, erased_at=kept.erased_at)
-        if kept.erased_at is not None:
-            letter = replace(letter, reason=ERASED_REASON)
-        await keep_letter(unit, self.consumer.settings, letter)
-        nouns = {"consumer": name, "id": stored.message_id, "reason": why}
-        log.error("message is a dead letter", extra=nouns)
-        return DeadLettered(failure, told)
-
-    async def _leave(self) -> None:
-        await self._writer.clear_the_rest(self.consumer.name, self.database)
-        await self._row.leave()
-
-    async def _rest(self) -> None:
-        await rung(self._bell, self._poll_seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """One attempt of a transaction; its event is emitted after the commit."""
-
-    stored: InboxMessage
-    outcome: Outcome | None
-    seconds: float
-
-
-class _Row:
-    """The row of a running worker, and the number of suspects that others left."""
-
-    def __init__(self, consumer: str, database: Database, in_flight: int, clock: Clock) -> None:
-        self.suspects = 0
-        """How many messages are handled alone before any batch."""
-
-        self._consumer = consumer
-        self._database = database
-        self._in_flight = in_flight
-        self._clock = clock
-        self._member: Member | None = None
-        self._dead: Sequence[Member] = ()
-        self._renew_at = 0.0
-
-    async def keep(self) -> None:
-        """Write the row before any message is handled, and renew it while there is work."""
-        if self._member is not None and self._clock.monotonic() < self._renew_at:
-            return
-        renew_at = self._clock.monotonic() + ROW_SECONDS / 3
-        owner = Owner.here()
-        name, written = owner.instance, json.dumps(owner.to_json())
-        member = self._member or Member(
-            self._consumer, name, written, frozenset({PLACE}), self._in_flight
+    def _new_runner(self, owner: Owner | None = None) -> Runner:
+        subscription = InboxSubscription(
+            self.consumer.name, self.database, self._bell, self._stop_if_empty
         )
-        async with self._database.begin() as unit:
-            if self._member is None:
-                others = await unit.members.others(self._consumer, name, [PLACE])
-                now = await unit.now()
-                self._dead = [m for m in others if m.expires_at <= now or is_gone(m)]
-                self.suspects = sum(other.in_flight for other in self._dead)
-            await unit.members.enter(member, ROW_SECONDS)
-        self._member, self._renew_at = member, renew_at
-        if self.suspects:
-            nouns = {"consumer": self._consumer, "messages": self.suspects}
-            log.warning("unclean stop found: one message at a time", extra=nouns)
+        return Runner(
+            self.consumer,
+            subscription,
+            self.database,
+            replace(self._settings, wait_seconds=self._poll_seconds),
+            clock=self._clock,
+            owner=owner,
+        )
 
-    async def handled_alone(self, messages: int) -> None:
-        """Count messages that were handled alone; the last one, or 0, ends this mode."""
-        self.suspects = self.suspects - messages if messages else 0
-        if self.suspects <= 0:
-            self.suspects = 0
-            async with self._database.begin() as unit:
-                for member in self._dead:
-                    await unit.members.leave(self._consumer, member.name)
-
-    async def leave(self) -> None:
-        """Remove the row: the worker ends cleanly."""
-        member, self._member = self._member, None
-        if member is not None:
-            async with self._database.begin() as unit:
-                await unit.members.leave(self._consumer, member.name)
+    async def _stop_if_empty(self) -> None:
+        """Stop if this is a run until the inbox is empty, and nothing waits for a retry."""
+        if not self._until_empty:
+            return
+        async with self.database.begin() as unit:
+            pending = await unit.inbox.pending(self.consumer.name)
+            if not pending and await unit.waiting.seconds_to_next(self.consumer.name) is None:
+                self.stop()
 
 
-def _told(error: Exception, failure: Classified) -> Told:
-    if isinstance(error, Undecodable) and not isinstance(error, SchemaIncompatible):
-        return Told.DESERIALIZATION_FAILURE
-    is_of_schema = failure.failure_class is FailureClass.SCHEMA
-    return Told.SCHEMA_INCOMPATIBLE if is_of_schema else Told.DLQ
+async def _nothing() -> None:
+    """Do nothing with a renewal of the lease."""

@@ -107,7 +107,8 @@ def where_of(item: Arrived) -> Where:
         case Record():
             return item.at.place, item.key
         case Message():
-            return item.source.place if item.source else None, item.key
+            at = item.fetched_from or item.source
+            return at.place if at else None, item.key
         case Unreadable():
             return item.record.at.place, FromKey().find(item.record, None)
 

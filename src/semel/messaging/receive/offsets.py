@@ -5,7 +5,7 @@
 
 If one transaction handles a whole fetch, it also writes the marks (`FetchMarks`); otherwise a
 transaction of their own does.  An offset is never marked before its message is durable, and
-never committed before it is marked.
+never committed before it is marked.  An inbox needs no marks: its rows show what became of each.
 
 Further marks follow a message that stays in our own tables after its delivery:
 
@@ -42,7 +42,7 @@ from semel.messaging.outcome import (
     settlement,
     told,
 )
-from semel.messaging.receive.broker import Subscription
+from semel.messaging.receive.broker import INBOX, Subscription
 from semel.messaging.receive.lanes import Watermark
 from semel.messaging.records import DeadLetter, WaitingMessage
 
@@ -164,6 +164,8 @@ class FetchMarks:
                 acked.setdefault(at.place, {})[at.offset] = noted(outcome)
         ranges: list[OutcomeRange] = []
         for partition, place in self._places.items():
+            if partition == INBOX:
+                continue
             told = acked.get(partition, {})
             end = place.watermark.after(told)
             told |= place.outcomes
@@ -196,8 +198,11 @@ class Settling:
     async def deliver(self, at: Coordinates) -> None:
         """Note that a record came."""
         place = self._places.get(at.place)
-        if place is None:
-            start = await self._subscription.committed(at.place)
+        # Each fetch of an inbox begins with the first row that is not settled, which is before the
+        # rows of earlier fetches if its transaction committed late.
+        begins_with_it = at.place == INBOX
+        if place is None or (begins_with_it and at.offset < place.watermark.next_offset):
+            start = at.offset if begins_with_it else await self._subscription.committed(at.place)
             place = _Place(Watermark(start), start, start)
             self._places[at.place] = place
         place.watermark.deliver(at.offset)
@@ -230,7 +235,8 @@ class Settling:
                 case Nack(seconds):
                     back.setdefault(at.place, (at.offset, seconds))
                 case _:
-                    place.note(at.offset, outcome)
+                    if at.place != INBOX:
+                        place.note(at.offset, outcome)
                     place.watermark.settle(at.offset)
         await self._keep_outcomes()
         await self._commit()

@@ -449,6 +449,7 @@ def _check(consumer: Consumer, settings: RunnerSettings) -> None:
 def _at(arrival: Arrival) -> Coordinates:
     if isinstance(arrival, Unreadable):
         return arrival.record.at
-    if arrival.source is None:
+    at = arrival.fetched_from or arrival.source
+    if at is None:
         raise ValueError("a message from a broker has coordinates")
-    return arrival.source
+    return at
