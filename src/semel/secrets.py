@@ -18,7 +18,8 @@ Password: TypeAlias = str | Callable[[], str] | None
 
 HIDDEN: Final = "***"
 
-_QUERY = re.compile(r"([?&](?:ssl)?password=)([^&#]*)", re.IGNORECASE)
+# Settings of Kafka's client have names such as sasl.password and ssl.key.password.
+_QUERY = re.compile(r"([?&](?:ssl|[\w.]*\.)?password=)([^&#]*)", re.IGNORECASE)
 _KEYWORD = re.compile(r"\b((?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&#]+)", re.IGNORECASE)
 
 

@@ -17,6 +17,7 @@ from semel.secrets import masked, resolve, scrubbed
         ("postgresql://u:s3cret?s3cret@h/db", "postgresql://u:***@h/db"),
         ("postgresql://u@h/db?password=s3cret&x=1", "postgresql://u@h/db?password=***&x=1"),
         ("postgresql://h/db?sslpassword=s3cret", "postgresql://h/db?sslpassword=***"),
+        ("kafka://h?sasl.password=s3cret&x=1", "kafka://h?sasl.password=***&x=1"),
         ("postgresql://h1:1,h2:2/db?user=a@b", "postgresql://h1:1,h2:2/db?user=a@b"),
         ("host=h password=s3cret dbname=db", "host=h password=*** dbname=db"),
         ("host=h password='s3 cret' dbname=db", "host=h password=*** dbname=db"),

@@ -8,6 +8,7 @@ preamble    how a command is made, and what it begins with: target (a ledger or 
             database (of messages)
 messages    what `dlq`, `parking` and `outbox` do with one message or many
 options     options that several commands share; selection: those of a replay
+logs        log lines of a service, with their fields
 plain       text of other people, without escape sequences
 """
 

@@ -30,6 +30,7 @@ from semel.cli.commands import (  # noqa: F401  each declares its commands
     recover,
     replay,
     retention,
+    run,
     verify,
 )
 from semel.cli.preamble import COMMANDS
@@ -96,7 +97,7 @@ PANELS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("status", "doctor", "recover", "verify", "history", "lint", "adopt"), PIPELINES
     ),
-    **dict.fromkeys(("explain", "erase", "retention"), CONSUMERS),
+    **dict.fromkeys(("run", "explain", "erase", "retention"), CONSUMERS),
 }
 """The commands without a group, in the order of the help."""
 

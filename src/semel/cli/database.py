@@ -165,7 +165,7 @@ def asking(
 ) -> Iterator[Books]:
     """Answer about a database."""
     with answering(name, as_json, debug) as answer:
-        yield Books(_url(answer, database), answer)
+        yield Books(database_url(answer, database), answer)
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def inspecting(
 ) -> Iterator[Actor]:
     """Answer with what was in a message; the audit trail keeps who looked."""
     with answering(name, as_json, debug) as answer:
-        yield Actor(_url(answer, database), answer, name=actor or your_name())
+        yield Actor(database_url(answer, database), answer, name=actor or your_name())
 
 
 @contextmanager
@@ -193,7 +193,7 @@ def acting(
 ) -> Iterator[Actor]:
     """Answer after a person's act, which the database's audit trail keeps."""
     with answering(name, as_json, debug) as answer:
-        url = _url(answer, database)
+        url = database_url(answer, database)
         yield Actor(url, answer, name=actor or your_name(), reason=reason, yes=yes)
 
 
@@ -219,7 +219,12 @@ def your_name() -> str:
         raise Misuse("say who you are, with --actor: the system has no name for you") from error
 
 
-def _url(answer: Answer, url: str | None) -> str:
+def database_url(answer: Answer, url: str | None) -> str:
+    """Return the database's URL, given or from the environment.
+
+    Raises:
+        Misuse: there is neither.
+    """
     url = url or os.environ.get(DATABASE_VARIABLE)
     if not url:
         raise Misuse(f"say which database with --database URL (or ${DATABASE_VARIABLE})")

@@ -159,16 +159,16 @@ def time_of(text: str) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=dt.UTC)).timestamp()
 
 
-def load_consumer(spec: str, mode: Mode | None = None) -> Consumer:
+def load_consumer(spec: str, mode: Mode | None = None, option: str = "--consumer") -> Consumer:
     """Import a consumer; of *mode*, where it does not say itself how its handler is called.
 
     Raises:
         Misuse: it is not there, or something else, or of another mode.
     """
-    found = load_object("--consumer", spec)
+    found = load_object(option, spec)
     if not isinstance(found, Consumer):
         raise Misuse(
-            f"--consumer {spec}: found a {type(found).__name__}; it must be a consumer, as "
+            f"{option} {spec}: found a {type(found).__name__}; it must be a consumer, as "
             f"`@consumer(…)` makes it"
         )
     if mode is None:

@@ -118,11 +118,15 @@ def bootstrap_of(url: str) -> tuple[str, dict[str, str]]:
     """
     if not url.startswith(SCHEME):
         return url, {}
-    parts = urlsplit(url)
+    form = "a broker's URL has the form kafka://host:port,host:port?setting=value"
+    try:
+        parts = urlsplit(url)
+        settings = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+    except ValueError as error:
+        raise Misuse(form) from error
     login, _, servers = parts.netloc.rpartition("@")
     if not servers:
-        raise Misuse("a broker's URL has the form kafka://host:port,host:port?setting=value")
-    settings = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+        raise Misuse(form)
     if login:
         user, _, password = login.partition(":")
         settings = {

@@ -29,7 +29,7 @@ def create(books: Books) -> None:
     """
     from semel.sql.schema import create
 
-    change = _on_engine(books.url, _need_folder, create)
+    change = asyncio.run(on_engine(books.url, need_folder, create))
     books.reply(change, lambda done: _change_lines(books.database, done))
 
 
@@ -43,7 +43,7 @@ def upgrade(books: Books) -> None:
     """
     from semel.sql.schema import upgrade
 
-    change = _on_engine(books.url, _need_file, upgrade)
+    change = asyncio.run(on_engine(books.url, _need_file, upgrade))
     books.reply(change, lambda done: _change_lines(books.database, done))
 
 
@@ -57,28 +57,31 @@ def check(books: Books) -> None:
     """
     from semel.sql.schema import VERSION, check
 
-    found = SchemaCheck(VERSION, _on_engine(books.url, _need_file, check))
+    found = SchemaCheck(VERSION, asyncio.run(on_engine(books.url, _need_file, check)))
     books.reply(found, lambda check: _check_lines(books.database, check))
 
 
-def _on_engine(
+async def on_engine(
     url: str, look: Callable[[str], None], act: Callable[[Any], Awaitable[Result]]
 ) -> Result:
+    """Open a database, check the path of a file with *look*, and do *act* with its engine."""
     from semel.sql.engine import open_engine
 
-    async def whole() -> Result:
-        engine = open_engine(url)
-        try:
-            if engine.dialect.name == "sqlite":
-                look(engine.url.database or ":memory:")
-            return await act(engine)
-        finally:
-            await engine.dispose()
-
-    return asyncio.run(whole())
+    engine = open_engine(url)
+    try:
+        if engine.dialect.name == "sqlite":
+            look(engine.url.database or ":memory:")
+        return await act(engine)
+    finally:
+        await engine.dispose()
 
 
-def _need_folder(file: str) -> None:
+def need_folder(file: str) -> None:
+    """Check that a new database can be a file of this path.
+
+    Raises:
+        Misuse: it is in memory, or in a folder that does not exist.
+    """
     if file == ":memory:":
         raise Misuse("a database in memory is gone when this command ends: name a file")
     folder = Path(file).resolve().parent
