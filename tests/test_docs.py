@@ -2,6 +2,8 @@
 
     ```python     is run, all blocks of a page in order and in one namespace
     ```console    `$ semel …`, `$ make …`, `$ pip install …` must exist as they are written
+    ```dockerfile what it installs and the command that it runs must exist, and so must the
+    ```yaml       command of a Kubernetes Deployment, which has time to stop
     ```text       right behind a python block, or a console block with `$ semel …`, is its output
 
 A page that needs services says so in a comment: ``<!-- needs: spark postgres -->``.  Code in a
@@ -13,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import io
+import json
 import linecache
 import re
 import shlex
@@ -27,9 +30,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from docs.generate import TABLES, regenerated
 from semel.events import Metric
+from semel.messaging.send.relay import STOP_SECONDS
+from semel.messaging.settings import RunnerSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,7 +49,7 @@ BLOCK = re.compile(
     r"^```(?P<kind>\w*)\n(?P<body>.*?)^```$|^<!-- python\n(?P<hidden>.*?)^-->$", re.M | re.S
 )
 NEEDS = re.compile(r"^<!-- needs: ([a-z ]+) -->$", re.M)
-KINDS = {"python", "text", "console", "sql", "yaml"}
+KINDS = {"python", "text", "console", "sql", "yaml", "dockerfile"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +280,34 @@ def test_a_command_exists_as_it_is_written(command):
             assert_command_exists(arguments)
         case _:
             assert words[0] in FOREIGN, command
+
+
+def test_an_image_installs_and_runs_what_exists():
+    for page in PAGES:
+        for block in blocks(page):
+            if block.kind == "dockerfile":
+                steps = dict(line.split(" ", 1) for line in block.text.splitlines())
+                pip, install, *packages = shlex.split(steps["RUN"])
+                assert (pip, install) == ("pip", "install")
+                for package in packages:
+                    if not package.startswith("--"):
+                        assert_extras_exist(package)
+                semel, *arguments = json.loads(steps["ENTRYPOINT"]) + json.loads(steps["CMD"])
+                assert semel == "semel"
+                assert_command_exists(arguments)
+
+
+def test_a_deployment_runs_a_command_that_exists_and_gives_it_time_to_stop():
+    runner = RunnerSettings()
+    needed = runner.stop_seconds + runner.cancel_seconds + STOP_SECONDS
+    texts = [block.text for page in PAGES for block in blocks(page) if block.kind == "yaml"]
+    found = [document for text in texts if "kind" in (document := yaml.safe_load(text) or {})]
+    assert [document["kind"] for document in found] == ["Deployment"]
+    for document in found:
+        pod = document["spec"]["template"]["spec"]
+        assert pod["terminationGracePeriodSeconds"] > needed
+        for container in pod["containers"]:
+            assert_command_exists(container["args"])
 
 
 def assert_extras_exist(package: str) -> None:
