@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterator
-from itertools import count
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
+from semel.testing.plugin import empty_database
+from semel.testing.plugin import start_or_skip as require
 from semel.testing.services import (
     KafkaServer,
     PostgresServer,
@@ -31,9 +32,6 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 # The JVMs of tests live for seconds: the optimizing compiler costs them half as much again.
 for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
     os.environ.setdefault(name, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-
-Started = TypeVar("Started")
-_numbers = count(1)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -56,16 +54,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not item.nodeid.startswith(JVM):
             raise pytest.UsageError(f"{item.nodeid} starts a JVM: add its file to tests/turns.py")
     items.sort(key=lambda item: not starts_jvm(item))
-
-
-def require(start: Callable[[], Started]) -> Started:
-    """Start a service; without it, a laptop skips the test and CI fails it."""
-    try:
-        return start()
-    except ServiceUnavailable as missing:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(missing))
 
 
 @pytest.fixture(autouse=True)
@@ -105,19 +93,13 @@ def quick_postgres16_server() -> Iterator[PostgresServer]:
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """An empty database of PostgreSQL 18 for this test alone."""
-    yield from _database(postgres_server)
+    yield from empty_database(postgres_server)
 
 
 @pytest.fixture
 def postgres16_url(postgres16_server: PostgresServer) -> Iterator[str]:
     """An empty database of PostgreSQL 16 for this test alone."""
-    yield from _database(postgres16_server)
-
-
-def _database(server: PostgresServer) -> Iterator[str]:
-    name = f"test_{next(_numbers)}"
-    yield server.create_database(name)
-    server.drop_database(name)
+    yield from empty_database(postgres16_server)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@
     SimulatedClock             a clock that a test owns
     local_stage                the staging job without Spark
     audit_sinks                the source against what every sink shows, row by row
+    plugin                     a pytest plugin: services as fixtures, loaded by pytest itself
     services                   real PostgreSQL, Kafka and Spark on this machine
 
 Inside: `contracts/`, `services/`; `chaos`, `explore`, `world` and `faults` tell the histories

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from semel.testing.services.processes import ServiceUnavailable, java, package_folder
 
@@ -37,14 +38,23 @@ def services_folder() -> Path:
     return Path(os.environ.get("SEMEL_SERVICES_DIR") or Path.home() / ".cache" / "semel")
 
 
+FETCHED_MB: Final = 55
+"""How much the first use downloads."""
+
+
+def jars_folder() -> Path:
+    """Return the folder of the jars, which exists once they were fetched."""
+    digest = hashlib.sha256(_MODULES.encode()).hexdigest()[:12]
+    return services_folder() / f"jars-{digest}"
+
+
 def fetch_jars() -> Path:
-    """Return the folder with `connector/`, `broker/` and `jdbc/`; fetch it (55 MB) if it is new.
+    """Return the folder with `connector/`, `broker/` and `jdbc/`; fetch it if it is new.
 
     Two processes may call this at once: one fetches, the other waits.  A fetch that was
     interrupted leaves nothing that could be taken for a whole one.
     """
-    digest = hashlib.sha256(_MODULES.encode()).hexdigest()[:12]
-    wanted = services_folder() / f"jars-{digest}"
+    wanted = jars_folder()
     if wanted.is_dir():
         return wanted
     with _locked(services_folder() / "jars.lock"):

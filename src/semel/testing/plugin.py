@@ -1,0 +1,79 @@
+"""A pytest plugin: real services as fixtures, for tests of users.
+
+    semel_postgres       a PostgreSQL server, one for the whole session
+    semel_postgres_url   an empty database on it, for one test alone
+    semel_kafka          a Kafka broker, one for the whole session; its `proxy` cuts connections
+
+pytest loads it where semel is installed.  A service is imported and started when the first test
+asks for it.  Without Java or a package, a laptop skips the test and CI (``CI=true``) fails it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+if TYPE_CHECKING:
+    from semel.testing.services import KafkaServer, PostgresServer
+
+Started = TypeVar("Started")
+_numbers = count(1)
+
+
+def start_or_skip(start: Callable[[], Started]) -> Started:
+    """Start a service; without it, a laptop skips the test and CI fails it."""
+    from semel.testing.services import ServiceUnavailable
+
+    try:
+        return start()
+    except ServiceUnavailable as missing:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(missing))
+
+
+def empty_database(server: PostgresServer) -> Iterator[str]:
+    """Create a database, yield its URL, and drop it with everything in it."""
+    name = f"test_{next(_numbers)}"
+    yield server.create_database(name)
+    server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def semel_postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server, from a wheel; `stop("immediate")` crashes it, `start` recovers it."""
+    from semel.testing.services import PostgresServer
+
+    with start_or_skip(PostgresServer().start) as server:
+        yield server
+
+
+@pytest.fixture
+def semel_postgres_url(semel_postgres: PostgresServer) -> Iterator[str]:
+    """The URL of an empty PostgreSQL database, for this test alone."""
+    yield from empty_database(semel_postgres)
+
+
+@pytest.fixture(scope="session")
+def semel_kafka(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
+    """A Kafka broker at `bootstrap`; clients of `cut_bootstrap` are cut off by `proxy`."""
+    from semel.testing.services import KafkaServer, java
+    from semel.testing.services.jars import FETCHED_MB, jars_folder
+
+    start_or_skip(java)
+    if not jars_folder().is_dir():
+        _say(pytestconfig, f"fetching Kafka once ({FETCHED_MB} MB) into {jars_folder()} …")
+    with start_or_skip(KafkaServer().start) as broker:
+        yield broker
+
+
+def _say(config: pytest.Config, text: str) -> None:
+    """Print a line now, though pytest captures the output: a download takes a while."""
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(f"\nsemel: {text}", file=sys.__stderr__, flush=True)
