@@ -74,6 +74,8 @@ BETWEEN_BINDINGS = {
     ("postgres", "arrow"): "rows are Arrow batches, and the tally is the same in every sink",
     ("spark", "arrow"): "the staging job hands Arrow batches on",
     ("postgres", "ledger"): "the ledger's statements are written once, for both databases",
+    ("faststream", "sql"): "a service names its database by a URL",
+    ("faststream", "memory"): "FastStream's test broker delivers without Kafka",
 }
 OTHER_EXCEPTIONS = {
     ("spark", "ledgers"): "ExactlyOnce takes a ledger's URL",
@@ -91,11 +93,13 @@ CLIENTS = {
     "pyiceberg": {"iceberg"},
     "httpx": {"http"},
     "faststream": {"faststream"},
+    "aiokafka": {"faststream"},
+    "fast_depends": {"faststream"},
     "sqlalchemy": {"sql", "faststream", "testing"},
     "asyncpg": {"sql"},
     "aiosqlite": {"sql"},
     "yaml": {"policy"},
-    "pydantic": {"policy"},
+    "pydantic": {"policy", "faststream"},
     "pydantic_core": {"policy"},
     "starlette": {"console"},
     "uvicorn": {"console"},

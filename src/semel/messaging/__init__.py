@@ -24,6 +24,7 @@ from semel.lazy import lazily
 
 if TYPE_CHECKING:
     from semel.codec import FromCoordinates, FromHeader, FromKey, FromPayload, Reading
+    from semel.faststream.binding import Semel
     from semel.kafka.broker import KafkaBroker
     from semel.kafka.codecs import AvroCodec, JsonSchemaCodec, ProtobufCodec
     from semel.memory.broker import MemoryBroker
@@ -92,6 +93,7 @@ __all__ = [
     "RetryMode",
     "RetryPolicy",
     "RunnerSettings",
+    "Semel",
     "StalePolicy",
     "classify",
     "consume_envelope",
@@ -141,6 +143,7 @@ __getattr__ = lazily(
         "RetryMode": "semel.policy.vocabulary",
         "RetryPolicy": "semel.messaging.settings",
         "RunnerSettings": "semel.messaging.settings",
+        "Semel": "semel.faststream.binding",
         "StalePolicy": "semel.policy.vocabulary",
         "classify": "semel.messaging.handle.attempt",
         "consume_envelope": "semel.messaging.classic",

@@ -1,0 +1,259 @@
+"""FastStream's consumer (aiokafka) as one member of a consumer group.
+
+    FastStream   makes, starts and stops the consumer
+    the runner   fetches, seeks, pauses and commits through this object
+
+Everything happens on the event loop, and aiokafka keeps the records: there is no second buffer,
+so nothing of an old position can come after a seek.  aiokafka's rebalances are eager: every
+partition is revoked, and comes back at its committed offset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
+from aiokafka import errors as kafka
+
+from semel.errors import Fenced, NeedsOperator, Permanent, Retryable, SemelError
+from semel.message import Coordinates, Partition, Record, headers_from
+from semel.messaging.handle.cancel import rung
+from semel.messaging.receive.broker import Revoked
+
+log = logging.getLogger("semel.faststream")
+
+Answer = TypeVar("Answer")
+
+CALL_SECONDS: Final = 10.0
+"""How long the broker may take to answer a question; aiokafka itself would ask for ever."""
+
+REFUSED: Final = (
+    kafka.TopicAuthorizationFailedError,
+    kafka.GroupAuthorizationFailedError,
+    kafka.ClusterAuthorizationFailedError,
+    kafka.SaslAuthenticationFailed,
+    kafka.AuthenticationFailedError,
+)
+
+
+class ConsumerSubscription(ConsumerRebalanceListener):  # type: ignore[misc]
+    """A member of *group*; `consumer` returns FastStream's consumer once it exists.
+
+    It listens to the consumer's rebalances, which therefore needs it as its listener and
+    `auto_offset_reset="none"`: a partition that has no committed offset begins at *start*, and
+    an offset that is out of range later can only mean that records are gone.
+    """
+
+    def __init__(
+        self, group: str, start: str, consumer: Callable[[], AIOKafkaConsumer | None]
+    ) -> None:
+        self._group = group
+        self._start = start
+        self._consumer = consumer
+        self._listeners: list[Revoked] = []
+        self._owned: frozenset[Partition] = frozenset()
+        self._not_begun: set[Partition] = set()
+        self._may_fetch = asyncio.Event()
+        self._closed = False
+        self._error: SemelError | None = None
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self._group
+
+    @property
+    def assignment(self) -> frozenset[Partition]:
+        """The partitions that this member owns now."""
+        return self._owned
+
+    def on_revoked(self, listener: Revoked) -> None:
+        """Call *listener* before partitions are revoked; its commits are still accepted."""
+        self._listeners.append(listener)
+
+    async def fetch(self, max_records: int, wait_seconds: float) -> Sequence[Record]:
+        """Return the next records; wait for the first one at most *wait_seconds*."""
+        until = time.monotonic() + wait_seconds
+        while True:
+            if self._error is not None:
+                raise self._error
+            left = max(until - time.monotonic(), 0.0)
+            found: list[Record] = []
+            if await rung(self._may_fetch, left):
+                found = await self._fetch(max_records, max(until - time.monotonic(), 0.0))
+            if found or not left or self._closed:
+                return found
+
+    async def _fetch(self, max_records: int, wait_seconds: float) -> list[Record]:
+        client = self._client()
+        try:
+            # aiokafka's own limit does not count while it waits for the end of a rebalance.
+            async with asyncio.timeout(wait_seconds + CALL_SECONDS):
+                await self._begin(client)
+                found = await client.getmany(
+                    timeout_ms=wait_seconds * 1_000, max_records=max_records
+                )
+        except (TimeoutError, kafka.NoOffsetForPartitionError):
+            return []  # the second was noted before `_begin` set the position
+        except kafka.OffsetOutOfRangeError as error:
+            await self._records_are_gone(client, error)
+            return []
+        except (kafka.KafkaError, kafka.ConsumerStoppedError) as error:
+            raise self._meaning(error) from error
+        if not self._may_fetch.is_set():
+            return []  # revoked meanwhile: they come again, from the committed offset
+        return [record_of(record) for records in found.values() for record in records]
+
+    async def _begin(self, client: AIOKafkaConsumer) -> None:
+        """Set the position of new partitions that have no committed offset.
+
+        Not in aiokafka's callback: it swallows errors, and sends no heartbeats meanwhile.
+        """
+        for partition in sorted(self._not_begun):
+            if await client.committed(_place(partition)) is None:
+                offset = await self._edge(client, partition)
+                client.seek(_place(partition), offset)
+                if self._start == "latest":
+                    # Without it, a restart before the first commit would skip records.
+                    await self.commit({partition: offset})
+            self._not_begun.discard(partition)
+
+    async def _edge(self, client: AIOKafkaConsumer, partition: Partition) -> int:
+        """Return where a partition without a committed offset begins."""
+        ask = client.end_offsets if self._start == "latest" else client.beginning_offsets
+        offsets: dict[TopicPartition, int] = await ask([_place(partition)])
+        return offsets[_place(partition)]
+
+    async def _records_are_gone(self, client: AIOKafkaConsumer, error: Any) -> None:
+        ((place, offset),) = error.args[0].items()
+        partition = Partition(place.topic, place.partition)
+        if partition not in self._owned or await client.position(place) != offset:
+            return  # the error is of a position before a seek
+        self._error = NeedsOperator(
+            f"group {self._group}: {partition} has no record {offset} any more: retention deleted "
+            f"it before it was handled, or the topic was made again; nothing is skipped. Reset "
+            f"the group's offsets with kafka-consumer-groups.sh --reset-offsets, then start again"
+        )
+
+    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """Commit the next offset to read of each partition."""
+        foreign = sorted(offsets.keys() - self._owned)
+        if foreign:
+            # The broker would accept it: it checks the member's generation, not its partitions.
+            raise Fenced(f"group {self._group}: {foreign[0]} is no longer this member's")
+        if offsets:
+            await self._ask(self._client().commit({_place(p): at for p, at in offsets.items()}))
+
+    async def committed(self, partition: Partition) -> int:
+        """Return the committed offset; without one, where the partition begins."""
+        client = self._client()
+        found: int | None = await self._ask(client.committed(_place(partition)))
+        return await self._ask(self._edge(client, partition)) if found is None else found
+
+    async def end(self, partition: Partition) -> int:
+        """Return the end of what can be read: the offset of the next record."""
+        ends = await self._ask(self._client().end_offsets([_place(partition)]))
+        return int(ends[_place(partition)])
+
+    def seek(self, partition: Partition, offset: int) -> None:
+        """Fetch from *offset* on, the next time."""
+        if client := self._owner_of(partition):
+            client.seek(_place(partition), offset)
+            self._not_begun.discard(partition)
+
+    def pause(self, partition: Partition) -> None:
+        """Leave the partition out of fetches."""
+        if client := self._owner_of(partition):
+            client.pause(_place(partition))
+
+    def resume(self, partition: Partition) -> None:
+        """Fetch from a paused partition again; ignored if it is no longer assigned."""
+        if client := self._owner_of(partition):
+            client.resume(_place(partition))
+
+    async def close(self) -> None:
+        """Call the listeners; FastStream stops the consumer, which then leaves the group.
+
+        aiokafka does not call them when it stops.
+        """
+        if not self._closed:
+            self._closed = True
+            await self._give_up()
+
+    # aiokafka calls these in a rebalance.
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """Wait for the listeners; every partition is revoked, whatever its next owner is."""
+        await self._give_up()
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Take the partitions over."""
+        if self._closed:
+            return
+        self._owned = frozenset(Partition(place.topic, place.partition) for place in assigned)
+        self._not_begun = set(self._owned)
+        if self._owned:
+            self._may_fetch.set()
+
+    async def _give_up(self) -> None:
+        self._may_fetch.clear()
+        for listener in self._listeners if self._owned else ():
+            try:
+                await listener(self._owned)
+            except Exception:
+                log.exception("a revocation listener failed", extra={"group": self._group})
+        self._owned = frozenset()
+        self._not_begun.clear()
+
+    # The consumer's answers.
+
+    def _client(self) -> AIOKafkaConsumer:
+        client = self._consumer()
+        if client is None:
+            raise Fenced(f"group {self._group}: this member has left")
+        return client
+
+    def _owner_of(self, partition: Partition) -> AIOKafkaConsumer | None:
+        return self._consumer() if partition in self._owned else None
+
+    async def _ask(self, answer: Awaitable[Answer]) -> Answer:
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                return await answer
+        except TimeoutError as error:
+            raise Retryable(f"group {self._group}: the broker does not answer") from error
+        except (kafka.KafkaError, kafka.ConsumerStoppedError) as error:
+            raise self._meaning(error) from error
+
+    def _meaning(self, error: Exception) -> SemelError:
+        """Return the error of ours that says what to do next."""
+        sentence = f"group {self._group}: {type(error).__name__}: {error}"
+        if isinstance(error, kafka.UnsupportedCodecError):
+            return Permanent(f"{sentence}; pip install 'aiokafka[all]'")
+        if isinstance(error, REFUSED):
+            return Permanent(sentence)
+        is_fenced = isinstance(error, kafka.CommitFailedError) and not isinstance(
+            # The partitions are still this member's until it has joined again.
+            error.__cause__,
+            kafka.RebalanceInProgressError,
+        )
+        return Fenced(sentence) if is_fenced else Retryable(sentence)
+
+
+def _place(partition: Partition) -> TopicPartition:
+    return TopicPartition(partition.topic, partition.number)
+
+
+def record_of(record: ConsumerRecord[Any, Any]) -> Record:
+    """Make a record of one of aiokafka's."""
+    return Record(
+        Coordinates(record.topic, record.partition, record.offset),
+        record.value,
+        record.key,
+        headers_from(record.headers),
+        record.timestamp / 1_000,
+    )
