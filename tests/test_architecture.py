@@ -418,6 +418,7 @@ assert sorted(sink.visible) == ["a", "b"]
         ("from semel import SqlDatabase", "sqlalchemy"),
         ("from semel import SqlAlchemyProcessedMessageStore", "sqlalchemy"),
         ("import semel.sql.tables", "sqlalchemy"),
+        ("from semel.messaging import Semel", "faststream"),
         ("from semel.sinks import FilesSink; FilesSink('lake')", "files"),
         (
             "from semel.sinks import PostgresSink; PostgresSink('postgresql://h/d', table='t')",

@@ -12,7 +12,7 @@ pytest.importorskip("faststream")
 from faststream.kafka import KafkaBroker
 from faststream.kafka.subscriber.usecase import DefaultSubscriber
 
-from semel.faststream.subscriber import make_subscriber
+from semel.faststream.binding import make_subscriber
 from semel.faststream.subscription import ConsumerSubscription
 from semel.kafka.client import GroupProtocol
 from semel.testing.contracts.broker_world import BrokerAbility

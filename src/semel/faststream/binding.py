@@ -1,57 +1,64 @@
-"""What a FastStream service opens, and what it may not ask for.
+"""What a FastStream service opens: subscribers with a runner in place of FastStream's loop.
 
-broker = KafkaBroker("localhost:9092")
-semel = Semel(broker, database="postgresql+asyncpg://…")
+    start ─▶ runner ─▶ claim ─▶ FastStream: middlewares, Depends, handler ─▶ commit ─▶ settle
+    stop  ─▶ the runner finishes what runs ─▶ FastStream stops the consumer
 
-@semel.subscriber("payments", consumer="billing", group_id="billing")
-async def on_paid(event: Paid, session: AsyncSession) -> None:
-    session.add(Payment(id=event.id, amount=event.amount))
-
-app = FastStream(broker)
+FastStream never sees a message outside of the runner's transaction, and never acknowledges one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, Final, Literal, TypeVar
 
+from aiokafka import AIOKafkaConsumer, ConsumerRecord
 from fast_depends.utils import get_typed_signature
+from faststream import AckPolicy
+from faststream._internal.broker import BrokerUsecase
 from faststream._internal.endpoint.call_wrapper import HandlerCallWrapper
 from faststream.kafka.broker.registrator import KafkaRegistrator
+from faststream.kafka.subscriber.usecase import DefaultSubscriber
+from faststream.message import AckStatus, StreamMessage
+from faststream.response import Response, ensure_response
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.codec import Codec, FromPayload, Place, Reading
 from semel.errors import Misuse
-from semel.faststream.subscriber import (
-    MARGIN_SECONDS,
-    PUBLISHER,
-    Delivery,
-    RunnerSubscriber,
-    make_subscriber,
-    through,
-)
-from semel.message import Message
+from semel.faststream.subscription import ConsumerSubscription
+from semel.memory.broker import MemoryBroker
+from semel.message import Coordinates, Message, headers_from, pairs_of, raw_of, value_of
 from semel.messaging.consumer import SECOND, Consumer
 from semel.messaging.consumer import consumer as make_consumer
 from semel.messaging.failure import FailureClass, NonRetryableMessageError, Rule
 from semel.messaging.handle.lease import Lease
+from semel.messaging.receive.broker import Outgoing
+from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RunnerSettings, settings_of
 from semel.policy.model import Policy
 from semel.policy.vocabulary import Mode
 from semel.sql.database import SqlDatabase
 
+log = logging.getLogger("semel.faststream")
+
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+PUBLISHER: Final = (
+    "a publisher sends after the database's commit, so a crash between them loses the message; "
+    "use semel.Outbox in the function"
+)
 
 REFUSED: Final[Mapping[str, str]] = {
     "ack_policy": "offsets are committed after the database; FastStream acknowledges nothing",
     "batch": "use runner=RunnerSettings(mode=Mode.BATCHED); the function stays as it is",
     "max_workers": "use runner=RunnerSettings(concurrency=…), which keeps the order of a key",
     "max_records": "use runner=RunnerSettings(max_records=…)",
-    "max_poll_records": "use runner=RunnerSettings(max_records=…)",
     "batch_timeout_ms": "use runner=RunnerSettings(wait_seconds=…)",
     "pattern": "name the topics: a new topic would move partitions between running members",
     "partitions": "without a group, two processes would handle the same partition",
@@ -62,9 +69,15 @@ REFUSED: Final[Mapping[str, str]] = {
     "key_deserializer": "use reading= with key_from",
     "no_reply": f"semel never replies: {PUBLISHER}",
     "auto_commit_interval_ms": "offsets are committed after the database, never by a timer",
-    "persistent": "a subscriber stays as long as its broker",
 }
 """FastStream's options that a user may not give, and why."""
+
+# aiokafka leaves the group if nothing was fetched for so long; but a slow handler is not a dead
+# one, and a dead process sends no heartbeats.
+NEVER_MS: Final = 2**31 - 1
+
+MARGIN_SECONDS: Final = 10.0
+"""How much longer the group waits for a member than the member for its handlers."""
 
 
 class Semel:
@@ -86,7 +99,11 @@ class Semel:
         self.consumers: dict[str, Consumer] = {}
         """By name: for replays, dry runs, and `semel replay --consumer`."""
 
-        self._deliveries: list[Delivery] = []
+        self.memory = MemoryBroker()
+        """Where `TestKafkaBroker` publishes to."""
+
+        self.memory_lock = asyncio.Lock()
+        self._subscribers: list[RunnerSubscriber] = []
         self._has_tables = False
 
     def subscriber(
@@ -115,32 +132,29 @@ class Semel:
         Raises:
             Misuse: an option or the function contradicts the guarantee; the error says why.
         """
-        for name in options:
-            if name in REFUSED:
-                raise Misuse(f"consumer {consumer}: {name}= is refused: {REFUSED[name]}")
+        for name in options.keys() & REFUSED.keys():
+            raise Misuse(f"consumer {consumer}: {name}= is refused: {REFUSED[name]}")
         if consumer in self.consumers:
             raise Misuse(
                 f"consumer {consumer}: a second subscriber has this name; their claims would be "
                 f"the same, and each would skip what the other handled"
             )
-        if not topics or not group_id:
-            raise Misuse(f"consumer {consumer}: name its topics and its group_id")
-        if auto_offset_reset not in ("earliest", "latest"):
+        if not topics or not group_id or auto_offset_reset not in ("earliest", "latest"):
             raise Misuse(
-                f"consumer {consumer}: auto_offset_reset must be 'earliest' or 'latest', got "
-                f"{auto_offset_reset!r}"
+                f"consumer {consumer}: name its topics and its group_id; auto_offset_reset must be "
+                f"'earliest' or 'latest', got {auto_offset_reset!r}"
             )
         if isinstance(policy, Policy):
             runner = runner or settings_of(policy, consumer)[1]
         elif reading is None:
             id_from = id_from or FromPayload("id")
-        works = runner or RunnerSettings()
+        settings = runner or RunnerSettings()
         # A revocation waits for the running messages; the group must wait for it.
-        patience = works.stop_seconds + works.cancel_seconds + MARGIN_SECONDS
+        patience = settings.stop_seconds + settings.cancel_seconds + MARGIN_SECONDS
         options.setdefault("rebalance_timeout_ms", round(patience * 1_000))
 
         def decorate(function: Function) -> Function:
-            given, seen, model = _taken_apart(consumer, function, works.mode)
+            given, seen, model = _taken_apart(consumer, function, settings.mode)
             subscriber = make_subscriber(self.broker, topics, group_id, **options)
             made = make_consumer(
                 consumer,
@@ -150,47 +164,190 @@ class Semel:
                 reading=reading,
                 rules=rules,
                 codes=codes,
-                mode=works.mode,
-            )(_handler(subscriber, model))
+                mode=settings.mode,
+            )(subscriber.deliver)
             if made.reading.model is None and model is not None:
                 made = replace(made, reading=replace(made.reading, model=model.validate_python))
+            subscriber.semel, subscriber.made, subscriber.settings = self, made, settings
+            subscriber.begins, subscriber.function = auto_offset_reset, function
+            subscriber(_through(function, given, seen))
             self.consumers[consumer] = made
-            subscriber.semel = Delivery(
-                made,
-                self.database,
-                works,
-                auto_offset_reset,
-                self.broker,
-                function,
-                self._open,
-                self._ended,
-            )
-            self._deliveries.append(subscriber.semel)
-            subscriber(through(function, given, seen))
+            self._subscribers.append(subscriber)
             return function
 
         return decorate
 
-    async def close(self) -> None:
-        """Close the database's connections, if it was given as a URL.
-
-        A broker that stops does it; `TestKafkaBroker` does not stop its broker.
-        """
-        if self._is_own:
-            await self.database.close()
-
-    async def _open(self) -> None:
+    async def open(self) -> None:
+        """Create the tables, if the database was given as a URL; a broker that starts does it."""
         if self._is_own and not self._has_tables:
             await self.database.create_tables()
             self._has_tables = True
 
-    async def _ended(self) -> None:
-        if all(delivery.running is None for delivery in self._deliveries):
-            await self.close()
+    async def close(self) -> None:
+        """Close the connections, unless a subscriber still runs or the database is your own.
 
+        A broker that stops does it; `TestKafkaBroker` does not stop its broker.
+        """
+        if self._is_own and all(one.work is None for one in self._subscribers):
+            await self.database.close()
+
+
+class RunnerSubscriber(DefaultSubscriber):
+    """A subscriber of FastStream whose messages a runner fetches and handles."""
+
+    semel: Semel
+    made: Consumer
+    settings: RunnerSettings
+    begins: str
+    """Where a partition without a committed offset begins."""
+
+    function: Callable[..., Any]
+    runner: Runner | None = None
+    work: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Join the group, and start the runner."""
+        await self.semel.open()
+        group, begins = self.group_id or "", self.begins
+        self._listener = ConsumerSubscription(group, begins, lambda: self.consumer)
+        await super().start()
+
+    async def _run_consume_loop(self, consumer: AIOKafkaConsumer) -> None:
+        """Run the runner; FastStream calls this in a task of its own."""
+        assert isinstance(self._listener, ConsumerSubscription)
+        runner = Runner(self.made, self._listener, self.semel.database, self.settings)
+        # A task of our own: FastStream cancels the one that this is, and the runner must drain.
+        self.runner, self.work = runner, asyncio.create_task(runner.run())
+        await asyncio.wait({work := self.work})
+        if work.cancelled() or (error := work.exception()) is None:
+            return
+        log.critical("consumer %s stops, and needs a person", self.made.name, exc_info=error)
+        # Otherwise this member would hold its partitions, and nobody would handle them.
+        await consumer.stop()
+        if app := self._outer_config.context.get("app"):
+            app.exit()
+
+    async def stop(self) -> None:
+        """Let the runner finish what runs, then leave the group.
+
+        Raises:
+            NeedsOperator: that is why the runner had ended before.
+        """
+        try:
+            if self.runner is not None and self.work is not None:
+                self.runner.stop()
+                await self.work
+        finally:
+            await super().stop()
+            self.runner = self.work = None
+            await self.semel.close()
+
+    def _build_fastdepends_model(self) -> None:
+        """Check what is known only when all decorators have been applied."""
+        super()._build_fastdepends_model()
+        name, config = self.made.name, self._outer_config.fd_config
+        if not config.use_fastdepends or config.get_dependent is not None:
+            raise Misuse(
+                f"consumer {name}: FastStream must inject the arguments itself; use a KafkaBroker "
+                f"without apply_types=False, not FastAPI's router"
+            )
+        (dependant,) = [call.dependant for call in self.calls]
+        needed = [option.field_name for option in dependant.flat_params] if dependant else []
+        if len(needed) > 1:
+            raise Misuse(
+                f"consumer {name}: the message is one argument, not {', '.join(needed)}; a "
+                f"dependency can take Context(), or other dependencies"
+            )
+        for publisher in self.semel.broker.publishers:
+            if self.function in publisher.specification.calls:
+                raise Misuse(f"consumer {name}: {PUBLISHER}")
+
+    async def deliver(self, message: Message, second: Any) -> None:
+        """Handle one message as FastStream does: middlewares, dependencies, the function."""
+        model = self.made.reading.model
+        if message.payload is None and model is not None:
+            # The reading leaves a tombstone as it is; not every function takes one.
+            try:
+                model(None)
+            except ValidationError as error:
+                reason = "a tombstone: the function does not take None"
+                raise NonRetryableMessageError(reason, "TOMBSTONE") from error
+        if self.calls[0].parser is None:
+            # A replay, which needs no broker.
+            if isinstance(self.semel.broker, BrokerUsecase):
+                self.semel.broker._setup_logger()
+            self._build_fastdepends_model()
+        made_call = HandlerCall(message, second)
+        token = CALL.set(made_call)
+        try:
+            await super().process_message(_record_from(message))
+        finally:
+            CALL.reset(token)
+        # A middleware may have swallowed it; but what failed must not be committed.
+        if made_call.error is not None:
+            raise made_call.error
+        if not made_call.was_called:
+            reason = "a middleware of FastStream did not pass the message on to the function"
+            raise NonRetryableMessageError(reason, "NOT_CALLED")
+
+    async def process_message(self, msg: ConsumerRecord[Any, Any]) -> Response:
+        """Handle a record that `TestKafkaBroker` delivers, by a runner without Kafka."""
+        memory = self.semel.memory
+        async with self.semel.memory_lock:
+            await self.semel.open()
+            if not memory.partitions(msg.topic):
+                memory.create_topic(msg.topic)
+            member = await memory.subscribe(self.group_id or "", [msg.topic])
+            # It is the only member: the partition is its own as soon as its task has run.
+            while not member.assignment:
+                await asyncio.sleep(0)
+            record = Outgoing(msg.topic, msg.value, msg.key or None, headers_from(msg.headers))
+            await memory.publisher().publish([record])
+            settings = replace(self.settings, wait_seconds=0.0)
+            runner = Runner(self.made, member, self.semel.database, settings)
+            await runner.run_until_idle()
+            runner.stop()
+            await runner.run()
+        return ensure_response(None)
+
+
+def make_subscriber(
+    broker: KafkaRegistrator, topics: tuple[Any, ...], group_id: str, **options: Any
+) -> RunnerSubscriber:
+    """Register a subscriber; its attributes and its function are still to be set."""
+    subscriber = broker.subscriber(
+        *topics,
+        group_id=group_id,
+        ack_policy=AckPolicy.MANUAL,
+        no_reply=True,
+        parser=_parse,
+        decoder=_decode,
+        auto_offset_reset="none",
+        **{"isolation_level": "read_committed", "max_poll_interval_ms": NEVER_MS, **options},
+    )
+    # FastStream has no way to register a class of one's own; start and stop must be ours, because
+    # the runner drains while the consumer still runs.
+    subscriber.__class__ = RunnerSubscriber
+    assert isinstance(subscriber, RunnerSubscriber)
+    return subscriber
+
+
+@dataclass
+class HandlerCall:
+    """One call of the user's function, on its way through FastStream."""
+
+    message: Message
+    second: Any
+    """The session, or the lease."""
+
+    was_called: bool = False
+    error: BaseException | None = None
+
+
+CALL: Final[ContextVar[HandlerCall]] = ContextVar("semel.faststream.call")
 
 GIVEN: Final[Mapping[type, str]] = {AsyncSession: "second", Lease: "second", Message: "message"}
-"""By the type of an argument that semel gives: the attribute of the attempt."""
+"""By the type of an argument that semel gives: the attribute of `HandlerCall`."""
 
 
 def _taken_apart(
@@ -229,18 +386,50 @@ def _taken_apart(
     return given, inspect.Signature(rest), model
 
 
-def _handler(
-    subscriber: RunnerSubscriber, model: TypeAdapter[Any] | None
-) -> Callable[[Message, Any], Any]:
-    async def handle(message: Message, second: Any) -> None:
-        if message.payload is None and model is not None:
-            # The reading leaves a tombstone as it is; not every function takes one.
-            try:
-                model.validate_python(None)
-            except ValidationError as error:
-                raise NonRetryableMessageError(
-                    "a tombstone: the function does not take None", "TOMBSTONE"
-                ) from error
-        await subscriber.deliver(message, second)
+def _through(
+    function: Callable[..., Any], given: Mapping[str, str], seen: inspect.Signature
+) -> Callable[..., Any]:
+    """Return what FastStream calls: it takes *seen*, and adds what semel gives."""
 
-    return handle
+    async def call(*arguments: Any, **named: Any) -> None:
+        made_call = CALL.get()
+        made_call.was_called = True
+        ours = {name: getattr(made_call, source) for name, source in given.items()}
+        try:
+            await function(**seen.bind(*arguments, **named).arguments, **ours)
+        except BaseException as error:
+            made_call.error = error
+            raise
+
+    call.__signature__ = seen  # type: ignore[attr-defined]
+    call.__name__, call.__doc__ = function.__name__, function.__doc__
+    call.__annotations__ = {p.name: p.annotation for p in seen.parameters.values()}
+    return call
+
+
+async def _parse(
+    record: ConsumerRecord[Any, Any], original: Callable[[Any], Awaitable[StreamMessage[Any]]]
+) -> StreamMessage[Any]:
+    """Let FastStream see headers as text: its parser fails on other bytes, and on null."""
+    texts = [(n, (v or b"").decode(errors="replace").encode()) for n, v in record.headers]
+    message = await original(replace(record, headers=texts))
+    message.raw_message = record
+    # `message.ack()` would commit the consumer's position, whatever is still running.
+    message.committed = AckStatus.ACKED
+    return message
+
+
+async def _decode(message: StreamMessage[Any], original: Any) -> Any:
+    """Return the payload that the runner has read and checked already."""
+    return CALL.get().message.payload
+
+
+def _record_from(message: Message) -> ConsumerRecord[Any, Any]:
+    at = message.source or Coordinates("", 0, 0)
+    value = value_of(message.raw, message.digest)
+    key = None if message.key is None else raw_of(message.key)
+    sizes = len(key or b""), len(value or b"")
+    time_ms, headers = round(message.timestamp * 1_000), pairs_of(message.headers)
+    return ConsumerRecord(
+        at.topic, at.partition, at.offset, time_ms, 0, key, value, None, *sizes, headers
+    )

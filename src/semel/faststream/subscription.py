@@ -34,7 +34,6 @@ CALL_SECONDS: Final = 10.0
 REFUSED: Final = (
     kafka.TopicAuthorizationFailedError,
     kafka.GroupAuthorizationFailedError,
-    kafka.ClusterAuthorizationFailedError,
     kafka.SaslAuthenticationFailed,
     kafka.AuthenticationFailedError,
 )
@@ -125,8 +124,7 @@ class ConsumerSubscription(ConsumerRebalanceListener):  # type: ignore[misc]
     async def _edge(self, client: AIOKafkaConsumer, partition: Partition) -> int:
         """Return where a partition without a committed offset begins."""
         ask = client.end_offsets if self._start == "latest" else client.beginning_offsets
-        offsets: dict[TopicPartition, int] = await ask([_place(partition)])
-        return offsets[_place(partition)]
+        return int((await ask([_place(partition)]))[_place(partition)])
 
     async def _records_are_gone(self, client: AIOKafkaConsumer, error: Any) -> None:
         ((place, offset),) = error.args[0].items()
@@ -236,12 +234,11 @@ class ConsumerSubscription(ConsumerRebalanceListener):  # type: ignore[misc]
             return Permanent(f"{sentence}; pip install 'aiokafka[all]'")
         if isinstance(error, REFUSED):
             return Permanent(sentence)
-        is_fenced = isinstance(error, kafka.CommitFailedError) and not isinstance(
-            # The partitions are still this member's until it has joined again.
-            error.__cause__,
-            kafka.RebalanceInProgressError,
-        )
-        return Fenced(sentence) if is_fenced else Retryable(sentence)
+        # In a rebalance the partitions are still this member's until it has joined again.
+        is_rebalance = isinstance(error.__cause__, kafka.RebalanceInProgressError)
+        if isinstance(error, kafka.CommitFailedError) and not is_rebalance:
+            return Fenced(sentence)
+        return Retryable(sentence)
 
 
 def _place(partition: Partition) -> TopicPartition:
