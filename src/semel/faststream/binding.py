@@ -277,16 +277,16 @@ class RunnerSubscriber(DefaultSubscriber):
             if isinstance(self.semel.broker, BrokerUsecase):
                 self.semel.broker._setup_logger()
             self._build_fastdepends_model()
-        made_call = HandlerCall(message, second)
-        token = CALL.set(made_call)
+        called = HandlerCall(message, second)
+        token = CALL.set(called)
         try:
             await super().process_message(_record_from(message))
         finally:
             CALL.reset(token)
         # A middleware may have swallowed it; but what failed must not be committed.
-        if made_call.error is not None:
-            raise made_call.error
-        if not made_call.was_called:
+        if called.error is not None:
+            raise called.error
+        if not called.was_called:
             reason = "a middleware of FastStream did not pass the message on to the function"
             raise NonRetryableMessageError(reason, "NOT_CALLED")
 
@@ -392,13 +392,13 @@ def _through(
     """Return what FastStream calls: it takes *seen*, and adds what semel gives."""
 
     async def call(*arguments: Any, **named: Any) -> None:
-        made_call = CALL.get()
-        made_call.was_called = True
-        ours = {name: getattr(made_call, source) for name, source in given.items()}
+        called = CALL.get()
+        called.was_called = True
+        ours = {name: getattr(called, source) for name, source in given.items()}
         try:
             await function(**seen.bind(*arguments, **named).arguments, **ours)
         except BaseException as error:
-            made_call.error = error
+            called.error = error
             raise
 
     call.__signature__ = seen  # type: ignore[attr-defined]
