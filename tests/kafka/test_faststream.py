@@ -94,8 +94,8 @@ class World:
 
         return await asyncio.to_thread(ask)
 
-    def service(self, function: Callable[[Semel], Any]):
-        broker = theirs.KafkaBroker(self.server.bootstrap, logger=None)
+    def service(self, function: Callable[[Semel], Any], **options):
+        broker = theirs.KafkaBroker(self.server.bootstrap, **options)
         semel = Semel(broker, database=self.url)
         function(semel)
         return broker
@@ -246,6 +246,63 @@ def test_two_services_share_a_group_while_one_comes_and_goes(kafka_server, tmp_p
 
     assert rows == [f"p{number:03}" for number in range(600)]
     assert set(by) == {"first", "second"}
+
+
+def test_a_stop_finishes_what_runs_and_commits_it(kafka_server, tmp_path):
+    world = World(kafka_server, tmp_path, partitions=1)
+    begun = asyncio.Event()
+
+    def declare(semel):
+        @semel.subscriber(world.topic, consumer="billing", group_id=world.group)
+        async def on_paid(event: Paid, session: AsyncSession) -> None:
+            begun.set()
+            await asyncio.sleep(1.0)
+            await session.execute(INSERT, event.model_dump())
+
+    async def story():
+        await world.prepare()
+        await world.publish(encoded(1))
+        # FastStream's own patience is shorter than the handler.
+        broker = world.service(declare, graceful_timeout=0.1)
+        await broker.start()
+        await begun.wait()
+        await broker.stop()
+        found = await world.rows(), await world.is_at_the_end()
+        await world.database.close()
+        return found
+
+    assert asyncio.run(story()) == (["p001"], True)
+
+
+def test_a_group_that_begins_at_the_end_misses_nothing_after_its_first_start(
+    kafka_server, tmp_path
+):
+    world = World(kafka_server, tmp_path, partitions=1)
+
+    def declare(semel):
+        @semel.subscriber(
+            world.topic, consumer="billing", group_id=world.group, auto_offset_reset="latest"
+        )
+        async def on_paid(event: Paid, session: AsyncSession) -> None:
+            await session.execute(INSERT, event.model_dump())
+
+    async def story():
+        await world.prepare()
+        await world.publish(encoded(1))
+        first = world.service(declare)
+        await first.start()
+        await until(world.is_at_the_end)
+        await first.stop()
+        await world.publish(encoded(2))
+        second = world.service(declare)
+        await second.start()
+        await until(world.is_at_the_end)
+        await second.stop()
+        rows = await world.rows()
+        await world.database.close()
+        return rows
+
+    assert asyncio.run(story()) == ["p002"]
 
 
 def test_records_that_are_gone_stop_the_application_and_say_so(kafka_server, tmp_path):
