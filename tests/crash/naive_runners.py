@@ -17,7 +17,7 @@ class AckFirst(Runner):
 
     async def _carefully(
         self, records: Sequence[Record], outcomes: dict[Coordinates, Outcome]
-    ) -> list[Record]:
+    ) -> Sequence[Record]:
         await self.subscription.commit({r.at.place: r.at.offset + 1 for r in records})
         reach(CrashPoint.SETTLE_AFTER, self.consumer.name)
         return await super()._carefully(records, outcomes)

@@ -14,12 +14,12 @@ from semel.messaging.handle import lease as leased
 from semel.messaging.handle.attempt import Attempt
 from semel.messaging.handle.claims import Claimed, ClaimRequest, HeldElsewhere
 from semel.messaging.handle.lease import Lease
-from semel.messaging.outcome import Ack, Conflicted, Handled, RetryStored, Skipped
+from semel.messaging.outcome import Conflicted, Handled, RetryStored, Skipped
 from semel.messaging.receive import crash as notes
 from semel.messaging.receive import crash as suspects
 from semel.messaging.receive import inbox as inboxes
-from semel.messaging.receive import lanes, runner
-from semel.messaging.receive.lanes import Watermark
+from semel.messaging.receive import runner
+from semel.messaging.receive.lanes import Lanes, Watermark
 from semel.messaging.receive.offsets import Settling
 from semel.messaging.receive.runner import Runner
 from semel.messaging.send.publish import Sending, SettledBatch
@@ -40,16 +40,16 @@ async def _nothing(*_, **__):
 
 
 def offsets_are_committed_before_the_effect(patch):
-    handle_all = Runner._handle_all
+    feed = Runner._feed
 
     async def settle_first(self, records):
         for record in records:
             await self._settling.deliver(record.at)
         await self._settling.settle({record.at: Handled() for record in records})
         patch.setattr(Settling, "deliver", _nothing)
-        return await handle_all(self, records)
+        return await feed(self, records)
 
-    patch.setattr(Runner, "_handle_all", settle_first)
+    patch.setattr(Runner, "_feed", settle_first)
 
 
 def a_failed_message_is_acknowledged(patch):
@@ -94,15 +94,8 @@ def a_waiting_message_does_not_hold_its_key(patch):
 
 
 def a_lane_goes_on_behind_a_message_that_comes_back(patch):
-    async def run(waiting, worker, ran):
-        for lane in waiting:
-            for item in lane:
-                if isinstance(nack := await worker(item), Ack):
-                    ran.settled.append(item)
-                else:
-                    ran.stopped.append((item, nack))
-
-    patch.setattr(lanes, "_run", run)
+    done = Lanes.done
+    patch.setattr(Lanes, "done", lambda self, taken, coming_back=(): done(self, taken))
 
 
 def a_batch_goes_on_behind_a_message_that_comes_back(patch):
@@ -150,7 +143,11 @@ def what_was_handled_stays_in_the_room(patch):
 
 
 def what_comes_back_is_not_brought_back(patch):
-    patch.setattr(Settling, "_bring_back", lambda self, *_: None)
+    def forget(self, partition):
+        self._back.pop(partition)
+        self._subscription.resume(partition)
+
+    patch.setattr(Settling, "bring_back", forget)
 
 
 def outcomes_are_forgotten(patch):

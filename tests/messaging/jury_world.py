@@ -60,6 +60,7 @@ from tests.messaging.worlds import Effect, close_all, memory_database
 ATTEMPTS: Final = 3
 MOST_CALLS: Final = 15
 MOST_PASSES: Final = 60
+FOREVER: Final = 1e12
 MOST_DEATHS: Final = 12
 LEASED_SECONDS: Final = 5.0
 AT_ONCE: Final = RetryPolicy(
@@ -172,7 +173,9 @@ class World:
             await commit(offsets)
 
         subscription.commit = checked  # type: ignore[method-assign]
-        settings = RunnerSettings(self.way.mode, wait_seconds=0.0, stop_seconds=0.1)
+        settings = RunnerSettings(
+            self.way.mode, wait_seconds=0.0, settle_seconds=60.0, stop_seconds=0.1
+        )
         owner = replace(Owner.here(), started=f"made up {next(_owners)}")
         runner = Runner(
             self.consumer, subscription, self.database, settings, clock=self.clock, owner=owner
@@ -182,6 +185,7 @@ class World:
             for _ in range(MOST_PASSES):
                 runner._settling.resume_due()
                 worked = await runner._pass()
+                await runner._finish(FOREVER)
                 await retry_due(self.consumer, self.database, handle=handle)
                 if not worked and await self._is_over():
                     await runner._membership.leave()

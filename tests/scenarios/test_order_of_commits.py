@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -148,6 +149,7 @@ def test_a_failing_handler_leaves_nothing_and_its_message_can_be_claimed_again(s
         service.send(1)
         runner = await service.runner()
         await runner._pass()
+        await runner._finish(1e12)
 
         assert await service.effects() == []
         assert service.committed == {}
@@ -166,7 +168,7 @@ def test_a_failing_handler_leaves_nothing_and_its_message_can_be_claimed_again(s
 def test_a_rebalance_between_effect_and_commit_makes_a_duplicate_that_is_skipped(serve, mode):
     async def scenario(service: Service) -> None:
         service.send(1, 2)
-        first = await service.runner(mode)
+        first = await service.runner(replace(mode, settle_seconds=5.0))
         with crash_at(CrashPoint.SETTLE_BEFORE), pytest.raises(Crash):
             await first.run_until_idle()
         assert await service.effects() == ["m1", "m2"]

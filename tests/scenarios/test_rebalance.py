@@ -38,11 +38,13 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @MODES
 @pytest.mark.parametrize(
-    ("left", "late"),
-    [(PUT_OUT, ["broker commit", "refused"]), (LETS_GO, [])],
+    ("left", "is_refused"),
+    [(PUT_OUT, True), (LETS_GO, False)],
     ids=["is put out", "lets go"],
 )
-def test_what_its_owner_still_handles_when_another_reads_it_happens_once(serve, mode, left, late):
+def test_what_its_owner_still_handles_when_another_reads_it_happens_once(
+    serve, mode, left, is_refused
+):
     """A reads and handles; the partition goes to B, which reads the same; A ends and is late."""
     stop_seconds, patience, partitions = left
     place = partitions - 1
@@ -87,8 +89,8 @@ def test_what_its_owner_still_handles_when_another_reads_it_happens_once(serve, 
 
         assert sorted(await service.effects()) == ["m1", "m2", "m3", "m4"]
         assert sorted(service.calls) == ["m1", "m2", "m3", "m4"]
-        # On a slow machine A may get the partition back later, and commits there by right.
-        assert [word for word in said["A"] if word in ("broker commit", "refused")][:2] == late
+        # A commits m1 by right, and what comes later if it gets the partition back.
+        assert ("refused" in said["A"]) is is_refused
         assert service.broker.lag(GROUP, TOPIC) == 0
 
     serve(scenario, patience=patience, partitions=partitions)

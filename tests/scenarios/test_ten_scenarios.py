@@ -241,6 +241,7 @@ def test_a_batch_with_a_failure_commits_as_its_policy_says(serve, policy):
         service.send(1, 2, 3, 4, 5)
         runner = await service.runner(BATCHED)
         await runner._pass()
+        await runner._finish(1e12)
         seen.append(await service.effects())
         first = service.committed
         await runner.subscription.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,10 +9,8 @@ from hypothesis import strategies as st
 from semel.codec import Unread, Unreadable
 from semel.errors import Misuse
 from semel.message import Coordinates, Message, Partition, Record
-from semel.messaging.outcome import Ack, Nack
-from semel.messaging.receive.lanes import Watermark, lanes, run_lanes, where_of
+from semel.messaging.receive.lanes import Lanes, Watermark, where_of
 from semel.messaging.settings import Order
-from tests.stores.world import asynchronous
 
 
 def record(offset, key=None, partition=0):
@@ -149,6 +145,19 @@ def test_a_record_that_goes_back_without_a_seek_is_refused():
         watermark.deliver(4)
 
 
+def lanes(batch, order):
+    """Split a batch: each lane is taken when the one before is done."""
+    found = Lanes(order)
+    found.add(batch)
+    split = []
+    while found.is_ready:
+        lane = found.take(1)
+        rest = found._waiting.get(found._lane(lane[0]), ())
+        split.append([*lane, *rest])
+        found.done(lane, coming_back=lane)
+    return split
+
+
 def test_with_order_per_key_a_lane_holds_one_key_of_one_partition():
     batch = [
         record(0, "a"),
@@ -196,96 +205,65 @@ def test_records_messages_and_unreadable_records_know_their_lane():
     assert where_of(Unreadable(come, Unread.NO_ID, "")) == (Partition("t", 3), "k")
 
 
-@asynchronous
-async def test_a_lane_ends_at_its_first_failure_and_the_others_go_on():
-    async def worker(name):
-        await asyncio.sleep(0)
-        return Nack(1.5) if name == "b2" else Ack()
-
-    ran = await run_lanes([["a1", "a2"], ["b1", "b2", "b3", "b4"], ["c1"]], worker, 2)
-
-    assert sorted(ran.settled) == ["a1", "a2", "b1", "c1"]
-    assert ran.stopped == [("b2", Nack(1.5))]
-    assert ran.not_attempted == ["b3", "b4"]
+def named(*items, order=Order.KEY):
+    """Make lanes of texts: the first letter is the key, of partition 0."""
+    found = Lanes(order, lambda item: (Partition("t", 0), item[0]))
+    found.add(items)
+    return found
 
 
-@asynchronous
-async def test_no_more_lanes_run_at_once_than_allowed_and_each_runs_in_order():
-    running, most, seen = 0, 0, []
+def test_of_a_lane_one_message_runs_after_the_other():
+    found = named("a1", "b1", "a2")
 
-    async def worker(item):
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        running -= 1
-        seen.append(item)
-        return Ack()
-
-    ran = await run_lanes([[(lane, n) for n in range(4)] for lane in range(7)], worker, 3)
-
-    assert most == 3
-    assert ran.settled == seen
-    assert len(seen) == 28
-    assert all([n for of, n in seen if of == lane] == [0, 1, 2, 3] for lane in range(7))
+    assert found.take(1) == ["a1"]
+    assert found.take(1) == ["b1"]
+    assert found.take(1) == []
+    found.done(["a1"])
+    assert found.take(1) == ["a2"]
 
 
-@asynchronous
-async def test_no_lanes_are_done_at_once():
-    async def worker(item):
-        raise AssertionError(item)
+def test_messages_of_a_lane_are_taken_together_in_their_order():
+    found = named("a1", "b1", "a2", "a3")
 
-    ran = await run_lanes([], worker, 4)
-
-    assert (ran.settled, ran.stopped, ran.not_attempted) == ([], [], [])
-
-
-@asynchronous
-async def test_an_error_of_a_worker_ends_all_of_them_and_is_the_callers():
-    ended = []
-
-    async def worker(name):
-        if name == "bad":
-            raise LookupError(name)
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append(name)
-
-    with pytest.raises(LookupError):
-        await run_lanes([["slow"], ["bad"]], worker, 2)
-
-    assert ended == ["slow"]
-    assert len(asyncio.all_tasks()) == 1
+    assert found.take(2) == ["a1", "a2"]
+    assert found.take(9) == ["b1"]
+    found.done(["a1", "a2"])
+    assert found.take(9) == ["a3"]
 
 
-@asynchronous
-async def test_a_cancelled_run_leaves_no_worker_behind_however_often_it_is_cancelled():
-    started, may_end, ended = asyncio.Event(), asyncio.Event(), []
+def test_a_lane_stops_at_a_message_that_comes_back_and_the_others_go_on():
+    found = named("a1", "a2", "b1")
+    found.take(1)
 
-    async def worker(name):
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await may_end.wait()
-            ended.append(name)
+    found.done(["a1"], coming_back=["a1"])
+    found.add(["a3", "b2"])
 
-    whole = asyncio.create_task(run_lanes([["a"], ["b"]], worker, 2))
-    await started.wait()
-    for _ in range(3):
-        whole.cancel()
-        await asyncio.sleep(0)
-    assert not whole.done()
-    may_end.set()
-
-    with pytest.raises(asyncio.CancelledError):
-        await whole
-    assert sorted(ended) == ["a", "b"]
+    assert found.take(9) == ["b1", "b2"]
+    found.done(["b1", "b2"])
+    found.drop({Partition("t", 0)})
+    found.add(["a1"])
+    assert found.take(9) == ["a1"]
 
 
-@asynchronous
-async def test_a_run_without_workers_is_refused():
-    with pytest.raises(Misuse, match="concurrency must be at least 1, got 0"):
-        await run_lanes([["a"]], None, 0)
+def test_a_closed_partition_takes_nothing_until_it_is_dropped():
+    found = named("a1", "b1")
+
+    found.close({Partition("t", 0)})
+    found.add(["c1"])
+
+    assert not found.is_busy
+    found.drop({Partition("t", 0)})
+    found.add(["c1"])
+    assert found.take(9) == ["c1"]
+
+
+def test_what_runs_is_still_known_after_its_partition_was_dropped():
+    found = named("a1", "a2")
+    found.take(1)
+
+    found.drop({Partition("t", 0)})
+
+    assert found.runs({Partition("t", 0)})
+    assert found.holds(Partition("t", 0))
+    found.done(["a1"])
+    assert not found.is_busy

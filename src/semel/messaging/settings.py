@@ -192,6 +192,12 @@ class ConsumerSettings:
     The number grows while no message fails, and returns to this with the next failure.
     """
 
+    handler_seconds: float = 300.0
+    """How long a handler may run before it is cancelled, which is a failed attempt.
+
+    Not in mode leased, where the handler renews its lease.
+    """
+
     held_retry_seconds: float = 1.0
     """The delay before a message is redelivered that another worker holds."""
 
@@ -210,7 +216,7 @@ class ConsumerSettings:
             batch=BatchPolicy,
         )
         _count_from_one(self, "poison_attempts", "chunk", "conflict_tries")
-        _lasting(self, "lease_seconds")
+        _lasting(self, "lease_seconds", "handler_seconds")
         _not_negative(self, "stale_grace_seconds", "held_retry_seconds")
         self._check_order()
 
@@ -260,13 +266,22 @@ class RunnerSettings:
 
     mode: Mode = Mode.TRANSACTIONAL
     max_records: int = 100
-    """Records per fetch; after a crash, this number per partition is handled one by one."""
+    """Records per fetch, and per batch."""
+
+    max_in_flight: int = 1_000
+    """Records beyond the committed offsets; at this number, fetching waits for the oldest.
+
+    After a crash, this number per partition is handled one by one.
+    """
 
     concurrency: int = 1
     """Lanes at once, or batches at once."""
 
     wait_seconds: float = 0.5
     """How long a fetch waits for the first record."""
+
+    settle_seconds: float = 0.05
+    """How long the offset of a handled message may wait for others, to be committed with them."""
 
     stop_seconds: float = 30.0
     """How long a stop waits for running handlers before it cancels them."""
@@ -282,9 +297,11 @@ class RunnerSettings:
 
     def __post_init__(self) -> None:
         _choose(self, mode=Mode)
-        _count_from_one(self, "max_records", "concurrency")
+        _count_from_one(self, "max_records", "max_in_flight", "concurrency")
         _lasting(self, "member_seconds")
-        _not_negative(self, "wait_seconds", "stop_seconds", "cancel_seconds", "lag_seconds")
+        _not_negative(
+            self, "wait_seconds", "settle_seconds", "stop_seconds", "cancel_seconds", "lag_seconds"
+        )
 
     def check_batch(self, policy: BatchPolicy) -> None:
         """Check that the runner can follow a batch policy.

@@ -339,11 +339,12 @@ def test_a_partition_that_comes_back_begins_with_what_the_broker_has_committed()
     async def scenario() -> None:
         service = Service()
         service.send(0, 1)
-        service.broker.fail(BrokerFailure(Call.COMMIT))
+        service.broker.fail(BrokerFailure(Call.COMMIT, times=None))
         runner = await service.runner()
         await runner.run_until_idle()
         assert service.broker.lag("billing", "payments") == 2
 
+        service.broker.heal()
         service.broker.rebalance("billing")
         await service.broker.settled("billing")
         await runner.run_until_idle()

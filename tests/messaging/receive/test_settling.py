@@ -45,7 +45,13 @@ class Place:
             await self.settling.deliver(record.at)
         found = zip((record.at for record in records), outcomes, strict=False)
         await self.settling.settle(dict(found))
+        self.bring_back()
         return [record.at.offset for record in records]
+
+    def bring_back(self) -> None:
+        """Do what the runner does between two fetches."""
+        for partition in self.settling.coming_back:
+            self.settling.bring_back(partition)
 
     async def ranges(self) -> list[tuple[int, int, str]]:
         async with self.database.begin() as unit:
@@ -195,6 +201,7 @@ async def in_a_batch(place: Place, *outcomes: Outcome, fails: bool = False) -> N
                 raise RolledBack
         marks.are_durable()
     await place.settling.settle(dict(zip(offsets, outcomes, strict=True)))
+    place.bring_back()
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["committed", "rolled back"])

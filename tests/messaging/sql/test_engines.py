@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from semel.sql.database import SqlDatabase
 from semel.sql.engine import CompletelyClosed, _begin_immediate, made_ready
-from semel.sql.session import _note
+from semel.sql.session import _note_failure
 
 ENGINES = 1000
 
@@ -26,7 +26,7 @@ def test_every_engine_notes_failures_after_many_others_were_freed(url):
     for _ in range(ENGINES):
         database = SqlDatabase(url)
         kept.append(database.engine.dialect)
-        deaf += _note not in list(database.engine.sync_engine.dialect.dispatch.handle_error)
+        deaf += _note_failure not in list(database.engine.sync_engine.dialect.dispatch.handle_error)
 
     assert deaf == 0
 

@@ -11,6 +11,7 @@ Nothing here calls the broker: the caller settles the message by its outcome.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Sequence
@@ -41,7 +42,12 @@ from semel.messaging.failed.waiting import (
     parked_without_payload,
     release_next_version,
 )
-from semel.messaging.failure import Classified, NonRetryableMessageError, SequenceGap
+from semel.messaging.failure import (
+    Classified,
+    NonRetryableMessageError,
+    RetryableMessageError,
+    SequenceGap,
+)
 from semel.messaging.handle.cancel import called
 from semel.messaging.handle.claims import (
     ERASED,
@@ -371,18 +377,30 @@ class Attempt:
 
     async def call(self, unit: Unit) -> Handled:
         """Call the handler in the open transaction, and write its result to the claim."""
-        result = await self.invoke(unit.session)
+        result = await self.invoke(unit.session, self.consumer.settings.handler_seconds)
         if self.consumer.settings.keeps_results:
             message = self.message
             kept = json.dumps(result, default=str)
             await unit.claims.keep_result(self.consumer.name, message.id, kept, message.key)
         return Handled(result)
 
-    async def invoke(self, second: Any) -> Any:
-        """Call the handler with its message and a session or a lease; return its result."""
+    async def invoke(self, second: Any, seconds: float | None = None) -> Any:
+        """Call the handler with its message and a session or a lease; return its result.
+
+        Raises:
+            RetryableMessageError: it took longer than *seconds*, and was cancelled.
+        """
         self.began = True
-        with handling(self.consumer.name, self.message):
-            result = await self.consumer.invoke(self.message, second)
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                with handling(self.consumer.name, self.message):
+                    result = await self.consumer.invoke(self.message, second)
+        except RetryableMessageError as error:
+            # The cancellation arrives in the handler, which makes it a failure.
+            if not deadline.expired():
+                raise
+            why = f"the handler took longer than {seconds:g} s and was cancelled"
+            raise RetryableMessageError(why, "HANDLER_TIMEOUT") from error
         reach(CrashPoint.HANDLE_AFTER, self.consumer.name)
         return result
 

@@ -14,6 +14,7 @@ After a failure the handlers of a chunk are called again: effects outside the da
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -518,7 +519,8 @@ def _calls(consumer: Consumer, chunk: Sequence[Attempt]) -> dict[int, list[Messa
 async def _batch_handler(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> None:
     await unit.begin_message()
     with handling(consumer.name, messages[0], messages):
-        await consumer.invoke(messages, unit.session)
+        async with asyncio.timeout(consumer.settings.handler_seconds):
+            await consumer.invoke(messages, unit.session)
     reach(CrashPoint.HANDLE_AFTER, consumer.name)
 
 

@@ -164,7 +164,7 @@ class InboxSubscription:
         self._bell = bell
         self._found_none = found_none
         self._fetched: dict[int, str] = {}
-        """The ids of the rows of the last fetch, by their places."""
+        """The ids of the fetched rows that are not settled, by their places."""
 
         self._is_paused = False
 
@@ -172,8 +172,15 @@ class InboxSubscription:
         """Do nothing: a leader that loses its inbox ends its whole runner."""
 
     async def fetch(self, max_records: int, wait_seconds: float) -> Sequence[Record]:
-        """Return the first rows that are due; if there are none, wait for the next look."""
+        """Return the first rows that are due; if there are none, wait for the next look.
+
+        A fetch begins with the first row that is due, so the rows of the one before are settled
+        first.
+        """
         self._bell.clear()
+        if self._fetched:
+            await rung(self._bell, wait_seconds)
+            return []
         rows: Sequence[InboxMessage] = ()
         if not self._is_paused:
             async with self._database.begin() as unit:
@@ -188,10 +195,15 @@ class InboxSubscription:
         return [record_of(row, Coordinates(INBOX.topic, INBOX.number, row.place)) for row in rows]
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Settle the rows of the last fetch before an offset; its runner has ended them."""
+        """Settle the fetched rows before an offset; the runner has ended them."""
         settled = [id for place, id in self._fetched.items() if place < offsets[INBOX]]
-        async with self._database.begin() as unit:
-            await unit.inbox.settle(self.group, settled)
+        try:
+            async with self._database.begin() as unit:
+                await unit.inbox.settle(self.group, settled)
+        finally:
+            # What cannot be settled now is fetched again, and found to be handled.
+            self._fetched = {p: id for p, id in self._fetched.items() if p >= offsets[INBOX]}
+            self._bell.set()
 
     async def committed(self, partition: Partition) -> int:
         """Return the place of the first row that is due."""
@@ -206,7 +218,8 @@ class InboxSubscription:
             return await unit.inbox.bounds(self.group)
 
     def seek(self, partition: Partition, offset: int) -> None:
-        """Do nothing: what is not settled is due, and is fetched again."""
+        """Fetch what is due again."""
+        self._fetched = {}
 
     def pause(self, partition: Partition) -> None:
         """Fetch nothing until `resume`."""

@@ -1,7 +1,6 @@
 """Lanes: which messages may run at once, and which offset may be committed.
 
-    lanes       a batch, split so that messages with an order stay together
-    run_lanes   lanes side by side, each in order, each ending at its first failure
+    Lanes       messages that wait or run: those with an order one after the other
     Watermark   per partition: the offset up to which everything delivered is settled
 
 Lanes finish in any order and the committed offset is one number: the watermark
@@ -10,17 +9,13 @@ connects the two.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Generic, TypeAlias, TypeVar
 
 from semel.codec import FromKey, Unreadable
 from semel.errors import Misuse
 from semel.message import Message, Partition, Record
-from semel.messaging.handle.cancel import end, owned
-from semel.messaging.outcome import Ack, Nack, Settlement
 from semel.messaging.settings import Order
 
 Item = TypeVar("Item")
@@ -44,6 +39,11 @@ class Watermark:
     def next_offset(self) -> int:
         """The offset to commit: behind the last record up to which everything is settled."""
         return self._next
+
+    @property
+    def in_flight(self) -> int:
+        """How many records were delivered that the watermark has not passed."""
+        return len(self._delivered)
 
     @property
     def unsettled(self) -> tuple[int, ...]:
@@ -113,81 +113,127 @@ def where_of(item: Arrived) -> Where:
             return item.record.at.place, FromKey().find(item.record, None)
 
 
-def lanes(
-    batch: Iterable[Item],
-    order: Order,
-    where: Callable[[Item], Where] = where_of,  # type: ignore[assignment]  # the common case
-) -> list[list[Item]]:
-    """Split *batch* into lanes: within one the order is kept, between them there is none.
+class Lanes(Generic[Item]):
+    """Messages that wait or run.
 
-    The lanes have the order of their first messages.
+    Within a lane, one message runs after the other; between lanes there is no order.  A lane
+    stops at a message that comes back: what waits behind it comes back, too.
     """
-    found: dict[Hashable, list[Item]] = {}
-    for number, item in enumerate(batch):
-        partition, key = where(item)
-        match order:
+
+    def __init__(
+        self,
+        order: Order,
+        where: Callable[[Item], Where] = where_of,  # type: ignore[assignment]  # the common case
+    ) -> None:
+        self._order = order
+        self._where = where
+        self._waiting: dict[Hashable, deque[Item]] = {}
+        self._ready: deque[Hashable] = deque()
+        """The lanes in which a message waits and none runs."""
+
+        self._running: dict[Hashable, Partition | None] = {}
+        self._stopped: dict[Hashable, Partition | None] = {}
+        self._closed: set[Partition | None] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """A message waits or runs."""
+        return bool(self._waiting or self._running)
+
+    @property
+    def is_ready(self) -> bool:
+        """A message could run now."""
+        return bool(self._ready)
+
+    @property
+    def partitions(self) -> set[Partition | None]:
+        """The partitions of which a message waits."""
+        return {self._where(waiting[0])[0] for waiting in self._waiting.values()}
+
+    def add(self, items: Iterable[Item]) -> None:
+        """Let messages wait for their turn; those of a stopped lane are left out."""
+        for item in items:
+            lane = self._lane(item)
+            if lane in self._stopped or self._where(item)[0] in self._closed:
+                continue
+            if lane not in self._waiting:
+                self._waiting[lane] = deque()
+                if lane not in self._running:
+                    self._ready.append(lane)
+            self._waiting[lane].append(item)
+
+    def take(self, at_most: int) -> list[Item]:
+        """Take messages that may run together: of a lane, the first ones in their order."""
+        taken: list[Item] = []
+        while self._ready and len(taken) < at_most:
+            lane = self._ready.popleft()
+            waiting = self._waiting[lane]
+            self._running[lane] = self._where(waiting[0])[0]
+            while waiting and len(taken) < at_most:
+                taken.append(waiting.popleft())
+            if not waiting:
+                del self._waiting[lane]
+        return taken
+
+    def done(self, taken: Iterable[Item], coming_back: Iterable[Item] = ()) -> None:
+        """End what was taken, and stop the lanes of what comes back."""
+        for item in coming_back:
+            lane = self._lane(item)
+            self._stopped[lane] = self._where(item)[0]
+            self._waiting.pop(lane, None)
+        for lane in {self._lane(item) for item in taken}:
+            del self._running[lane]
+            if lane in self._waiting:
+                self._ready.append(lane)
+
+    def runs(self, partitions: Collection[Partition]) -> bool:
+        """Return whether a message of these partitions runs."""
+        return any(place in partitions for place in self._running.values())
+
+    def holds(self, partition: Partition) -> bool:
+        """Return whether a message of a partition waits or runs."""
+        return self.runs({partition}) or partition in self.partitions
+
+    def close(self, partitions: Collection[Partition | None]) -> None:
+        """Stop all lanes of these partitions, until they are dropped."""
+        self.drop(partitions)
+        self._closed.update(partitions)
+
+    def drop(self, partitions: Collection[Partition | None]) -> None:
+        """Forget what waits of these partitions, and that their lanes have stopped."""
+        self._closed.difference_update(partitions)
+        for lane, waiting in list(self._waiting.items()):
+            if self._where(waiting[0])[0] in partitions:
+                del self._waiting[lane]
+        self._ready = deque(lane for lane in self._ready if lane in self._waiting)
+        self._stopped = {
+            lane: place for lane, place in self._stopped.items() if place not in partitions
+        }
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for lanes in (self._waiting, self._ready, self._running, self._stopped, self._closed):
+            lanes.clear()
+
+    def _lane(self, item: Item) -> Hashable:
+        place, key = self._where(item)
+        match self._order:
             case Order.PARTITION:
-                lane: Hashable = partition
+                return place
             case Order.KEY if key is not None:
-                lane = (partition, key)
+                return place, key
             case _:
-                lane = number
-        found.setdefault(lane, []).append(item)
-    return list(found.values())
+                return place, _at(item)
 
 
-@dataclass(slots=True)
-class Ran(Generic[Item]):
-    """The results of some lanes."""
-
-    settled: list[Item] = field(default_factory=list)
-    """In the order in which they were settled."""
-
-    stopped: list[tuple[Item, Nack]] = field(default_factory=list)
-    """Those at which a lane ended, with their worker's answer."""
-
-    not_attempted: list[Item] = field(default_factory=list)
-    """Those behind a failed one."""
-
-
-async def run_lanes(
-    lanes: Sequence[Sequence[Item]],
-    worker: Callable[[Item], Awaitable[Settlement]],
-    concurrency: int,
-) -> Ran[Item]:
-    """Run at most *concurrency* lanes at once, each in order.
-
-    A lane ends at the first message that is not settled; the others continue.  If a worker
-    raises, or the caller is cancelled, every worker is cancelled and awaited before the
-    error is raised, so that no worker still runs then.
-    """
-    if concurrency < 1:
-        raise Misuse(f"concurrency must be at least 1, got {concurrency}")
-    ran: Ran[Item] = Ran()
-    waiting = iter(lanes)
-    runners = [owned(_run(waiting, worker, ran)) for _ in range(min(concurrency, len(lanes)))]
-    if not runners:
-        return ran
-    try:
-        done, _ = await asyncio.wait(runners, return_when=asyncio.FIRST_EXCEPTION)
-        for runner in done:
-            runner.result()
-    finally:
-        await end(runners)
-    return ran
-
-
-async def _run(
-    waiting: Iterator[Sequence[Item]],
-    worker: Callable[[Item], Awaitable[Settlement]],
-    ran: Ran[Item],
-) -> None:
-    for lane in waiting:
-        for number, item in enumerate(lane):
-            match await worker(item):
-                case Ack():
-                    ran.settled.append(item)
-                case Nack() as nack:
-                    ran.stopped.append((item, nack))
-                    ran.not_attempted.extend(lane[number + 1 :])
-                    break
+def _at(item: object) -> Hashable:
+    """Tell apart messages that have no order among them."""
+    match item:
+        case Record():
+            return item.at
+        case Unreadable():
+            return item.record.at
+        case Message() if at := item.fetched_from or item.source:
+            return at
+        case _:
+            return id(item)

@@ -194,6 +194,13 @@ class Settling:
         self._clock = clock
         self._places: dict[Partition, _Place] = {}
         self._resume_at: dict[Partition, float] = {}
+        self._back: dict[Partition, tuple[int, float]] = {}
+        """Partitions with a message that comes back: its offset, and the seconds until then."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many delivered records lie beyond the offsets that may be committed."""
+        return sum(place.watermark.in_flight for place in self._places.values())
 
     async def deliver(self, at: Coordinates) -> None:
         """Note that a record came."""
@@ -212,13 +219,14 @@ class Settling:
         for partition in partitions:
             self._places.pop(partition, None)
             self._resume_at.pop(partition, None)
+            self._back.pop(partition, None)
 
     def keep_only(self, partitions: Collection[Partition]) -> None:
         """Forget all partitions but these: the others were revoked without a notice."""
         self.forget([*(self._places.keys() | self._resume_at.keys()) - set(partitions)])
 
     async def settle(self, outcomes: Mapping[Coordinates, Outcome]) -> None:
-        """Commit what is settled, and bring back what is not.
+        """Commit what is settled; `bring_back` what is not.
 
         If a commit fails, the next one includes its offsets.  A redelivery meanwhile is a
         duplicate, because the outcomes are durable in the database.
@@ -226,22 +234,21 @@ class Settling:
         Raises:
             Fenced: a partition was lost; fetch the others from their committed offsets again.
         """
-        back: dict[Partition, tuple[int, float]] = {}
         for at, outcome in sorted(outcomes.items()):
             place = self._places.get(at.place)
             if place is None:
                 continue
             match settlement(outcome):
                 case Nack(seconds):
-                    back.setdefault(at.place, (at.offset, seconds))
+                    known = self._back.setdefault(at.place, (at.offset, seconds))
+                    self._back[at.place] = min(known, (at.offset, seconds))
+                    self._subscription.pause(at.place)
                 case _:
                     if at.place != INBOX:
                         place.note(at.offset, outcome)
                     place.watermark.settle(at.offset)
         await self._keep_outcomes()
         await self._commit()
-        for partition, (offset, seconds) in back.items():
-            self._bring_back(partition, offset, seconds)
 
     async def _keep_outcomes(self) -> None:
         """Write the marks that are not written yet, before their offsets are committed."""
@@ -299,15 +306,32 @@ class Settling:
         for topic in {partition.topic for partition in offsets}:
             EVENTS.measure(Metric.OFFSET_COMMITS, topic, self._subscription.group, status)
 
-    def _bring_back(self, partition: Partition, offset: int, seconds: float) -> None:
+    @property
+    def coming_back(self) -> frozenset[Partition]:
+        """The partitions with a message that comes back; they are not fetched meanwhile."""
+        return frozenset(self._back)
+
+    @property
+    def is_waiting(self) -> bool:
+        """A message comes back, now or later."""
+        return bool(self._back or self._resume_at)
+
+    def bring_back(self, partition: Partition) -> None:
+        """Fetch a partition again from the message that comes back, when that is due.
+
+        Call it when nothing of the partition runs, and between two fetches: what was fetched
+        before would otherwise count as delivered after this, and the rest be passed over.
+        """
+        offset, seconds = self._back.pop(partition)
         place = self._places.get(partition)
         if place is None or partition not in self._subscription.assignment:
             return
         place.watermark.reset(offset)
         self._subscription.seek(partition, offset)
         if seconds > 0:
-            self._subscription.pause(partition)
             self._resume_at[partition] = self._clock.monotonic() + seconds
+        else:
+            self._subscription.resume(partition)
 
     def resume_due(self) -> float | None:
         """Resume partitions whose pause has ended; return the seconds until the next one."""

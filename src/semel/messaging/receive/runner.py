@@ -1,10 +1,12 @@
 """The loop of a service: fetch, handle, commit the database, then settle with the broker.
 
-    fetch ─▶ read ─▶ lanes per key ─▶ claim + handle + commit ─▶ settle ─▶ fetch …
+    fetch ─▶ read ─▶ lanes per key        one loop: it alone fetches, seeks and resumes
+                        │ take
+                     claim + handle + commit ─▶ settle        *concurrency* workers
 
-It finishes a fetch before the next one, so it always knows which offsets may be committed;
-several lanes run at once inside a fetch.  A separate task measures the lag, so that a handler
-that hangs does not hide it.
+Fetching goes on behind a slow message, up to a number of records in flight: it holds its own
+lane, and the committed offset of its partition.  A separate task measures the lag, so that a
+handler that hangs does not hide it.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.codec import Unreadable
@@ -29,18 +31,27 @@ from semel.messaging.handle.attempt import handle_message, handle_unreadable
 from semel.messaging.handle.batch import NOT_ATTEMPTED, consume_many
 from semel.messaging.handle.cancel import end, owned, rung
 from semel.messaging.handle.lease import handle_leased
-from semel.messaging.outcome import Ack, Nack, Outcome, Settlement, settlement, tell, tell_received
+from semel.messaging.outcome import Nack, Outcome, settlement, tell, tell_received
 from semel.messaging.receive.broker import Subscription
 from semel.messaging.receive.crash import TURNS, Membership, Writer, handle_record, noting_as
-from semel.messaging.receive.lanes import lanes, run_lanes
+from semel.messaging.receive.lanes import Lanes
 from semel.messaging.receive.offsets import Settling
 from semel.messaging.records import WaitingMessage
 from semel.messaging.redact import reason_of
 from semel.messaging.settings import RunnerSettings
-from semel.policy.vocabulary import Duplicates, Mode
+from semel.policy.vocabulary import BatchPolicy, Duplicates, Mode
 
 log = logging.getLogger("semel.messaging")
 
+
+# How long a fetch waits while handlers run.
+BUSY_SECONDS: Final = 0.05
+
+STOPPING: Final = frozenset({BatchPolicy.STOP, BatchPolicy.FAIL_BATCH})
+"""The policies after which nothing of a partition runs until the failed message comes back."""
+
+# How long a member waits for its first partitions in `run_until_idle`.
+ASSIGNMENT_SECONDS: Final = 5.0
 
 # A lower limit for the setting, because each measurement asks the broker.
 LEAST_SECONDS: Final = 0.05
@@ -92,6 +103,7 @@ class LagWatch:
 
 
 Arrival: TypeAlias = Message | Unreadable
+Result = TypeVar("Result")
 
 
 class Runner:
@@ -116,20 +128,32 @@ class Runner:
         self._owner = owner or Owner.here()
         self._writer = Writer(self._owner.instance)
         self._settling = Settling(consumer.name, subscription, database, clock)
+        self._most_in_flight = max(self.settings.max_in_flight, self.settings.max_records)
+        self._lanes: Lanes[Arrival] = Lanes(consumer.settings.order)
+        self._workers: list[asyncio.Task[None]] = []
+        self._done: dict[Coordinates, Outcome] = {}
+        """The outcomes that are durable and not settled yet."""
+
+        self._settles = asyncio.Lock()
+        self._settled_at = 0.0
+        self._work_came = asyncio.Event()
+        self._work_ended = asyncio.Event()
         self._membership = Membership(
             consumer,
             subscription,
             database,
             self._owner,
-            self.settings.max_records,
+            self._most_in_flight,
             self.settings.member_seconds,
         )
         handle = self._leased if self.settings.mode is Mode.LEASED else None
         self._retries = RetryWorker(consumer, database, handle=handle, group=subscription.group)
         self._lag = LagWatch(consumer.name, self._settling.measure_lag, self.settings.lag_seconds)
         self._stopping = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._is_fed = asyncio.Event()
+        """Not set between a fetch and the moment when its records wait in lanes."""
+
+        self._is_fed.set()
         subscription.on_revoked(self._revoked)
         self._begins_again = False
         self._left_behind = False
@@ -155,7 +179,9 @@ class Runner:
                             # handled any more.
                             retrying.result()
                         await self._pass()
+                    await self._drain(self._stop_by)
             finally:
+                await self._end_workers()
                 await self._end(retrying)
             await self._writer.clear_the_rest(self.consumer.name, self.database)
             if not self._left_behind:
@@ -191,34 +217,64 @@ class Runner:
         if not self._stopping.is_set():
             self._stop_by = self._clock.monotonic() + self.settings.stop_seconds
         self._stopping.set()
+        self._work_ended.set()
         self._retries.stop()
 
     async def run_until_idle(self) -> None:
-        """Work until a fetch finds nothing and nothing waits to come back: for tests and jobs."""
-        async with self._lag.beside():
-            while True:
-                due_in = self._settling.resume_due()
-                if not await self._pass() and due_in is None:
-                    return
+        """Work until a fetch finds nothing and nothing waits to come back: for tests and jobs.
+
+        A member that has no partitions waits a few seconds for some.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + ASSIGNMENT_SECONDS
+        try:
+            async with self._lag.beside():
+                while await self._pass() or not (
+                    self.subscription.assignment or loop.time() > until
+                ):
+                    pass
+        finally:
+            await self._end_workers()
 
     async def _pass(self) -> bool:
-        """Fetch once and handle the records; False if there were none."""
+        """Fetch once and let the records wait in lanes; False if there is nothing to do."""
         try:
             if self._begins_again:
                 await self._begin_again()
+            self._keep_workers()
+            if self._done and self._is_due:
+                await self._settle()
+            for partition in self._settling.coming_back:
+                if not self._lanes.holds(partition):
+                    self._settling.bring_back(partition)
+                    self._lanes.drop({partition})
             due_in = self._settling.resume_due()
             wait = self.settings.wait_seconds
             wait = wait if due_in is None else min(wait, max(due_in, 0.0))
-            records = await self.subscription.fetch(self.settings.max_records, wait)
-            # From here on a revocation waits until the fetched records are settled.
-            self._idle.clear()
+            room = self._most_in_flight - self._settling.in_flight
+            if room <= 0 and self._lanes.is_busy:
+                await self._until_work_ends(self.settings.wait_seconds)
+                return True
+            if self._lanes.is_busy:
+                wait = min(wait, BUSY_SECONDS)
+            records = await self.subscription.fetch(
+                min(self.settings.max_records, max(room, 1)), wait
+            )
+            # From here on a revocation waits until the records are in lanes.
+            self._is_fed.clear()
             self._settling.keep_only(self.subscription.assignment)
             await self._membership.work_on(self.subscription.assignment)
             self._lag.assigned(self.subscription.assignment)
             await self._from_time_to_time()
-            if not records:
-                return False
-            await self._work(records)
+            if records:
+                await self._feed(records)
+            elif self._lanes.is_busy:
+                await self._until_work_ends(BUSY_SECONDS)
+            elif self._done or self._settles.locked():
+                await self._settle()
+            else:
+                self._keep_workers()
+                return self._settling.is_waiting
         except Fenced as error:
             log.warning(
                 "partitions lost", extra={"consumer": self.consumer.name, "why": str(error)}
@@ -232,8 +288,14 @@ class Runner:
                 raise
             await self._wait()
         finally:
-            self._idle.set()
+            self._is_fed.set()
         return True
+
+    async def _until_work_ends(self, seconds: float) -> None:
+        """Wait until a worker has ended something, or for the stop."""
+        self._work_ended.clear()
+        if not self._stopping.is_set():
+            await rung(self._work_ended, seconds)
 
     async def _wait(self) -> None:
         """Wait a little, or for the stop; the next pass begins again."""
@@ -244,8 +306,11 @@ class Runner:
         """Go back to the committed offsets, so that unsettled records are fetched again.
 
         Nothing is fetched before this has succeeded: the next commit would otherwise pass the
-        unsettled records, and lose them.
+        unsettled records, and lose them.  Running handlers finish first, unless one of them is
+        the reason.
         """
+        self._lanes.drop(self._lanes.partitions)
+        await self._drain(self._clock.monotonic() + self.settings.stop_seconds)
         self._settling.keep_only(frozenset())
         for partition in self.subscription.assignment:
             self.subscription.seek(partition, await self.subscription.committed(partition))
@@ -259,19 +324,91 @@ class Runner:
             self._next_renewal = now + self.settings.member_seconds / 3
             await self._membership.renew()
 
-    async def _work(self, records: Sequence[Record]) -> None:
-        work = owned(self._handle_all(records))
-        stop = asyncio.create_task(self._stopping.wait())
+    def _keep_workers(self) -> None:
+        """Start the workers, or raise the error of one that failed."""
+        for worker in self._workers:
+            if worker.done():
+                worker.result()
+        if not self._workers:
+            self._workers = [owned(self._work()) for _ in range(self.settings.concurrency)]
+            for worker in self._workers:
+                # Nothing else ends the wait for a worker that failed.
+                worker.add_done_callback(lambda _: self._work_ended.set())
+
+    async def _drain(self, until: float) -> None:
+        """Finish what was fetched within the deadline, settle it, and end the workers."""
         try:
-            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                await asyncio.wait({work}, timeout=self.settings.stop_seconds)
-            if not work.done():
-                log.error("deadline passed: handlers are cancelled, their messages come back")
-                return
+            await self._finish(until)
+        except (Fenced, Retryable, InDoubt) as error:
+            log.warning("not settled", extra={"consumer": self.consumer.name, "why": str(error)})
+        except Exception as error:
+            if not is_refusal(self.database, self.consumer.name, error):
+                raise
         finally:
-            await self._cancel(work, stop)
-        await self._settling.settle(work.result())
+            await self._end_workers()
+
+    async def _finish(self, until: float) -> None:
+        """Wait until nothing runs any more or a worker has failed, then settle what is done.
+
+        Raises:
+            Exception: a worker's, or of settling.
+        """
+        while self._lanes.is_busy and not any(worker.done() for worker in self._workers):
+            left = until - self._clock.monotonic()
+            if left <= 0:
+                log.error("deadline passed: handlers are cancelled, their messages come back")
+                break
+            self._work_ended.clear()
+            await rung(self._work_ended, left)
+        self._keep_workers()
+        if not (self._lanes.is_busy and self._settles.locked()):
+            # Otherwise a batch that has no end holds the lock.
+            await self._settle()
+            self._keep_workers()
+
+    async def _end_workers(self) -> None:
+        """Cancel what runs, and forget what waits and what is not settled."""
+        workers, self._workers = self._workers, []
+        await self._cancel(*workers)
+        self._lanes.clear()
+        self._done.clear()
+
+    async def _work(self) -> None:
+        """Take what is ready, handle it, settle from time to time."""
+        is_batched = self.settings.mode is Mode.BATCHED
+        at_most = -(-self.settings.max_records // self.settings.concurrency) if is_batched else 1
+        while True:
+            taken = self._lanes.take(at_most)
+            if not taken:
+                self._work_came.clear()
+                await self._work_came.wait()
+                continue
+            async with TURNS.beside_others():
+                outcomes = await (self._batch(taken) if is_batched else self._alone(taken))
+            self._done |= outcomes
+            back = [a for a in taken if isinstance(settlement(outcomes[_at(a)]), Nack)]
+            self._lanes.done(taken, back)
+            if self.consumer.settings.batch in STOPPING:
+                self._lanes.close({_at(arrival).place for arrival in back})
+            self._work_ended.set()
+            self._work_came.set()
+            if is_batched or self._is_due:
+                await self._settle()
+
+    @property
+    def _is_due(self) -> bool:
+        """Settle now: enough is done, or nothing else is ready to run."""
+        waited = asyncio.get_running_loop().time() - self._settled_at
+        late = waited >= self.settings.settle_seconds
+        return late or len(self._done) >= self.settings.max_records or not self._lanes.is_ready
+
+    async def _settle(self) -> None:
+        """Settle what is done, one settling at a time."""
+        async with self._settles:
+            done, self._done = self._done, {}
+            self._settled_at = asyncio.get_running_loop().time()
+            if done:
+                await self._settling.settle(done)
 
     async def _cancel(self, *tasks: asyncio.Task[Any]) -> None:
         """Cancel what still runs, and wait a while for its end.
@@ -290,14 +427,22 @@ class Runner:
                 )
 
     async def _revoked(self, partitions: Collection[Partition]) -> None:
-        """Wait for the batch, so that its offsets are committed before the revocation."""
+        """Wait for running messages, so that their offsets are committed before the revocation.
+
+        What waits in lanes is left to the next owner.
+        """
         try:
             async with asyncio.timeout(self.settings.stop_seconds):
-                await self._idle.wait()
+                await self._is_fed.wait()
+                self._lanes.drop(partitions)
+                while self._lanes.runs(partitions):
+                    self._work_ended.clear()
+                    await self._work_ended.wait()
+                await self._settle()
                 if not self._left_behind:
                     # Nothing is in flight: the next owner need not handle records one at a time.
                     await self._membership.give_up(partitions)
-        except (TimeoutError, Retryable, InDoubt):
+        except (TimeoutError, Retryable, InDoubt, Fenced):
             pass  # the row stays: the next owner handles records one at a time
         except Exception as error:
             if not is_refusal(self.database, self.consumer.name, error):
@@ -305,20 +450,34 @@ class Runner:
         finally:
             self._settling.forget(partitions)
 
-    async def _handle_all(self, records: Sequence[Record]) -> dict[Coordinates, Outcome]:
-        outcomes: dict[Coordinates, Outcome] = {}
+    async def _feed(self, records: Sequence[Record]) -> None:
+        """Handle suspects alone, and let the other records wait in lanes."""
         for record in records:
             await self._settling.deliver(record.at)
-        rest = await self._carefully(records, outcomes)
-        if not rest:
-            return outcomes
-        async with TURNS.beside_others():
-            arrivals = [self._received(self.consumer.reading.read(record)) for record in rest]
-            if self.settings.mode is Mode.BATCHED:
-                await self._in_batches(arrivals, outcomes)
-            else:
-                await self._in_lanes(arrivals, outcomes)
-        return outcomes
+        alone: dict[Coordinates, Outcome] = {}
+        rest = await self._until_stopped(self._carefully(records, alone), ())
+        if alone:
+            self._done |= alone
+            await self._settle()
+        if not self._lanes.is_busy:
+            self._settled_at = asyncio.get_running_loop().time()
+        self._lanes.add([self._received(self.consumer.reading.read(record)) for record in rest])
+        self._work_came.set()
+
+    async def _until_stopped(self, work: Coroutine[Any, Any, Result], otherwise: Result) -> Result:
+        """Await work that a stop cancels when the deadline has passed."""
+        task = owned(work)
+        stop = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await asyncio.wait({task}, timeout=self.settings.stop_seconds)
+            if not task.done():
+                log.error("deadline passed: handlers are cancelled, their messages come back")
+                return otherwise
+        finally:
+            await self._cancel(task, stop)
+        return task.result()
 
     def _received(self, arrival: Arrival) -> Arrival:
         tell_received(arrival, self.subscription.group)
@@ -326,7 +485,7 @@ class Runner:
 
     async def _carefully(
         self, records: Sequence[Record], outcomes: dict[Coordinates, Outcome]
-    ) -> list[Record]:
+    ) -> Sequence[Record]:
         """Read and handle suspects one at a time; return the records that are not suspects."""
         rest: list[Record] = []
         blocked: set[Partition] = set()
@@ -353,18 +512,8 @@ class Runner:
     def _quarantined(self, arrival: Arrival, outcome: Outcome) -> None:
         tell(self._received(arrival), outcome, self.subscription.group)
 
-    async def _in_lanes(
-        self, arrivals: Sequence[Arrival], outcomes: dict[Coordinates, Outcome]
-    ) -> None:
-        async def work(arrival: Arrival) -> Settlement:
-            outcome = await self._one(arrival)
-            outcomes[_at(arrival)] = outcome
-            return settlement(outcome)
-
-        split = lanes(arrivals, self.consumer.settings.order)
-        ran = await run_lanes(split, work, self.settings.concurrency)
-        for arrival in ran.not_attempted:
-            outcomes[_at(arrival)] = NOT_ATTEMPTED
+    async def _alone(self, arrivals: Sequence[Arrival]) -> dict[Coordinates, Outcome]:
+        return {_at(arrival): await self._one(arrival) for arrival in arrivals}
 
     async def _one(self, arrival: Arrival) -> Outcome:
         """Handle one arrival, timed and counted."""
@@ -386,41 +535,30 @@ class Runner:
             self.consumer, self.database, message, owner, self._clock, waiting
         )
 
-    async def _in_batches(
-        self, arrivals: Sequence[Arrival], outcomes: dict[Coordinates, Outcome]
-    ) -> None:
-        """Split the arrivals into as many batches as run at once, whole lanes each."""
-        split = lanes(arrivals, self.consumer.settings.order)
-        shares: list[list[Arrival]] = [[] for _ in range(self.settings.concurrency)]
-        for number, lane in enumerate(split):
-            shares[number % len(shares)].extend(lane)
-
-        shares = [sorted(share, key=_at) for share in shares if share]
-
-        async def work(share: list[Arrival]) -> Settlement:
-            await self._share(share, outcomes, is_only=len(shares) == 1)
-            return Ack()
-
-        await run_lanes([[share] for share in shares], work, self.settings.concurrency)
-
-    async def _share(
-        self, arrivals: Sequence[Arrival], outcomes: dict[Coordinates, Outcome], *, is_only: bool
-    ) -> None:
-        """Handle a share; the only one of a fetch writes the fetch's marks in its transaction."""
+    async def _batch(self, arrivals: Sequence[Arrival]) -> dict[Coordinates, Outcome]:
+        """Handle a batch in one transaction; a single worker's also writes the offsets' marks."""
+        outcomes: dict[Coordinates, Outcome] = {}
+        arrivals = sorted(arrivals, key=_at)
         for arrival in arrivals:
             if isinstance(arrival, Unreadable):
                 outcomes[_at(arrival)] = await self._one(arrival)
         messages = [arrival for arrival in arrivals if isinstance(arrival, Message)]
+        if not messages:
+            return outcomes
         began = self._clock.monotonic()
-        marks = None
-        if is_only and messages:
-            # The outcomes of unreadable records and of suspects are durable already.
-            marks = self._settling.marks(outcomes, [_at(message) for message in messages])
-        found = await consume_many(self.consumer, self.database, messages, marks)
-        each = (self._clock.monotonic() - began) / max(len(messages), 1)
+        places = [_at(message) for message in messages]
+        if self.settings.concurrency > 1:
+            found = await consume_many(self.consumer, self.database, messages)
+        else:
+            # The lock: a mark must not be written twice, by this transaction and by a settling.
+            async with self._settles:
+                marks = self._settling.marks({**self._done, **outcomes}, places)
+                found = await consume_many(self.consumer, self.database, messages, marks)
+        each = (self._clock.monotonic() - began) / len(messages)
         for message, outcome in zip(messages, found, strict=True):
             outcomes[_at(message)] = outcome
             tell(message, outcome, self.subscription.group, each)
+        return outcomes
 
 
 def _check(consumer: Consumer, settings: RunnerSettings) -> None:

@@ -1,0 +1,108 @@
+"""Fetching goes on behind a slow message, which holds its own lane and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from semel.codec import FromPayload
+from semel.memory.broker import MemoryBroker
+from semel.message import Message, Partition
+from semel.messaging.consumer import consumer
+from semel.messaging.receive.runner import Runner
+from semel.messaging.records import DeadLetterFilter
+from semel.messaging.settings import ConsumerSettings, RetryPolicy, RunnerSettings
+from semel.policy.vocabulary import Mode
+from tests.messaging.worlds import memory_database
+
+TOPIC, GROUP = "payments", "billing"
+PLACE = Partition(TOPIC, 0)
+
+
+class Scene:
+    """A service whose message s waits until it may end."""
+
+    def __init__(self, messages: int, **settings: Any) -> None:
+        self.handled: list[str] = []
+        self.may_end = asyncio.Event()
+        self.broker = MemoryBroker({TOPIC: 1})
+        self.database = memory_database()
+        self._settings = RunnerSettings(wait_seconds=0.05, **settings)
+        for name in ["s", *(f"q{number}" for number in range(messages - 1))]:
+            self.broker.put(TOPIC, f'{{"id": "{name}"}}'.encode(), key=name.encode())
+
+        @consumer(GROUP, id_from=FromPayload("id"))
+        async def handle(message: Message) -> None:
+            if message.id == "s":
+                await self.may_end.wait()
+            self.handled.append(message.id)
+
+        self.consumer = handle
+
+    async def serve(self, until: int) -> int:
+        """Run until so many are handled; return the committed offset then, and finish."""
+        subscription = await self.broker.subscribe(GROUP, [TOPIC])
+        runner = Runner(self.consumer, subscription, self.database, self._settings)
+        running = asyncio.create_task(runner.run())
+        async with asyncio.timeout(30):
+            while len(self.handled) < until:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        early, committed = len(self.handled), self.broker.committed(GROUP).get(PLACE, 0)
+        assert early == until
+        self.may_end.set()
+        async with asyncio.timeout(30):
+            while self.broker.lag(GROUP, TOPIC):
+                await asyncio.sleep(0.01)
+        runner.stop()
+        await running
+        return committed
+
+
+def test_all_others_are_handled_while_one_message_is_slow():
+    async def scenario() -> None:
+        # Leased: in a database in memory, an open transaction would hold up all the others.
+        scene = Scene(600, mode=Mode.LEASED, concurrency=8)
+
+        committed = await scene.serve(until=599)
+
+        assert committed == 0, "the slow message is first, and was passed over"
+        assert sorted(scene.handled) == sorted({"s", *(f"q{n}" for n in range(599))})
+
+    asyncio.run(scenario())
+
+
+def test_no_more_is_fetched_than_may_be_in_flight():
+    async def scenario() -> None:
+        scene = Scene(200, mode=Mode.LEASED, concurrency=4, max_records=10, max_in_flight=50)
+
+        committed = await scene.serve(until=49)
+
+        assert committed == 0
+        assert len(scene.handled) == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_handler_that_takes_too_long_is_cancelled_and_counts_as_a_failed_attempt():
+    async def scenario() -> None:
+        broker, database = MemoryBroker({TOPIC: 1}), memory_database()
+        broker.put(TOPIC, b'{"id": "m1"}')
+        settings = ConsumerSettings(
+            handler_seconds=0.05, retry=RetryPolicy(max_attempts=2, initial_delay_seconds=0.0)
+        )
+
+        @consumer(GROUP, policy=settings, id_from=FromPayload("id"))
+        async def hang(message: Message) -> None:
+            await asyncio.Event().wait()
+
+        subscription = await broker.subscribe(GROUP, [TOPIC])
+        await Runner(hang, subscription, database).run_until_idle()
+
+        async with database.begin() as unit:
+            [letter] = await unit.dead_letters.find(DeadLetterFilter(GROUP), 10)
+        assert (letter.error_code, letter.attempts) == ("HANDLER_TIMEOUT", 2)
+        assert "longer than 0.05 s" in letter.reason
+        assert broker.lag(GROUP, TOPIC) == 0
+
+    asyncio.run(scenario())
