@@ -113,11 +113,7 @@ def schema_registry() -> Iterator[SchemaRegistry]:
     """A schema registry without schemas, in this process."""
     from tests.unit.kafka.schema_registry import SchemaRegistry
 
-    try:
-        registry = SchemaRegistry()
-    except ServiceUnavailable as missing:
-        # Not by `require`: the extra is not in `dev`, so CI does not have its packages either.
-        pytest.skip(str(missing))
+    registry = require(SchemaRegistry)
     yield registry
     registry.stop()
 
