@@ -227,7 +227,7 @@ class Lanes(Generic[Item]):
 
 
 def _at(item: object) -> Hashable:
-    """Tell apart messages that have no order among them."""
+    """Return a lane of its own for a message that has no order."""
     match item:
         case Record():
             return item.at
