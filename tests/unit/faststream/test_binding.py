@@ -10,7 +10,14 @@ import pytest
 
 pytest.importorskip("faststream")
 
-from faststream import AckPolicy, BaseMiddleware, Context, Depends, ExceptionMiddleware
+from faststream import (
+    AckPolicy,
+    BaseMiddleware,
+    Context,
+    Depends,
+    ExceptionMiddleware,
+    confluent,
+)
 from faststream.kafka import KafkaBroker, KafkaMessage, KafkaRouter, TestKafkaBroker
 from faststream.specification import AsyncAPI
 from pydantic import BaseModel
@@ -109,6 +116,38 @@ def test_a_published_message_is_in_the_database_once(mode):
     assert service.rates == 2, "a dependency is resolved once for each message that is handled"
 
 
+def test_one_service_serves_several_tests_with_event_loops_of_their_own(tmp_path):
+    service = Service(database=f"sqlite:///{tmp_path}/shop.db")
+    service.on_paid()
+
+    async def first():
+        await service.broker.publish(Paid(id="p1", amount=1), "payments")
+
+    async def second():
+        async with TestKafkaBroker(service.broker):
+            await service.broker.publish(Paid(id="p1", amount=1), "payments")
+            await service.broker.publish(Paid(id="p2", amount=1), "payments")
+        rows = await service.rows()
+        await service.semel.close()
+        return rows
+
+    play(service, first)
+
+    assert asyncio.run(second()) == [("p1", 2), ("p2", 2)]
+
+
+def test_messages_that_are_published_at_once_are_each_handled():
+    service = Service()
+    service.on_paid()
+
+    async def story():
+        sent = [Paid(id=f"p{number}", amount=number) for number in range(5)]
+        await asyncio.gather(*(service.broker.publish(one, "payments") for one in sent * 2))
+        return await service.rows()
+
+    assert play(service, story) == [(f"p{number}", 2 * number) for number in range(5)]
+
+
 def test_the_function_can_be_called_in_a_unit_test():
     service = Service()
     on_paid = service.on_paid()
@@ -159,7 +198,7 @@ def test_a_transient_failure_is_tried_again():
     assert attempts == ["p1"] * 3
 
 
-def test_headers_of_any_bytes_and_tombstones_arrive():
+def test_a_tombstone_and_the_message_itself_arrive():
     service = Service()
     seen: list[Any] = []
 
@@ -429,9 +468,9 @@ def test_a_session_under_leases_is_refused():
         service.on_paid(runner=RunnerSettings(mode=Mode.LEASED))
 
 
-def test_another_broker_is_refused_and_told_what_to_use():
+def test_the_confluent_broker_is_refused_and_told_what_to_use():
     with pytest.raises(Misuse, match=r"semel\.messaging\.KafkaBroker"):
-        Semel(object(), database="sqlite://")
+        Semel(confluent.KafkaBroker("nowhere:9092"), database="sqlite://")
 
 
 def test_the_id_comes_from_where_it_is_declared():
