@@ -245,8 +245,7 @@ def test_two_services_share_a_group_while_one_comes_and_goes(kafka_server, tmp_p
         await first.stop()
         await until(world.is_at_the_end)
         await second.stop()
-        rows = await world.rows()
-        return rows
+        return await world.rows()
 
     rows = asyncio.run(story())
 
@@ -273,8 +272,7 @@ def test_a_stop_finishes_what_runs_and_commits_it(kafka_server, tmp_path):
         await broker.start()
         await begun.wait()
         await broker.stop()
-        found = await world.rows(), await world.is_at_the_end()
-        return found
+        return await world.rows(), await world.is_at_the_end()
 
     assert asyncio.run(story()) == (["p001"], True)
 
@@ -303,8 +301,7 @@ def test_a_group_that_begins_at_the_end_misses_nothing_after_its_first_start(
         await second.start()
         await until(world.is_at_the_end)
         await second.stop()
-        rows = await world.rows()
-        return rows
+        return await world.rows()
 
     assert asyncio.run(story()) == ["p002"]
 
