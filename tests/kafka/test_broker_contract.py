@@ -12,6 +12,7 @@ import pytest
 
 from semel.kafka.broker import KafkaBroker
 from semel.kafka.client import GroupProtocol, kafka
+from semel.message import Partition
 from semel.testing.contracts.broker import BrokerContract
 
 pytestmark = pytest.mark.kafka
@@ -106,3 +107,19 @@ class TestKafkaConsumerProtocol(OnKafka):
 class TestKafkaClassicProtocol(OnKafka):
     protocol = GroupProtocol.CLASSIC
     config: ClassVar = {"session.timeout.ms": 3_000, "heartbeat.interval.ms": 300}
+
+
+@pytest.mark.parametrize("protocol", GroupProtocol)
+def test_the_first_fetch_waits_until_the_group_has_assigned_partitions(kafka_server, protocol):
+    topic = f"first-fetch-{protocol}"
+    kafka_server.create_topic(topic)
+
+    async def first_fetch():
+        broker = KafkaBroker(kafka_server.bootstrap, protocol=protocol)
+        member = await broker.subscribe(topic, [topic])
+        await member.fetch(10, wait_seconds=0.0)
+        assigned = member.assignment
+        await member.close()
+        return assigned
+
+    assert asyncio.run(first_fetch()) == {Partition(topic, 0)}

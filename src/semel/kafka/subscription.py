@@ -49,6 +49,9 @@ BUFFERED: Final = 2_000
 BUSY_SECONDS: Final = 0.005
 IDLE_SECONDS: Final = 0.02
 
+JOIN_SECONDS: Final = 5.0
+"""How long the first fetch waits for the group to assign partitions."""
+
 AGAIN_SECONDS: Final = 0.2
 """How long to wait before the broker is asked again."""
 
@@ -121,10 +124,15 @@ class KafkaSubscription:
     async def fetch(self, max_records: int, wait_seconds: float) -> Sequence[Record]:
         """Return buffered records; wait for the first one at most *wait_seconds*.
 
+        The first fetch of a member waits for its partitions, too: without them, an empty answer
+        would not mean that there is nothing to read.
+
         Raises:
             NeedsOperator: records that were not handled are gone from the broker.
             Permanent: the broker refuses this member.
         """
+        if not self._was_assigned:
+            await self._assignment()
         until = time.monotonic() + wait_seconds
         while True:
             self._arrived.clear()
@@ -188,6 +196,16 @@ class KafkaSubscription:
         self._closing.set()
         while self._thread.is_alive():
             await asyncio.sleep(BUSY_SECONDS)
+
+    async def _assignment(self) -> None:
+        """Wait for the first assignment; a member too many gets none, and waits only once."""
+        until = time.monotonic() + JOIN_SECONDS
+        while (left := until - time.monotonic()) > 0:
+            self._arrived.clear()
+            if self._was_assigned or self._error is not None or self._closed.is_set():
+                break
+            await rung(self._arrived, left)
+        self._was_assigned = True
 
     def _take(self, max_records: int) -> list[Record]:
         found: list[Record] = []
@@ -382,6 +400,7 @@ class KafkaSubscription:
         client.incremental_assign(positions)
         self._paused_there -= partitions
         self._assigned |= partitions
+        self._was_assigned = True
         self._ring()
 
     def _positions(self, partitions: Collection[Partition]) -> list[Any]:
