@@ -213,7 +213,7 @@ class KafkaReader:
     """Reads ranges of a partition outside any group; `KafkaBroker.reader` makes it."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = {**settings, "enable.partition.eof": True}
+        self._settings = dict(settings)
 
     async def read(self, partition: Partition, first: int, last: int) -> Sequence[Record]:
         """Return the records with offsets from *first* to *last*, both included.
@@ -230,10 +230,17 @@ class KafkaReader:
 
     def _ask(self, question: Callable[..., Answer], partition: Partition, *more: int) -> Answer:
         client = make("Consumer", self._settings)
+        until = time.monotonic() + CALL_SECONDS
         try:
-            return question(client, partition, *more)
-        except kafka.KafkaException as error:
-            raise meaning(error, f"reading {partition}") from error
+            while True:
+                try:
+                    return question(client, partition, *more)
+                except kafka.KafkaException as error:
+                    found = meaning(error, f"reading {partition}")
+                    # A partition that is new, or whose leader moves, answers a moment later.
+                    if not isinstance(found, Retryable) or time.monotonic() > until:
+                        raise found from error
+                    time.sleep(0.1)
         finally:
             client.close()
 

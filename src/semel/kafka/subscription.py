@@ -50,7 +50,13 @@ BUSY_SECONDS: Final = 0.005
 IDLE_SECONDS: Final = 0.02
 
 JOIN_SECONDS: Final = 5.0
-"""How long the first fetch waits for the group to assign partitions."""
+"""How long the first fetch waits until partitions are assigned, and something came of each."""
+
+LOOP_SECONDS: Final = 300.0
+"""An event loop that does not answer for so long is taken for dead: the member stops polling.
+
+The broker then gives its partitions to others, after `max.poll.interval.ms`.
+"""
 
 AGAIN_SECONDS: Final = 0.2
 """How long to wait before the broker is asked again."""
@@ -96,7 +102,11 @@ class KafkaSubscription:
         self._closed = threading.Event()
         self._client: Any = None
         self._paused_there: set[Partition] = set()
-        self._was_assigned = False
+        self._asked_loop = self._loop_answered = time.monotonic()
+        self._has_read = False
+        """Something came of each partition of the first assignment: a record, or its end."""
+
+        self._unread: set[Partition] = set()
         self._join()
         self._thread = threading.Thread(target=self._run, name=f"semel-kafka-{group}", daemon=True)
         self._thread.start()
@@ -124,15 +134,15 @@ class KafkaSubscription:
     async def fetch(self, max_records: int, wait_seconds: float) -> Sequence[Record]:
         """Return buffered records; wait for the first one at most *wait_seconds*.
 
-        The first fetch of a member waits for its partitions, too: without them, an empty answer
-        would not mean that there is nothing to read.
+        The first fetch of a member waits for its partitions, and for an answer about each: before
+        that, an empty answer would not mean that there is nothing to read.
 
         Raises:
             NeedsOperator: records that were not handled are gone from the broker.
             Permanent: the broker refuses this member.
         """
-        if not self._was_assigned:
-            await self._assignment()
+        if not self._has_read:
+            await self._first_answers()
         until = time.monotonic() + wait_seconds
         while True:
             self._arrived.clear()
@@ -159,7 +169,7 @@ class KafkaSubscription:
 
     async def committed(self, partition: Partition) -> int:
         """Return the committed offset; without one, the first offset that exists."""
-        return await self._call(lambda: self._committed([partition])[0].offset)
+        return await self._call(lambda: self._committed([partition])[0][0].offset)
 
     async def end(self, partition: Partition) -> int:
         """Return the end of what can be read: the offset of the next record.
@@ -197,15 +207,15 @@ class KafkaSubscription:
         while self._thread.is_alive():
             await asyncio.sleep(BUSY_SECONDS)
 
-    async def _assignment(self) -> None:
-        """Wait for the first assignment; a member too many gets none, and waits only once."""
+    async def _first_answers(self) -> None:
+        """Wait for the first records; a member too many gets none, and waits only once."""
         until = time.monotonic() + JOIN_SECONDS
         while (left := until - time.monotonic()) > 0:
             self._arrived.clear()
-            if self._was_assigned or self._error is not None or self._closed.is_set():
+            if self._has_read or self._error is not None or self._closed.is_set():
                 break
             await rung(self._arrived, left)
-        self._was_assigned = True
+        self._has_read = True
 
     def _take(self, max_records: int) -> list[Record]:
         found: list[Record] = []
@@ -251,7 +261,10 @@ class KafkaSubscription:
             while not self._closing.is_set():
                 self._serve(BUSY_SECONDS if self._buffer else 0.0)
                 self._seek_and_pause()
-                self._poll(0.0 if self._buffer else IDLE_SECONDS)
+                if self._loop_lives():
+                    self._poll(0.0 if self._buffer else IDLE_SECONDS)
+                else:
+                    time.sleep(IDLE_SECONDS)
             self._revoke(self._assigned)
             self._assigned = frozenset()
         except Exception as error:
@@ -285,6 +298,17 @@ class KafkaSubscription:
                 error = failed
             self._on_loop(_settle, future, answer, error)
 
+    def _loop_lives(self) -> bool:
+        """Ask the event loop for an answer once in a second: a handler may block it for ever."""
+        now = time.monotonic()
+        if now - self._asked_loop > 1.0:
+            self._asked_loop = now
+            self._on_loop(self._answer_for_loop)
+        return now - self._loop_answered < LOOP_SECONDS
+
+    def _answer_for_loop(self) -> None:
+        self._loop_answered = time.monotonic()
+
     def _has_left(self) -> NoReturn:
         raise Fenced(f"group {self._group}: this member has left")
 
@@ -293,16 +317,21 @@ class KafkaSubscription:
         if first is None:
             return
         for message in [first, *self._client.consume(500, 0.0)]:
+            if message.topic() is not None:
+                self._unread.discard(Partition(message.topic(), message.partition()))
             if message.error() is not None:
                 self._message_error(message)
             else:
                 record = record_of(message)
                 with self._lock:
                     self._buffer.setdefault(record.at.place, deque()).append(record)
+        self._has_read = self._has_read or (bool(self._assigned) and not self._unread)
         self._ring()
 
     def _message_error(self, message: Any) -> None:
         error = message.error()
+        if error.code() == kafka.KafkaError._PARTITION_EOF:
+            return
         if error.code() in UNSUPPORTED and self._protocol is GroupProtocol.CONSUMER:
             log.warning(
                 "the broker does not know the group protocol 'consumer'; using 'classic'",
@@ -368,6 +397,10 @@ class KafkaSubscription:
         if foreign:
             # The broker would accept it: it checks the member's generation, not its partitions.
             raise Fenced(f"group {self._group}: {foreign[0]} is no longer this member's")
+        self._commit_places(offsets)
+
+    def _commit_places(self, offsets: Mapping[Partition, int]) -> None:
+        """Commit offsets, with the id of their topic beside each."""
         places = [
             kafka.TopicPartition(
                 p.topic, p.number, offset, metadata=f"{TOPIC_ID}{self._topic_ids.get(p.topic, '')}"
@@ -376,14 +409,14 @@ class KafkaSubscription:
         ]
         _checked(self._client.commit(offsets=places, asynchronous=False))
 
-    def _committed(self, partitions: Iterable[Partition]) -> list[Any]:
-        """Return places with the offsets to read next."""
+    def _committed(self, partitions: Iterable[Partition]) -> tuple[list[Any], list[Any]]:
+        """Return places with the offsets to read next; also those that had none committed."""
         places = _checked(self._client.committed(_places(partitions), timeout=CALL_SECONDS))
-        for place in places:
-            if place.offset < 0:
-                low, high = self._watermarks(Partition(place.topic, place.partition))
-                place.offset = low if self._start is Start.BEGINNING else high
-        return places
+        new = [place for place in places if place.offset < 0]
+        for place in new:
+            low, high = self._watermarks(_place(place))
+            place.offset = low if self._start is Start.BEGINNING else high
+        return places, new
 
     def _watermarks(self, partition: Partition) -> tuple[int, int]:
         place = kafka.TopicPartition(partition.topic, partition.number)
@@ -399,8 +432,8 @@ class KafkaSubscription:
             return
         client.incremental_assign(positions)
         self._paused_there -= partitions
+        self._unread |= partitions
         self._assigned |= partitions
-        self._was_assigned = True
         self._ring()
 
     def _positions(self, partitions: Collection[Partition]) -> list[Any]:
@@ -410,10 +443,11 @@ class KafkaSubscription:
         """
         while not self._closing.is_set():
             try:
-                places = self._committed(partitions)
+                places, new = self._committed(partitions)
                 self._check_topics(places)
-                if self._start is Start.END and places:
-                    self._client.commit(offsets=places, asynchronous=False)
+                if self._start is Start.END and new:
+                    # Otherwise a crash before the first commit would pass over what comes now.
+                    self._commit_places({_place(at): at.offset for at in new})
             except (kafka.KafkaException, Retryable) as error:
                 log.warning(
                     "offsets are not known yet", extra={"group": self._group, "why": str(error)}
@@ -478,6 +512,7 @@ class KafkaSubscription:
             self._leaving -= partitions
             self._paused -= partitions
             self._paused_there -= partitions
+            self._unread -= partitions
             for partition in partitions:
                 self._buffer.pop(partition, None)
                 self._seeks.pop(partition, None)
@@ -512,7 +547,11 @@ def _places(partitions: Iterable[Partition]) -> list[Any]:
 
 
 def _partitions(places: Iterable[Any]) -> frozenset[Partition]:
-    return frozenset(Partition(place.topic, place.partition) for place in places)
+    return frozenset(map(_place, places))
+
+
+def _place(place: Any) -> Partition:
+    return Partition(place.topic, place.partition)
 
 
 def record_of(message: Any) -> Record:

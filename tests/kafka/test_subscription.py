@@ -1,0 +1,131 @@
+"""What a Kafka subscription does beyond the contract of brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+
+import pytest
+
+from semel.errors import Misuse, NeedsOperator, Permanent, Retryable
+from semel.kafka import subscription as module
+from semel.kafka.broker import KafkaBroker
+from semel.kafka.client import GroupProtocol
+from semel.message import Partition
+from semel.messaging.receive.broker import Outgoing
+from semel.testing.services import free_port
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def topic(kafka_server):
+    name = f"topic-{uuid.uuid4().hex[:8]}"
+    kafka_server.create_topic(name)
+    return name
+
+
+async def publish(server, topic, *values):
+    publisher = KafkaBroker(server.bootstrap).publisher()
+    answers = await publisher.publish([Outgoing(topic, value.encode()) for value in values])
+    assert list(answers) == [None] * len(values)
+    await publisher.close()
+
+
+async def take(member, count):
+    found = []
+    async with asyncio.timeout(30):
+        while len(found) < count:
+            found += await member.fetch(count - len(found), 0.5)
+    return [record.value.decode() for record in found]
+
+
+async def assigned(member):
+    async with asyncio.timeout(30):
+        while not member.assignment:
+            assert not await member.fetch(1, 0.05)
+
+
+def test_a_group_that_starts_at_the_end_reads_what_comes_after_its_first_assignment(
+    kafka_server, topic
+):
+    async def scenario():
+        group = f"group-{topic}"
+        await publish(kafka_server, topic, "before")
+        broker = KafkaBroker(kafka_server.bootstrap, start="end")
+        member = await broker.subscribe(group, [topic])
+        await assigned(member)
+        assert await member.committed(Partition(topic, 0)) == 1
+        await member.close()
+
+        await publish(kafka_server, topic, "while it was away")
+        member = await broker.subscribe(group, [topic])
+
+        assert await take(member, 1) == ["while it was away"]
+        await member.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_that_was_deleted_and_made_again_stops_the_group(kafka_server, topic):
+    async def scenario():
+        group, broker = f"group-{topic}", KafkaBroker(kafka_server.bootstrap)
+        await publish(kafka_server, topic, "a")
+        member = await broker.subscribe(group, [topic])
+        await take(member, 1)
+        await member.commit({Partition(topic, 0): 1})
+        (old,) = broker.topic_ids([topic]).values()
+        await member.close()
+        # The offset survives where the broker keeps the offsets of deleted topics, or where an
+        # operator has put it back.
+        successor = await broker.subscribe(group, [topic])
+        successor._topic_ids[topic] = "another-id"
+
+        with pytest.raises(NeedsOperator, match=f"made again .id another-id is now {old}"):
+            await take(successor, 1)
+        await successor.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_event_loop_that_does_not_answer_loses_its_partitions(kafka_server, topic, monkeypatch):
+    monkeypatch.setattr(module, "LOOP_SECONDS", 2.0)
+
+    async def scenario():
+        group = f"group-{topic}"
+        await publish(kafka_server, topic, "a")
+        quick = {"max.poll.interval.ms": 6_000, "session.timeout.ms": 6_000}
+        broker = KafkaBroker(kafka_server.bootstrap, protocol=GroupProtocol.CLASSIC, config=quick)
+        hung, other = await broker.subscribe(group, [topic]), None
+        assert await take(hung, 1) == ["a"]
+        time.sleep(12.0)
+        other = await broker.subscribe(group, [topic])
+
+        assert await take(other, 1) == ["a"]
+        await other.close()
+        await hung.close()
+
+    asyncio.run(scenario())
+
+
+def test_wrong_settings_and_places_are_named(kafka_server):
+    async def scenario():
+        with pytest.raises(Permanent, match="has no topic nowhere: create it first"):
+            await KafkaBroker(kafka_server.bootstrap).subscribe("g", ["nowhere"])
+
+    asyncio.run(scenario())
+    with pytest.raises(Misuse, match=r"enable.auto.commit.*never by a timer"):
+        KafkaBroker("x:1", config={"enable.auto.commit": True})
+    with pytest.raises(Misuse, match="start must be one of beginning, end, got 'latest'"):
+        KafkaBroker("x:1", start="latest")
+
+
+def test_a_broker_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr("semel.kafka.broker.CALL_SECONDS", 1.0)
+
+    async def scenario():
+        with pytest.raises(Retryable, match=r"no Kafka broker answers at 127\.0\.0\.1"):
+            await KafkaBroker(f"127.0.0.1:{free_port()}").subscribe("g", ["t"])
+
+    asyncio.run(scenario())
