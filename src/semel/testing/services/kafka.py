@@ -114,7 +114,9 @@ class KafkaServer(Lifetime):
         )
         unfinished = settings.with_suffix(".new")
         unfinished.write_text(text)
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # The first bit is 0, or the id could begin with "-" and be taken for an option.
+        number = uuid.uuid4().int >> 1
+        cluster = base64.urlsafe_b64encode(number.to_bytes(16, "big")).decode().rstrip("=")
         # A JVM that lives for a second should not optimise.
         tool = [java(), "-XX:TieredStopAtLevel=1", "-cp", classes, "kafka.tools.StorageTool"]
         done = subprocess.run(
