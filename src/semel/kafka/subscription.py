@@ -146,11 +146,11 @@ class KafkaSubscription:
         until = time.monotonic() + wait_seconds
         while True:
             self._arrived.clear()
+            if self._error is not None:
+                raise self._error
             found = self._take(max_records)
             if found:
                 return found
-            if self._error is not None:
-                raise self._error
             left = until - time.monotonic()
             if left <= 0 or self._closed.is_set():
                 return []
@@ -316,7 +316,15 @@ class KafkaSubscription:
         first = self._client.poll(wait_seconds)
         if first is None:
             return
-        for message in [first, *self._client.consume(500, 0.0)]:
+        # One after the other: a rebalance inside the second call forgets what came before it.
+        self._keep([first])
+        self._keep(self._client.consume(500, 0.0))
+        self._has_read = self._has_read or (bool(self._assigned) and not self._unread)
+        self._ring()
+
+    def _keep(self, messages: Iterable[Any]) -> None:
+        """Put records into the buffer."""
+        for message in messages:
             if message.topic() is not None:
                 self._unread.discard(Partition(message.topic(), message.partition()))
             if message.error() is not None:
@@ -324,9 +332,8 @@ class KafkaSubscription:
             else:
                 record = record_of(message)
                 with self._lock:
-                    self._buffer.setdefault(record.at.place, deque()).append(record)
-        self._has_read = self._has_read or (bool(self._assigned) and not self._unread)
-        self._ring()
+                    if record.at.place in self._assigned:
+                        self._buffer.setdefault(record.at.place, deque()).append(record)
 
     def _message_error(self, message: Any) -> None:
         error = message.error()
@@ -463,8 +470,9 @@ class KafkaSubscription:
         for place in places:
             now = found.get(place.topic, "")
             noted = (place.metadata or "").removeprefix(TOPIC_ID)
-            known = self._topic_ids.setdefault(place.topic, noted or now)
-            if now and known and now != known:
+            seen = self._topic_ids.setdefault(place.topic, noted or now)
+            known = next((one for one in (noted, seen) if one and one != now), now)
+            if now and now != known:
                 self._fail(
                     NeedsOperator(
                         f"group {self._group}: topic {place.topic} was deleted and made again "
@@ -476,13 +484,18 @@ class KafkaSubscription:
 
     def _on_revoke(self, client: Any, places: list[Any]) -> None:
         self._revoke(_partitions(places))
-        with suppress(kafka.KafkaException):
-            client.incremental_unassign(places)
-        self._forget(_partitions(places))
+        self._unassign(client, places)
 
     def _on_lost(self, client: Any, places: list[Any]) -> None:
         log.warning("partitions lost", extra={"group": self._group, "partitions": str(places)})
+        self._unassign(client, places)
+
+    def _unassign(self, client: Any, places: list[Any]) -> None:
+        paused = self._paused_there & _partitions(places)
         with suppress(kafka.KafkaException):
+            if paused:
+                # The client would remember the pause when the partition comes back.
+                client.resume(_places(paused))
             client.incremental_unassign(places)
         self._forget(_partitions(places))
 

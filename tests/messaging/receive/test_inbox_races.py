@@ -6,11 +6,15 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 
+from semel.codec import FromHeader
 from semel.errors import Misuse, Retryable
+from semel.message import Message
+from semel.messaging.consumer import consumer
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.attempt import handle_message
@@ -22,6 +26,7 @@ from semel.policy.vocabulary import Mode
 from tests.messaging.act_world import BILLING, letters
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.replay_world import ALL_AT_ONCE, DEAD, P0, Service, counts, message
+from tests.messaging.worlds import memory_database
 from tests.stores.world import in_world
 
 TWICE = replace(
@@ -278,3 +283,24 @@ def test_one_transaction_has_no_lease_to_give():
 
     with pytest.raises(Misuse, match="no lease to give"):
         asyncio.run(Inbox(leased, None).store_and_handle(message("m1")))
+
+
+def test_a_stop_that_comes_while_a_worker_takes_the_lead_ends_it():
+    @consumer("stopped", id_from=FromHeader("message-id"))
+    async def handle(message: Message, session: Any) -> None:
+        raise AssertionError(message)
+
+    async def scenario() -> None:
+        worker = InboxWorker(handle, memory_database())
+        take = worker._leading.take
+
+        async def stopped_meanwhile(outbox: Any) -> Any:
+            leadership = await take(outbox)
+            worker.stop()
+            return leadership
+
+        worker._leading.take = stopped_meanwhile  # type: ignore[method-assign]
+        async with asyncio.timeout(10):
+            await worker.run()
+
+    asyncio.run(scenario())

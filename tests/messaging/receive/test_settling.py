@@ -235,3 +235,52 @@ def test_a_batch_marks_nothing_behind_a_message_that_comes_back():
         assert place.committed == 3
 
     run(place, test)
+
+
+def test_a_message_that_comes_back_late_does_not_pass_over_one_before_it():
+    """The second failure is settled after the partition went back to the first one."""
+    place = Place(2)
+
+    async def test() -> None:
+        records = await place.member.fetch(2, 0.0)
+        first, second = [record.at for record in records]
+        for at in (first, second):
+            await place.settling.deliver(at)
+        await place.settling.settle({first: RetryLater(0.0)})
+        place.bring_back()
+
+        await place.settling.settle({second: RetryLater(0.0)})
+        place.bring_back()
+
+        assert await place.settle(Handled(), Handled()) == [0, 1]
+        assert place.committed == 2
+
+    run(place, test)
+
+
+def test_a_partition_that_was_lost_and_came_back_begins_again():
+    place = Place(2)
+
+    async def test() -> None:
+        records = await place.member.fetch(2, 0.0)
+        news = [await place.settling.deliver(record.at) for record in records]
+
+        assert news == [True, False]
+        with pytest.raises(Fenced):
+            await place.settling.deliver(records[0].at)
+
+    run(place, test)
+
+
+def test_a_commit_that_failed_is_known_until_it_is_repeated():
+    place = Place(1)
+
+    async def test() -> None:
+        place.broker.fail(BrokerFailure(Call.COMMIT))
+        await place.settle(Handled())
+        assert (place.committed, place.settling.is_behind) == (0, True)
+
+        await place.settling.settle({})
+        assert (place.committed, place.settling.is_behind) == (1, False)
+
+    run(place, test)

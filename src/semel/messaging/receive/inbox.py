@@ -322,6 +322,8 @@ class InboxWorker:
             if leadership is None:
                 return False
             self._runner = self._new_runner()
+            if self._stopping.is_set():
+                self._runner.stop()
             await self._leading.while_leading(leadership, self._runner.run(), _nothing)
         except (Retryable, InDoubt, Fenced) as error:
             why = {"consumer": self.consumer.name, "reason": reason_of(error)}

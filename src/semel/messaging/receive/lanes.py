@@ -46,6 +46,15 @@ class Watermark:
         return len(self._delivered)
 
     @property
+    def due(self) -> int:
+        """The offset that comes next, or a later one."""
+        return self._delivered[-1] + 1 if self._delivered else self._next
+
+    def expects(self, offset: int) -> bool:
+        """Return whether a record was delivered and is not settled."""
+        return offset in self._unsettled
+
+    @property
     def unsettled(self) -> tuple[int, ...]:
         """The delivered offsets that are not settled, in order."""
         return tuple(sorted(self._unsettled))
@@ -56,10 +65,9 @@ class Watermark:
         Raises:
             Misuse: it comes before one that was delivered; a seek must `reset` first.
         """
-        due = self._delivered[-1] + 1 if self._delivered else self._next
-        if offset < due:
+        if offset < self.due:
             raise Misuse(
-                f"offset {offset} was delivered, expected {due} or a later one; "
+                f"offset {offset} was delivered, expected {self.due} or a later one; "
                 f"reset the watermark after a seek"
             )
         self._delivered.append(offset)

@@ -202,17 +202,36 @@ class Settling:
         """How many delivered records lie beyond the offsets that may be committed."""
         return sum(place.watermark.in_flight for place in self._places.values())
 
-    async def deliver(self, at: Coordinates) -> None:
-        """Note that a record came."""
+    @property
+    def is_behind(self) -> bool:
+        """An offset may be committed that is not: its commit failed."""
+        return any(p.watermark.next_offset > p.committed for p in self._places.values())
+
+    def expects(self, at: Coordinates) -> bool:
+        """Return whether a record was delivered and is not settled."""
+        place = self._places.get(at.place)
+        return place is not None and place.watermark.expects(at.offset)
+
+    async def deliver(self, at: Coordinates) -> bool:
+        """Note that a record came; return whether it is the first of its partition.
+
+        Raises:
+            Fenced: it was delivered before: the partition was lost and came back; begin again.
+        """
         place = self._places.get(at.place)
         # Each fetch of an inbox begins with the first row that is not settled, which is before the
         # rows of earlier fetches if its transaction committed late.
         begins_with_it = at.place == INBOX
         if place is None or (begins_with_it and at.offset < place.watermark.next_offset):
             start = at.offset if begins_with_it else await self._subscription.committed(at.place)
-            place = _Place(Watermark(start), start, start)
-            self._places[at.place] = place
+            new = _Place(Watermark(min(start, at.offset)), start, start)
+            self._places[at.place] = new
+            new.watermark.deliver(at.offset)
+            return True
+        if at.offset < place.watermark.due:
+            raise Fenced(f"{at.place} was lost and came back: {at.offset} was delivered again")
         place.watermark.deliver(at.offset)
+        return False
 
     def forget(self, partitions: Collection[Partition]) -> None:
         """Release partitions that are no longer assigned."""
@@ -239,6 +258,8 @@ class Settling:
             if place is None:
                 continue
             match settlement(outcome):
+                case Nack() if not place.watermark.expects(at.offset):
+                    pass  # it comes again anyway: its partition went back before it
                 case Nack(seconds):
                     known = self._back.setdefault(at.place, (at.offset, seconds))
                     self._back[at.place] = min(known, (at.offset, seconds))
@@ -327,7 +348,8 @@ class Settling:
         if place is None or partition not in self._subscription.assignment:
             return
         place.watermark.reset(offset)
-        self._subscription.seek(partition, offset)
+        # Not simply *offset*: nothing before it may be passed over that is due, too.
+        self._subscription.seek(partition, place.watermark.due)
         if seconds > 0:
             self._resume_at[partition] = self._clock.monotonic() + seconds
         else:

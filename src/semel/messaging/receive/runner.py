@@ -157,6 +157,9 @@ class Runner:
         subscription.on_revoked(self._revoked)
         self._begins_again = False
         self._left_behind = False
+        self._leaving: frozenset[Partition] = frozenset()
+        """Partitions that were given up, and are still assigned for a moment."""
+
         self._stop_by = 0.0
         self._next_renewal = 0.0
 
@@ -251,6 +254,7 @@ class Runner:
             due_in = self._settling.resume_due()
             wait = self.settings.wait_seconds
             wait = wait if due_in is None else min(wait, max(due_in, 0.0))
+            await self._from_time_to_time()
             room = self._most_in_flight - self._settling.in_flight
             if room <= 0 and self._lanes.is_busy:
                 await self._until_work_ends(self.settings.wait_seconds)
@@ -262,19 +266,22 @@ class Runner:
             )
             # From here on a revocation waits until the records are in lanes.
             self._is_fed.clear()
-            self._settling.keep_only(self.subscription.assignment)
-            await self._membership.work_on(self.subscription.assignment)
-            self._lag.assigned(self.subscription.assignment)
-            await self._from_time_to_time()
+            assignment = self.subscription.assignment
+            self._settling.keep_only(assignment)
+            self._leaving = (self._leaving & assignment) - {record.at.place for record in records}
+            await self._membership.work_on(assignment - self._leaving)
+            self._lag.assigned(assignment)
             if records:
                 await self._feed(records)
             elif self._lanes.is_busy:
                 await self._until_work_ends(BUSY_SECONDS)
-            elif self._done or self._settles.locked():
-                await self._settle()
             else:
                 self._keep_workers()
-                return self._settling.is_waiting
+                is_done = not (self._done or self._settles.locked())
+                if not is_done or self._is_late:
+                    await self._settle()
+                if is_done:
+                    return self._settling.is_waiting
         except Fenced as error:
             log.warning(
                 "partitions lost", extra={"consumer": self.consumer.name, "why": str(error)}
@@ -326,14 +333,17 @@ class Runner:
 
     def _keep_workers(self) -> None:
         """Start the workers, or raise the error of one that failed."""
-        for worker in self._workers:
-            if worker.done():
-                worker.result()
+        self._raise_failures()
         if not self._workers:
             self._workers = [owned(self._work()) for _ in range(self.settings.concurrency)]
             for worker in self._workers:
                 # Nothing else ends the wait for a worker that failed.
                 worker.add_done_callback(lambda _: self._work_ended.set())
+
+    def _raise_failures(self) -> None:
+        for worker in self._workers:
+            if worker.done():
+                worker.result()
 
     async def _drain(self, until: float) -> None:
         """Finish what was fetched within the deadline, settle it, and end the workers."""
@@ -385,8 +395,15 @@ class Runner:
                 continue
             async with TURNS.beside_others():
                 outcomes = await (self._batch(taken) if is_batched else self._alone(taken))
+            if asyncio.current_task() not in self._workers:
+                return  # it ignored its cancellation, and others have its lanes by now
             self._done |= outcomes
-            back = [a for a in taken if isinstance(settlement(outcomes[_at(a)]), Nack)]
+            back = [
+                arrival
+                for arrival in taken
+                if isinstance(settlement(outcomes[_at(arrival)]), Nack)
+                and self._settling.expects(_at(arrival))
+            ]
             self._lanes.done(taken, back)
             if self.consumer.settings.batch in STOPPING:
                 self._lanes.close({_at(arrival).place for arrival in back})
@@ -402,12 +419,20 @@ class Runner:
         late = waited >= self.settings.settle_seconds
         return late or len(self._done) >= self.settings.max_records or not self._lanes.is_ready
 
+    @property
+    def _is_late(self) -> bool:
+        """A commit failed a while ago, and no further message came since."""
+        waited = asyncio.get_running_loop().time() - self._settled_at
+        return self._settling.is_behind and waited >= self.consumer.settings.held_retry_seconds
+
     async def _settle(self) -> None:
         """Settle what is done, one settling at a time."""
         async with self._settles:
+            # A settling that failed while this one waited is the end of all work first.
+            self._raise_failures()
             done, self._done = self._done, {}
             self._settled_at = asyncio.get_running_loop().time()
-            if done:
+            if done or self._settling.is_behind:
                 await self._settling.settle(done)
 
     async def _cancel(self, *tasks: asyncio.Task[Any]) -> None:
@@ -431,6 +456,7 @@ class Runner:
 
         What waits in lanes is left to the next owner.
         """
+        self._leaving |= frozenset(partitions)
         try:
             async with asyncio.timeout(self.settings.stop_seconds):
                 await self._is_fed.wait()
@@ -453,7 +479,9 @@ class Runner:
     async def _feed(self, records: Sequence[Record]) -> None:
         """Handle suspects alone, and let the other records wait in lanes."""
         for record in records:
-            await self._settling.deliver(record.at)
+            if await self._settling.deliver(record.at):
+                # Whatever an earlier ownership of the partition left there.
+                self._lanes.drop({record.at.place})
         alone: dict[Coordinates, Outcome] = {}
         rest = await self._until_stopped(self._carefully(records, alone), ())
         if alone:
