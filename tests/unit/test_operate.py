@@ -19,26 +19,28 @@ def stranded() -> World:
 
 def test_a_script_finds_a_stranded_cycle_and_recovers_it(stranded):
     pipeline = operate.Pipeline.of(stranded.driver)
-    patient = operate.Patient(pipeline.scope, pipeline.sinks, pipeline.settings)
+    patient = operate.doctor.Patient(pipeline.scope, pipeline.sinks, pipeline.settings)
 
-    before = operate.status_of(stranded.ledger)
-    found = operate.diagnose(stranded.ledger, [patient])
-    done = operate.recover(pipeline, who="ann", why="the host died")
-    again = operate.recover(pipeline, who="ann", why="to be sure")
+    before = operate.status.status_of(stranded.ledger)
+    found = operate.doctor.diagnose(stranded.ledger, [patient])
+    done = operate.recovery.recover(pipeline, who="ann", why="the host died")
+    again = operate.recovery.recover(pipeline, who="ann", why="to be sure")
 
     assert before.needs_attention
     assert found.needs_attention
     assert [txn.cycle.label for txn in done.report.finished] == ["g1.b1"]
     assert again.epoch is None
-    assert not operate.status_of(stranded.ledger).needs_attention
-    (scope,) = operate.history_of(stranded.ledger).scopes
+    assert not operate.status.status_of(stranded.ledger).needs_attention
+    (scope,) = operate.status.history_of(stranded.ledger).scopes
     assert [act.who for act in scope.acts] == ["ann", "ann"]
 
 
 def test_a_script_verifies_what_readers_see(stranded):
     pipeline = operate.Pipeline.of(stranded.driver)
-    operate.recover(pipeline, who="ann", why="the host died")
+    operate.recovery.recover(pipeline, who="ann", why="the host died")
 
-    found = operate.verify(pipeline, operate.cycles_to_verify(pipeline, 10))
+    found = operate.verification.verify(
+        pipeline, operate.verification.cycles_to_verify(pipeline, 10)
+    )
 
     assert (found.cycles, found.needs_attention) == (2, False)

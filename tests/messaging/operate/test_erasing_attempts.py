@@ -119,7 +119,9 @@ class ErasingAttempts:
             runner = InboxWorker(handle, world.database)._new_runner()
             records = await runner.subscription.fetch(1, 0.0)
             await erased(world, message_id=name)
-            await runner._work(records)
+            runner._keep_workers()
+            await runner._feed(records)
+            await runner._drain(1e12)
 
             async with world.database.begin() as unit:
                 row = await unit.inbox.get(BILLING, name)
