@@ -50,9 +50,6 @@ BUSY_SECONDS: Final = 0.05
 STOPPING: Final = frozenset({BatchPolicy.STOP, BatchPolicy.FAIL_BATCH})
 """The policies after which nothing of a partition runs until the failed message comes back."""
 
-# How long a member waits for its first partitions in `run_until_idle`.
-ASSIGNMENT_SECONDS: Final = 5.0
-
 # A lower limit for the setting, because each measurement asks the broker.
 LEAST_SECONDS: Final = 0.05
 
@@ -224,17 +221,10 @@ class Runner:
         self._retries.stop()
 
     async def run_until_idle(self) -> None:
-        """Work until a fetch finds nothing and nothing waits to come back: for tests and jobs.
-
-        A member that has no partitions waits a few seconds for some.
-        """
-        loop = asyncio.get_running_loop()
-        until = loop.time() + ASSIGNMENT_SECONDS
+        """Work until a fetch finds nothing and nothing waits to come back: for tests and jobs."""
         try:
             async with self._lag.beside():
-                while await self._pass() or not (
-                    self.subscription.assignment or loop.time() > until
-                ):
+                while await self._pass():
                     pass
         finally:
             await self._end_workers()
