@@ -18,11 +18,15 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(
 
 .PHONY: help
 help: ## Print the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(VENV)/demo.stamp java ## Kill a real pipeline at its worst moments and count every row (no set-up).
 	$(BIN)/python -m examples.demo $(ARGS)
+
+.PHONY: demo-service
+demo-service: $(VENV)/demo.stamp java ## Kill a real FastStream service on Kafka and count every effect.
+	$(BIN)/python -m examples.service_demo $(ARGS)
 
 .PHONY: test
 test: check java ## Check, then run the tests with real services; ARGS="-k name" goes to pytest.
@@ -66,7 +70,7 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $(VENV)/demo.stamp $@
 
 $(VENV)/demo.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,faststream,kafka]'
 	@touch $@
 
 $(VENV)/bin/python:
@@ -81,6 +85,6 @@ $(VENV)/bin/python:
 java:
 	@major=$$(java -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1) || true; \
 	if [ -z "$$major" ] || [ "$$major" -lt 17 ]; then \
-		echo "Spark needs Java 17 or newer, and PATH has $${major:+only Java }$${major:-none}." >&2; \
+		echo "Spark and Kafka need Java 17 or newer, and PATH has $${major:+only Java }$${major:-none}." >&2; \
 		echo "Get it with 'apt install openjdk-17-jre-headless', 'brew install openjdk@17' or from adoptium.net." >&2; \
 		exit 1; fi

@@ -24,7 +24,9 @@ MODULES: Final[Mapping[str, str]] = {
     "recovery": "bench.recovery",
     "memory": "bench.memory",
     "relay": "bench.relay",
+    "kafka-relay": "bench.kafka_relay",
     "consumer": "bench.consumer",
+    "kafka-consumer": "bench.kafka_consumer",
     "claims-at-size": "bench.claims_at_size",
 }
 

@@ -15,6 +15,7 @@ from semel.testing.plugin import start_or_skip as require
 from semel.testing.services import (
     KafkaServer,
     PostgresServer,
+    RabbitServer,
     ServiceUnavailable,
     connector_jars,
 )
@@ -106,6 +107,15 @@ def postgres16_url(postgres16_server: PostgresServer) -> Iterator[str]:
 def kafka_server() -> Iterator[KafkaServer]:
     with require(KafkaServer().start) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def rabbit_server() -> Iterator[RabbitServer]:
+    """A RabbitMQ node; without the system's package its tests are skipped, in CI, too."""
+    if not RabbitServer.is_installed():
+        pytest.skip("there is no RabbitMQ: apt install rabbitmq-server")
+    with require(RabbitServer().start) as server:
+        yield server
 
 
 @pytest.fixture

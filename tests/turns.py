@@ -11,6 +11,7 @@ JVM: Final = (
     "tests/spark/",
     "tests/services/",
     "tests/scenarios/test_demo.py",
+    "tests/scenarios/test_demo_service.py",
     "tests/test_docs.py",
     "tests/unit/test_bench.py",
     "tests/unit/files/test_files_readers.py",

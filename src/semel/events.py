@@ -158,6 +158,7 @@ class Metric(StrEnum):
     RETRIES = "consumer.retries.total"
     DLQ = "consumer.dlq.total"
     LAG = "consumer.lag"
+    LAG_SECONDS = "consumer.lag.seconds"
     OFFSET_COMMITS = "consumer.offset.commits.total"
     DESERIALIZATION_FAILURES = "consumer.deserialization.failures.total"
     POISON = "consumer.poison.detected.total"
@@ -177,6 +178,7 @@ LABELS: Final[Mapping[Metric, tuple[str, ...]]] = {
     Metric.RETRIES: (*_CONSUMER, "reason"),
     Metric.DLQ: (*_CONSUMER, "reason"),
     Metric.LAG: ("topic", "consumer_group", "partition"),
+    Metric.LAG_SECONDS: ("topic", "consumer_group", "partition"),
     Metric.OFFSET_COMMITS: ("topic", "consumer_group", "status"),
     Metric.DESERIALIZATION_FAILURES: ("topic", "reason"),
     Metric.POISON: ("topic", "event_type"),

@@ -28,8 +28,8 @@ from semel.messaging.handle.lease import Lease
 from semel.outboxes import Outbox
 
 NAME: Final = "worker"
-RECEIPTS: Final = "receipts"
-"""Where the outgoing messages go."""
+RECEIPTS = "receipts"
+"""Where the outgoing messages go; a service on a shared broker has a topic of its own."""
 
 MESSAGE_ID: Final = "message-id"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -298,6 +299,20 @@ def test_only_one_reply_is_lost(proxy, postgres_server):
         connection.execute("SELECT 41")
 
     assert answer(url, "SELECT 41") == 41
+
+
+@postgres
+def test_a_lost_request_never_reaches_the_server(proxy, postgres_server):
+    url = through(proxy, postgres_server)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE lost_request (row int)")
+        proxy.lose_request(re.compile(rb"INSERT INTO lost_\w+"))
+
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("INSERT INTO lost_request VALUES (1)")
+
+    assert proxy.wait_until_swallowed()
+    assert answer(url, "SELECT count(*) FROM lost_request") == 0
 
 
 @postgres

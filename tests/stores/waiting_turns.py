@@ -66,6 +66,22 @@ class TurnRules(DatabaseContract):
         assert (list(nothing), list(elsewhere)) == ([], [])
 
     @in_world
+    async def test_a_retry_that_came_back_is_taken_before_its_time_by_its_number_of_attempts(
+        self, world: DatabaseWorld
+    ) -> None:
+        await put(world, replace(waiting("m1"), attempts=2), delay_seconds=60.0)
+        await put(world, replace(parked("m2"), attempts=2))
+        async with world.database.begin() as unit:
+            taken = await unit.waiting.take_retry(CONSUMER, "m1", 2)
+            earlier = await unit.waiting.take_retry(CONSUMER, "m1", 1)
+            held = await unit.waiting.take_retry(CONSUMER, "m2", 2)
+            elsewhere = await unit.waiting.take_retry("shipping", "m1", 2)
+
+        assert taken is not None
+        assert taken.message_id == "m1"
+        assert (earlier, held, elsewhere) == (None, None, None)
+
+    @in_world
     async def test_nothing_passes_a_parked_message_of_its_key(self, world: DatabaseWorld) -> None:
         await put(world, parked("a1", "a"), behind("a2", "a"), behind("a3", "a"))
         await put(world, waiting("b1", key="b"), behind("b2", "b"))

@@ -9,50 +9,42 @@ FastStream never sees a message outside of the runner's transaction, and never a
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from types import NoneType
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Final, Literal, TypeVar
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord
-from fast_depends.utils import get_typed_signature
 from faststream import AckPolicy
-from faststream._internal.broker import BrokerUsecase
-from faststream._internal.endpoint.call_wrapper import HandlerCallWrapper
+from faststream._internal.broker.registrator import Registrator
 from faststream.kafka.broker.registrator import KafkaRegistrator
 from faststream.kafka.subscriber.usecase import DefaultSubscriber
 from faststream.message import AckStatus, StreamMessage
 from faststream.response import Response, ensure_response
-from pydantic import TypeAdapter, ValidationError
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.codec import Codec, FromPayload, Place, Reading
 from semel.errors import Misuse
+from semel.faststream.delivery import PUBLISHER, Delivering, decode, taken_apart, through
 from semel.faststream.subscription import ConsumerSubscription
 from semel.memory.broker import MemoryBroker
 from semel.message import Coordinates, Message, headers_from, pairs_of, raw_of, value_of
-from semel.messaging.consumer import SECOND, Consumer
+from semel.messaging.consumer import Consumer
 from semel.messaging.consumer import consumer as make_consumer
-from semel.messaging.failure import FailureClass, NonRetryableMessageError, Rule
-from semel.messaging.handle.lease import Lease
+from semel.messaging.failure import FailureClass, Rule
 from semel.messaging.receive.broker import Outgoing
 from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RunnerSettings, settings_of
 from semel.policy.model import Policy
-from semel.policy.vocabulary import Mode
+from semel.policy.vocabulary import RetryMode
 from semel.sql.database import SqlDatabase
+
+rabbit: Any = import_module("semel.faststream.rabbit") if find_spec("aio_pika") else None
 
 log = logging.getLogger("semel.faststream")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-PUBLISHER: Final = (
-    "a publisher sends after the database's commit, so a crash between them loses the message; "
-    "use semel.Outbox in the function"
-)
 
 REFUSED: Final[Mapping[str, str]] = {
     "ack_policy": "offsets are committed after the database; FastStream acknowledges nothing",
@@ -86,10 +78,12 @@ class Semel:
     *database* is a URL, whose tables are created at the start, or a `SqlDatabase` of your own.
     """
 
-    def __init__(self, broker: KafkaRegistrator, *, database: SqlDatabase | str) -> None:
-        if not isinstance(broker, KafkaRegistrator):
+    def __init__(self, broker: Registrator[Any, Any], *, database: SqlDatabase | str) -> None:
+        self._is_kafka = isinstance(broker, KafkaRegistrator)
+        if not self._is_kafka and not (rabbit and rabbit.fits(broker)):
             raise Misuse(
-                f"semel needs faststream.kafka.KafkaBroker, got {type(broker).__module__}."
+                f"semel needs a KafkaBroker of faststream.kafka, or a RabbitBroker and "
+                f"pip install 'semel[rabbit]', got {type(broker).__module__}."
                 f"{type(broker).__name__}. For confluent-kafka without FastStream, use "
                 f"semel.messaging.KafkaBroker and a Runner"
             )
@@ -103,14 +97,14 @@ class Semel:
         """Where `TestKafkaBroker` publishes to."""
 
         self.memory_lock = asyncio.Lock()
-        self._subscribers: list[RunnerSubscriber] = []
+        self._subscribers: list[Any] = []
         self._has_tables = False
 
     def subscriber(
         self,
         *topics: Any,
         consumer: str,
-        group_id: str,
+        group_id: str = "",
         policy: ConsumerSettings | Policy | None = None,
         runner: RunnerSettings | None = None,
         id_from: Place | None = None,
@@ -118,7 +112,7 @@ class Semel:
         reading: Reading | None = None,
         rules: Mapping[type[BaseException], Rule] | None = None,
         codes: Mapping[str, FailureClass] | None = None,
-        auto_offset_reset: Literal["earliest", "latest"] = "earliest",
+        auto_offset_reset: Literal["earliest", "latest"] | None = None,
         **options: Any,
     ) -> Callable[[Function], Function]:
         """Handle each message of *topics* once; the decorator returns the function unchanged.
@@ -127,19 +121,26 @@ class Semel:
         becomes a dead letter.  Arguments of the types `AsyncSession`, `semel.Message` and
         `Lease` are given by semel, all others by FastStream, for each message anew.  Without
         *id_from*, *reading* or a policy file, the id is the payload's field ``id``.  *options*
-        are FastStream's.
+        are FastStream's.  Without *auto_offset_reset*, a new group of Kafka begins at the earliest
+        record.
 
         Raises:
             Misuse: an option or the function contradicts the guarantee; the error says why.
         """
-        for name in options.keys() & REFUSED.keys():
-            raise Misuse(f"consumer {consumer}: {name}= is refused: {REFUSED[name]}")
+        refused = REFUSED if rabbit is None or self._is_kafka else rabbit.REFUSED
+        ours = {"group_id": group_id or None, "auto_offset_reset": auto_offset_reset}
+        asked = options.keys() | {name for name, value in ours.items() if value is not None}
+        for name in sorted(asked & refused.keys()):
+            raise Misuse(f"consumer {consumer}: {name}= is refused: {refused[name]}")
         if consumer in self.consumers:
             raise Misuse(
                 f"consumer {consumer}: a second subscriber has this name; their claims would be "
                 f"the same, and each would skip what the other handled"
             )
-        if not topics or not group_id or auto_offset_reset not in ("earliest", "latest"):
+        if not self._is_kafka:
+            group_id = consumer
+        begins = "earliest" if auto_offset_reset is None else auto_offset_reset
+        if not topics or not group_id or begins not in ("earliest", "latest"):
             raise Misuse(
                 f"consumer {consumer}: name its topics and its group_id; auto_offset_reset must be "
                 f"'earliest' or 'latest', got {auto_offset_reset!r}"
@@ -151,11 +152,18 @@ class Semel:
         settings = runner or RunnerSettings()
         # A revocation waits for the running messages; the group must wait for it.
         patience = settings.stop_seconds + settings.cancel_seconds + MARGIN_SECONDS
-        options.setdefault("rebalance_timeout_ms", round(patience * 1_000))
+        if self._is_kafka:
+            options.setdefault("rebalance_timeout_ms", round(patience * 1_000))
+        elif rabbit is not None:
+            policy = rabbit.checked(consumer, policy, settings, id_from, reading)
 
         def decorate(function: Function) -> Function:
-            given, seen, model = _taken_apart(consumer, function, settings.mode)
-            subscriber = make_subscriber(self.broker, topics, group_id, **options)
+            given, seen, model = taken_apart(consumer, function, settings.mode)
+            subscriber: Any
+            if rabbit is None or self._is_kafka:
+                subscriber = make_subscriber(self.broker, topics, group_id, **options)
+            else:
+                subscriber = rabbit.make_subscriber(self.broker, topics, settings, **options)
             made = make_consumer(
                 consumer,
                 policy=policy,
@@ -166,11 +174,16 @@ class Semel:
                 codes=codes,
                 mode=settings.mode,
             )(subscriber.deliver)
+            if made.settings.retry.mode is RetryMode.RETRY_TOPIC:
+                raise Misuse(
+                    f"consumer {consumer}: its subscriber does not read the retry topic; use "
+                    f"retry.mode: retry-table, or run it with `semel run`"
+                )
             if made.reading.model is None and model is not None:
                 made = replace(made, reading=replace(made.reading, model=model.validate_python))
             subscriber.semel, subscriber.made, subscriber.settings = self, made, settings
-            subscriber.begins, subscriber.function = auto_offset_reset, function
-            subscriber(_through(function, given, seen))
+            subscriber.begins, subscriber.function = begins, function
+            subscriber(through(function, given, seen))
             self.consumers[consumer] = made
             self._subscribers.append(subscriber)
             return function
@@ -192,16 +205,12 @@ class Semel:
             await self.database.close()
 
 
-class RunnerSubscriber(DefaultSubscriber):
+class RunnerSubscriber(Delivering, DefaultSubscriber):
     """A subscriber of FastStream whose messages a runner fetches and handles."""
 
-    semel: Semel
-    made: Consumer
-    settings: RunnerSettings
     begins: str
     """Where a partition without a committed offset begins."""
 
-    function: Callable[..., Any]
     runner: Runner | None = None
     work: asyncio.Task[None] | None = None
 
@@ -242,53 +251,9 @@ class RunnerSubscriber(DefaultSubscriber):
             self.runner = self.work = None
             await self.semel.close()
 
-    def _build_fastdepends_model(self) -> None:
-        """Check what is known only when all decorators have been applied."""
-        super()._build_fastdepends_model()
-        name, config = self.made.name, self._outer_config.fd_config
-        if not config.use_fastdepends or config.get_dependent is not None:
-            raise Misuse(
-                f"consumer {name}: FastStream must inject the arguments itself; use a KafkaBroker "
-                f"without apply_types=False, not FastAPI's router"
-            )
-        (dependant,) = [call.dependant for call in self.calls]
-        needed = [option.field_name for option in dependant.flat_params] if dependant else []
-        if len(needed) > 1:
-            raise Misuse(
-                f"consumer {name}: the message is one argument, not {', '.join(needed)}; a "
-                f"dependency can take Context(), or other dependencies"
-            )
-        for publisher in self.semel.broker.publishers:
-            if self.function in publisher.specification.calls:
-                raise Misuse(f"consumer {name}: {PUBLISHER}")
-
-    async def deliver(self, message: Message, second: Any) -> None:
-        """Handle one message as FastStream does: middlewares, dependencies, the function."""
-        model = self.made.reading.model
-        if message.payload is None and model is not None:
-            # The reading leaves a tombstone as it is; not every function takes one.
-            try:
-                model(None)
-            except ValidationError as error:
-                reason = "a tombstone: the function does not take None"
-                raise NonRetryableMessageError(reason, "TOMBSTONE") from error
-        if self.calls[0].parser is None:
-            # A replay, which needs no broker.
-            if isinstance(self.semel.broker, BrokerUsecase):
-                self.semel.broker._setup_logger()
-            self._build_fastdepends_model()
-        called = HandlerCall(message, second)
-        token = CALL.set(called)
-        try:
-            await super().process_message(_record_from(message))
-        finally:
-            CALL.reset(token)
-        # A middleware may have swallowed it; but what failed must not be committed.
-        if called.error is not None:
-            raise called.error
-        if not called.was_called:
-            reason = "a middleware of FastStream did not pass the message on to the function"
-            raise NonRetryableMessageError(reason, "NOT_CALLED")
+    def incoming(self, message: Message) -> ConsumerRecord[Any, Any]:
+        """Return the message as a record of aiokafka."""
+        return _record_from(message)
 
     async def process_message(self, msg: ConsumerRecord[Any, Any]) -> Response:
         """Handle a record that `TestKafkaBroker` delivers, by a runner without Kafka."""
@@ -312,7 +277,7 @@ class RunnerSubscriber(DefaultSubscriber):
 
 
 def make_subscriber(
-    broker: KafkaRegistrator, topics: tuple[Any, ...], group_id: str, **options: Any
+    broker: Any, topics: tuple[Any, ...], group_id: str, **options: Any
 ) -> RunnerSubscriber:
     """Register a subscriber; its attributes and its function are still to be set."""
     subscriber = broker.subscriber(
@@ -321,7 +286,7 @@ def make_subscriber(
         ack_policy=AckPolicy.MANUAL,
         no_reply=True,
         parser=_parse,
-        decoder=_decode,
+        decoder=decode,
         auto_offset_reset="none",
         **{"isolation_level": "read_committed", "max_poll_interval_ms": NEVER_MS, **options},
     )
@@ -330,81 +295,6 @@ def make_subscriber(
     subscriber.__class__ = RunnerSubscriber
     assert isinstance(subscriber, RunnerSubscriber)
     return subscriber
-
-
-@dataclass
-class HandlerCall:
-    """One call of the user's function, on its way through FastStream."""
-
-    message: Message
-    second: Any
-    """The session, or the lease."""
-
-    was_called: bool = False
-    error: BaseException | None = None
-
-
-CALL: Final[ContextVar[HandlerCall]] = ContextVar("semel.faststream.call")
-
-GIVEN: Final[Mapping[type, str]] = {AsyncSession: "second", Lease: "second", Message: "message"}
-"""By the type of an argument that semel gives: the attribute of `HandlerCall`."""
-
-
-def _taken_apart(
-    consumer: str, function: Callable[..., Any], mode: Mode
-) -> tuple[dict[str, str], inspect.Signature, TypeAdapter[Any] | None]:
-    """Return what semel gives to a function, what FastStream sees of it, and the message's type.
-
-    Raises:
-        Misuse: the function cannot be called once for each message.
-    """
-    if isinstance(function, HandlerCallWrapper):
-        raise Misuse(f"consumer {consumer}: {PUBLISHER}")
-    if not inspect.iscoroutinefunction(function):
-        raise Misuse(f"consumer {consumer}: its function must be an async function")
-    signature, returned = get_typed_signature(function)
-    if returned not in (inspect.Signature.empty, None, NoneType):
-        raise Misuse(
-            f"consumer {consumer}: its function returns {returned!r}, which FastStream would "
-            f"send after the database's commit; annotate None, and send with semel.Outbox"
-        )
-    given: dict[str, str] = {}
-    rest: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
-        kind = parameter.annotation if isinstance(parameter.annotation, type) else object
-        known = next((known for known in GIVEN if issubclass(kind, known)), None)
-        if known is (AsyncSession if mode is Mode.LEASED else Lease):
-            raise Misuse(f"consumer {consumer}: in mode {mode} there is no {kind.__name__}")
-        if known is not None:
-            given[parameter.name] = GIVEN[known]
-        elif parameter.annotation is parameter.empty and parameter.name in SECOND:
-            given[parameter.name] = "second"
-        else:
-            rest.append(parameter)
-    first = [p.annotation for p in rest[:1] if p.default is p.empty]
-    model = None if first in ([], [Any], [inspect.Parameter.empty]) else TypeAdapter(first[0])
-    return given, inspect.Signature(rest), model
-
-
-def _through(
-    function: Callable[..., Any], given: Mapping[str, str], seen: inspect.Signature
-) -> Callable[..., Any]:
-    """Return what FastStream calls: it takes *seen*, and adds what semel gives."""
-
-    async def call(*arguments: Any, **named: Any) -> None:
-        called = CALL.get()
-        called.was_called = True
-        ours = {name: getattr(called, source) for name, source in given.items()}
-        try:
-            await function(**seen.bind(*arguments, **named).arguments, **ours)
-        except BaseException as error:
-            called.error = error
-            raise
-
-    call.__signature__ = seen  # type: ignore[attr-defined]
-    call.__name__, call.__doc__ = function.__name__, function.__doc__
-    call.__annotations__ = {p.name: p.annotation for p in seen.parameters.values()}
-    return call
 
 
 async def _parse(
@@ -417,11 +307,6 @@ async def _parse(
     # `message.ack()` would commit the consumer's position, whatever is still running.
     message.committed = AckStatus.ACKED
     return message
-
-
-async def _decode(message: StreamMessage[Any], original: Any) -> Any:
-    """Return the payload that the runner has read and checked already."""
-    return CALL.get().message.payload
 
 
 def _record_from(message: Message) -> ConsumerRecord[Any, Any]:

@@ -24,6 +24,7 @@ from semel.lazy import lazily
 
 if TYPE_CHECKING:
     from semel.codec import FromCoordinates, FromHeader, FromKey, FromPayload, Reading
+    from semel.errors import Retryable
     from semel.faststream.binding import Semel
     from semel.kafka.broker import KafkaBroker
     from semel.kafka.codecs import AvroCodec, JsonSchemaCodec, ProtobufCodec
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         RetryMode,
         StalePolicy,
     )
+    from semel.sql.claims import claim_sync
     from semel.sql.engine import made_ready, open_engine
     from semel.sql.notify import OutboxSignal
     from semel.sql.tables import metadata
@@ -92,9 +94,11 @@ __all__ = [
     "Relay",
     "RetryMode",
     "RetryPolicy",
+    "Retryable",
     "RunnerSettings",
     "Semel",
     "StalePolicy",
+    "claim_sync",
     "classify",
     "consume_envelope",
     "consume_many",
@@ -142,9 +146,11 @@ __getattr__ = lazily(
         "Relay": "semel.messaging.send.relay",
         "RetryMode": "semel.policy.vocabulary",
         "RetryPolicy": "semel.messaging.settings",
+        "Retryable": "semel.errors",
         "RunnerSettings": "semel.messaging.settings",
         "Semel": "semel.faststream.binding",
         "StalePolicy": "semel.policy.vocabulary",
+        "claim_sync": "semel.sql.claims",
         "classify": "semel.messaging.handle.attempt",
         "consume_envelope": "semel.messaging.classic",
         "consume_many": "semel.messaging.handle.batch",

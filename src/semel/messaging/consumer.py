@@ -24,7 +24,7 @@ from semel.messaging.handle.claims import ClaimAnswer, Duplicate
 from semel.messaging.records import DeadLetter, StoredMessage
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER
 from semel.messaging.settings import ConsumerSettings, ReplayRules, id_place_of, settings_of
-from semel.policy.vocabulary import Duplicates, GapPolicy, Mode, StalePolicy
+from semel.policy.vocabulary import Duplicates, GapPolicy, Mode, RetryMode, StalePolicy
 
 if TYPE_CHECKING:
     from semel.policy.model import Policy
@@ -147,6 +147,16 @@ class Consumer:
         """
         listed = listed_codes(self.settings.retry, known.codes)
         return known.extended(self.rules, {**listed, **self.codes})
+
+    def retry_topic(self, topic: str) -> str:
+        """Return the topic in which its messages of *topic* wait for their next attempt."""
+        return self.settings.retry_topic or f"{topic}.{self.name}.retry"
+
+    def topics(self, *topics: str) -> tuple[str, ...]:
+        """Return what to subscribe to: these topics, and their retry topics if it uses them."""
+        if self.settings.retry.mode is not RetryMode.RETRY_TOPIC:
+            return topics
+        return tuple(dict.fromkeys([*topics, *map(self.retry_topic, topics)]))
 
     def with_settings(self, settings: ConsumerSettings) -> Consumer:
         """Return a copy of the consumer with other settings."""

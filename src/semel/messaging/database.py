@@ -230,6 +230,14 @@ class WaitingStore(Protocol):
         another worker may have handled it, or a person may have changed it.
         """
 
+    async def take_retry(
+        self, consumer: str, message_id: str, attempts: int
+    ) -> WaitingMessage | None:
+        """Lock and return a RETRY message that came back by its topic, due here or not.
+
+        None if it has had another number of *attempts*, or another transaction has locked it.
+        """
+
     async def take_many(
         self, consumer: str, message_ids: Collection[str]
     ) -> Sequence[WaitingMessage]:

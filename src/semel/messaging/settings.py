@@ -94,8 +94,7 @@ class RetryPolicy:
     """The number of attempts after a failure of the class poison; None: `max_attempts`."""
 
     def __post_init__(self) -> None:
-        # A retry topic is a word of the policy file that the lint refuses for our consumers.
-        _choose(self, mode=(RetryMode.BLOCKING, RetryMode.RETRY_TABLE))
+        _choose(self, mode=RetryMode)
         _count_from_one(self, "max_attempts")
         if self.max_poison_attempts is not None:
             _count_from_one(self, "max_poison_attempts")
@@ -157,8 +156,14 @@ class ConsumerSettings:
     dead_letter_topic: str = ""
     """The topic to which dead letters are also published; empty: none."""
 
+    unreadable_topic: str = ""
+    """The topic to which records are published that cannot be read; empty: that of dead letters."""
+
+    retry_topic: str = ""
+    """For `RetryMode.RETRY_TOPIC`; empty: ``<topic>.<consumer>.retry``."""
+
     dead_letter_outbox: str = "outbox"
-    """The outbox that publishes dead letters; its relay must run."""
+    """The outbox that publishes dead letters and retries; its relay must run."""
 
     review_dead_letters: bool = False
     """A dead letter can be replayed only after a person has reviewed it."""
@@ -239,7 +244,7 @@ class ConsumerSettings:
     @property
     def stores_retries(self) -> bool:
         """A failed message waits in the retry table, and its partition continues."""
-        return self.retry.mode is RetryMode.RETRY_TABLE or self.batch is BatchPolicy.DEAD_LETTER
+        return self.retry.mode is not RetryMode.BLOCKING or self.batch is BatchPolicy.DEAD_LETTER
 
     @property
     def holds_waiting_keys(self) -> bool:
@@ -463,6 +468,8 @@ def _consumer_settings(e: Effective) -> ConsumerSettings:
         on_hopeless=e.on_exhausted,
         dead_letter_owner=own.dlq.owner or "",
         dead_letter_topic=own.dlq.topic or "" if own.dlq.enabled else "",
+        unreadable_topic=own.dlq.unreadable_topic or "" if own.dlq.enabled else "",
+        retry_topic=own.retry.topic or "",
         review_dead_letters=own.dlq.manual_review_required,
         duplicates=own.idempotency.duplicate_handling,
         order=ORDERS[e.ordering],

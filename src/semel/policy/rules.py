@@ -299,6 +299,9 @@ def _retries_unreadable(case: Case) -> Iterator[Nouns]:
 
 def _letters_come_back(case: Case) -> Iterator[Nouns]:
     start, target = case.effective.topic_name, _letter_topic(case.own)
+    unread = case.own.dlq.unreadable_topic
+    if unread is not None and unread == start:
+        yield {"target": unread, "way": "which it reads", PATH: case.at("dlq.unreadableTopic")}
     if start is None or target is None:
         return
     if target == start:
@@ -338,7 +341,15 @@ def _without_effect(case: Case) -> Iterator[Nouns]:
         "gaps": (own.gaps is not None and not own.versioned, "versioned is true"),
         "parking.perKey": (bool(own.parking.per_key) and not _ordered(case), "an order is kept"),
         "claims.ttl": (own.claims.ttl is not None and not claims, "the strategy takes claims"),
+        "retry.topic": (
+            own.retry.topic is not None and own.retry.mode is not RetryMode.RETRY_TOPIC,
+            "retry.mode is retry-topic",
+        ),
         "dlq.topic": (own.dlq.topic is not None and not own.dlq.enabled, "dlq.enabled is true"),
+        "dlq.unreadableTopic": (
+            own.dlq.unreadable_topic is not None and not own.dlq.enabled,
+            "dlq.enabled is true",
+        ),
         "poison.maxAttemptsBeforePark": (
             poison is not None and e.attempts is not None and poison > e.attempts,
             f"retry.maxAttempts, now {e.attempts}, is not smaller",
@@ -375,9 +386,6 @@ def _stores(e: Effective) -> bool:
 
 # fmt: off
 CANNOT: Final[Mapping[str, Cannot]] = {
-    "retry.mode": Cannot(lambda e: e.consumer.retry.mode is RetryMode.RETRY_TOPIC,
-        "messages wait for their next attempt in the broker or in the retry table, not in a topic",
-        "use retry.mode: retry-table"),
     "idempotency.strategy": Cannot(lambda e: e.consumer.idempotency.strategy is Strategy.NONE,
         "every message is claimed, and its repetitions are skipped",
         "use processed-message, which needs nothing of the handler"),

@@ -289,6 +289,8 @@ class Retry(Section):
     """Codes that are not retried, regardless of class and exception."""
     mode: RetryMode = RetryMode.BLOCKING
     """Where a message waits for its next attempt."""
+    topic: Text | None = unsaid("`<topic>.<consumer>.retry`")
+    """The retry topic, in mode `retry-topic`."""
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Retry:
@@ -316,6 +318,8 @@ class Dlq(Section):
     """The topic that dead letters are published to, besides being kept. They go through the
     outbox named `outbox`, whose relay must run.
     """
+    unreadable_topic: Text | None = unsaid("`topic`")
+    """The topic for records that cannot be decoded, or whose schema is missing or incompatible."""
     owner: Text | None = None
     """The team that looks after them."""
     manual_review_required: Flag = False
@@ -337,7 +341,7 @@ class LagSlo(Section):
     """How far behind the consumer may be."""
 
     max_lag_seconds: Seconds
-    """How many seconds behind raise an alert; the metric counts records."""
+    """How many seconds behind raise an alert: compare the metric `consumer.lag.seconds` with it."""
 
 
 class ReplaySection(Section):

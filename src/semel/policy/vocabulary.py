@@ -131,7 +131,9 @@ class RetryMode(StrEnum):
     RETRY_TABLE = "retry-table"
     """In our own table; with order per key, the key's later messages wait behind it."""
     RETRY_TOPIC = "retry-topic"
-    """In another topic: the lint can judge it, and semel's own consumers refuse it."""
+    """In another topic, for consumers on Kafka: the outbox's relay sends it there, and the same
+    consumer reads it when it is due.
+    """
 
 
 class GiveUp(StrEnum):

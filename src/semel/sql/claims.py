@@ -1,8 +1,10 @@
-"""The claims in PostgreSQL and SQLite, in the transaction of any `AsyncSession`, and their SQL.
+"""The claims in PostgreSQL and SQLite, in any transaction of the caller, and their SQL.
 
     TAKE     insert a claim: one round trip, and the only one for a new message
     WHY      read the existing claim, and the database's time
     RETAKE   take a claim that failed and is due, or whose lease ran out
+
+`claim_sync` runs the same statements, in the same order, on a connection that blocks.
 
 No statement uses `ON CONFLICT DO UPDATE … WHERE`: it locks the row even if the condition is
 false, so two deliveries of a handled message would wait for each other.
@@ -10,13 +12,17 @@ false, so two deliveries of a handled message would wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Compiled,
+    Connection,
     CursorResult,
     Executable,
     Insert,
@@ -35,11 +41,13 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects.postgresql import ARRAY, psycopg
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from semel.errors import Misuse
-from semel.message import Coordinates
+from semel.message import Coordinates, digest_of
 from semel.messaging.database import Sweep
 from semel.messaging.handle.claims import (
     CLOSED,
@@ -59,9 +67,11 @@ from semel.messaging.handle.claims import (
     refusal,
 )
 from semel.messaging.records import original_id, stored_id
+from semel.messaging.redact import reason_of
 from semel.operate.stores import plain
 from semel.policy.vocabulary import StalePolicy
-from semel.sql.faults import DatabaseConflict, translated
+from semel.sql.engine import SUPPORTED
+from semel.sql.faults import DatabaseConflict, DatabaseUnavailable, translated, translated_error
 from semel.sql.session import Beginning
 from semel.sql.store import insert_new, is_over, record_of, stored_name
 from semel.sql.tables import processed_message
@@ -404,11 +414,7 @@ class SqlAlchemyProcessedMessageStore:
 
     async def claim(self, *, consumer_name: str, event_id: str) -> bool:
         answer = await self.try_claim(consumer_name, ClaimRequest(event_id))
-        if isinstance(answer, Claimed):
-            return True
-        if isinstance(answer, Duplicate):
-            return False
-        raise NotClaimable(consumer_name, event_id, answer)
+        return _is_claimed(consumer_name, event_id, answer)
 
     async def try_claim(self, consumer: str, request: ClaimRequest) -> ClaimAnswer:
         me = ClaimAsked.of(consumer, request)
@@ -656,3 +662,176 @@ class SqlAlchemyProcessedMessageStore:
         async with translated(what):
             await self._beginning.begin()
             return await self._session.execute(statement, values)  # type: ignore[return-value]
+
+
+def claim_sync(
+    transaction: Any, *, consumer: str, message_id: str, payload: bytes | None = None
+) -> bool:
+    """Claim a message in the open transaction of a program without asyncio.
+
+    *transaction* is a `Session` or `Connection` of SQLAlchemy, the ``connection`` of Django, or a
+    connection of psycopg, psycopg2 or sqlite3.  The caller commits the claim together with its
+    own rows, or rolls both back.  If a `Session` begins with the claim, its transaction is READ
+    COMMITTED on PostgreSQL.  *payload* tells a duplicate from another message with the same id.
+
+    True: handle the message.  False: it was handled before.
+
+    Raises:
+        NotClaimable: it is held elsewhere, not due, parked or dead, or has another payload.
+        Retryable: the database could not be asked.  Roll back, and try the message again later.
+        Misuse: the connection is in AUTOCOMMIT, where a rollback would not undo the claim.
+    """
+    request = ClaimRequest(message_id, "" if payload is None else digest_of(payload))
+    answer = _without_waiting(_BlockingClaims(transaction).try_claim(consumer, request))
+    return _is_claimed(consumer, message_id, answer)
+
+
+def _is_claimed(consumer: str, message_id: str, answer: ClaimAnswer) -> bool:
+    if isinstance(answer, Claimed):
+        return True
+    if isinstance(answer, Duplicate):
+        return False
+    raise NotClaimable(consumer, message_id, answer)
+
+
+Answer = TypeVar("Answer")
+
+
+def _without_waiting(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
+    """Return the answer of a coroutine that awaits nothing which has to wait."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        answer: Answer = done.value
+        return answer
+    raise AssertionError("a claim on a connection that blocks has nothing to wait for")
+
+
+class _BlockingClaims(SqlAlchemyProcessedMessageStore):
+    """The claims on a connection that blocks: no coroutine of it ever waits."""
+
+    def __init__(self, transaction: Any) -> None:
+        self._connection = driver = _connection_of(transaction)
+        if isinstance(driver, Connection):
+            is_nested, driver = driver.in_nested_transaction(), driver.connection.dbapi_connection
+            if is_nested and getattr(driver, "isolation_level", None) == "":
+                raise Misuse(
+                    "sqlite3 does not begin a transaction before a savepoint: releasing it could "
+                    "commit the claim. Claim before session.begin_nested()"
+                )
+        _refuse_autocommit(driver)
+
+    async def _row(self, statement: Executable, me: ClaimAsked, values: Any) -> Any:
+        if isinstance(self._connection, Connection):
+            async with translated(str(me)):
+                return self._connection.execute(statement, values).one_or_none()
+        driver = self._connection
+        try:
+            return _driver_row(driver, _compiled(statement, _dialect_of(driver)), values)
+        except driver.Error as error:
+            if ours := translated_error(error, str(me)):
+                raise ours from error
+            # psycopg's error for a lost connection has no SQLSTATE.
+            if getattr(driver, "closed", False):
+                raise DatabaseUnavailable(f"{me}: {reason_of(error)}") from error
+            raise
+
+
+def _connection_of(transaction: Any) -> Any:
+    """Return the SQLAlchemy or the driver's connection that the caller's transaction is on.
+
+    Raises:
+        Misuse: claims cannot be kept there, or not without asyncio.
+    """
+    if isinstance(transaction, Session):
+        transaction = _session_connection(transaction)
+    if isinstance(transaction, Connection):
+        dialect = transaction.dialect
+        if dialect.name not in SUPPORTED or dialect.is_async:
+            raise Misuse(
+                f"claim_sync works on PostgreSQL and SQLite without asyncio, not on "
+                f"{dialect.name}+{dialect.driver}; SqlAlchemyProcessedMessageStore claims in an "
+                f"AsyncSession"
+            )
+        return transaction
+    if hasattr(transaction, "ensure_connection"):  # Django's, which connects on first use
+        transaction.ensure_connection()
+        transaction = transaction.connection
+    _dialect_of(transaction)
+    return transaction
+
+
+def _session_connection(session: Session) -> Connection:
+    """Return the session's connection; one that it takes only now is READ COMMITTED."""
+    of_claims: Any = {"clause": processed_message}
+    bind, begun = session.get_bind(clause=processed_message), session.get_transaction()
+    # As in `Beginning`: a connection that is in use keeps its level.
+    is_in_use = isinstance(bind, Connection) or (begun is not None and begun._connections)
+    if is_in_use or bind.dialect.name != "postgresql":
+        return session.connection(of_claims)
+    return session.connection(of_claims, execution_options={"isolation_level": "READ COMMITTED"})
+
+
+_DRIVERS: Final = {
+    ("psycopg", "Connection"): "postgresql",
+    ("psycopg2", "connection"): "postgresql",
+    ("sqlite3", "Connection"): "sqlite",
+}
+
+
+def _dialect_of(driver: Any) -> str:
+    """Return the database of a driver's connection, by its class: no driver is imported here."""
+    for kind in type(driver).__mro__:
+        known = _DRIVERS.get((kind.__module__.partition(".")[0], kind.__name__))
+        if known is not None:
+            return known
+    raise Misuse(
+        f"claim_sync does not know {type(driver).__module__}.{type(driver).__qualname__}; it takes "
+        f"a Session or Connection of SQLAlchemy, Django's connection, or a connection of psycopg "
+        f"or sqlite3. In an AsyncSession, claim with SqlAlchemyProcessedMessageStore"
+    )
+
+
+def _refuse_autocommit(driver: Any) -> None:
+    """Raise if no transaction is open, and the driver begins none with the next statement."""
+    if hasattr(driver, "in_transaction"):
+        # -1, and always before Python 3.12: isolation_level decides.
+        mode = getattr(driver, "autocommit", -1)
+        begins = driver.isolation_level is not None if mode == -1 else not mode
+        is_open = driver.in_transaction
+    else:
+        begins = not driver.autocommit
+        status = getattr(getattr(driver, "info", None), "transaction_status", 0)
+        is_open = status != 0
+    if not (begins or is_open):
+        raise Misuse(
+            "the connection is in AUTOCOMMIT, and no transaction is open: the claim would be "
+            "durable before its message is handled. Begin a transaction first (in Django: "
+            "transaction.atomic)"
+        )
+
+
+@cache
+def _compiled(statement: Any, dialect: str) -> Compiled:
+    """Return the text of a statement, with the parameters as the driver names them."""
+    kind: Any = psycopg.dialect if dialect == "postgresql" else sqlite.dialect
+    style = "pyformat" if dialect == "postgresql" else "named"
+    compiled: Compiled = statement.compile(dialect=kind(paramstyle=style))
+    return compiled
+
+
+def _driver_row(driver: Any, compiled: Compiled, values: Mapping[str, Any]) -> Any:
+    """Run a statement on a driver's own connection; return the row as SQLAlchemy shows rows."""
+    cursor = driver.cursor()
+    try:
+        cursor.execute(str(compiled), compiled.construct_params(values))
+        # All of them: SQLite ends a statement with RETURNING when its last row is read.
+        found = cursor.fetchall()
+        names = [column[0] for column in cursor.description]
+    finally:
+        cursor.close()
+    if not found:
+        return None
+    row = found[0].values() if isinstance(found[0], Mapping) else found[0]
+    columns = dict(zip(names, row, strict=True))
+    return SimpleNamespace(_mapping=columns, **columns)

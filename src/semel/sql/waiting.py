@@ -155,6 +155,15 @@ TAKE_DUE: Final = WHOSE_TURN.order_by(_C.place).limit(_AT_MOST).with_for_update(
 # A separate statement: with a bound of unknown value in it, `TAKE_DUE` would get a worse plan.
 TAKE_DUE_BEHIND: Final = TAKE_DUE.where(_C.place > bindparam("after", type_=BigInteger))
 TAKE: Final = WHOSE_TURN.where(_C.message_id == _ID).with_for_update(skip_locked=True)
+TAKE_RETRY: Final = (
+    select(waiting_message)
+    .where(
+        is_me(waiting_message),
+        _C.waits == _RETRY,
+        _C.attempts == bindparam("attempts", type_=Integer),
+    )
+    .with_for_update(skip_locked=True)
+)
 _THESE: Final = _C.message_id.in_(bindparam("ids", type_=Text, expanding=True))
 TAKE_MANY: Final = WHOSE_TURN.where(_THESE).with_for_update(skip_locked=True)
 _MINE_BY_TURN: Final = select(_C.due_at).where(_C.consumer == _BY, _IS_FIRST).limit(1)
@@ -253,6 +262,13 @@ class SqlWaitingStore(MessageStore[WaitingMessage]):
 
     async def take(self, consumer: str, message_id: str) -> WaitingMessage | None:
         found = await self._taken(TAKE, me(consumer, message_id))
+        return found[0] if found else None
+
+    async def take_retry(
+        self, consumer: str, message_id: str, attempts: int
+    ) -> WaitingMessage | None:
+        which = {**me(consumer, message_id), "attempts": attempts}
+        found = await self._taken(TAKE_RETRY, which)
         return found[0] if found else None
 
     async def take_many(

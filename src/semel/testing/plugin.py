@@ -63,11 +63,11 @@ def semel_postgres_url(semel_postgres: PostgresServer) -> Iterator[str]:
 def semel_kafka(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
     """A Kafka broker at `bootstrap`; clients of `cut_bootstrap` are cut off by `proxy`."""
     from semel.testing.services import KafkaServer, java
-    from semel.testing.services.jars import FETCHED_MB, jars_folder
+    from semel.testing.services.jars import first_download
 
     start_or_skip(java)
-    if not jars_folder().is_dir():
-        _say(pytestconfig, f"fetching Kafka once ({FETCHED_MB} MB) into {jars_folder()} …")
+    if download := first_download():
+        _say(pytestconfig, download)
     with start_or_skip(KafkaServer().start) as broker:
         yield broker
 

@@ -195,7 +195,6 @@ def test_what_the_lint_refuses_is_refused_with_its_finding_and_line(keys, findin
 @pytest.mark.parametrize(
     ("key", "keys"),
     [
-        ("retry.mode", {"retry": {"mode": "retry-topic"}}),
         ("idempotency.strategy", {"idempotency": {"strategy": "none"}}),
         ("offsetCommit.timing", {"offsetCommit": {"timing": "in-output-transaction"}}),
         ("batch", {"mode": "leased", "batch": {"size": 10}}),
@@ -255,14 +254,24 @@ def test_every_order_of_a_policy_has_a_meaning_for_the_engine():
 
 
 @pytest.mark.parametrize(("mode", "gaps"), list(product(words.RetryMode, words.GapPolicy)))
-def test_every_mode_and_gap_policy_gives_settings_or_a_refusal(mode, gaps):
+def test_every_mode_and_gap_policy_gives_settings(mode, gaps):
     given = policy(retry={"mode": mode.value}, versioned=True, gaps=gaps.value)
 
-    if mode is words.RetryMode.RETRY_TOPIC:
-        with pytest.raises(Misuse):
-            settings_of(given, "c")
-    else:
-        assert settings_of(given, "c")[0].gaps is GapPolicy(gaps.value)
+    settings = settings_of(given, "c")[0]
+
+    assert (settings.retry.mode, settings.gaps) == (mode, gaps)
+
+
+def test_a_retry_topic_has_a_name_and_needs_held_keys_to_keep_their_order():
+    topic = {"mode": "retry-topic", "topic": "later"}
+    given = policy(ordering="per-key", retry=topic, parking={"perKey": True})
+
+    settings = settings_of(given, "c")[0]
+
+    assert settings.retry_topic == "later"
+    assert settings.holds_waiting_keys
+    with pytest.raises(Misuse, match="retry-breaks-order"):
+        settings_of(policy(ordering="per-key", retry=topic), "c")
 
 
 def test_a_name_that_the_policy_does_not_know_is_refused():

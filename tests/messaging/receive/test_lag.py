@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,12 +19,12 @@ DEADLINE_SECONDS = 10
 
 
 @contextmanager
-def lags() -> Iterator[list[tuple[str, float]]]:
+def lags(metric: Metric = Metric.LAG) -> Iterator[list[tuple[str, float]]]:
     """Collect partitions with their lag, as they are measured."""
     found: list[tuple[str, float]] = []
 
     def hear(measured: Measurement) -> None:
-        if measured.metric is Metric.LAG:
+        if measured.metric is metric:
             assert measured.labels["topic"] == "payments"
             assert measured.labels["consumer_group"] == "billing"
             found.append((measured.labels["partition"], measured.value))
@@ -58,6 +59,36 @@ def test_the_lag_is_measured_while_a_handler_hangs():
             await until(found, ("0", 2.0))
             service.send(2, 3, 4)
             await until(found, ("0", 5.0))
+            runner.stop()
+            await running
+
+    asyncio.run(scenario())
+
+
+def test_the_lag_in_seconds_is_the_age_of_the_oldest_record_that_is_not_handled():
+    async def scenario() -> None:
+        service, began, go_on = Service(), asyncio.Event(), asyncio.Event()
+
+        @consumer("billing", policy=service.consumer.settings)
+        async def hangs(message, session) -> None:
+            began.set()
+            await go_on.wait()
+
+        runner = await service.runner(OFTEN, hangs)
+        with lags(Metric.LAG_SECONDS) as found:
+            running = asyncio.create_task(runner.run())
+            await until(found, ("0", 0.0))
+            service.send(0)
+            sent_at = time.time()
+            await began.wait()
+            service.send(1)
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                while not any(seconds > 0.5 for _, seconds in found):
+                    await asyncio.sleep(0.01)
+            assert max(seconds for _, seconds in found) <= time.time() - sent_at + 0.1
+            found.clear()
+            go_on.set()
+            await until(found, ("0", 0.0))
             runner.stop()
             await running
 

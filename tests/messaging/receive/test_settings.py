@@ -73,7 +73,6 @@ SILLY: list[tuple[type, str, Any]] = [
     (RetryPolicy, "initial_delay_seconds", -1),
     (RetryPolicy, "max_delay_seconds", float("nan")),
     (RetryPolicy, "retryable", "TIMEOUT"),
-    (RetryPolicy, "mode", RetryMode.RETRY_TOPIC),
 ]
 
 

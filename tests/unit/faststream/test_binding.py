@@ -404,6 +404,16 @@ def test_two_subscribers_with_one_consumer_name_are_refused():
         service.on_paid()
 
 
+def test_a_retry_topic_is_refused_because_the_subscriber_does_not_read_it():
+    service = Service()
+    policy = ConsumerSettings(retry=RetryPolicy(mode="retry-topic"))
+
+    with pytest.raises(Misuse, match="does not read the retry topic"):
+
+        @service.semel.subscriber("payments", consumer="billing", group_id="g", policy=policy)
+        async def on_paid(event: Paid) -> None: ...
+
+
 def test_a_return_value_is_refused():
     service = Service()
 

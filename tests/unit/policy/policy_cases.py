@@ -359,10 +359,16 @@ CASES = [
     ),
     ("dlq-topic-is-read", REFUSED, ({"dlq": {"topic": "t"}}, {}), ({"dlq": {"topic": "t2"}}, {})),
     (
-        "not-carried-out",
+        "dlq-topic-is-read",
         REFUSED,
-        ({"retry": {"mode": "retry-topic"}, "parking": {"perKey": True}}, PER_KEY),
-        ({"retry": {"mode": "retry-table"}, "parking": {"perKey": True}}, PER_KEY),
+        ({"dlq": {"unreadableTopic": "t"}}, {}),
+        ({"dlq": {"unreadableTopic": "t2"}}, {}),
+    ),
+    (
+        "without-effect",
+        WARN,
+        ({"retry": {"topic": "later"}}, {}),
+        ({"retry": {"mode": "retry-topic", "topic": "later"}}, {}),
     ),
     (
         "not-carried-out",

@@ -34,7 +34,7 @@ def problem_of(body: str) -> str:
             "      retry: {maxAtempts: 5}",
             "p.yaml:6: deliverySemantics.consumers.c.retry.maxAtempts: unknown key; expected one "
             "of maxAttempts, backoff, initialDelayMs, maxDelayMs, jitter, retryable, "
-            "nonRetryable, mode; did you mean maxAttempts?",
+            "nonRetryable, mode, topic; did you mean maxAttempts?",
         ),
         (
             "      idempotency:\n        strategy: notification-ids",
@@ -127,12 +127,12 @@ def problem_of(body: str) -> str:
         (
             "      dlq:",
             "p.yaml:6: deliverySemantics.consumers.c.dlq: nothing stands here; expected the keys "
-            "enabled, topic, owner, manualReviewRequired, keep",
+            "enabled, topic, unreadableTopic, owner, manualReviewRequired, keep",
         ),
         (
             "      dlq: [a-team]",
             "p.yaml:6: deliverySemantics.consumers.c.dlq: found a list; expected the keys enabled, "
-            "topic, owner, manualReviewRequired, keep",
+            "topic, unreadableTopic, owner, manualReviewRequired, keep",
         ),
         (
             "      sideEffects: {name: mail}",

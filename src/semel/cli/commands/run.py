@@ -263,7 +263,7 @@ async def _with_relay(runner: Runner, relay: Relay) -> int:
 
 async def _subscribe(broker: KafkaBroker, service: Service) -> KafkaSubscription:
     try:
-        return await broker.subscribe(service.group, service.topics)
+        return await broker.subscribe(service.group, service.consumer.topics(*service.topics))
     except Permanent as error:
         raise Misuse(str(error)) from error  # a name that does not exist
     except Retryable as error:

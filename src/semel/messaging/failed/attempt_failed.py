@@ -1,7 +1,8 @@
 """Writes a failed attempt, and what becomes of its message, in one transaction.
 
 in every case                the attempt: when and why it failed
-retryable, attempts left     FAILED_RETRYABLE, due later  (and its payload, in the waiting table)
+retryable, attempts left     FAILED_RETRYABLE, due later  (and its payload, in the waiting table;
+                             by retry topic also its record, in the outbox)
 retryable, none left  ┐
 hopeless              ┴──▶   FAILED_TERMINAL + dead letter, or PARKED + waiting table
 """
@@ -17,6 +18,12 @@ from semel.message import Message, StoredRecord, digest_of, text_of
 from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Unit
 from semel.messaging.failed.deadletters import Failed, keep_letter, letter_of
+from semel.messaging.failed.retrytopic import (
+    came_by_retry,
+    goes_by_topic,
+    patience,
+    send_to_retry,
+)
 from semel.messaging.failed.waiting import (
     leave_waiting,
     let_in,
@@ -44,6 +51,7 @@ from semel.messaging.handle.claims import (
 from semel.messaging.outcome import (
     Conflicted,
     DeadLettered,
+    Mark,
     Outcome,
     ParkedAway,
     Refused,
@@ -52,7 +60,7 @@ from semel.messaging.outcome import (
     Skipped,
     Told,
 )
-from semel.messaging.receive.offsets import Ended, mark_kept
+from semel.messaging.receive.offsets import Ended, mark, mark_kept
 from semel.messaging.records import (
     LEFT_SECONDS,
     DeadLetter,
@@ -155,6 +163,9 @@ class FailedMessage:
         attempt = self.message.attempt
         if not (self.consumer.settings.stores_retries or self.from_waiting):
             return RetryLater(seconds, self.failure, attempt)
+        if goes_by_topic(self.consumer, self.message, claim):
+            await send_to_retry(self.unit, self.consumer, self.message, self.failure, claim.due_at)
+            seconds += patience(self.consumer)
         await self._let_in(Waits.RETRY, claim, seconds)
         if claim.erased_at is None:
             return RetryStored(self.failure, attempt)
@@ -216,6 +227,8 @@ class FailedMessage:
         claim = await self._mark(Failure(state, message.attempt, code, seconds, digest, source))
         if claim is not None:
             await keep_attempt(self.unit, self.consumer.name, message, self.failure, claim)
+            # The audit finds the message under its first coordinates.
+            await mark(self.unit, self.consumer.name, Mark.REFUSED, came_by_retry(message))
         return claim
 
     async def _mark(self, failure: Failure) -> ClaimRow | None:

@@ -60,6 +60,12 @@ def letter_of(consumer: Consumer, message: Message, failed: Failed) -> DeadLette
 
 PREFIX: Final = "dead-letter-"
 
+ORIGINAL_ID: Final = f"{PREFIX}header-{MESSAGE_ID_HEADER}"
+"""The header ``message-id`` of the original, as the record of its dead letter carries it."""
+
+RETRY_PREFIX: Final = "semel-retry-"
+"""The headers of the record of a retry; `semel.messaging.failed.retrytopic` writes them."""
+
 
 async def keep_letter(unit: Unit, settings: ConsumerSettings, letter: DeadLetter) -> bool:
     """Write a dead letter, and the record for the consumer's dead-letter topic.
@@ -68,13 +74,23 @@ async def keep_letter(unit: Unit, settings: ConsumerSettings, letter: DeadLetter
     """
     is_new = await unit.dead_letters.put(letter)
     # An erased letter is not published: without its payload it would be another message.
-    if settings.dead_letter_topic and letter.erased_at is None:
-        await _publish(unit, settings, letter)
+    topic = topic_of(settings, letter)
+    if topic and letter.erased_at is None:
+        await _publish(unit, letter, topic, settings.dead_letter_outbox)
     return is_new
 
 
-async def _publish(unit: Unit, settings: ConsumerSettings, letter: DeadLetter) -> None:
-    record = record_of(letter, settings.dead_letter_topic, settings.dead_letter_outbox)
+UNREADABLE: Final = frozenset({Told.DESERIALIZATION_FAILURE.value, Told.SCHEMA_INCOMPATIBLE.value})
+
+
+def topic_of(settings: ConsumerSettings, letter: DeadLetter) -> str:
+    """Return the topic that a dead letter is published to; empty: none."""
+    own = settings.unreadable_topic if letter.outcome in UNREADABLE else ""
+    return own or settings.dead_letter_topic
+
+
+async def _publish(unit: Unit, letter: DeadLetter, topic: str, outbox: str) -> None:
+    record = record_of(letter, topic, outbox)
     try:
         await unit.outbox.add([record])
     except OutboxConflict as error:
@@ -133,9 +149,13 @@ def headers_of(letter: DeadLetter) -> Mapping[str, bytes]:
         "owner": letter.owner,
         "outcome": letter.outcome,
     }
-    # Without the original's id, because the relay writes the record's own, and without what an
-    # earlier dead letter said.
-    carried = [pair for pair in pairs_of(letter.headers) if not _is_ours(pair[0])]
+    # The original's id by another name, because the relay writes the record's own, and without
+    # what an earlier dead letter said.
+    carried = [
+        (ORIGINAL_ID if name == MESSAGE_ID_HEADER else name, value)
+        for name, value in pairs_of(letter.headers)
+        if not name.startswith(PREFIX)
+    ]
     said = [
         (f"{PREFIX}{name}", str(value).encode("utf-8", "backslashreplace"))
         for name, value in fields.items()
@@ -144,21 +164,17 @@ def headers_of(letter: DeadLetter) -> Mapping[str, bytes]:
     return headers_from([*carried, *said])
 
 
-def _is_ours(name: str) -> bool:
-    return name == MESSAGE_ID_HEADER or name.startswith(PREFIX)
-
-
 def _moment(seconds: float) -> str:
     return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat()
 
 
 def is_letter_record(entry: OutboxEntry) -> bool:
-    """Return whether an entry of the outbox is the record of a dead letter."""
-    return any(name.startswith(PREFIX) for name in entry.headers)
+    """Return whether an entry of the outbox is the record of a dead letter, or of a retry."""
+    return any(name.startswith((PREFIX, RETRY_PREFIX)) for name in entry.headers)
 
 
 async def erase_letter_records(unit: Unit, consumer: str, message_id: str) -> None:
-    """Erase the dead-letter records of a message that are still in the outbox.
+    """Erase the records of a failed message that are still in the outbox.
 
     The other entries that the message caused belong to a durable effect, and stay.
     """

@@ -32,6 +32,7 @@ from semel.messaging.failed.attempt_failed import (
     write_conflict,
     write_unreadable,
 )
+from semel.messaging.failed.retrytopic import came_by_retry
 from semel.messaging.failed.waiting import (
     InSequence,
     due_version,
@@ -249,16 +250,23 @@ class Attempt:
         consumer, message = self.consumer, self.message
         if holds_key(consumer, message):
             await unit.waiting.hold(consumer.name, [message.key or ""])
-        waiting = await unit.waiting.take(consumer.name, message.id)
+        is_retry = came_by_retry(message) is not None
+        if is_retry:
+            waiting = await unit.waiting.take_retry(consumer.name, message.id, message.attempt)
+        else:
+            waiting = await unit.waiting.take(consumer.name, message.id)
         if waiting is None:
             left = await unit.waiting.get(consumer.name, message.id)
             if left is None:
                 return Skipped(NO_LONGER_WAITING)
             if left.waits is Waits.PARKED:
                 return Refused("parked")
+            if is_retry and left.attempts != message.attempt:
+                return RetryStored()  # a later record, or the retry worker, brings it
             return RetryLater(consumer.settings.held_retry_seconds)
         if waiting.payload_hash != message.digest:
-            return RetryLater(0.0)
+            # A person changed it.  The retry worker handles what is in the table.
+            return RetryStored() if is_retry else RetryLater(0.0)
         if waiting.waits is Waits.BEHIND:
             # Its claim is PARKED, too.  Reopening is safe: under the key's lock no other worker
             # can hold the message.
@@ -301,7 +309,8 @@ class Attempt:
                     await self._invoke_again(unit)
                 return Skipped("duplicate", result)
             case NotDue(seconds_left):
-                if settings.stores_retries and await unit.waiting.get(consumer.name, message.id):
+                is_stored = settings.stores_retries and came_by_retry(message) is None
+                if is_stored and await unit.waiting.get(consumer.name, message.id):
                     return RetryStored()
                 return RetryLater(max(seconds_left, 0.0))
             case HeldElsewhere(seconds_left=seconds):

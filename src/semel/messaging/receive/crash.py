@@ -52,6 +52,7 @@ from semel.message import Coordinates, Message, Partition, Record
 from semel.messaging.consumer import Consumer, invokes, unread
 from semel.messaging.database import Database, Unit
 from semel.messaging.failed.attempt_failed import fence_to_park, write_unreadable
+from semel.messaging.failed.retrytopic import read_delivery
 from semel.messaging.failed.waiting import leave_waiting
 from semel.messaging.failure import Classified, FailureClass
 from semel.messaging.handle.attempt import Attempt
@@ -672,7 +673,7 @@ async def handle_record(
         quarantined(unread, outcome)
 
     async def read() -> Message | Unreadable:
-        return consumer.reading.read(record)
+        return read_delivery(consumer, record)
 
     # Under an id of its own, because a stored record is unreadable under the id of its message,
     # whose notes count the deaths of the handler.

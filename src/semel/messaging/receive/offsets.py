@@ -126,6 +126,9 @@ class _Place:
     outcomes: dict[int, str] = field(default_factory=dict)
     """The outcomes of records from *position* on, until the watermark passes them."""
 
+    times: dict[int, float] = field(default_factory=dict)
+    """When the delivered records that are not committed were sent, by offset."""
+
     def note(self, offset: int, outcome: Outcome) -> None:
         """Remember the outcome of a record, unless its mark is written."""
         if offset >= self.position:
@@ -212,7 +215,7 @@ class Settling:
         place = self._places.get(at.place)
         return place is not None and place.watermark.expects(at.offset)
 
-    async def deliver(self, at: Coordinates) -> bool:
+    async def deliver(self, at: Coordinates, sent_at: float = 0.0) -> bool:
         """Note that a record came; return whether it is the first of its partition.
 
         Raises:
@@ -227,10 +230,12 @@ class Settling:
             new = _Place(Watermark(min(start, at.offset)), start, start)
             self._places[at.place] = new
             new.watermark.deliver(at.offset)
+            new.times[at.offset] = sent_at
             return True
         if at.offset < place.watermark.due:
             raise Fenced(f"{at.place} was lost and came back: {at.offset} was delivered again")
         place.watermark.deliver(at.offset)
+        place.times[at.offset] = sent_at
         return False
 
     def forget(self, partitions: Collection[Partition]) -> None:
@@ -320,7 +325,9 @@ class Settling:
         for partition, offset in offsets.items():
             # The partition may have been revoked during the call to the broker.
             if partition in self._places:
-                self._places[partition].committed = offset
+                place = self._places[partition]
+                place.committed = offset
+                place.times = {o: sent for o, sent in place.times.items() if o >= offset}
         self._count(offsets, "ok")
 
     def _count(self, offsets: Mapping[Partition, int], status: str) -> None:
@@ -364,9 +371,11 @@ class Settling:
         return min(self._resume_at.values()) - now if self._resume_at else None
 
     async def measure_lag(self) -> None:
-        """Measure how far each assigned partition is behind its end.
+        """Measure how far each assigned partition is behind its end, in records and in seconds.
 
-        It may be called at any time, because it changes nothing.
+        The seconds are the age of the oldest record that is not committed; they are not measured
+        while that record was not fetched yet.  It may be called at any time, because it changes
+        nothing.
         """
         group = self._subscription.group
         for partition in sorted(self._subscription.assignment):
@@ -375,3 +384,9 @@ class Settling:
             done = place.committed if place else await self._subscription.committed(partition)
             labels = (partition.topic, group, str(partition.number))
             EVENTS.measure(Metric.LAG, *labels, value=float(max(end - done, 0)))
+            times = place.times if place else {}
+            if end <= done:
+                EVENTS.measure(Metric.LAG_SECONDS, *labels, value=0.0)
+            elif times:
+                age = max(self._clock.now() - times[min(times)], 0.0)
+                EVENTS.measure(Metric.LAG_SECONDS, *labels, value=age)

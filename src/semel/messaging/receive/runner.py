@@ -24,19 +24,20 @@ from semel.errors import Fenced, InDoubt, Misuse, Retryable
 from semel.events import EVENTS
 from semel.lease import Owner
 from semel.message import Coordinates, Message, Partition, Record
-from semel.messaging.consumer import Consumer
+from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Database, is_refusal
 from semel.messaging.failed.retries import RetryWorker
+from semel.messaging.failed.retrytopic import came_by_retry, read_delivery, seconds_until_due
 from semel.messaging.handle.attempt import handle_message, handle_unreadable
 from semel.messaging.handle.batch import NOT_ATTEMPTED, consume_many
 from semel.messaging.handle.cancel import end, owned, rung
 from semel.messaging.handle.lease import handle_leased
-from semel.messaging.outcome import Nack, Outcome, settlement, tell, tell_received
+from semel.messaging.outcome import Nack, Outcome, RetryLater, settlement, tell, tell_received
 from semel.messaging.receive.broker import Subscription
 from semel.messaging.receive.crash import TURNS, Membership, Writer, handle_record, noting_as
 from semel.messaging.receive.lanes import Lanes
 from semel.messaging.receive.offsets import Settling
-from semel.messaging.records import WaitingMessage
+from semel.messaging.records import WaitingMessage, Waits
 from semel.messaging.redact import reason_of
 from semel.messaging.settings import RunnerSettings
 from semel.policy.vocabulary import BatchPolicy, Duplicates, Mode
@@ -469,7 +470,7 @@ class Runner:
     async def _feed(self, records: Sequence[Record]) -> None:
         """Handle suspects alone, and let the other records wait in lanes."""
         for record in records:
-            if await self._settling.deliver(record.at):
+            if await self._settling.deliver(record.at, record.timestamp):
                 # Whatever an earlier ownership of the partition left there.
                 self._lanes.drop({record.at.place})
         alone: dict[Coordinates, Outcome] = {}
@@ -479,7 +480,7 @@ class Runner:
             await self._settle()
         if not self._lanes.is_busy:
             self._settled_at = asyncio.get_running_loop().time()
-        self._lanes.add([self._received(self.consumer.reading.read(record)) for record in rest])
+        self._lanes.add([self._received(read_delivery(self.consumer, record)) for record in rest])
         self._work_came.set()
 
     async def _until_stopped(self, work: Coroutine[Any, Any, Result], otherwise: Result) -> Result:
@@ -504,13 +505,19 @@ class Runner:
     async def _carefully(
         self, records: Sequence[Record], outcomes: dict[Coordinates, Outcome]
     ) -> Sequence[Record]:
-        """Read and handle suspects one at a time; return the records that are not suspects."""
+        """Read and handle suspects one at a time; return the records that are not suspects.
+
+        A record of the retry topic that is not due comes back with all behind it.
+        """
         rest: list[Record] = []
         blocked: set[Partition] = set()
         for record in records:
             at = record.at
             if at.place in blocked:
                 outcomes[at] = NOT_ATTEMPTED
+            elif (wait := seconds_until_due(self.consumer, record, self._clock.now())) > 0:
+                outcomes[at] = RetryLater(wait)
+                blocked.add(at.place)
             elif await self._membership.is_careful(at):
                 with noting_as(self._writer):
                     outcomes[at] = await handle_record(
@@ -543,9 +550,13 @@ class Runner:
     async def _handle(self, arrival: Arrival) -> Outcome:
         if isinstance(arrival, Unreadable):
             return await handle_unreadable(self.consumer, self.database, arrival)
+        waiting = None
+        if came_by_retry(arrival) is not None:
+            held = holds_key(self.consumer, arrival)
+            waiting = WaitingMessage.of(self.consumer.name, arrival, Waits.RETRY, held=held)
         if self.settings.mode is Mode.LEASED:
-            return await self._leased(arrival)
-        return await handle_message(self.consumer, self.database, arrival)
+            return await self._leased(arrival, waiting)
+        return await handle_message(self.consumer, self.database, arrival, waiting)
 
     async def _leased(self, message: Message, waiting: WaitingMessage | None = None) -> Outcome:
         owner = self._owner.instance
@@ -558,9 +569,14 @@ class Runner:
         outcomes: dict[Coordinates, Outcome] = {}
         arrivals = sorted(arrivals, key=_at)
         for arrival in arrivals:
-            if isinstance(arrival, Unreadable):
+            # A retry has a row in the waiting table, and a transaction of its own.
+            if isinstance(arrival, Unreadable) or came_by_retry(arrival) is not None:
                 outcomes[_at(arrival)] = await self._one(arrival)
-        messages = [arrival for arrival in arrivals if isinstance(arrival, Message)]
+        messages = [
+            arrival
+            for arrival in arrivals
+            if isinstance(arrival, Message) and came_by_retry(arrival) is None
+        ]
         if not messages:
             return outcomes
         began = self._clock.monotonic()

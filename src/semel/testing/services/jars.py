@@ -48,6 +48,13 @@ def jars_folder() -> Path:
     return services_folder() / f"jars-{digest}"
 
 
+def first_download() -> str | None:
+    """Say what `fetch_jars` will fetch, with its size, or None where it is here already."""
+    if jars_folder().is_dir():
+        return None
+    return f"fetching Kafka once ({FETCHED_MB} MB) into {jars_folder()} …"
+
+
 def fetch_jars() -> Path:
     """Return the folder with `connector/`, `broker/` and `jdbc/`; fetch it if it is new.
 

@@ -1,8 +1,9 @@
-"""A TCP proxy that loses a reply, cuts connections or refuses them when a test says so."""
+"""A TCP proxy that loses a request or a reply, cuts connections or refuses them."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -27,7 +28,8 @@ class CutProxy:
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None
         self._links: set[_Link] = set()
-        self._pattern: bytes | None = None
+        self._pattern: re.Pattern[bytes] | None = None
+        self._loses_request = False
         self._swallowed = threading.Event()
         self._cut_off: frozenset[bytes] = frozenset()
 
@@ -41,19 +43,27 @@ class CutProxy:
         self.refuse()
         self.cut()
 
-    def swallow_reply_to(self, pattern: bytes) -> None:
+    def swallow_reply_to(self, pattern: bytes | re.Pattern[bytes]) -> None:
         """Lose the reply to the next request that contains *pattern*.
 
         The request reaches the server; once the server has replied, and the client has seen
         nothing of it, their connection is cut.  Other connections go on.
         """
-        with self._lock:
-            self._swallowed.clear()
-            self._pattern = pattern
+        self._wait_for(pattern, loses_request=False)
+
+    def lose_request(self, pattern: bytes | re.Pattern[bytes]) -> None:
+        """Cut the connection of the next request that contains *pattern*, before it arrives."""
+        self._wait_for(pattern, loses_request=True)
 
     def wait_until_swallowed(self, seconds: float = 30.0) -> bool:
-        """Wait for the server's reply to that request, and say whether it came."""
+        """Wait until that reply or request is lost, and say whether it was."""
         return self._swallowed.wait(seconds)
+
+    def _wait_for(self, pattern: bytes | re.Pattern[bytes], loses_request: bool) -> None:
+        found = re.compile(re.escape(pattern)) if isinstance(pattern, bytes) else pattern
+        with self._lock:
+            self._swallowed.clear()
+            self._pattern, self._loses_request = found, loses_request
 
     def cut(self) -> None:
         """Cut every connection now; new ones are still accepted."""
@@ -120,14 +130,14 @@ class CutProxy:
             link.start()
 
     def _take_pattern(self, before: bytes, chunk: bytes) -> bool:
-        """Say whether this is the request to lose the reply of; only one ever is."""
+        """Say whether this is the request to lose, or to lose the reply of; only one ever is."""
         with self._lock:
             if self._pattern is None:
                 return False
             # The pattern may have begun in the chunk before, but must not lie in it altogether:
             # that was an earlier request.
-            begun = before[max(0, len(before) - len(self._pattern) + 1) :]
-            if self._pattern not in begun + chunk:
+            both = before + chunk
+            if all(found.end() <= len(before) for found in self._pattern.finditer(both)):
                 return False
             self._pattern = None
             return True
@@ -167,6 +177,9 @@ class _Link:
                     break
                 # Before the server sees the request, or its reply could slip through.
                 if self._proxy._take_pattern(before, chunk):
+                    if self._proxy._loses_request:
+                        self._proxy._swallowed.set()
+                        break
                     self._swallowing = True
                 self._server.sendall(chunk)
                 before = chunk

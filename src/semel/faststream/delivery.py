@@ -1,0 +1,180 @@
+"""The way of one message through FastStream, inside a transaction that semel began.
+
+    deliver ─▶ FastStream: middlewares, Depends ─▶ the function, with what semel gives
+
+FastStream's subscriber of a broker inherits from `Delivering`, and says how to make the broker's
+own message of one of ours.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, Final
+
+from fast_depends.utils import get_typed_signature
+from faststream._internal.broker import BrokerUsecase
+from faststream._internal.endpoint.call_wrapper import HandlerCallWrapper
+from faststream._internal.endpoint.subscriber import SubscriberUsecase
+from faststream.message import StreamMessage
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from semel.errors import Misuse
+from semel.message import Message
+from semel.messaging.consumer import SECOND, Consumer
+from semel.messaging.failure import NonRetryableMessageError
+from semel.messaging.handle.lease import Lease
+from semel.messaging.settings import RunnerSettings
+from semel.policy.vocabulary import Mode
+
+PUBLISHER: Final = (
+    "a publisher sends after the database's commit, so a crash between them loses the message; "
+    "use semel.Outbox in the function"
+)
+
+
+class Delivering(SubscriberUsecase[Any]):
+    """A subscriber of FastStream whose function runs inside semel's transactions."""
+
+    semel: Any
+    """The `Semel` that it belongs to."""
+
+    made: Consumer
+    settings: RunnerSettings
+    function: Callable[..., Any]
+
+    def incoming(self, message: Message) -> Any:
+        """Return the broker's own message, as FastStream's parser expects it."""
+        raise NotImplementedError
+
+    def _build_fastdepends_model(self) -> None:
+        """Check what is known only when all decorators have been applied."""
+        super()._build_fastdepends_model()
+        name, config = self.made.name, self._outer_config.fd_config
+        if not config.use_fastdepends or config.get_dependent is not None:
+            raise Misuse(
+                f"consumer {name}: FastStream must inject the arguments itself; use a broker "
+                f"without apply_types=False, not FastAPI's router"
+            )
+        (dependant,) = [call.dependant for call in self.calls]
+        needed = [option.field_name for option in dependant.flat_params] if dependant else []
+        if len(needed) > 1:
+            raise Misuse(
+                f"consumer {name}: the message is one argument, not {', '.join(needed)}; a "
+                f"dependency can take Context(), or other dependencies"
+            )
+        for publisher in self.semel.broker.publishers:
+            if self.function in publisher.specification.calls:
+                raise Misuse(f"consumer {name}: {PUBLISHER}")
+
+    async def deliver(self, message: Message, second: Any) -> None:
+        """Handle one message as FastStream does: middlewares, dependencies, the function."""
+        model = self.made.reading.model
+        if message.payload is None and model is not None:
+            # The reading leaves a tombstone as it is; not every function takes one.
+            try:
+                model(None)
+            except ValidationError as error:
+                reason = "a tombstone: the function does not take None"
+                raise NonRetryableMessageError(reason, "TOMBSTONE") from error
+        if self.calls[0].parser is None:
+            # A replay, which needs no broker.
+            if isinstance(self.semel.broker, BrokerUsecase):
+                self.semel.broker._setup_logger()
+            self._build_fastdepends_model()
+        called = HandlerCall(message, second)
+        token = CALL.set(called)
+        try:
+            await super().process_message(self.incoming(message))
+        finally:
+            CALL.reset(token)
+        # A middleware may have swallowed it; but what failed must not be committed.
+        if called.error is not None:
+            raise called.error
+        if not called.was_called:
+            reason = "a middleware of FastStream did not pass the message on to the function"
+            raise NonRetryableMessageError(reason, "NOT_CALLED")
+
+
+@dataclass
+class HandlerCall:
+    """One call of the user's function, on its way through FastStream."""
+
+    message: Message
+    second: Any
+    """The session, or the lease."""
+
+    was_called: bool = False
+    error: BaseException | None = None
+
+
+CALL: Final[ContextVar[HandlerCall]] = ContextVar("semel.faststream.call")
+
+GIVEN: Final[Mapping[type, str]] = {AsyncSession: "second", Lease: "second", Message: "message"}
+"""By the type of an argument that semel gives: the attribute of `HandlerCall`."""
+
+
+def taken_apart(
+    consumer: str, function: Callable[..., Any], mode: Mode
+) -> tuple[dict[str, str], inspect.Signature, TypeAdapter[Any] | None]:
+    """Return what semel gives to a function, what FastStream sees of it, and the message's type.
+
+    Raises:
+        Misuse: the function cannot be called once for each message.
+    """
+    if isinstance(function, HandlerCallWrapper):
+        raise Misuse(f"consumer {consumer}: {PUBLISHER}")
+    if not inspect.iscoroutinefunction(function):
+        raise Misuse(f"consumer {consumer}: its function must be an async function")
+    signature, returned = get_typed_signature(function)
+    if returned not in (inspect.Signature.empty, None, NoneType):
+        raise Misuse(
+            f"consumer {consumer}: its function returns {returned!r}, which FastStream would "
+            f"send after the database's commit; annotate None, and send with semel.Outbox"
+        )
+    given: dict[str, str] = {}
+    rest: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        kind = parameter.annotation if isinstance(parameter.annotation, type) else object
+        known = next((known for known in GIVEN if issubclass(kind, known)), None)
+        if known is (AsyncSession if mode is Mode.LEASED else Lease):
+            raise Misuse(f"consumer {consumer}: in mode {mode} there is no {kind.__name__}")
+        if known is not None:
+            given[parameter.name] = GIVEN[known]
+        elif parameter.annotation is parameter.empty and parameter.name in SECOND:
+            given[parameter.name] = "second"
+        else:
+            rest.append(parameter)
+    first = [p.annotation for p in rest[:1] if p.default is p.empty]
+    model = None if first in ([], [Any], [inspect.Parameter.empty]) else TypeAdapter(first[0])
+    return given, inspect.Signature(rest), model
+
+
+def through(
+    function: Callable[..., Any], given: Mapping[str, str], seen: inspect.Signature
+) -> Callable[..., Any]:
+    """Return what FastStream calls: it takes *seen*, and adds what semel gives."""
+
+    async def call(*arguments: Any, **named: Any) -> None:
+        called = CALL.get()
+        called.was_called = True
+        ours = {name: getattr(called, source) for name, source in given.items()}
+        try:
+            await function(**seen.bind(*arguments, **named).arguments, **ours)
+        except BaseException as error:
+            called.error = error
+            raise
+
+    call.__signature__ = seen  # type: ignore[attr-defined]
+    call.__name__, call.__doc__ = function.__name__, function.__doc__
+    call.__annotations__ = {p.name: p.annotation for p in seen.parameters.values()}
+    return call
+
+
+async def decode(message: StreamMessage[Any], original: Any) -> Any:
+    """Return the payload that the runner has read and checked already."""
+    return CALL.get().message.payload

@@ -1,0 +1,91 @@
+"""A service on Kafka that is killed anywhere loses and repeats nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.kafka.client import GroupProtocol
+from semel.testing.trial import Trial
+from tests.crash.consumer_scene import QUICK_RETRY
+from tests.kafka.kill_scene import KafkaScene, kill_at_random
+
+pytestmark = [
+    *(pytest.mark.kafka, pytest.mark.postgres, pytest.mark.kill, pytest.mark.slow),
+    pytest.mark.timeout(900),
+]
+
+KINDS = {
+    # kind: group protocol, where a message waits for its retry, windows that it must pass
+    "single": ("classic", "blocking", {*Trial.KILLS}),
+    "batched": ("consumer", "retry-table", {*Trial.KILLS, "retry_take:after"}),
+    "leased": ("consumer", "retry-table", {"leased_claim:after", "leased_complete:before"}),
+}
+PARTS = len(KINDS)
+
+
+def send_some(scene: KafkaScene, seed: int) -> None:
+    """Send what takes a service through every window."""
+    scene.say("transient", "a", times=1)
+    scene.say("poison")
+    scene.send_mixed(4, seed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.soak) for part in range(1, PARTS))]
+)
+def test_services_killed_at_one_window_after_another_lose_and_repeat_nothing(
+    make_scene, kind, part
+):
+    """All kinds together go through every window; each kind through each one in the soak."""
+    protocol, mode, must_pass = KINDS[kind]
+    policy = {"retry": {**QUICK_RETRY, "mode": mode}}
+    scene = make_scene(kind, protocol=GroupProtocol(protocol), policy=policy)
+    send_some(scene, 99)
+    assert scene.run(crash_at="claim:before").was_killed
+    windows = sorted(scene.windows())
+    assert must_pass | {"careful_attempt:after", "relay_delete:after"} <= {*windows}
+    chosen = windows[(list(KINDS).index(kind) + part) % PARTS :: PARTS]
+
+    for number, window in enumerate(chosen):
+        send_some(scene, number)
+        if window == "careful_attempt:after":
+            assert scene.run(crash_at="handle:after").was_killed
+        ended = scene.run(crash_at=window)
+        assert ended.was_killed, f"{window} was not reached:\n{ended.output}"
+    scene.run_until_done()
+
+    result = scene.assert_as_expected()
+    print(f"killed at {len(chosen)} windows, {result.table()}")
+
+
+RANDOM = [
+    # kind, protocol, members, kills, seed
+    ("single", "consumer", 2, 4, 1),
+    ("batched", "classic", 4, 4, 2),
+    *(
+        pytest.param(kind, protocol, members, 30, seed, marks=pytest.mark.soak)
+        for seed, (kind, protocol, members) in enumerate(
+            [
+                *(("batched", "consumer", 4), ("single", "classic", 2)),
+                *(("leased", "consumer", 2), ("lanes", "classic", 4)),
+            ],
+            3,
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "protocol", "members", "kills", "seed"), RANDOM)
+def test_members_killed_at_random_under_load_lose_and_repeat_nothing(
+    make_scene, kind, protocol, members, kills, seed
+):
+    mode = ["blocking", "retry-table"][seed % 2]
+    scene = make_scene(
+        kind,
+        protocol=GroupProtocol(protocol),
+        partitions=4,
+        policy={"retry": {**QUICK_RETRY, "mode": mode}},
+    )
+
+    print(kill_at_random(scene, members, kills, seed))
