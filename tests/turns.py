@@ -20,7 +20,12 @@ JVM: Final = (
 
 
 class Turns(LoadScopeScheduling):
-    """The tests of a file stay in one process; those that start a JVM all run in the same."""
+    """The tests of a file stay in one process; those that start a JVM all run in the same.
+
+    Except Kafka's, which wait for the broker's timers most of the time, and share one broker.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith("tests/kafka/"):
+            return "kafka"
         return "jvm" if nodeid.startswith(JVM) else nodeid.split("::", 1)[0]

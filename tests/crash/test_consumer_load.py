@@ -129,7 +129,8 @@ def test_workers_killed_at_random_lose_and_repeat_nothing(
         # It finds the partition gone before it tries to commit, and says nothing.
         ("single", "message_commit:after#2", ""),
         ("single", "settle:before", "is no longer"),
-        ("batched", "settle:before", "partitions lost"),
+        # Which of the two it notices first depends on the group's heartbeat.
+        ("batched", "settle:before", "partitions lost|is no longer"),
         ("leased", "leased_claim:after#2", "claim lost"),
         pytest.param("single", "outcomes:after", "partitions lost", marks=pytest.mark.soak),
         pytest.param(
@@ -165,7 +166,7 @@ def test_a_stopped_worker_that_is_woken_after_a_takeover_does_no_harm(
 
     assert (took_over.lost, took_over.doubled_effects) == ((), ())
     assert ended.code == 0, ended.output
-    assert said in ended.output
+    assert any(words in ended.output for words in said.split("|"))
     scene.assert_as_expected()
 
 
