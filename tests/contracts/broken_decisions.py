@@ -181,7 +181,28 @@ class SaysRetryableForever(MemorySink):
         return SinkRetryable(outcome.reason) if isinstance(outcome, SinkFatal) else outcome
 
 
+class ObeysItsToken(MemorySink):
+    """Whatever the token says is done."""
+
+    def commit(self, txn, token):
+        held = self.store.prepared.get(txn)
+        if held is not None and token.get("digest") == held.digest:
+            token = {"attempt": txn.attempt, "digest": held.digest, "rows": held.tally.rows}
+        return super().commit(txn, token)
+
+
+class AbortsWhatItsTokenNames(MemorySink):
+    """A token without a known attempt aborts the whole scope."""
+
+    def abort(self, txn, token):
+        if token is not None and token.get("attempt") != txn.attempt:
+            self.store.prepared.clear()
+        return super().abort(txn, token)
+
+
 DECISIONS = {
+    ObeysItsToken: "a_token_that_was_changed_in_any_field_is_refused_and_nothing_is_touched",
+    AbortsWhatItsTokenNames: "abort_with_a_changed_token_touches_nothing_but_its_own_attempt",
     CommitsTwice: "committing_again_is_the_same_as_committing_once",
     ForgetsItsCommits: "committing_again_is_the_same_as_committing_once",
     CommitsWhatIsLost: "committing_what_has_vanished_is_fatal",

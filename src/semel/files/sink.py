@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from semel.arrow.tally import schema_from_text, tally_all
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Fenced, Misuse, Permanent, SemelError, reason_of
+from semel.errors import Fenced, Misuse, NeedsOperator, Permanent, SemelError, reason_of
 from semel.events import log
 from semel.files.disk import fault, faults, names_in, remove_tree, rename_folder, sync_folder
 from semel.files.formats import Format, check_schema, checked_compression, read_rows
@@ -114,8 +114,6 @@ class FilesSink:
         self._epochs[scope] = epoch
 
     def stager(self, txn: SinkTxnId) -> FilesStager:
-        if SinkTxnId.parse(txn.scope, txn.label) != txn:
-            raise Misuse(f"{txn.label!r} cannot be the name of a folder")
         return FilesStager(self.path, txn, self.format, self.compression, self.file_bytes)
 
     def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
@@ -173,8 +171,8 @@ class FilesSink:
             return SinkFatal(self._lost(layout, txn, lost or f"{target} is gone"))
         if not isinstance(shown, Seal) or not shown.is_of(txn):
             return SinkFatal(_taken(txn, shown))
-        if shown.digest != token.get("digest"):
-            return SinkFatal(f"{txn}: {target} has other rows than those of the token")
+        if differing := _differing(shown, token):
+            return SinkFatal(f"{txn}: {target} differs from the token in {differing}")
         torn = what_is_wrong(target, shown.files)
         if torn:
             return SinkFatal(f"{txn} was committed, but is no longer complete: {torn}")
@@ -196,8 +194,8 @@ class FilesSink:
         held = read_seal(folder)
         if not isinstance(held, Seal) or not held.is_of(txn):
             return f"{folder} does not exist, or was never sealed: not prepared, aborted, or lost"
-        if held.digest != token.get("digest"):
-            return f"{folder} has other rows than those of the token"
+        if differing := _differing(held, token):
+            return f"{folder} differs from the token in {differing}"
         try:
             wrong = what_is_wrong(folder, held.files)
             if wrong is None:
@@ -294,10 +292,12 @@ class FilesSink:
             names = [name for name in names_in(folder) if not is_hidden(name)]
             if not names:
                 return Tally()
-            if token.get("schema") is None:
+            shown = read_seal(folder)
+            if not isinstance(shown, Seal) or _differing(shown, token):
+                raise NeedsOperator(f"{cycle}: the seal of {folder} and the token differ")
+            if token["schema"] is None:
                 return None
-            schema = schema_from_text(token["schema"])
-            format = Format(token.get("format", self.format))
+            schema, format = schema_from_text(token["schema"]), Format(token["format"])
             return tally_all(
                 batch
                 for name in names
@@ -337,6 +337,12 @@ class FilesSink:
 def _sync_with_parent(folder: str) -> None:
     sync_folder(folder)
     sync_folder(os.path.dirname(folder))
+
+
+def _differing(seal: Seal, token: Token) -> str:
+    """Name the fields in which a token differs from the folder's own record."""
+    own = token_of(seal.rest)
+    return ", ".join(f for f in sorted({*own, *token}) if own.get(f) != token.get(f))
 
 
 def _taken(txn: SinkTxnId, shown: Seal | Foreign) -> str:

@@ -235,7 +235,7 @@ def _winners(receipts: Sequence[Receipt]) -> dict[str, tuple[str, StagedFile]]:
         folder = receipt.detail["folder"]
         for fields in receipt.detail["files"]:
             file = StagedFile(**fields)
-            if os.path.basename(folder) != folder or os.path.basename(file.name) != file.name:
+            if safe_name(receipt.task) != folder or os.path.basename(file.name) != file.name:
                 raise Unpreparable(
                     f"task {receipt.task} names a file in another folder: {file.name}"
                 )

@@ -19,18 +19,35 @@ from semel.errors import Misuse
 
 NAME: Final = re.compile(r"[a-z0-9_-]{1,40}")
 
+# Ids become names of folders and parts of statements, and a ledger's rows are only evidence.
+ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+LABEL: Final = re.compile(r"g(\d+)\.b(\d+)")
+
+
+class InvalidName(Misuse, ValueError):
+    """A name or an id has characters that are unsafe as a name in another system."""
+
 
 def checked_name(what: str, name: str) -> str:
     """Return *name* if it is valid for an app, a query or a sink.
 
     Raises:
-        Misuse: it has other characters, or is too long.
+        InvalidName: it has other characters, or is too long.
     """
     if not NAME.fullmatch(name):
-        raise Misuse(
+        raise InvalidName(
             f"{what} {name!r} is not a valid name; use 1 to 40 of: lower-case letters, digits, _ -"
         )
     return name
+
+
+def _check_id(what: str, value: str) -> None:
+    if not ID.fullmatch(str(value)):  # SQLite stores any value in any column
+        raise InvalidName(
+            f"{what} {value!r} is not a valid id; ids have 1 to 64 letters, digits, _ -"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +59,7 @@ class Scope:
     query: str
 
     def __post_init__(self) -> None:
+        _check_id("ledger", self.ledger)
         checked_name("app", self.app)
         checked_name("query", self.query)
 
@@ -63,6 +81,10 @@ class CycleId:
     generation: int
     batch: int
 
+    def __post_init__(self) -> None:
+        if not LABEL.fullmatch(self.label):
+            raise InvalidName(f"{self.label!r} is not a generation and a batch")
+
     @property
     def slug(self) -> str:
         """Twenty hex digits that identify the cycle in other systems."""
@@ -80,7 +102,7 @@ class CycleId:
         Raises:
             ValueError: it is not such a label.
         """
-        match = re.fullmatch(r"g(\d+)\.b(\d+)", label)
+        match = LABEL.fullmatch(label)
         if match is None:
             raise ValueError(f"{label!r} is not a cycle's label")
         return cls(scope, int(match[1]), int(match[2]))
@@ -102,6 +124,9 @@ class SinkTxnId:
 
     cycle: CycleId
     attempt: str
+
+    def __post_init__(self) -> None:
+        _check_id("attempt", self.attempt)
 
     @property
     def scope(self) -> Scope:
@@ -126,8 +151,6 @@ class SinkTxnId:
             ValueError: it is not such a label.
         """
         cycle, _, attempt = label.rpartition(".")
-        if not re.fullmatch(r"[0-9a-z_-]{1,64}", attempt):
-            raise ValueError(f"{label!r} is not a transaction's label")
         return cls(CycleId.parse(scope, cycle), attempt)
 
     def __str__(self) -> str:

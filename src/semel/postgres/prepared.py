@@ -62,9 +62,9 @@ class Gid:
             return None
         try:
             epoch, generation, batch = (int(part[1:]) for part in parts[:3])
+            return cls(SinkTxnId(CycleId(scope, generation, batch), parts[3]), epoch, name)
         except ValueError:
             return None
-        return cls(SinkTxnId(CycleId(scope, generation, batch), parts[3]), epoch, name)
 
 
 class TaskTransaction:

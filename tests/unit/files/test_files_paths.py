@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,11 @@ import pytest
 from semel.errors import Fenced, Misuse, Permanent
 from semel.files.layout import safe_name
 from semel.files.sink import FilesSink
+from semel.ledger.sqlite import SqliteLedger
 from semel.memory.ledger import MemoryLedger
 from semel.pipeline.driver import Driver
 from semel.pipeline.sink import SinkFatal, SinkOK
-from semel.pipeline.txn import CycleId
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 from tests.unit.files.files_place import SCHEMA, SCOPE, new_sink, place_of, prepared, read, stage
 
 TASKS = ["../../../etc/passwd", "a/b", "a.b", "täsk", "x" * 300, "x" * 301, "", ".", "_", "a b"]
@@ -127,3 +130,30 @@ def test_what_strangers_put_into_the_hidden_folder_is_left_alone(sink, txn):
     assert isinstance(sink.commit(txn, token), SinkOK)
     assert (home / "prepared" / "notes").exists()
     assert (home / "fence" / "README").exists()
+
+
+@pytest.mark.parametrize("attempt", ["../../..", "a/b", "", "a.b", "x" * 65, "a\n"])
+def test_an_attempt_of_other_characters_has_no_name(attempt):
+    cycle = CycleId(Scope("ledger-1", "payments", "main"), 1, 1)
+
+    with pytest.raises(Misuse, match="not a valid id"):
+        SinkTxnId(cycle, attempt)
+
+
+def test_a_ledger_row_with_a_path_for_an_attempt_deletes_no_folder(tmp_path):
+    lake, outside = tmp_path / "lake", tmp_path / "precious"
+    outside.mkdir()
+    ledger = SqliteLedger(tmp_path / "ledger.db")
+    driver = Driver("payments", ledger, [FilesSink(lake)])
+    driver.start()
+    ledger.plan(driver.lease, CycleId(driver.scope, 1, 0).attempt())
+    driver.stop()
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as rows:
+        path = f"/../../../../../{outside.name}"
+        rows.execute("UPDATE semel_attempt SET attempt = ?", [path])
+        rows.commit()
+
+    with pytest.raises(Misuse, match="not a valid id"):
+        Driver("payments", ledger, [FilesSink(lake)]).start()
+
+    assert outside.is_dir()

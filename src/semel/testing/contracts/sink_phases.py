@@ -6,6 +6,7 @@ from semel.pipeline.sink import Found, Receipt, SinkFatal, SinkOK, SinkRetryable
 from semel.testing.contracts.sink_world import (
     Capability,
     SinkWorld,
+    changed_tokens,
     is_fatal,
     is_found,
     is_ok,
@@ -324,6 +325,23 @@ class SinkCommits(SinkWorld):
 
         self.shows(sink, *([1] if isinstance(outcome, SinkOK) else []))
 
+    def test_a_token_that_was_changed_in_any_field_is_refused_and_nothing_is_touched(self) -> None:
+        """A token is evidence: what is written, and where, comes from the sink's settings."""
+        self.needs(Capability.COMPARE_TOKENS)
+        sink, txn, other = self.process(), self.txn(1), self.txn(2)
+        token = self.prepared(sink, txn, [1, 2], [3])
+        self.prepared(sink, other, [4])
+        left = self.leavings_now(sink)
+
+        for again in range(2):  # held, then visible
+            for field, changed in changed_tokens(token):
+                outcome = sink.commit(txn, changed)
+                assert isinstance(outcome, SinkFatal), f"{field} was changed: {outcome}"
+                self.shows(sink, *((1, 2, 3) if again else ()))
+                assert again or self.leavings_now(sink) == left, f"{field} was changed"
+            is_ok(sink.commit(txn, token))
+        self.holds(sink, other)
+
     def test_cycles_add_up(self) -> None:
         sink = self.process()
 
@@ -387,6 +405,19 @@ class SinkAborts(SinkWorld):
         is_ok(self.successor(sink).abort(txn, None))
 
         self.leaves_nothing(self.make_sink())
+
+    def test_abort_with_a_changed_token_touches_nothing_but_its_own_attempt(self) -> None:
+        sink, shown, kept = self.process(), self.txn(1), self.txn(2)
+        self.committed(sink, shown, [1])
+        kept_token = self.prepared(sink, kept, [2])
+        token = self.prepared(sink, self.txn(2), [3])
+
+        for _, changed in changed_tokens(token):
+            sink.abort(self.txn(2), changed)
+            is_fatal(sink.abort(shown, changed))
+
+        is_ok(sink.commit(kept, kept_token))
+        self.shows(sink, 1, 2)
 
     def test_abort_leaves_other_attempts_alone(self) -> None:
         sink, dropped, kept = self.process(), self.txn(), self.txn()

@@ -6,7 +6,7 @@ import json
 import pickle
 import unittest
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -41,6 +41,9 @@ class Capability(StrEnum):
 
     KEEP_EQUAL_ROWS = "keep_equal_rows"
     """Two equal rows in one batch are two visible rows."""
+
+    COMPARE_TOKENS = "compare_tokens"
+    """Every field of a token is compared with what the sink knows itself."""
 
 
 class SinkWorld(Contract):
@@ -186,6 +189,29 @@ def through_json(token: Token) -> Token:
     text = json.dumps(token, allow_nan=False)
     loaded: Token = json.loads(text)
     return loaded
+
+
+def changed_tokens(token: Token) -> Iterator[tuple[str, Token]]:
+    """Yield the token with each of its fields changed and left out, and with one more."""
+    for field, value in token.items():
+        yield field, {**token, field: _changed(value)}
+        yield field, {name: kept for name, kept in token.items() if name != field}
+    yield "one more", {**token, "one_more": "/../../elsewhere"}
+
+
+def _changed(value: Any) -> Any:
+    match value:
+        case bool():
+            return not value
+        case int():
+            return value + 1
+        case str():
+            return f"{value}/../elsewhere"
+        case list() if value:
+            return [_changed(value[0]), *value[1:]]
+        case dict() if value:
+            return {name: _changed(inner) for name, inner in value.items()}
+    return ["elsewhere"]
 
 
 def is_ok(outcome: SinkOutcome) -> None:
