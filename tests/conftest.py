@@ -16,6 +16,7 @@ from semel.testing.services import (
     KafkaServer,
     PostgresServer,
     RabbitServer,
+    SeaweedServer,
     ServiceUnavailable,
     connector_jars,
 )
@@ -115,6 +116,13 @@ def rabbit_server() -> Iterator[RabbitServer]:
     if not RabbitServer.is_installed():
         pytest.skip("there is no RabbitMQ: apt install rabbitmq-server")
     with require(RabbitServer().start) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def seaweedfs() -> Iterator[SeaweedServer]:
+    """S3 and an Iceberg REST catalog; tests share its bucket, each with prefixes of its own."""
+    with require(SeaweedServer().start) as server:
         yield server
 
 

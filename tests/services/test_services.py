@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,6 +20,7 @@ from semel.testing.services import (
     CutProxy,
     KafkaServer,
     PostgresServer,
+    SeaweedServer,
     ServiceUnavailable,
     connector_jars,
     free_port,
@@ -154,6 +156,30 @@ def test_a_server_that_cannot_start_says_why_and_leaves_no_process():
         server.start()
 
     assert server.pids == []
+
+
+@pytest.mark.seaweedfs
+def test_an_object_store_comes_back_after_a_crash_with_its_objects_and_its_catalog():
+    boto3 = pytest.importorskip("boto3")
+    with require(SeaweedServer().start) as server:
+        client = boto3.client(
+            "s3",
+            endpoint_url=server.endpoint,
+            aws_access_key_id=server.access_key,
+            aws_secret_access_key=server.secret_key,
+            region_name=server.region,
+        )
+        client.put_object(Bucket=server.bucket, Key="kept", Body=b"7", IfNoneMatch="*")
+        server.stop("immediate")
+
+        server.start()
+
+        assert client.get_object(Bucket=server.bucket, Key="kept")["Body"].read() == b"7"
+        with urllib.request.urlopen(f"{server.catalog_uri}/v1/config") as answered:
+            assert answered.status == 200
+        client.close()
+        pids = server.pids
+    assert not any(exists(pid) for pid in pids)
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it():

