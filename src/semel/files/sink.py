@@ -14,12 +14,18 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from semel.arrow.formats import (
+    Format,
+    check_schema,
+    checked_compression,
+    checked_format,
+    read_rows,
+)
 from semel.arrow.tally import schema_from_text, tally_all
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, Misuse, NeedsOperator, Permanent, SemelError, reason_of
 from semel.events import log
 from semel.files.disk import fault, faults, names_in, remove_tree, rename_folder, sync_folder
-from semel.files.formats import Format, check_schema, checked_compression, read_rows
 from semel.files.layout import (
     HIDDEN,
     TOKEN_FILE,
@@ -48,12 +54,15 @@ from semel.pipeline.sink import (
 )
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
 
+# Readers derive a column from the folders' names, and it hides one of the same name.
+PARTITION_COLUMN: Final = "cycle"
+
 # Large enough for Spark to read in a few tasks, small enough to copy.
 DEFAULT_FILE_BYTES: Final = 512 << 20
 
 
 class FilesSink:
-    """Parquet or JSON-lines files under *path*, which driver and executors share.
+    """Parquet, JSON-lines or CSV files under *path*, which driver and executors share.
 
     Readers get a column ``cycle`` from the folders' names.  *compression* is one of
     the format's; *file_bytes* is the size at which a task begins its next file.
@@ -72,11 +81,7 @@ class FilesSink:
         self.name = checked_name("sink", name)
         self.rows = rows
         self.path = _local_path(os.fspath(path))
-        if format not in tuple(Format):
-            raise Misuse(
-                f"files sink {name}: format {format!r} is not one of {[*map(str, Format)]}"
-            )
-        self.format = Format(format)
+        self.format = checked_format(f"files sink {name}", format)
         self.compression = checked_compression(self.format, compression)
         self.file_bytes = file_bytes
         self._epochs: dict[Scope, int] = {}
@@ -101,7 +106,7 @@ class FilesSink:
                 )
             _try_rename(home)
         if schema is not None:
-            check_schema(self.format, schema)
+            check_schema(self.format, schema, reserved=(PARTITION_COLUMN,))
 
     def fence(self, scope: Scope, epoch: int) -> None:
         layout = Layout(self.path, scope)

@@ -14,8 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
+from semel.arrow import formats
+from semel.arrow.formats import Format
+from semel.arrow.rowfiles import CountedFile, RowFiles, hive_folder
 from semel.errors import Permanent
-from semel.files import formats
 from semel.files.sink import FilesSink
 from semel.pipeline.sink import SinkOK, tally_of
 from semel.pipeline.txn import CycleId, Scope
@@ -38,7 +40,7 @@ def write(sink, batches, task="task"):
 
 @pytest.mark.parametrize(
     ("format", "compression"),
-    [("parquet", None), ("parquet", "zstd"), ("jsonl", None), ("jsonl", "gzip")],
+    [("parquet", None), ("parquet", "zstd"), ("jsonl", None), ("jsonl", "gzip"), ("jsonl", "zstd")],
 )
 @settings(max_examples=10, deadline=None)
 @given(rows=ROWS)
@@ -242,3 +244,88 @@ def test_batches_of_another_schema_are_refused(tmp_path):
     with pytest.raises(Permanent, match="schema"):
         writer.write(pa.RecordBatch.from_pydict({"id": ["one"]}))
     writer.discard()
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "zstd"])
+def test_csv_is_read_back_as_it_was_written(compression, tmp_path):
+    schema = pa.schema(
+        [
+            ("id", pa.int32()),
+            ("text", pa.string()),
+            ("ratio", pa.float64()),
+            ("amount", pa.decimal128(9, 2)),
+            ("paid", pa.bool_()),
+            ("day", pa.date32()),
+            ("at", pa.timestamp("us")),
+            ("zoned", pa.timestamp("us", "UTC")),
+        ]
+    )
+    at = dt.datetime.fromisoformat("2026-01-31T12:30:00.000001")
+    rows = [
+        dict(zip(schema.names, values, strict=True))
+        for values in (
+            (1, 'a "quoted",\nline', 0.1, Decimal("1.50"), True, dt.date(2026, 1, 31), at, at),
+            (2, "", float("inf"), Decimal("-0.01"), False, dt.date(1, 1, 1), at, at),
+            (3, "NA", 1e-300, None, None, None, None, None),
+            (None, None, None, None, None, None, None, None),
+        )
+    ]
+    sink = FilesSink(tmp_path, format="csv", compression=compression)
+    sink.check(schema)
+
+    txn, token, receipts = write(sink, [pa.RecordBatch.from_pylist(rows, schema=schema)])
+
+    assert sink.visible_tally(txn.cycle, token) == tally_of(receipts)
+    with pytest.raises(Permanent, match="tags: list<item: int64> has no form in CSV; cast it"):
+        sink.check(pa.schema([("tags", pa.list_(pa.int64()))]))
+
+
+class Kept(CountedFile):
+    def __init__(self):
+        super().__init__()
+        self.content = b""
+
+    def write(self, data):
+        self.content += bytes(data)
+        self.size = len(self.content)
+        return len(bytes(data))
+
+
+def test_rows_go_into_the_files_of_their_partitions_and_the_next_file_begins_at_the_target_size():
+    done = []
+    files = RowFiles(
+        lambda values: Kept(),
+        lambda file, values, rows: done.append((hive_folder(["by"], values), rows, file.content)),
+        Format.JSONL,
+        "none",
+        file_bytes=60,
+        partition_by=["by"],
+    )
+    texts = ["a/b", None, "ü", "a/b", ""]
+    for _ in range(3):
+        files.write(pa.RecordBatch.from_pydict({"id": [1, 2, 3, 4, 5], "by": texts}))
+    files.close()
+
+    assert sum(rows for _, rows, _ in done) == 15
+    null = "by=__HIVE_DEFAULT_PARTITION__"
+    assert {folder for folder, _, _ in done} == {"by=a%2Fb", "by=ü", null}
+    assert max(rows for _, rows, _ in done) == 6
+    assert all(b"by" not in content for _, _, content in done)
+
+
+def test_a_task_keeps_only_a_few_files_open_however_many_partitions_its_rows_have():
+    open_now, most = set(), []
+    files = RowFiles(
+        lambda values: open_now.add(values) or most.append(len(open_now)) or Kept(),
+        lambda file, values, rows: open_now.remove(values),
+        Format.JSONL,
+        "none",
+        file_bytes=1 << 20,
+        partition_by=["by"],
+    )
+
+    files.write(pa.RecordBatch.from_pydict({"id": range(100), "by": range(100)}))
+    files.close()
+
+    assert max(most) == 16
+    assert not open_now

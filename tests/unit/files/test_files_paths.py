@@ -78,7 +78,7 @@ def test_local_paths_are_made_absolute_for_the_executors(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{"format": "csv"}, {"compression": "rar"}, {"name": "Two Words"}]
+    "options", [{"format": "xlsx"}, {"compression": "rar"}, {"name": "Two Words"}]
 )
 def test_wrong_settings_are_refused_at_once(options, tmp_path):
     with pytest.raises(Misuse):

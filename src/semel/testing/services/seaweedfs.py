@@ -84,7 +84,7 @@ class SeaweedServer(Lifetime):
         """Return whether everything listens, has its buckets, and reads what was written before."""
         if not (listens(self.port) and listens(self.catalog_port)):
             return False
-        # S3 itself answers 403 to every request without a signature, whether a bucket exists or not.
+        # S3 itself answers 403 to requests without a signature, whether a bucket exists or not.
         if any(self._ask("HEAD", f"/buckets/{name}/") != 200 for name in (self.bucket, "lake")):
             return False
         # For seconds after a crash, volumes are not found again, and reading answers 500.

@@ -1,4 +1,4 @@
-"""The file formats: parquet and JSON lines, written as streams with bounded memory.
+"""The file formats: parquet, JSON lines and CSV, written as streams with bounded memory.
 
 The values of JSON lines, which are read back as they were written:
 
@@ -11,7 +11,8 @@ The values of JSON lines, which are read back as they were written:
     NaN, ±infinity           text                       "NaN", "Infinity", "-Infinity"
     list, struct, map        array, object, object
 
-A row has all its columns; one without a value is null.
+A row has all its columns; one without a value is null.  CSV has a header, quotes every
+text, and leaves null empty.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import gzip
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from itertools import islice
@@ -32,10 +33,8 @@ from semel.errors import Misuse, Permanent, require
 from semel.pipeline.sink import Batch, Schema
 
 pa: Any = require("pyarrow", "files")
+csv: Any = require("pyarrow.csv", "files")
 pq: Any = require("pyarrow.parquet", "files")
-
-# Readers derive a column from the folders' names, and it hides one of the same name.
-PARTITION_COLUMN: Final = "cycle"
 
 # A reader loads a row group at once, and a writer keeps it in memory.
 _ROW_GROUP_ROWS: Final = 131_072
@@ -47,11 +46,13 @@ class Format(StrEnum):
 
     PARQUET = "parquet"
     JSONL = "jsonl"
+    CSV = "csv"
 
 
 _COMPRESSIONS: Final = {
     Format.PARQUET: ("snappy", "zstd", "gzip", "lz4", "none"),
-    Format.JSONL: ("none", "gzip"),
+    Format.JSONL: ("none", "gzip", "zstd"),
+    Format.CSV: ("none", "gzip", "zstd"),
 }
 """The first one is the default."""
 
@@ -64,6 +65,17 @@ class RowFile(Protocol):
 
     def close(self) -> None:
         """Write the remaining rows; the caller closes the file."""
+
+
+def checked_format(sink: str, format: str) -> Format:
+    """Return the format by its name.
+
+    Raises:
+        Misuse: there is no such format.
+    """
+    if format not in tuple(Format):
+        raise Misuse(f"{sink}: format {format!r} is not one of {[*map(str, Format)]}")
+    return Format(format)
 
 
 def checked_compression(format: Format, compression: str | None) -> str:
@@ -82,32 +94,45 @@ def checked_compression(format: Format, compression: str | None) -> str:
 
 def extension(format: Format, compression: str) -> str:
     """Return the files' extension, by which readers recognise the format."""
-    if format is Format.JSONL and compression == "gzip":
-        return "jsonl.gz"
-    return str(format)
+    if format is Format.PARQUET or compression == "none":
+        return str(format)
+    return f"{format}.{'gz' if compression == 'gzip' else 'zst'}"
 
 
 def open_rows(format: Format, compression: str, schema: Schema, sink: io.RawIOBase) -> RowFile:
     """Start to write rows of *schema* into *sink*."""
     if format is Format.PARQUET:
         return _ParquetFile(compression, schema, sink)
+    if format is Format.CSV:
+        return _CsvFile(compression, schema, sink)
     return _JsonLinesFile(compression, sink)
 
 
-def read_rows(path: str, format: Format, schema: Schema) -> Iterator[Batch]:
-    """Read the rows of one file as they were staged, in pieces."""
+def read_rows(
+    source: Any, format: Format, schema: Schema, compression: str | None = None
+) -> Iterator[Batch]:
+    """Read the rows of one file as they were staged, in pieces.
+
+    *source* is a path or a file of pyarrow; *compression* None: by the path's extension.
+    """
     if format is Format.PARQUET:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(source) as file:
             for batch in file.iter_batches(batch_size=65_536):
                 yield batch if batch.schema.equals(schema) else _cast(batch, schema)
         return
-    open_text = gzip.open if path.endswith(".gz") else open
-    with open_text(path, "rt", encoding="utf-8", newline="\n") as lines:
-        yield from decode_lines(lines, schema)
+    packed = {None: "detect", "none": None}.get(compression, compression)
+    with pa.input_stream(source, compression=packed) as stream:
+        if format is Format.CSV:
+            yield from _read_csv(stream, schema)
+        else:
+            lines = io.TextIOWrapper(stream, encoding="utf-8", newline="\n")
+            yield from decode_lines(lines, schema)
 
 
-def check_schema(format: Format, schema: Schema) -> None:
+def check_schema(format: Format, schema: Schema, reserved: Sequence[str] = ()) -> None:
     """Check that every column can be written and read back.
+
+    Readers get the *reserved* columns from the folders' names.
 
     Raises:
         Permanent: some cannot; the message names them.
@@ -117,6 +142,8 @@ def check_schema(format: Format, schema: Schema) -> None:
         try:
             if format is Format.PARQUET:
                 pq.ParquetWriter(io.BytesIO(), pa.schema([column])).close()
+            elif format is Format.CSV:
+                _check_csv(column.type)
             else:
                 _codec(column.type)
         except NotJson as error:
@@ -126,7 +153,7 @@ def check_schema(format: Format, schema: Schema) -> None:
     if len(set(schema.names)) < len(schema.names):
         bad.append("two columns have the same name; rename one")
     for name in schema.names:
-        if name.lower() == PARTITION_COLUMN:
+        if name.lower() in reserved:
             bad.append(f"{name}: readers get a column of this name from the folders; rename it")
     if bad:
         raise Permanent(f"these columns cannot be written as {format}: {'; '.join(bad)}")
@@ -157,22 +184,71 @@ class _ParquetFile:
         self._writer.close()
 
 
+class _Lent(io.RawIOBase):
+    """The caller's file, for writers that close what they write into."""
+
+    def __init__(self, file: io.RawIOBase) -> None:
+        super().__init__()
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return self._file.write(data) or 0
+
+
+def _packed(compression: str, sink: io.RawIOBase) -> Any:
+    """Return a stream that compresses into *sink*; to close it leaves the sink open."""
+    if compression == "gzip":
+        # Without a time in the gzip header, equal rows give equal files.
+        return gzip.GzipFile(fileobj=sink, mode="wb", mtime=0)
+    if compression == "zstd":
+        return pa.CompressedOutputStream(pa.PythonFile(_Lent(sink), "w"), "zstd")
+    return _Lent(sink)
+
+
 class _JsonLinesFile:
     def __init__(self, compression: str, sink: io.RawIOBase) -> None:
-        self._zip = None
-        self._out: Any = sink
-        if compression == "gzip":
-            # Without a time in the gzip header, equal rows give equal files.
-            self._zip = gzip.GzipFile(fileobj=sink, mode="wb", mtime=0)
-            self._out = self._zip
+        self._out = _packed(compression, sink)
 
     def write(self, batch: Batch) -> None:
         text = "".join(f"{line}\n" for line in encode_lines(batch))
         self._out.write(text.encode())
 
     def close(self) -> None:
-        if self._zip is not None:
-            self._zip.close()
+        self._out.close()
+
+
+class _CsvFile:
+    def __init__(self, compression: str, schema: Schema, sink: io.RawIOBase) -> None:
+        self._out = _packed(compression, sink)
+        self._writer = csv.CSVWriter(pa.PythonFile(_Lent(self._out), "w"), schema)
+
+    def write(self, batch: Batch) -> None:
+        self._writer.write_batch(batch)
+
+    def close(self) -> None:
+        self._writer.close()
+        self._out.close()
+
+
+def _read_csv(stream: Any, schema: Schema) -> Iterator[Batch]:
+    yield from csv.open_csv(
+        stream,
+        parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+        convert_options=csv.ConvertOptions(
+            column_types=schema,
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+
+
+def _check_csv(kind: Any) -> None:
+    if not any(has_form(kind) for has_form in _IN_CSV):
+        raise NotJson(f"{kind} has no form in CSV; cast it, or write parquet")
 
 
 def _cast(batch: Batch, schema: Schema) -> Batch:
@@ -187,7 +263,7 @@ _ROWS_AT_ONCE: Final = 8192
 
 
 class NotJson(TypeError):
-    """A type that has no exact form in JSON lines."""
+    """A type that has no exact form in JSON lines or CSV."""
 
 
 def encode_lines(batch: Batch) -> Iterator[str]:
@@ -274,6 +350,19 @@ _PLAIN: Final = (
     pa.types.is_string,
     pa.types.is_large_string,
     lambda kind: str(kind) == "string_view",
+)
+
+
+_IN_CSV: Final = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_float32,
+    pa.types.is_float64,
+    pa.types.is_decimal128,
+    pa.types.is_date32,
+    lambda kind: pa.types.is_timestamp(kind) and kind.tz in (None, "UTC"),
 )
 
 
