@@ -148,6 +148,27 @@ class GapCrossed(Event):
         return f"gap crossed, expected version {self.expected}, got {self.found}"
 
 
+@dataclass(frozen=True, slots=True)
+class CircuitOpened(Event):
+    """A consumer stands still: its recent failures are an outage, and cost no attempts.
+
+    Its scope is the consumer's name.
+    """
+
+    consumer: str
+    error_code: str
+    """The code of the last failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitClosed(Event):
+    """A message succeeded after an outage, and the consumer goes on."""
+
+    consumer: str
+    seconds: float
+    """How long it stood still."""
+
+
 class Metric(StrEnum):
     """The name of a metric, as exporters spell it."""
 
@@ -162,6 +183,7 @@ class Metric(StrEnum):
     OFFSET_COMMITS = "consumer.offset.commits.total"
     DESERIALIZATION_FAILURES = "consumer.deserialization.failures.total"
     POISON = "consumer.poison.detected.total"
+    CIRCUIT = "consumer.circuit.open"
     OUTBOX_PENDING = "outbox.pending"
     OUTBOX_OLDEST_SECONDS = "outbox.oldest.age"
     OUTBOX_PUBLISHED = "outbox.published.total"
@@ -182,6 +204,7 @@ LABELS: Final[Mapping[Metric, tuple[str, ...]]] = {
     Metric.OFFSET_COMMITS: ("topic", "consumer_group", "status"),
     Metric.DESERIALIZATION_FAILURES: ("topic", "reason"),
     Metric.POISON: ("topic", "event_type"),
+    Metric.CIRCUIT: ("consumer",),
     Metric.OUTBOX_PENDING: ("outbox",),
     Metric.OUTBOX_OLDEST_SECONDS: ("outbox",),
     Metric.OUTBOX_PUBLISHED: ("outbox", "topic", "status"),
@@ -198,7 +221,7 @@ class Measurement:
     value: float = 1.0
 
 
-_WARNINGS = (StepFailed, SinkRetried, CommitSlow, QueryRestarted, GapCrossed)
+_WARNINGS = (StepFailed, SinkRetried, CommitSlow, QueryRestarted, GapCrossed, CircuitOpened)
 
 Kind = TypeVar("Kind", Event, Measurement)
 

@@ -114,6 +114,7 @@ def behaviours(draw: st.DrawFn) -> Behaviour:
     # What comes back is delivered again until it does no more, which must not take time.
     delays = [0.0] if batch is BatchPolicy.FAIL_BATCH else [0.0, 100.0]
     settings = ConsumerSettings(
+        circuit_failures=0,
         retry=RetryPolicy(
             max_attempts=draw(st.integers(1, 3)),
             initial_delay_seconds=draw(st.sampled_from(delays)),

@@ -85,6 +85,8 @@ class Way:
             AT_ONCE, initial_delay_seconds=0.5, max_delay_seconds=0.5, mode=self.retries
         )
         return ConsumerSettings(
+            # Attempts are counted here, one outage after the other.
+            circuit_failures=0,
             retry=retry,
             on_exhausted=self.gives_up,
             lease_seconds=LEASED_SECONDS,

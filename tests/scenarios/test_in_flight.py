@@ -106,3 +106,24 @@ def test_a_handler_that_takes_too_long_is_cancelled_and_counts_as_a_failed_attem
         assert broker.lag(GROUP, TOPIC) == 0
 
     asyncio.run(scenario())
+
+
+def test_a_handler_of_batches_that_takes_too_long_fails_with_the_same_code():
+    async def scenario() -> None:
+        broker, database = MemoryBroker({TOPIC: 1}), memory_database()
+        broker.put(TOPIC, b'{"id": "m1"}')
+        settings = ConsumerSettings(handler_seconds=0.05, retry=RetryPolicy(max_attempts=1))
+
+        @consumer(GROUP, policy=settings, id_from=FromPayload("id"), batches=True)
+        async def hang(messages: list[Message]) -> None:
+            await asyncio.Event().wait()
+
+        subscription = await broker.subscribe(GROUP, [TOPIC])
+        batched = RunnerSettings(mode=Mode.BATCHED)
+        await Runner(hang, subscription, database, batched).run_until_idle()
+
+        async with database.begin() as unit:
+            [letter] = await unit.dead_letters.find(DeadLetterFilter(GROUP), 10)
+        assert letter.error_code == "HANDLER_TIMEOUT"
+
+    asyncio.run(scenario())

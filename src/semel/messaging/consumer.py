@@ -10,17 +10,28 @@ The decorator's result can still be called like the function itself.
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from semel.clock import SYSTEM_CLOCK, Clock
 from semel.codec import Codec, FromHeader, JsonCodec, Place, Reading, Unreadable
 from semel.errors import Misuse
+from semel.events import EVENTS, CircuitClosed, CircuitOpened, Metric
 from semel.message import Coordinates, Message, Record, StoredRecord, raw_of, value_of
-from semel.messaging.failure import Classification, FailureClass, Rule, listed_codes
+from semel.messaging.failure import (
+    OUTAGES,
+    Classification,
+    Classified,
+    FailureClass,
+    Rule,
+    listed_codes,
+)
 from semel.messaging.handle.cancel import called
 from semel.messaging.handle.claims import ClaimAnswer, Duplicate
+from semel.messaging.outcome import Handled, Outcome
 from semel.messaging.records import DeadLetter, StoredMessage
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER
 from semel.messaging.settings import ConsumerSettings, ReplayRules, id_place_of, settings_of
@@ -53,6 +64,87 @@ class Pace:
     def failed(self) -> None:
         """Record a failure, which makes failures of the next messages more likely."""
         self._since_failure = 0
+
+
+RECENT_SECONDS: Final = 300.0
+FIRST_SECONDS: Final = 1.0
+LONGEST_SECONDS: Final = 60.0
+
+
+class Circuit:
+    """The recent failures of one consumer in this process, and whether it stands still.
+
+        closed ──▶ open      half of at least 20 recent failures are an outage or a rate limit
+        open   ──▶ closed    one message succeeds; one is tried at a time, at growing intervals
+
+    While it is open, a failure of these two classes counts as no attempt.
+    """
+
+    def __init__(self, consumer: str, failures: int, share: float) -> None:
+        self.clock: Clock = SYSTEM_CLOCK
+        self.since: float | None = None
+        """When it was opened (UTC); None if it is closed."""
+
+        self._consumer = consumer
+        self._least = failures
+        self._share = share
+        self._recent: deque[tuple[float, bool]] = deque(maxlen=max(failures - 1, 0))
+        """When attempts failed, and whether by an outage."""
+
+        self._interval = 0.0
+        self._next_try = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """The consumer stands still, apart from one message at a time."""
+        return self.since is not None
+
+    @property
+    def seconds_left(self) -> float:
+        """The seconds until a message may be tried; 0 if it is closed."""
+        return max(self._next_try - self.clock.monotonic(), 0.0) if self.is_open else 0.0
+
+    def trying(self) -> None:
+        """Note that a message is tried while it is open: the next one waits twice as long."""
+        self._interval = min(2 * self._interval, LONGEST_SECONDS)
+        self._next_try = self.clock.monotonic() + self._interval
+
+    def spares(self, failure: Classified) -> bool:
+        """Return whether *failure* counts as no attempt; open the circuit if it is one too many."""
+        if failure.failure_class not in OUTAGES or not self._least:
+            return False
+        now = self.clock.monotonic()
+        if not self.is_open:
+            if not self._is_outage_with_one_more(now):
+                return False
+            self._open(now, failure)
+        self._next_try = max(self._next_try, now + (failure.retry_after or self._interval))
+        return True
+
+    def failed(self, failure: Classified) -> None:
+        """Record an attempt that failed and was not spared."""
+        if not self.is_open:
+            is_outage = failure.failure_class in OUTAGES
+            self._recent.append((self.clock.monotonic(), is_outage))
+
+    def succeeded(self) -> None:
+        """Record an attempt that succeeded: the dependency is there again."""
+        if self.since is not None:
+            seconds, self.since = self.clock.now() - self.since, None
+            EVENTS.emit(CircuitClosed(self._consumer, self._consumer, seconds))
+            EVENTS.measure(Metric.CIRCUIT, self._consumer, value=0.0)
+
+    def _is_outage_with_one_more(self, now: float) -> bool:
+        while self._recent and self._recent[0][0] < now - RECENT_SECONDS:
+            self._recent.popleft()
+        outages = 1 + sum(is_outage for _, is_outage in self._recent)
+        return len(self._recent) + 1 >= self._least and outages >= self._share * self._least
+
+    def _open(self, now: float, failure: Classified) -> None:
+        self.since = self.clock.now()
+        self._interval, self._next_try = FIRST_SECONDS, now
+        EVENTS.emit(CircuitOpened(self._consumer, self._consumer, failure.code))
+        EVENTS.measure(Metric.CIRCUIT, self._consumer, value=1.0)
 
 
 Handler: TypeAlias = Callable[..., Awaitable[Any]]
@@ -98,7 +190,13 @@ class Consumer:
     pace: Pace = field(default_factory=Pace, init=False, repr=False, compare=False)
     """The size of its savepoints, by recent failures."""
 
+    circuit: Circuit = field(init=False, repr=False, compare=False)
+    """Whether it stands still in an outage."""
+
     def __post_init__(self) -> None:
+        settings = self.settings
+        circuit = Circuit(self.name, settings.circuit_failures, settings.circuit_share)
+        object.__setattr__(self, "circuit", circuit)
         if not self.name or len(self.name) > 200:
             raise Misuse(f"a consumer needs a name of 1 to 200 characters, got {self.name!r}")
         if not inspect.iscoroutinefunction(inspect.unwrap(self.handler)) and not (
@@ -139,6 +237,14 @@ class Consumer:
         if getattr(self, "_takes_session", False):
             return await called(self.handler(message, session))
         return await called(self.handler(message))
+
+    def note(self, outcome: Outcome) -> None:
+        """Tell the circuit what became of an attempt."""
+        failure = getattr(outcome, "failure", None)
+        if isinstance(outcome, Handled):
+            self.circuit.succeeded()
+        elif failure is not None:
+            self.circuit.failed(failure)
 
     def classification(self, known: Classification) -> Classification:
         """Return the rules for failures: its own, then its policy's codes, then *known*.

@@ -20,10 +20,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from semel.errors import Fenced, Misuse, Permanent, Retryable, SemelError
 from semel.messaging.redact import place_of, reason_of
@@ -68,6 +70,10 @@ RETRYABLE_CLASSES: Final = frozenset(
 """The classes that are retried unless the policy says otherwise."""
 
 
+OUTAGES: Final = frozenset({FailureClass.DEPENDENCY_OUTAGE, FailureClass.RATE_LIMIT})
+"""The failures that are of another system, not of the message."""
+
+
 CODES: Final[Mapping[str, FailureClass]] = {
     "DATABASE_TIMEOUT": FailureClass.TRANSIENT,
     "DATABASE_CONFLICT": FailureClass.TRANSIENT,
@@ -75,6 +81,7 @@ CODES: Final[Mapping[str, FailureClass]] = {
     "CONNECTION_LOST": FailureClass.TRANSIENT,
     "CRASHED": FailureClass.TRANSIENT,
     "HANDLER_CANCELLED": FailureClass.TRANSIENT,
+    "HANDLER_TIMEOUT": FailureClass.TRANSIENT,
     "DEPENDENCY_UNAVAILABLE": FailureClass.DEPENDENCY_OUTAGE,
     "RATE_LIMITED": FailureClass.RATE_LIMIT,
     "PRECONDITION_FAILED": FailureClass.BUSINESS_PRECONDITION,
@@ -106,10 +113,17 @@ class RetryableMessageError(Retryable):
     It is retried regardless of its *code*, unless the policy or the consumer names that code.
     """
 
-    def __init__(self, reason: str = "", code: str = "DEPENDENCY_UNAVAILABLE") -> None:
+    def __init__(
+        self,
+        reason: str = "",
+        code: str = "DEPENDENCY_UNAVAILABLE",
+        retry_after: float | None = None,
+    ) -> None:
         super().__init__(reason, code)
         self.reason = reason
         self.code = code
+        self.retry_after = retry_after
+        """The seconds that the other system asked to wait."""
 
     def __str__(self) -> str:
         return self.reason or self.code
@@ -160,6 +174,9 @@ class Classified:
 
     retryable: bool | None = None
     """Whether to try again, apart from the policy's lists; None: the class decides."""
+
+    retry_after: float | None = None
+    """The seconds that the other system asked to wait, if it did."""
 
     @property
     def is_conflict(self) -> bool:
@@ -215,7 +232,8 @@ class Classification:
         failure_class, retryable = self._class(error, rule, code)
         kind = type(error)
         name = f"{kind.__module__}.{kind.__qualname__}"
-        return Classified(failure_class, code, reason_of(error), name, retryable)
+        after = retry_after_of(error)
+        return Classified(failure_class, code, reason_of(error), name, retryable, after)
 
     def _code(self, error: BaseException) -> tuple[type[BaseException] | None, str]:
         """Return the type whose rule gives a code, and the code."""
@@ -276,6 +294,25 @@ def _found(rule: Rule | None, error: BaseException) -> str | None:
         )
         return UNKNOWN_CODE
     return "".join(filter(str.isprintable, code))[:LONGEST_CODE] or UNKNOWN_CODE
+
+
+LONGEST_RETRY_AFTER: Final = 3600.0
+
+
+def retry_after_of(error: BaseException) -> float | None:
+    """Return the seconds that an exception asks to wait, at most an hour.
+
+    By its attribute ``retry_after``, or the header of its ``response`` (httpx, requests, aiohttp).
+    """
+    try:
+        found: Any = getattr(error, "retry_after", None)
+        if found is None:
+            found = getattr(getattr(error, "response", error), "headers", {}).get("Retry-After")
+        if isinstance(found, str) and not found.strip().isdigit():
+            found = parsedate_to_datetime(found).timestamp() - time.time()
+        return None if found is None else min(max(float(found), 0.0), LONGEST_RETRY_AFTER)
+    except Exception:  # noqa: BLE001  a strange header must not hide the failure
+        return None
 
 
 def _own_code(error: BaseException) -> str | None:
@@ -363,4 +400,4 @@ def verdict(
         return Hopeless()
     if attempts >= attempts_for(policy, failure):
         return Exhausted()
-    return RetryIn(backoff(policy, attempts, uniform))
+    return RetryIn(max(backoff(policy, attempts, uniform), failure.retry_after or 0.0))

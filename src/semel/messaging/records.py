@@ -303,6 +303,8 @@ class Member:
     """How many records it may have had at once, per partition."""
 
     expires_at: float = 0.0
+    standing_since: float | None = None
+    """When it began to stand still in an outage; None if it works."""
 
 
 @dataclass(frozen=True, slots=True)

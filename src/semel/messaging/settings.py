@@ -203,6 +203,15 @@ class ConsumerSettings:
     Not in mode leased, where the handler renews its lease.
     """
 
+    circuit_failures: int = 20
+    """After how many recent failures the consumer may stand still, if an outage caused them.
+
+    Fewer than `RetryPolicy.max_attempts` protect the first message, too.  0: never.
+    """
+
+    circuit_share: float = 0.5
+    """The share of them that must be of the class dependency_outage or rate_limit."""
+
     held_retry_seconds: float = 1.0
     """The delay before a message is redelivered that another worker holds."""
 
@@ -223,6 +232,13 @@ class ConsumerSettings:
         _count_from_one(self, "poison_attempts", "chunk", "conflict_tries")
         _lasting(self, "lease_seconds", "handler_seconds")
         _not_negative(self, "stale_grace_seconds", "held_retry_seconds")
+        if self.circuit_failures != 0:
+            _count_from_one(self, "circuit_failures")
+        if not 0 < self.circuit_share <= 1:
+            raise Misuse(
+                f"ConsumerSettings.circuit_share must be above 0 and at most 1, "
+                f"got {self.circuit_share!r}"
+            )
         self._check_order()
 
     def _check_order(self) -> None:
@@ -480,6 +496,9 @@ def _consumer_settings(e: Effective) -> ConsumerSettings:
         lease_seconds=lease.seconds,
         stale=lease.stale,
         poison_attempts=e.poison_attempts or 1,
+        handler_seconds=own.handler_seconds,
+        circuit_failures=own.circuit.failures if own.circuit.enabled else 0,
+        circuit_share=own.circuit.share,
         batch=words.BatchPolicy.INDEPENDENT if own.batch is None else own.batch.policy,
     )
 

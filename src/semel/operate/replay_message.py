@@ -579,7 +579,7 @@ class Replayer:
             failure = attempt.failure(self.database, error)
             # After the end of the handler, only the cursor and the audit trail can be locked.
             is_locked = attempt.ended and isinstance(error, Retryable)
-            if is_locked or attempt.says_nothing(error) or (failure.is_conflict and left):
+            if is_locked or attempt.says_nothing(error, failure) or (failure.is_conflict and left):
                 return attempt.comes_back(failure)
         reach(CrashPoint.FAILURE_BEFORE, name)
         outcome = await self._ending(way, lambda unit: way.fail(unit, failure))

@@ -178,6 +178,11 @@ Seconds: TypeAlias = Annotated[
     Field(gt=0, le=MOST, allow_inf_nan=False, title="a number of seconds above 0", examples=[60]),
     BeforeValidator(_number),
 ]
+Share: TypeAlias = Annotated[
+    float,
+    Field(gt=0, le=1, allow_inf_nan=False, title="a share above 0, up to 1", examples=[0.5]),
+    BeforeValidator(_number),
+]
 Attempts: TypeAlias = Annotated[
     int,
     Field(ge=-1, le=MOST),
@@ -337,6 +342,19 @@ class Poison(Section):
     """After how many attempts a poison message is not tried again."""
 
 
+class CircuitTerms(Section):
+    """Standing still in an outage."""
+
+    enabled: Flag = True
+    """Whether the consumer stands still, and spends no attempts, in an outage."""
+    failures: Count = 20
+    """How many recent failures it takes at least. Fewer than `retry.maxAttempts` protect the first
+    message, too.
+    """
+    share: Share = 0.5
+    """The share of them that must be of the class `dependency_outage` or `rate_limit`."""
+
+
 class LagSlo(Section):
     """How far behind the consumer may be."""
 
@@ -469,6 +487,12 @@ class ConsumerPolicy(Section):
     """The dead letters."""
     poison: Poison = Poison()
     """Messages that fail every time."""
+    circuit: CircuitTerms = CircuitTerms()
+    """Standing still in an outage."""
+    handler_seconds: Seconds = 300.0
+    """How long a handler may run; then it is cancelled, and the attempt has failed. Not in mode
+    `leased`.
+    """
     parking: Parking = Parking()
     """The parking lot."""
     lag_slo: LagSlo | None = None

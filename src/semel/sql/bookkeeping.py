@@ -48,7 +48,9 @@ from semel.sql.types import now_us, partitions_to_text, to_seconds, to_us
 
 _M: Final = consumer_member.c
 _S: Final = crash_suspect.c
-ENTER: Final = insert_or_update(consumer_member, ["owner", "partitions", "in_flight", "expires_at"])
+ENTER: Final = insert_or_update(
+    consumer_member, ["owner", "partitions", "in_flight", "expires_at", "standing_since"]
+)
 SUSPECT: Final = insert_or_update(
     crash_suspect, ["writer", "noted_at"], tries=_S.tries + 1
 ).returning(_S.tries)

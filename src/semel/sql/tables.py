@@ -237,6 +237,7 @@ consumer_member: Final = Table(
     partitions_text("what it works on, as JSON"),
     counted("in_flight", "records it may have had at once"),
     time_us("expires_at", "renewed while it runs"),
+    time_us("standing_since", "since when it stands still in an outage", null=True),
     comment="running processes; a row without its process may mean a message that kills",
 )
 

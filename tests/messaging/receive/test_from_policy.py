@@ -153,6 +153,13 @@ def test_the_other_keys_of_a_consumer_are_taken_exactly():
     assert settings.dead_letter_owner == "a-team"
 
 
+def test_the_time_limit_of_a_handler_and_the_circuit_are_taken_exactly():
+    found = chosen(handlerSeconds=12, circuit={"failures": 5, "share": 0.8})
+
+    assert (found.handler_seconds, found.circuit_failures, found.circuit_share) == (12.0, 5, 0.8)
+    assert chosen(circuit={"enabled": False}).circuit_failures == 0
+
+
 def test_a_lease_is_taken_exactly():
     leased = {"mode": "leased", "lease": {"seconds": 15, "stale": "inspect"}}
     settings, runner = settings_of(policy(**leased), "c")

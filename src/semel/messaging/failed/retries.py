@@ -128,6 +128,7 @@ async def _some(
         if waiting.message_id not in done and not stopping():
             began = SYSTEM_CLOCK.monotonic()
             outcome = await _one(consumer, database, waiting, handle)
+            consumer.note(outcome)
             tell(waiting, outcome, group, SYSTEM_CLOCK.monotonic() - began)
             done[waiting.message_id] = outcome
     names = [waiting.message_id for waiting in due]
@@ -154,6 +155,7 @@ async def _noted(
             noted.difference_update(found if is_cleared else ())
             each = (SYSTEM_CLOCK.monotonic() - began) / len(found)
             for message_id, outcome in found.items():
+                consumer.note(outcome)
                 tell(by_id[message_id], outcome, group, each)
             began = SYSTEM_CLOCK.monotonic()
     return done
@@ -289,17 +291,25 @@ class RetryWorker:
         await self._writer.clear_the_rest(self.consumer.name, self.database)
 
     async def _run(self) -> None:
+        circuit = self.consumer.circuit
         while not self._stopping.is_set():
-            began = SYSTEM_CLOCK.monotonic()
+            if circuit.seconds_left:
+                await rung(self._stopping, min(circuit.seconds_left, self._poll_seconds))
+                continue
+            began, was_open = SYSTEM_CLOCK.monotonic(), circuit.is_open
             try:
                 await self._writer.clear_the_rest(self.consumer.name, self.database)
                 done = await retry_due(
                     self.consumer,
                     self.database,
+                    1 if was_open else TAKEN_AT_ONCE,
                     handle=self._handle,
-                    stopping=self._stopping.is_set,
+                    stopping=self._ends_now,
                     group=self._group,
                 )
+                if was_open and circuit.is_open and done:
+                    circuit.trying()
+                    continue
                 if any(not isinstance(settlement(outcome), Nack) for _, outcome in done):
                     continue
                 # A message that another worker handles stays due until that worker is done.
@@ -327,6 +337,9 @@ class RetryWorker:
         if left is None:
             return self._poll_seconds
         return min(max(left, 0.01), self._poll_seconds)
+
+    def _ends_now(self) -> bool:
+        return self._stopping.is_set() or self.consumer.circuit.seconds_left > 0
 
     def stop(self) -> None:
         """Finish the current transaction, then return from `run`."""

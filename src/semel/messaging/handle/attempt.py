@@ -404,12 +404,11 @@ class Attempt:
             async with asyncio.timeout(seconds) as deadline:
                 with handling(self.consumer.name, self.message):
                     result = await self.consumer.invoke(self.message, second)
-        except RetryableMessageError as error:
+        except (RetryableMessageError, TimeoutError) as error:
             # The cancellation arrives in the handler, which makes it a failure.
             if not deadline.expired():
                 raise
-            why = f"the handler took longer than {seconds:g} s and was cancelled"
-            raise RetryableMessageError(why, "HANDLER_TIMEOUT") from error
+            raise took_too_long(seconds) from error
         reach(CrashPoint.HANDLE_AFTER, self.consumer.name)
         return result
 
@@ -429,7 +428,7 @@ class Attempt:
             failure = self.failure(database, error)
             if isinstance(error, TransactionEnded) or failure.is_conflict:
                 raise
-            if self.from_waiting and self.says_nothing(error):
+            if self.from_waiting and self.says_nothing(error, failure):
                 raise
             return await self.failed_beside_others(unit, error, failure)
 
@@ -437,7 +436,7 @@ class Attempt:
         self, unit: Unit, error: BaseException, failure: Classified
     ) -> Outcome:
         """Write a failure in the batch's transaction, after the rollback of its savepoint."""
-        if self.says_nothing(error):
+        if self.says_nothing(error, failure):
             await self.give_back(unit)
             return self.comes_back(failure)
         return await self.write_failure(unit, failure)
@@ -451,13 +450,13 @@ class Attempt:
         """Classify *error*: by the consumer's rules, then the database's, then the general ones."""
         return classify(self.consumer, database, error)
 
-    def says_nothing(self, error: BaseException) -> bool:
-        """Return whether *error* is a failure of the database, not of the message.
+    def says_nothing(self, error: BaseException, failure: Classified) -> bool:
+        """Return whether *error* is a failure of another system, not of the message.
 
         Before the handler began, no failure counts as an attempt.  Nor does a commit whose answer
         was lost: the claim shows whether it succeeded, and the next delivery reads it.
         """
-        if not self.began:
+        if not self.began or self.consumer.circuit.spares(failure):
             return True
         # If the handler itself raises one of these, it counts as an attempt: attempts are limited.
         return self.ended and isinstance(error, InDoubt | Fenced)
@@ -513,6 +512,12 @@ class Attempt:
         return FailedMessage(unit, self.consumer, self.message, failure, *how)
 
 
+def took_too_long(seconds: float | None) -> RetryableMessageError:
+    """Return the failure of a handler that was cancelled after its time limit."""
+    why = f"the handler took longer than {seconds:g} s and was cancelled"
+    return RetryableMessageError(why, "HANDLER_TIMEOUT")
+
+
 def ends_waiting(answer: ClaimAnswer) -> bool:
     """Return whether this answer to its claim means that a waiting message is over."""
     return not isinstance(answer, Parked | NotDue | HeldElsewhere)
@@ -565,7 +570,7 @@ async def handle_message(
             failure = attempt.failure(database, error)
             if failure.is_conflict and left:
                 continue
-            if attempt.says_nothing(error):
+            if attempt.says_nothing(error, failure):
                 return attempt.comes_back(failure)
             return await attempt.fail(database, failure)
     raise AssertionError("the last try returns")

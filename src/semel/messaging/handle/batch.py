@@ -28,8 +28,15 @@ from semel.message import Message
 from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failed.waiting import is_next, leave_waiting
-from semel.messaging.failure import Classified
-from semel.messaging.handle.attempt import Attempt, classify, ends_waiting, handle_message, handling
+from semel.messaging.failure import Classified, RetryableMessageError
+from semel.messaging.handle.attempt import (
+    Attempt,
+    classify,
+    ends_waiting,
+    handle_message,
+    handling,
+    took_too_long,
+)
 from semel.messaging.handle.claims import ClaimAnswer, Claimed, ClaimRequest
 from semel.messaging.outcome import (
     Handled,
@@ -96,8 +103,9 @@ class Blocked:
             self._held.add(message.key)
         if not isinstance(settlement(outcome), Nack):
             return
-        if self.consumer.settings.batch in (BatchPolicy.STOP, BatchPolicy.FAIL_BATCH):
-            self._all = True
+        stops = self.consumer.settings.batch in (BatchPolicy.STOP, BatchPolicy.FAIL_BATCH)
+        # In an outage the rest of the batch is not tried.
+        self._all = self._all or stops or self.consumer.circuit.is_open
         self._where.add(self._lane(message))
 
     def stands_before(self, message: Message) -> bool:
@@ -188,7 +196,7 @@ async def _counted(database: Database, failed: _Failed) -> Outcome:
     """Write the failure of the message that failed, as if it had been alone."""
     error, attempt = failed.__cause__ or failed, failed.attempt
     failure = attempt.failure(database, error)
-    if attempt.says_nothing(error):
+    if attempt.says_nothing(error, failure):
         return attempt.comes_back(failure)
     return await attempt.fail(database, failure)
 
@@ -226,7 +234,7 @@ def _stands_behind(consumer: Consumer, before: Sequence[Message], message: Messa
 async def _given_up(unit: Unit, failed: _Failed, failure: Classified, error: Exception) -> Outcome:
     """Write a failure within the batch's transaction, unless the message comes back."""
     attempt = failed.attempt
-    if attempt.says_nothing(error):
+    if attempt.says_nothing(error, failure):
         raise failed from error
     try:
         outcome = await attempt.write_failure(unit, failure)
@@ -518,9 +526,15 @@ def _calls(consumer: Consumer, chunk: Sequence[Attempt]) -> dict[int, list[Messa
 
 async def _batch_handler(consumer: Consumer, unit: Unit, messages: Sequence[Message]) -> None:
     await unit.begin_message()
-    with handling(consumer.name, messages[0], messages):
-        async with asyncio.timeout(consumer.settings.handler_seconds):
-            await consumer.invoke(messages, unit.session)
+    seconds = consumer.settings.handler_seconds
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            with handling(consumer.name, messages[0], messages):
+                await consumer.invoke(messages, unit.session)
+    except (RetryableMessageError, TimeoutError) as error:
+        if not deadline.expired():
+            raise
+        raise took_too_long(seconds) from error
     reach(CrashPoint.HANDLE_AFTER, consumer.name)
 
 

@@ -261,7 +261,21 @@ async def handle_leased(
             # Count no attempt: the next owner finds in the claim what became of the lease.
             why = "claim lost" if isinstance(error, ClaimLost) else "completion failed"
             return attempt.comes_back(failure, why)
+        if consumer.circuit.spares(failure):
+            return await _spare(attempt, database, failure)
         return await attempt.fail(database, failure)
+
+
+async def _spare(attempt: Attempt, database: Database, failure: Classified) -> Outcome:
+    """Release the lease of a message that failed in an outage, without counting the attempt."""
+    consumer, message = attempt.consumer, attempt.message
+    spared = Failure(ClaimState.FAILED_RETRYABLE, message.attempt - 1, failure.code)
+    try:
+        async with database.begin() as unit:
+            await unit.claims.mark_failed(consumer.name, message.id, spared, attempt.fence)
+    except Exception as error:  # noqa: BLE001  the lease ends by itself
+        return attempt.comes_back(attempt.failure(database, error))
+    return attempt.comes_back(failure)
 
 
 async def _leased(attempt: Attempt, unit: Unit, owner: str) -> Claimed | Stale | Outcome:

@@ -404,6 +404,7 @@ class Membership:
         self._in_flight = in_flight
         self._seconds = seconds
         self._entered: frozenset[Partition] = frozenset()
+        self._standing_since: float | None = None
         self._suspects: dict[Partition, _Suspects] = {}
 
     async def work_on(self, partitions: frozenset[Partition]) -> None:
@@ -429,18 +430,25 @@ class Membership:
         for partition in partitions:
             self._suspects.pop(partition, None)
 
+    @property
+    def tells_otherwise(self) -> bool:
+        """The row says that the consumer stands still and it does not, or the other way round."""
+        return bool(self._entered) and self._standing_since != self._consumer.circuit.since
+
     async def renew(self) -> None:
         """Renew the row."""
         if self._entered:
             await self._enter(self._entered)
 
     async def _enter(self, partitions: frozenset[Partition]) -> None:
+        since = self._consumer.circuit.since
         member = Member(
             self._consumer.name,
             self._owner.instance,
             json.dumps(self._owner.to_json()),
             partitions,
             self._in_flight,
+            standing_since=since,
         )
         async with self._database.begin() as unit:
             if partitions:
@@ -449,6 +457,7 @@ class Membership:
             else:
                 # Without partitions nothing is in flight, so no row is needed.
                 await unit.members.leave(member.consumer, member.name)
+        self._standing_since = since
         reach(CrashPoint.MEMBER_ENTER_AFTER, self._consumer.name)
 
     async def _look_for_crashes(self, partitions: frozenset[Partition]) -> None:

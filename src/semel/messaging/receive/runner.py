@@ -122,7 +122,7 @@ class Runner:
         self.database = database
         self.settings = settings or RunnerSettings()
         _check(consumer, self.settings)
-        self._clock = clock
+        self._clock = consumer.circuit.clock = clock
         self._owner = owner or Owner.here()
         self._writer = Writer(self._owner.instance)
         self._settling = Settling(consumer.name, subscription, database, clock)
@@ -318,7 +318,7 @@ class Runner:
     async def _from_time_to_time(self) -> None:
         await self._writer.clear_the_rest(self.consumer.name, self.database)
         now = self._clock.monotonic()
-        if now >= self._next_renewal:
+        if now >= self._next_renewal or self._membership.tells_otherwise:
             self._next_renewal = now + self.settings.member_seconds / 3
             await self._membership.renew()
 
@@ -354,6 +354,9 @@ class Runner:
         Raises:
             Exception: a worker's, or of settling.
         """
+        if self.consumer.circuit.is_open:
+            # Nothing of this would be handled before the deadline.
+            self._lanes.drop(self._lanes.partitions)
         while self._lanes.is_busy and not any(worker.done() for worker in self._workers):
             left = until - self._clock.monotonic()
             if left <= 0:
@@ -378,8 +381,14 @@ class Runner:
         """Take what is ready, handle it, settle from time to time."""
         is_batched = self.settings.mode is Mode.BATCHED
         at_most = -(-self.settings.max_records // self.settings.concurrency) if is_batched else 1
+        circuit = self.consumer.circuit
         while True:
-            taken = self._lanes.take(at_most)
+            if self._lanes.is_ready and circuit.seconds_left:
+                await asyncio.sleep(min(circuit.seconds_left, BUSY_SECONDS))
+                continue
+            taken = self._lanes.take(1 if circuit.is_open else at_most)
+            if taken and circuit.is_open:
+                circuit.trying()
             if not taken:
                 self._work_came.clear()
                 await self._work_came.wait()
@@ -544,6 +553,7 @@ class Runner:
         """Handle one arrival, timed and counted."""
         began = self._clock.monotonic()
         outcome = await self._handle(arrival)
+        self.consumer.note(outcome)
         tell(arrival, outcome, self.subscription.group, self._clock.monotonic() - began)
         return outcome
 
@@ -591,6 +601,7 @@ class Runner:
         each = (self._clock.monotonic() - began) / len(messages)
         for message, outcome in zip(messages, found, strict=True):
             outcomes[_at(message)] = outcome
+            self.consumer.note(outcome)
             tell(message, outcome, self.subscription.group, each)
         return outcomes
 
