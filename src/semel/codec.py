@@ -13,7 +13,16 @@ from enum import StrEnum
 from typing import Any, Final, Protocol, TypeAlias
 
 from semel.errors import Misuse, Permanent, Retryable, reason_of
-from semel.message import Coordinates, Message, Record, StoredRecord, digest_of, text_of
+from semel.message import (
+    UNREADABLE,
+    Coordinates,
+    Message,
+    Record,
+    StoredRecord,
+    digest_of,
+    producer_id,
+    text_of,
+)
 
 
 class Undecodable(Permanent):
@@ -148,10 +157,6 @@ LARGEST_VERSION: Final = 2**63 - 1
 Place: TypeAlias = FromHeader | FromPayload | FromCoordinates | FromKey
 
 
-UNREADABLE: Final = "unreadable:"
-"""The prefix of the ids that semel generates for unreadable records."""
-
-
 class Unread(StrEnum):
     """Why a record could not be read as a message."""
 
@@ -206,11 +211,14 @@ class Reading:
             payload = self._decoded(record.value, record.headers)
             if isinstance(record, StoredRecord):
                 return self._stored(record, payload)
-            ids = self.id_from.find(record, payload)
-            if not _is_id(ids):
-                return Unreadable(record, Unread.NO_ID, f"no message id in the {self.id_from}")
+            found = self.id_from.find(record, payload)
+            try:
+                message_id = producer_id(found)
+            except Misuse as error:
+                why = "no message id" if found in (None, "") else str(error)
+                return Unreadable(record, Unread.NO_ID, f"{why} in the {self.id_from}")
             return Message(
-                id=str(ids),
+                id=message_id,
                 payload=self._modelled(record.value, payload),
                 raw=record.value or b"",
                 key=self._text_at(self.key_from, record, payload),
@@ -276,12 +284,6 @@ class Reading:
                 f"the version in the {self.version_from} must be a whole number, got {found!r}"
             )
         return version
-
-
-def _is_id(found: Any) -> bool:
-    return (isinstance(found, str) and found != "") or (
-        isinstance(found, int) and not isinstance(found, bool)
-    )
 
 
 def coordinates_of(text: str) -> Coordinates:

@@ -10,12 +10,17 @@ on it would let a message be handled twice.
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from decimal import Decimal
 from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+from semel.errors import Misuse
 
 Pairs: TypeAlias = tuple[tuple[str, bytes | None], ...]
 """Headers as they were sent: a name may repeat, and null differs from empty."""
@@ -113,11 +118,47 @@ class Record:
     """Seconds since 1970, from the broker."""
 
 
+UNREADABLE: Final = "unreadable:"
+CONFLICT: Final = "conflict:"
+RESERVED: Final = (UNREADABLE, CONFLICT)
+"""The prefixes of ids that semel generates for dead letters; a producer must not use them."""
+
+
+def id_text(found: object) -> str:
+    """Return an id as text; whole numbers and UUIDs are ids, too.
+
+    Raises:
+        Misuse: it is empty, or of another type.
+    """
+    is_id = isinstance(found, str | int | UUID) and not isinstance(found, bool)
+    if not is_id or found == "":
+        raise Misuse(f"a message id must be text, a whole number or a UUID, got {found!r}")
+    return str(found)
+
+
+def producer_id(found: object) -> str:
+    """Return the id that a producer gave a message, as text.
+
+    Raises:
+        Misuse: it is empty, of another type, or begins like an id that semel generates: it could
+            replace the dead letter of another record.
+    """
+    given = id_text(found)
+    if given.startswith(RESERVED):
+        raise Misuse(
+            f"the message id {given[:100]!r} begins with {' or '.join(map(repr, RESERVED))}, which "
+            f"only semel itself uses; the producer must choose another id"
+        )
+    return given
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message, decoded; repeated deliveries of it carry the same id."""
 
     id: str
+    """A `uuid.UUID` or an `int` is kept as its text."""
+
     payload: Any
     """What the codec made of the record's value; None for a tombstone, which has no value."""
 
@@ -141,14 +182,16 @@ class Message:
     """How often this consumer has tried the message, this time included."""
 
     digest: str = field(default="", compare=False)
-    """The sha256 of *raw*, in hex; computed if not given."""
+    """The sha256 of *raw*, or without bytes of the payload as JSON; computed if not given."""
 
     fetched_from: Coordinates | None = field(default=None, compare=False, repr=False)
     """Where a runner read it, if that is not its *source*: its row in an inbox."""
 
     def __post_init__(self) -> None:
+        if type(self.id) is not str or not self.id:
+            object.__setattr__(self, "id", id_text(self.id))
         if not self.digest:
-            object.__setattr__(self, "digest", digest_of(self.raw))
+            object.__setattr__(self, "digest", digest_of(self.raw or json_of(self.payload)))
 
     def repeated(self) -> Message:
         """Return the message marked as a duplicate."""
@@ -164,6 +207,39 @@ class StoredRecord(Record):
     """A record from one of our own tables, which know all of its message but the payload."""
 
     message: Message
+
+
+def json_of(payload: Any) -> bytes:
+    """Return a payload as canonical JSON; empty if it is None, or cannot be JSON."""
+    if payload is None:
+        return b""
+    try:
+        text = json.dumps(payload, sort_keys=True, separators=(",", ":"), default=_as_json)
+    except (TypeError, ValueError, RecursionError):
+        return b""
+    return text.encode()
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value as JSON can hold it, the same in every process.
+
+    Raises:
+        TypeError: it may look different the next time.
+    """
+    if isinstance(value, UUID | Decimal | dt.date | dt.time):
+        return str(value)
+    if isinstance(value, bytes):
+        return _b64(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    # A model of pydantic, which is not imported here.
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else _not_json(value)
+
+
+def _not_json(value: Any) -> Any:
+    raise TypeError(f"{type(value)} is no JSON")
 
 
 def digest_of(raw: bytes | None) -> str:

@@ -227,7 +227,7 @@ class UndoesByDeleting(SqlAlchemyProcessedMessageStore):
 class ForgetsWhyItPassedOver(SqlAlchemyProcessedMessageStore):
     """Takes what came too late for what was handled."""
 
-    async def pass_over(self, consumer, message_id, code):
+    async def pass_over(self, consumer, message_id, marker):
         pass
 
 

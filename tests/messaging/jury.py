@@ -131,8 +131,10 @@ def _judge_states(world: World, rows: Mapping[str, Any], letters: Sequence[Any])
         row = rows[id]
         if row is None or row.state is not state:
             world.convict(Invariant.FINAL, f"{id} is {row and row.state} instead of {state}")
-        elif code and code != row.error_code:
-            world.convict(Invariant.FINAL, f"{id} has the code {row.error_code}, not {code}")
+        elif code and code != (row.marker or row.error_code):
+            world.convict(
+                Invariant.FINAL, f"{id} has the code {row.marker or row.error_code}, not {code}"
+            )
     buried = Counter(letter.error_code for letter in letters)
     due = Counter({"REJECTED": 1, "PAYLOAD_CONFLICT": 1, "DESERIALIZATION_FAILED": 1})
     due["DEPENDENCY_UNAVAILABLE"] = 0 if parks else 1

@@ -215,7 +215,7 @@ class CaseEscalatedConsumer:
 
 def envelope(event_id: str, broker: Acknowledged) -> MessageEnvelope[Any]:
     payload = {"event_id": event_id}
-    return MessageEnvelope(event_id, "CASE-100", payload, broker, backoff_seconds=lambda _: 7.5)
+    return MessageEnvelope(event_id, "CASE-100", payload, {}, broker, backoff_seconds=lambda _: 7.5)
 
 
 def test_the_skeleton_settles_every_delivery(run):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from datetime import date
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from semel.errors import Misuse
+from semel.message import Message
 from semel.messaging.classic import IdempotentConsumerBase
 from semel.messaging.handle.claims import ClaimRequest, ClaimState, HeldElsewhere, NotClaimable
 from semel.sql.claims import SqlAlchemyProcessedMessageStore
+from semel.sql.engine import open_engine
 from tests.scenarios.orders import Order, Shop, paid
 
 logger = logging.getLogger("shop")
@@ -313,3 +319,77 @@ def test_the_session_of_the_consumer_is_the_callers_own(run):
             assert consumer.session is session
 
     run(scenario)
+
+
+def test_a_consumer_with_its_own_init_runs_as_the_pattern_is_written(run):
+    class MyConsumer(IdempotentConsumerBase):  # type: ignore[type-arg]
+        def __init__(self, session_factory):
+            self._session_factory = session_factory
+
+        async def handle_event(self, message: dict) -> None:  # type: ignore[type-arg]
+            self.session.add(Order(event_id=str(message["event_id"])))
+
+    async def consume_message(shop: Shop, message: dict[str, Any]) -> bool:
+        async with shop.session_factory() as session:
+            store = SqlAlchemyProcessedMessageStore(session)
+            consumer = MyConsumer(store)
+            was_processed = await consumer.consume(message)
+            await (session.commit() if was_processed else session.rollback())
+            return was_processed
+
+    async def scenario(shop: Shop) -> None:
+        ids = [7, UUID(int=7), "evt-1"]
+        assert [await consume_message(shop, {"event_id": id}) for id in ids] == [True] * 3
+        assert [await consume_message(shop, {"event_id": id}) for id in ids] == [False] * 3
+        assert await shop.claim("MyConsumer", "7") is not None
+        assert sorted(await shop.orders()) == sorted(map(str, ids))
+        with pytest.raises(NotClaimable, match="Conflict"):
+            await consume_message(shop, {"event_id": 7, "amount": 3})
+        with pytest.raises(Misuse, match="no 'event_id'"):
+            await consume_message(shop, {"event_id": ""})
+        with pytest.raises(Misuse, match="has no store to claim with"):
+            await MyConsumer(shop.session_factory).consume(EVENT)
+
+    run(scenario)
+
+
+def test_the_same_id_with_another_payload_is_a_conflict_without_bytes_too(run):
+    async def scenario(shop: Shop) -> None:
+        assert await process_one_event(shop, {**EVENT, "lines": [1, 2], "at": date(2026, 1, 1)})
+        again = {"at": date(2026, 1, 1), "lines": [1, 2], **EVENT}
+        assert await process_one_event(shop, again) is False, "the order of fields is no matter"
+        with pytest.raises(NotClaimable, match="Conflict"):
+            await process_one_event(shop, {**again, "lines": [2, 1]})
+
+    run(scenario)
+    assert Message("m", {"a": 1, "b": 2}).digest == Message("m", {"b": 2, "a": 1}).digest
+    assert Message("m", {"a": 1}).digest != Message("m", {"a": 2}).digest
+    assert (
+        Message("m", object()).digest == Message("m", object()).digest == Message("m", None).digest
+    )
+
+
+def test_a_session_that_does_not_begin_by_itself_is_begun(run):
+    async def scenario(shop: Shop) -> None:
+        async with AsyncSession(shop.database.engine, autobegin=False) as session:
+            assert await Orders(SqlAlchemyProcessedMessageStore(session)).consume(EVENT)
+            await session.commit()
+
+        assert await shop.orders() == ["evt-1"]
+
+    run(scenario)
+
+
+def test_a_sync_session_and_missing_tables_are_refused_with_the_way_out(tmp_path):
+    with pytest.raises(Misuse, match="claim_sync"):
+        SqlAlchemyProcessedMessageStore(Session())  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        engine = open_engine(f"sqlite:///{tmp_path}/empty.db")
+        async with AsyncSession(engine) as session:
+            store = SqlAlchemyProcessedMessageStore(session)
+            with pytest.raises(Misuse, match="semel db create"):
+                await Orders(store).consume(EVENT)
+        await engine.dispose()
+
+    asyncio.run(scenario())

@@ -81,7 +81,7 @@ class TableRules(DatabaseContract):
                 await unit.claims.try_claim(CONSUMER, ClaimRequest(f"at {at}", HASH, str(at)))
             undone = failing(ClaimState.FAILED_RETRYABLE)
             await unit.claims.undo(CONSUMER, f"at {open_place}", undone)
-            done = replace(failing(ClaimState.PARKED), error_code=SKIPPED)
+            done = replace(failing(ClaimState.PARKED), marker=SKIPPED)
             await unit.claims.undo(CONSUMER, f"at {skipped}", done)
             await unit.claims.mark_completed(CONSUMER, f"at {skipped}")
             await unit.claims.try_claim("shipping", ClaimRequest("m", HASH, str(elsewhere)))

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from uuid import UUID
 
 from semel.clock import SYSTEM_CLOCK
 from semel.errors import Misuse
-from semel.message import Message
+from semel.message import Message, json_of, producer_id
 from semel.messaging.consumer import Consumer
 from semel.messaging.database import Database, ProcessedMessageStore
 from semel.messaging.handle.attempt import handle_message, handling
@@ -35,6 +36,16 @@ class IdempotentConsumerBase(Generic[AnyMessage]):
 
     consumer_name: ClassVar[str] = ""
     """The name of its claims; the class's name by default."""
+
+    store: ProcessedMessageStore
+
+    def __new__(cls, *given: Any, **named: Any) -> Self:
+        """Find the store among the arguments: a subclass need not call this class's `__init__`."""
+        made = super().__new__(cls)
+        for one in (*given, *named.values()):
+            if hasattr(one, "try_claim"):
+                made.store = one
+        return made
 
     def __init__(self, store: ProcessedMessageStore) -> None:
         self.store = store
@@ -55,15 +66,20 @@ class IdempotentConsumerBase(Generic[AnyMessage]):
         Commits nothing: the caller commits after True, and acknowledges after the commit.
 
         Raises:
-            NotClaimable: another owner has it, or it is parked or dead; do not acknowledge it.
+            NotClaimable: another owner has it, it is parked or dead, or its id is known with
+                another payload; do not acknowledge it.
             Exception: any error of `handle_event`; roll back, and do not acknowledge it.
         """
-        message_id = self.event_id(message)
-        digest = message.digest if isinstance(message, Message) else ""
-        answer = await self.store.try_claim(self.name, ClaimRequest(message_id, digest))
+        if getattr(self, "store", None) is None:
+            raise Misuse(
+                f"{type(self).__name__} has no store to claim with; create it with the store of "
+                f"this session: {type(self).__name__}(SqlAlchemyProcessedMessageStore(session))"
+            )
+        message_id = producer_id(self.event_id(message))
+        known = message if isinstance(message, Message) else Message(message_id, message)
+        answer = await self.store.try_claim(self.name, ClaimRequest(message_id, known.digest))
         match answer:
             case Claimed(attempt=attempt):
-                known = message if isinstance(message, Message) else Message(message_id, message)
                 with handling(self.name, known.tried(attempt)):
                     await self.handle_event(message)
                 return True
@@ -76,8 +92,10 @@ class IdempotentConsumerBase(Generic[AnyMessage]):
         """Write the effect of the message with `session`; never commit, roll back or close it."""
         raise NotImplementedError(f"{type(self).__name__} must define handle_event()")
 
-    def event_id(self, message: AnyMessage) -> str:
+    def event_id(self, message: AnyMessage) -> str | int | UUID:
         """Return the producer's id: a `Message`'s own, or the field ``event_id`` of a dict.
+
+        Whole numbers and UUIDs are kept as text.
 
         Raises:
             Misuse: the message has no id.
@@ -85,12 +103,12 @@ class IdempotentConsumerBase(Generic[AnyMessage]):
         if isinstance(message, Message):
             return message.id
         found = message.get("event_id") if isinstance(message, Mapping) else None
-        if not isinstance(found, str) or not found:
+        if found is None or found == "":
             raise Misuse(
                 f"{type(self).__name__} found no 'event_id' in the message; override event_id() "
                 f"to say where the producer's own id is"
             )
-        return found
+        return found  # type: ignore[no-any-return]
 
 
 Payload = TypeVar("Payload")
@@ -113,9 +131,11 @@ class MessageEnvelope(Generic[Payload]):
     message_id: str
     key: str | None
     payload: Payload
+    context: Mapping[str, Any]
     acknowledgement: Acknowledgement
-    context: Mapping[str, Any] = field(default_factory=dict)
     message: Message | None = None
+    """The message that the broker delivered; made of the fields above if there is none."""
+
     backoff_seconds: Callable[[BaseException], float] = field(default=lambda cause: 1.0)
     """Returns the seconds until the redelivery after *cause*."""
 
@@ -171,14 +191,16 @@ async def consume_envelope(
     """Handle an envelope's message, commit, then settle the delivery.
 
     Raises:
-        Misuse: the envelope carries no message, or was settled before.
+        Misuse: the envelope was settled before, or its id is empty or begins like a generated one.
     """
     envelope.refuse_if_settled()
-    if envelope.message is None:
-        raise Misuse(f"the envelope of {envelope.message_id!r} has no message to handle")
+    message = envelope.message
+    if message is None:
+        payload, key = envelope.payload, envelope.key
+        message = Message(envelope.message_id, payload, json_of(payload), key)
     began = SYSTEM_CLOCK.monotonic()
-    tell_received(envelope.message, consumer.name)
-    outcome = await handle_message(consumer, database, envelope.message)
-    tell(envelope.message, outcome, consumer.name, SYSTEM_CLOCK.monotonic() - began)
+    tell_received(message, consumer.name)
+    outcome = await handle_message(consumer, database, message)
+    tell(message, outcome, consumer.name, SYSTEM_CLOCK.monotonic() - began)
     await envelope.settle(settlement(outcome))
     return outcome

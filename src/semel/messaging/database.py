@@ -164,10 +164,10 @@ class ProcessedMessageStore(Protocol):
         that was erased.
         """
 
-    async def pass_over(self, consumer: str, message_id: str, code: str) -> None:
+    async def pass_over(self, consumer: str, message_id: str, marker: str) -> None:
         """Write to a claim that this transaction took why its message has no effect.
 
-        One of the codes of `WITHOUT_EFFECT`: nothing is sent again for its duplicates.
+        One of `WITHOUT_EFFECT`: nothing is sent again for its duplicates.
         """
 
     async def reopen(self, consumer: str, message_id: str) -> bool:

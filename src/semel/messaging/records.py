@@ -9,20 +9,20 @@ that cannot be stored under its own id gets a generated one:
     conflict:<16 digits of the payload's hash>:<the id it came with>   the id has another payload
     unreadable:<topic>/<partition>/<offset>                            no id could be read
 
-No message is ever handled under a generated id.
+No message is ever handled under a generated id, and a record whose producer chose such an id is
+refused as unreadable: every record's bytes are in one place.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final
 
-from semel.codec import UNREADABLE, unreadable_id
-from semel.message import Coordinates, Message, Partition, digest_of
+from semel.codec import unreadable_id
+from semel.message import CONFLICT, RESERVED, Coordinates, Message, Partition, digest_of
 
 LONGEST_ID_BYTES: Final = 512
 
@@ -61,7 +61,7 @@ def is_plain_text(text: str) -> bool:
 
 
 BEHIND: Final = "BEHIND"
-"""The code of a claim whose message waits for an earlier one of its key."""
+"""The marker of a claim whose message waits for an earlier one of its key."""
 
 
 class Waits(StrEnum):
@@ -340,19 +340,14 @@ LEFT_SECONDS: Final = 60.0
 """From this age on a note was left behind: a writer on another host that is no member is taken
 to be gone, and one that runs did not clear it."""
 
-CONFLICT: Final = "conflict:"
 HASH_DIGITS: Final = 16
 CAME_AS_AT: Final = len(CONFLICT) + HASH_DIGITS + 1
 """The index in the id of a conflict at which the original id begins."""
 
-_MADE_UP: Final = re.compile(
-    rf"{CONFLICT}[0-9a-f]{{{HASH_DIGITS}}}:.*|{UNREADABLE}.+/\d+/\d+", re.DOTALL
-)
-
 
 def is_made_up(message_id: str) -> bool:
     """Return whether an id is a generated one."""
-    return _MADE_UP.fullmatch(message_id) is not None
+    return message_id.startswith(RESERVED)
 
 
 def conflict_id(message_id: str, payload_hash: str) -> str:

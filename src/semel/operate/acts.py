@@ -165,21 +165,21 @@ async def on_each(
 
 
 async def complete_without_effect(
-    unit: OperatorUnit, consumer: str, message_id: str, code: str
+    unit: OperatorUnit, consumer: str, message_id: str, marker: str
 ) -> None:
     """Complete a claim because a person decided so; a completed one does not change."""
-    # A completed claim keeps the code of its last failure, so the code is written as one.
-    await close_claim(unit, consumer, message_id, ClaimState.PARKED, code)
+    # A completed claim keeps its marker.
+    await close_claim(unit, consumer, message_id, ClaimState.PARKED, marker)
     await unit.claims.mark_completed(consumer, message_id)
 
 
 async def close_claim(
-    unit: OperatorUnit, consumer: str, message_id: str, state: ClaimState, code: str
+    unit: OperatorUnit, consumer: str, message_id: str, state: ClaimState, marker: str
 ) -> None:
     """Close a claim because a person decided so; its attempts stay counted."""
     row = await unit.claims.look_up(consumer, message_id)
-    attempts = row.attempts if row else 0
-    await overrule(unit, consumer, message_id, Failure(state, attempts, code))
+    attempts, code = (row.attempts, row.error_code) if row else (0, "")
+    await overrule(unit, consumer, message_id, Failure(state, attempts, code, marker=marker))
 
 
 async def overrule(unit: OperatorUnit, consumer: str, message_id: str, failure: Failure) -> bool:

@@ -170,7 +170,7 @@ async def skip_dead_letter(
 ) -> None:
     """Decide that a dead letter has no effect.
 
-    Its claim, and its row in an inbox, are completed with the code SKIPPED, so a repetition is
+    Its claim, and its row in an inbox, are completed with the marker SKIPPED, so a repetition is
     a duplicate.  The payload is kept as a revision.
 
     Raises:

@@ -301,8 +301,8 @@ def _in_inbox(stored: InboxMessage) -> str:
 
 def _claimed(claim: ClaimRow) -> str:
     match claim.state:
-        case ClaimState.COMPLETED if claim.error_code in WITHOUT_EFFECT:
-            return f"it counts as handled, without an effect ({claim.error_code})"
+        case ClaimState.COMPLETED if claim.marker in WITHOUT_EFFECT:
+            return f"it counts as handled, without an effect ({claim.marker})"
         case ClaimState.COMPLETED:
             return "it was handled"
         case ClaimState.IN_PROGRESS:
@@ -310,7 +310,9 @@ def _claimed(claim: ClaimRow) -> str:
         case ClaimState.FAILED_RETRYABLE:
             return "it failed, and the broker delivers it again"
         case ClaimState.FAILED_TERMINAL:
-            return f"it was given up, and its dead letter is gone ({claim.error_code})"
+            return (
+                f"it was given up, and its dead letter is gone ({claim.marker or claim.error_code})"
+            )
         case ClaimState.PARKED:
             return "its claim says parked, but the waiting table does not have it"
 
@@ -343,7 +345,7 @@ def _moments(known: _Known) -> Iterator[Moment]:
 
 
 BY_A_PERSON: Final = frozenset({SKIPPED, REPLACED, DELETED, ERASED, BEHIND})
-"""Codes of claims that no failed attempt wrote."""
+"""Markers of claims that no failed attempt wrote."""
 
 
 def _of_attempts(known: _Known) -> Iterator[Moment]:
@@ -356,18 +358,21 @@ def _of_attempts(known: _Known) -> Iterator[Moment]:
         yield Moment(min(filter(None, first_failures)), "failed", "it failed for the first time")
     # A claim marked without this engine, and a parked record that is unreadable, has no attempt.
     claim, latest = known.claim, max((one.at for one in known.attempts), default=0.0)
-    if claim is None or claim.failed_at is None or claim.error_code in BY_A_PERSON:
+    if claim is None or claim.failed_at is None or claim.marker in BY_A_PERSON:
         return
     if claim.failed_at > latest:
         over = claim.state is ClaimState.COMPLETED
         number = claim.attempts - 1 if over else claim.attempts
-        words = f"attempt {number} failed with {claim.error_code}" if number else claim.error_code
+        code = f" with {claim.error_code}" if claim.error_code else ""
+        words = f"attempt {number} failed{code}" if number else claim.error_code
         yield Moment(claim.failed_at, "failed", words)
 
 
 def _of_claim(claim: ClaimRow, acts: Sequence[AuditEntry]) -> Moment:
     said = f"{claim.state} after {_times(claim.attempts)}"
-    if claim.error_code:
+    if claim.marker:
+        said += f", {claim.marker}"
+    elif claim.error_code:
         said += f", the last failure was {claim.error_code}"
     # One statement writes both times, and PostgreSQL asks its clock for each.
     at = max(claim.updated_at, claim.failed_at or 0.0)

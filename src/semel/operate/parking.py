@@ -285,7 +285,7 @@ async def skip(
 ) -> None:
     """Decide that a waiting message has no effect; the next one of its key is handled.
 
-    Its claim is completed with the code SKIPPED, so a repetition is a duplicate.  The payload
+    Its claim is completed with the marker SKIPPED, so a repetition is a duplicate.  The payload
     is kept as a revision.
 
     Raises:
@@ -373,7 +373,7 @@ async def _rename(
     await complete_without_effect(unit, consumer, before.message_id, REPLACED)
     # A completed claim never changes: if a worker completed it first, the message was handled.
     old = await unit.claims.look_up(consumer, before.message_id)
-    if old is not None and old.error_code not in WITHOUT_EFFECT and not ids.second_effect:
+    if old is not None and old.marker not in WITHOUT_EFFECT and not ids.second_effect:
         why = (
             "it was handled already, and under another id it would have its effect a second "
             "time; skip it, or allow that (`semel parking fix --second-effect`)"

@@ -519,8 +519,10 @@ async def _close(unit: OperatorUnit, message: WaitingMessage) -> bool:
     if row is not None and row.state is ClaimState.COMPLETED:
         # A delivery was quicker than the retry worker: there is nothing left to decide.
         await leave_waiting(unit, consumer, Ended(message_id, message.source, Mark.DUPLICATE))
-    elif not is_held and (row is None or row.error_code != ERASED):
-        await overrule(unit, consumer, message_id, Failure(ClaimState.PARKED, attempts, ERASED))
+    elif not is_held and (row is None or row.marker != ERASED):
+        code = row.error_code if row is not None else ""
+        parked = Failure(ClaimState.PARKED, attempts, code, marker=ERASED)
+        await overrule(unit, consumer, message_id, parked)
     if row is None or row.erased_at is None:
         await unit.claims.erase(consumer, message_id)
     return is_held

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
+from uuid import UUID
 
 from sqlalchemy import (
     BigInteger,
@@ -44,10 +45,10 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.postgresql import ARRAY, psycopg
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session
 
 from semel.errors import Misuse
-from semel.message import Coordinates, digest_of
+from semel.message import Coordinates, digest_of, producer_id
 from semel.messaging.database import Sweep
 from semel.messaging.handle.claims import (
     CLOSED,
@@ -71,7 +72,13 @@ from semel.messaging.redact import reason_of
 from semel.operate.stores import plain
 from semel.policy.vocabulary import StalePolicy
 from semel.sql.engine import SUPPORTED
-from semel.sql.faults import DatabaseConflict, DatabaseUnavailable, translated, translated_error
+from semel.sql.faults import (
+    DatabaseConflict,
+    DatabaseUnavailable,
+    claiming,
+    translated,
+    translated_error,
+)
 from semel.sql.session import Beginning
 from semel.sql.store import insert_new, is_over, record_of, stored_name
 from semel.sql.tables import processed_message
@@ -120,7 +127,7 @@ def _new(**values: Any) -> Insert:
 
 def _change(*where: ColumnElement[bool], **values: Any) -> Update:
     """Change the state of this claim, and end its lease unless *values* set a new one."""
-    released = {"owner": "", "lease_until": 0, "updated_at": now_us()}
+    released = {"owner": "", "lease_until": 0, "marker": "", "updated_at": now_us()}
     return update(processed_message).where(_ME, *where).values({**released, **values})
 
 
@@ -134,6 +141,7 @@ RETAKE: Final = _change(
     state=ClaimState.COMPLETED.value,
     attempts=_C.attempts + 1,
     payload_hash=_KEPT_HASH,
+    error_code="",
     due_at=0,
 ).returning(_C.attempts)
 
@@ -178,11 +186,17 @@ _RESULT: Final = case(
 )
 
 COMPLETE_LEASED: Final = _change(
-    _LEASED, state=ClaimState.COMPLETED.value, result=_RESULT, due_at=0
+    _LEASED, state=ClaimState.COMPLETED.value, result=_RESULT, error_code="", due_at=0
 )
 
+# What a person ended keeps its marker, and the code of the failure before.
 COMPLETE: Final = _change(
-    _NOT_COMPLETED, state=ClaimState.COMPLETED.value, result=_RESULT, due_at=0
+    _NOT_COMPLETED,
+    state=ClaimState.COMPLETED.value,
+    result=_RESULT,
+    error_code=case((_C.marker == "", ""), else_=_C.error_code),
+    marker=_C.marker,
+    due_at=0,
 )
 
 COMPLETE_NEW: Final = _new(
@@ -193,6 +207,7 @@ _FAILED: Final[dict[str, Any]] = {
     "state": bindparam("into", type_=Text),
     "attempts": bindparam("tried", type_=Integer),
     "error_code": bindparam("code", type_=Text),
+    "marker": bindparam("marked", type_=Text),
     "due_at": now_us() + _DELAY_US,
     "failed_at": now_us(),
 }
@@ -203,13 +218,14 @@ FAIL_LEASED: Final = _change(_LEASED, payload_hash=_KEPT_HASH, **_FAILED)
 UNDO: Final = _change(payload_hash=_KEPT_HASH, **_FAILED).returning(processed_message)
 
 # A claim that never failed and was never leased was inserted by this transaction.
-GIVE_BACK_NEW: Final = delete(processed_message).where(_ME, _C.error_code == "", _C.fence == 0)
+GIVE_BACK_NEW: Final = delete(processed_message).where(_ME, _C.failed_at.is_(None), _C.fence == 0)
 
 GIVE_BACK: Final = _change(
     state=case(
         (_OWNED_BY == "", ClaimState.FAILED_RETRYABLE.value), else_=ClaimState.IN_PROGRESS.value
     ),
     owner=_OWNED_BY,
+    error_code=bindparam("code", type_=Text),
     attempts=_C.attempts - 1,
 )
 
@@ -220,7 +236,7 @@ KEEP_RESULT: Final = (
 )
 
 PASS_OVER: Final = (
-    update(processed_message).where(_ME).values(error_code=bindparam("code", type_=Text))
+    update(processed_message).where(_ME).values(marker=bindparam("marked", type_=Text))
 )
 
 EXPECT_PAYLOAD: Final = update(processed_message).where(_ME).values(payload_hash=_DIGEST)
@@ -320,7 +336,7 @@ EXPIRED: Final = IN_PROGRESS.where(_C.lease_until <= now_us())
 HANDLED_FROM: Final = select(_C.source).where(
     _C.consumer_name == _BY,
     _C.state == ClaimState.COMPLETED.value,
-    _C.error_code.not_in(sorted(WITHOUT_EFFECT)),
+    _C.marker.not_in(sorted(WITHOUT_EFFECT)),
     _C.source.in_(bindparam("sources", expanding=True)),
 )
 
@@ -391,6 +407,7 @@ def _written(failure: Failure) -> dict[str, Any]:
         "into": failure.state.value,
         "tried": failure.attempts,
         "code": failure.error_code,
+        "marked": failure.marker,
         "delay_us": to_us(failure.delay_seconds),
     }
 
@@ -404,6 +421,13 @@ class SqlAlchemyProcessedMessageStore:
     """
 
     def __init__(self, session: AsyncSession) -> None:
+        given: object = session
+        if isinstance(given, Session | scoped_session):
+            raise Misuse(
+                f"claims with SqlAlchemyProcessedMessageStore need an AsyncSession, got a "
+                f"{type(given).__name__}: make sessions with async_sessionmaker, or claim with "
+                f"semel.messaging.claim_sync"
+            )
         self._session = session
         self._beginning = Beginning(session)
 
@@ -412,7 +436,8 @@ class SqlAlchemyProcessedMessageStore:
         """The session of the transaction that the claims are in."""
         return self._session
 
-    async def claim(self, *, consumer_name: str, event_id: str) -> bool:
+    async def claim(self, *, consumer_name: str, event_id: str | int | UUID) -> bool:
+        event_id = producer_id(event_id)
         answer = await self.try_claim(consumer_name, ClaimRequest(event_id))
         return _is_claimed(consumer_name, event_id, answer)
 
@@ -520,8 +545,8 @@ class SqlAlchemyProcessedMessageStore:
 
     async def give_back(self, consumer: str, message_id: str, claimed: Claimed) -> None:
         if not await self._change_one(GIVE_BACK_NEW, consumer, message_id):
-            owner = claimed.from_owner
-            await self._change_one(GIVE_BACK, consumer, message_id, owned_by=owner)
+            before = {"owned_by": claimed.from_owner, "code": claimed.from_code}
+            await self._change_one(GIVE_BACK, consumer, message_id, **before)
 
     async def keep_result(
         self, consumer: str, message_id: str, result: str, key: str | None = None
@@ -529,8 +554,8 @@ class SqlAlchemyProcessedMessageStore:
         kept = {"returned": result, "of_key": stored_name(key)}
         await self._change_one(KEEP_RESULT, consumer, message_id, **kept)
 
-    async def pass_over(self, consumer: str, message_id: str, code: str) -> None:
-        await self._change_one(PASS_OVER, consumer, message_id, code=code)
+    async def pass_over(self, consumer: str, message_id: str, marker: str) -> None:
+        await self._change_one(PASS_OVER, consumer, message_id, marked=marker)
 
     async def expect_payload(self, consumer: str, message_id: str, payload_hash: str) -> None:
         await self._change_one(EXPECT_PAYLOAD, consumer, message_id, digest=payload_hash)
@@ -597,7 +622,7 @@ class SqlAlchemyProcessedMessageStore:
         taken = await self._row(RETAKE, me, {**me.key_and_hash(), "seen": why.fence})
         if taken is None:
             return None
-        return Claimed(taken.attempts, from_owner=row.owner)
+        return Claimed(taken.attempts, from_owner=row.owner, from_code=row.error_code)
 
     async def _lease_again(
         self, me: ClaimAsked, why: Row[Any], terms: Mapping[str, Any], stale: StalePolicy
@@ -659,13 +684,13 @@ class SqlAlchemyProcessedMessageStore:
         return (await self._execute(statement, str(me), values)).rowcount > 0
 
     async def _execute(self, statement: Executable, what: str, values: Any) -> CursorResult[Any]:
-        async with translated(what):
+        async with claiming(what):
             await self._beginning.begin()
             return await self._session.execute(statement, values)  # type: ignore[return-value]
 
 
 def claim_sync(
-    transaction: Any, *, consumer: str, message_id: str, payload: bytes | None = None
+    transaction: Any, *, consumer: str, message_id: str | int | UUID, payload: bytes | None = None
 ) -> bool:
     """Claim a message in the open transaction of a program without asyncio.
 
@@ -679,8 +704,10 @@ def claim_sync(
     Raises:
         NotClaimable: it is held elsewhere, not due, parked or dead, or has another payload.
         Retryable: the database could not be asked.  Roll back, and try the message again later.
-        Misuse: the connection is in AUTOCOMMIT, where a rollback would not undo the claim.
+        Misuse: the connection is in AUTOCOMMIT, where a rollback would not undo the claim; or the
+            id is empty, or begins like one that semel generates.
     """
+    message_id = producer_id(message_id)
     request = ClaimRequest(message_id, "" if payload is None else digest_of(payload))
     answer = _without_waiting(_BlockingClaims(transaction).try_claim(consumer, request))
     return _is_claimed(consumer, message_id, answer)

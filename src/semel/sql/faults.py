@@ -24,6 +24,8 @@ OUTAGE_CLASSES: Final = frozenset({"08", "53", "58"})
 NO_SUCH_DATABASE: Final = "3D000"
 REFUSED_CLASS: Final = "28"
 NO_RIGHT: Final = "42501"
+# No such table, column or schema.
+UNKNOWN_STATES: Final = frozenset({"42P01", "42703", "3F000"})
 # What RELEASE and ROLLBACK TO answer: no such savepoint; no transaction.
 NO_SAVEPOINT_STATES: Final = frozenset({"3B001", "25P01"})
 
@@ -66,6 +68,10 @@ class DatabaseUnusable(Permanent):
 
 class RightMissing(Misuse):
     """The role of the URL lacks a right on semel's tables."""
+
+
+class TablesMissing(Misuse):
+    """The database has no tables of semel, or those of another version."""
 
 
 class DatabaseRefused(Permanent):
@@ -155,6 +161,21 @@ def refusal_error(error: BaseException, what: str) -> SemelError | None:
 def translated(what: str) -> AbstractAsyncContextManager[None]:
     """Raise transient errors of every driver as `Retryable`."""
     return _meaning(what, translated_error)
+
+
+def claiming(what: str) -> AbstractAsyncContextManager[None]:
+    """Raise transient errors as `Retryable`, and missing tables with the way out."""
+    return _meaning(what, translated_error, _tables_error)
+
+
+def _tables_error(error: BaseException, what: str) -> SemelError | None:
+    # A claim's statement is right: SQLite's general error means a missing table or column.
+    if sqlstate(error) not in UNKNOWN_STATES and sqlite_code(error) != SQLITE_ERROR:
+        return None
+    return TablesMissing(
+        f"{what}: {reason_of(error)}; create semel's tables with `semel db create`, or with "
+        f"SqlDatabase.create_tables(), and compare them with `semel db check`"
+    )
 
 
 def opening(what: str) -> AbstractAsyncContextManager[None]:

@@ -69,13 +69,11 @@ def _claimed(what: Any) -> ScalarSelect[Any]:
 
 
 _IS_HANDLED: Final = _C.state == ClaimState.COMPLETED.value
-# A completed claim keeps the code of its last failure, or that of a person's decision.
-_ENDED_WITHOUT_EFFECT: Final = case(
-    (_C.error_code.in_(sorted(WITHOUT_EFFECT)), _C.error_code), else_=""
-)
+_ENDED_WITHOUT_EFFECT: Final = case((_C.marker.in_(sorted(WITHOUT_EFFECT)), _C.marker), else_="")
+_SAID: Final = case((_C.marker != "", _C.marker), else_=_C.error_code)
 _WHY: Final = case(
     (_IS_HANDLED, _ENDED_WITHOUT_EFFECT),
-    else_=func.coalesce(_failure_in(dead_letter), _failure_in(waiting_message), _C.error_code),
+    else_=func.coalesce(_failure_in(dead_letter), _failure_in(waiting_message), _SAID),
 )
 _SETTLE: Final = (
     update(inbox_message)

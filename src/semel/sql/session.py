@@ -533,6 +533,9 @@ class Beginning:
 
         At a higher level, the second of two claims fails instead of finding the first.
         """
+        inside = self._session.sync_session
+        if not inside.autobegin and not inside.in_transaction():
+            await self._session.begin()
         if not self.is_postgres:
             return
         if self._has_connection():

@@ -35,9 +35,9 @@ from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Executable
 
-from semel.message import Partition
+from semel.message import CONFLICT, Partition
 from semel.messaging.database import Sweep
-from semel.messaging.records import CAME_AS_AT, CONFLICT, MessageFilter, came_as, stored_id
+from semel.messaging.records import CAME_AS_AT, MessageFilter, came_as, stored_id
 from semel.operate.stores import plain
 from semel.sql.faults import translated
 from semel.sql.tables import (

@@ -73,7 +73,8 @@ processed_message: Final = Table(
     ),
     time_us("first_seen_at", "when it was claimed first"),
     time_us("updated_at", "when its state changed last; retention counts from here"),
-    short_text("error_code", "of the last failure"),
+    short_text("error_code", "of the last failure; empty after a success"),
+    short_text("marker", "why it was not tried: SKIPPED, DELETED, REPLACED, ERASED, …"),
     time_us("failed_at", "when an attempt failed last", null=True),
     short_text("source", "topic/partition/offset of the delivery that was claimed first"),
     text_column(

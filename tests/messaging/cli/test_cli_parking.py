@@ -139,7 +139,7 @@ def test_messages_are_skipped_with_a_reason(books):
 
     assert books.fill(queue) == [("m2", "behind"), ("m3", "behind")]
     row = books.fill(lambda world: claim_of(world, "m1"))
-    assert (row.state, row.error_code) == (ClaimState.COMPLETED, "SKIPPED")
+    assert (row.state, row.marker) == (ClaimState.COMPLETED, "SKIPPED")
 
 
 def test_a_deletion_waits_for_a_second_person_who_may_refuse(books):

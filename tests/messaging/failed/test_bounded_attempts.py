@@ -126,7 +126,7 @@ class _Attempts(DatabaseScenarios):
             async with database.begin() as unit:
                 row = await unit.claims.look_up("c", "m1")
                 letter = await unit.dead_letters.get("c", "m1")
-                tries = await unit.members.suspect("c", "duplicate:m1", "?")
+                tries = await unit.members.suspect("c", "conflict:duplicate:m1", "?")
             assert row is not None
             assert row.state is ClaimState.COMPLETED
             assert letter is not None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
+from uuid import UUID
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -17,7 +18,8 @@ from semel.messaging.classic import MessageEnvelope, consume_envelope
 from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.claims import ClaimRequest
-from semel.messaging.outcome import DeadLettered, Handled, RetryLater, Skipped
+from semel.messaging.outcome import Conflicted, DeadLettered, Handled, RetryLater, Skipped
+from semel.messaging.records import DeadLetterFilter
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.sql.database import SqlDatabase
 from semel.testing.crash import Crash, crash_at
@@ -50,7 +52,7 @@ class Broker:
 def envelope(broker: Broker, number: int = 1) -> MessageEnvelope[Any]:
     message = Message(f"m{number}", {"n": number}, b"{}", "k", source=Coordinates("t", 0, number))
     return MessageEnvelope(
-        message.id, message.key, message.payload, broker, {"trace": "abc"}, message
+        message.id, message.key, message.payload, {"trace": "abc"}, broker, message
     )
 
 
@@ -212,14 +214,22 @@ def test_the_backoff_may_depend_on_the_cause():
     asyncio.run(scenario())
 
 
-def test_an_envelope_without_a_message_cannot_be_consumed():
+def test_the_five_fields_are_enough():
     async def scenario() -> None:
-        broker = Broker()
-        empty: MessageEnvelope[Any] = MessageEnvelope("m1", None, {}, broker)
+        broker, id = Broker(), cast("str", UUID(int=7))
+        mails = sender([RetryableMessageError("later"), NonRetryableMessageError("never")])
+        first: MessageEnvelope[Any] = MessageEnvelope(id, "k", {"n": 1}, {}, broker)
+        other: MessageEnvelope[Any] = MessageEnvelope(id, "k", {"n": 2}, {}, broker)
+        nobody: MessageEnvelope[Any] = MessageEnvelope("", "k", {"n": 2}, {}, broker)
 
-        with pytest.raises(Misuse, match="has no message to handle"):
-            await consume_envelope(sender(), broker.database, empty)
+        assert isinstance(await consume_envelope(mails, broker.database, first), RetryLater)
+        assert isinstance(await consume_envelope(mails, broker.database, other), Conflicted)
+        with pytest.raises(Misuse, match="a message id must be text"):
+            await consume_envelope(mails, broker.database, nobody)
 
-        assert broker.told == []
+        assert broker.told == [3.0, "ack"]
+        async with broker.database.begin() as unit:
+            [letter] = await unit.dead_letters.find(DeadLetterFilter(), 9)
+        assert letter.payload == b'{"n":2}'
 
     asyncio.run(scenario())

@@ -15,8 +15,9 @@ from semel.messaging.consumer import Consumer, consumer
 from semel.messaging.failure import NonRetryableMessageError, RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.handle.batch import consume_many
-from semel.messaging.handle.claims import ClaimState
+from semel.messaging.handle.claims import WITHOUT_EFFECT, ClaimState
 from semel.messaging.outcome import DeadLettered, Handled, RetryLater, Skipped
+from semel.messaging.records import BEHIND
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.deadletters import skip_dead_letter
 from semel.operate.explain import explain_message
@@ -200,5 +201,33 @@ def test_what_was_passed_over_as_an_old_version_is_not_sent_later(deliver):
         assert calls == ["first"]
         story = await explain_message(database, "old")
         assert "without an effect (OLD_VERSION)" in str(story)
+
+    asyncio.run(scenario())
+
+
+@WAYS
+@pytest.mark.parametrize("code", sorted({*WITHOUT_EFFECT, BEHIND}))
+def test_a_handlers_own_code_is_never_taken_for_a_marker(deliver, code):
+    async def scenario() -> None:
+        clock = SimulatedClock()
+        database, calls = memory_database(clock), list[bool]()
+        chosen = ConsumerSettings(retry=POLICY, duplicates=Duplicates.INVOKE)
+
+        @consumer("c", policy=chosen, id_from=FromHeader("message-id"))
+        async def handle(message: Message, session: AsyncSession) -> None:
+            calls.append(message.is_duplicate)
+            if len(calls) == 1:
+                raise RetryableMessageError("later", code)
+
+        await deliver(handle, database, M1)
+        clock.advance(60)
+        assert isinstance(await deliver(handle, database, M1), Handled)
+        assert isinstance(await deliver(handle, database, M1), Skipped)
+
+        assert calls == [False, False, True], "what it sends is sent again"
+        async with database.begin() as unit:
+            row = await unit.claims.look_up("c", "m1")
+        assert row is not None
+        assert (row.error_code, row.marker) == ("", "")
 
     asyncio.run(scenario())

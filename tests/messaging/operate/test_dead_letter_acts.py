@@ -169,7 +169,7 @@ class DeadLetterActs(DatabaseContract):
 
         assert await letters(world) == 0
         row = await claim_of(world, "m1")
-        assert (row.state, row.error_code) == (ClaimState.COMPLETED, "SKIPPED")
+        assert (row.state, row.marker) == (ClaimState.COMPLETED, "SKIPPED")
         assert await acts(world) == [("ann", "dlq.skip", "m1")]
         with pytest.raises(Misuse, match="reason"):
             await skip_dead_letter(world.database, BILLING, "m1", actor="ann", reason="")
@@ -244,7 +244,7 @@ class Erasing(DatabaseContract):
         assert await due(world) == []
         assert (await waiting_of(world, "m1")).waits is Waits.PARKED
         row = await claim_of(world, "m1")
-        assert (row.state, row.error_code) == (ClaimState.PARKED, "ERASED")
+        assert (row.state, row.marker) == (ClaimState.PARKED, "ERASED")
         for refused in (
             release(world.database, BILLING, "m1", **ANN),
             fix(world.database, BILLING, "m1", b"back", ids=KeepId(), **ANN),

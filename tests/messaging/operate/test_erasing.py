@@ -144,7 +144,7 @@ class Erasing:
         assert heard == [2, 4, 5]
         for number in range(5):
             claim = await claim_of(world, f"m{number}")
-            assert (claim.state, claim.error_code) == (ClaimState.PARKED, "ERASED")
+            assert (claim.state, claim.marker) == (ClaimState.PARKED, "ERASED")
 
     @in_world
     async def test_what_was_handled_before_the_retry_worker_came_is_not_left_for_a_person(

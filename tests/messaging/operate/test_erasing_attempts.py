@@ -40,7 +40,7 @@ class ErasingAttempts:
             assert outcome == Refused("parked")
             assert await letter_of(world, name) is None
             assert (waiting.payload, waiting.headers) == (None, {})
-            assert (claim.state, claim.error_code) == (ClaimState.PARKED, "ERASED")
+            assert (claim.state, claim.marker) == (ClaimState.PARKED, "ERASED")
 
     @in_world
     async def test_a_delivery_that_fails_after_the_erasing_is_kept_without_its_payload(self, world):

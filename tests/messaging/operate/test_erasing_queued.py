@@ -36,7 +36,7 @@ def parking(handled=None):
 async def is_gone(world, message_id):
     waiting, claim = await waiting_of(world, message_id), await claim_of(world, message_id)
     assert (waiting.payload, waiting.headers, waiting.waits) == (None, {}, "parked")
-    assert (claim.state, claim.error_code) == (ClaimState.PARKED, "ERASED")
+    assert (claim.state, claim.marker) == (ClaimState.PARKED, "ERASED")
     return waiting.erased_at is not None and claim.erased_at is not None
 
 

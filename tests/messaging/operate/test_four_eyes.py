@@ -156,7 +156,7 @@ class FourEyes:
         await approve_delete(world.database, asked.number, actor="bob")
 
         claim = await claim_of(world, "m1")
-        assert (claim.state, claim.error_code) == (ClaimState.FAILED_TERMINAL, DELETED)
+        assert (claim.state, claim.marker) == (ClaimState.FAILED_TERMINAL, DELETED)
         assert await outgoing(world, "m1") == [("payments.dlq", None)]
         again = await handle_message(handle, world.database, message())
         assert again == Refused(f"dead letter ({DELETED})")
@@ -176,7 +176,7 @@ class FourEyes:
         assert claim.state is ClaimState.COMPLETED
         assert await outgoing(world, made_up) == [("payments.dlq", None)]
         assert await outgoing(world, "m1") == [("invoices", b"1")]
-        assert (await claim_of(world, made_up)).error_code == DELETED
+        assert (await claim_of(world, made_up)).marker == DELETED
 
 
 def telling(sends=None):

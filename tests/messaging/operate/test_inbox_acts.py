@@ -134,7 +134,7 @@ class InboxActs:
         assert paying.paid == []
         assert (row.error, row.payload) == ("SKIPPED", b'{"v": 1}')
         assert row.processed_at is not None
-        assert (claim.state, claim.error_code) == (ClaimState.COMPLETED, "SKIPPED")
+        assert (claim.state, claim.marker) == (ClaimState.COMPLETED, "SKIPPED")
 
     @in_world
     async def test_a_letter_of_an_inbox_is_parked_mended_and_handled(self, world):

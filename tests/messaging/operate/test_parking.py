@@ -94,7 +94,7 @@ class ParkingActs(DatabaseContract):
         assert fixed.message_id == "m1-b"
         assert await queue(world) == [("m1-b", "parked"), ("m2", "behind")]
         old, new = await claim_of(world, "m1"), await claim_of(world, "m1-b")
-        assert (old.state, old.error_code) == (ClaimState.COMPLETED, "REPLACED")
+        assert (old.state, old.marker) == (ClaimState.COMPLETED, "REPLACED")
         assert (new.state, new.payload_hash) == (ClaimState.PARKED, digest_of(NEW))
         async with world.database.begin() as unit:
             assert (await unit.revisions.of(BILLING, "m1"))[1].new_id == "m1-b"
@@ -216,7 +216,7 @@ class ParkingActs(DatabaseContract):
         await release(world.database, BILLING, "m1-b", **ANN)
 
         assert await due(world) == ["m1-b"]
-        assert (await claim_of(world, "m1")).error_code != "REPLACED"
+        assert (await claim_of(world, "m1")).marker != "REPLACED"
 
     @in_world
     async def test_skipping_lets_the_next_one_have_its_turn(self, world):
@@ -226,7 +226,7 @@ class ParkingActs(DatabaseContract):
 
         assert await due(world) == ["m2"]
         row = await claim_of(world, "m1")
-        assert (row.state, row.error_code) == (ClaimState.COMPLETED, "SKIPPED")
+        assert (row.state, row.marker) == (ClaimState.COMPLETED, "SKIPPED")
         assert await acts(world) == [("ann", "park.skip", "m1")]
 
     @in_world

@@ -160,7 +160,7 @@ def test_an_envelope_of_an_adapter_counts_after_its_commit(memory):
         shop = Shop(world)
         shop.fails(1, "REJECTED")
         with recorded() as counted:
-            envelope = MessageEnvelope("m1", None, {}, Ignored(), {}, message(1))
+            envelope = MessageEnvelope("m1", None, {}, {}, Ignored(), message(1))
             await consume_envelope(shop.consumer, shop.database, envelope)
         assert counted() == {"received": 1, "duration": 1, "processed dlq": 1, **POISON}
 

@@ -100,6 +100,7 @@ class Model:
 
     def becomes(self, state, ends=0.0, owner=""):
         self.state, self.ends, self.owner, self.changed = state, ends, owner, self.now
+        self.code = "" if state == "COMPLETED" else self.code
 
     def take(self, state, hash, ends=0.0, owner=""):
         self.becomes(state, ends, owner)

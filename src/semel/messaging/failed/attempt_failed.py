@@ -14,7 +14,7 @@ from functools import cache
 
 from semel.codec import Unread, Unreadable
 from semel.lease import Owner, this_process
-from semel.message import Message, StoredRecord, digest_of, text_of
+from semel.message import CONFLICT, Message, StoredRecord, digest_of, text_of
 from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Unit
 from semel.messaging.failed.deadletters import Failed, keep_letter, letter_of
@@ -169,7 +169,7 @@ class FailedMessage:
         await self._let_in(Waits.RETRY, claim, seconds)
         if claim.erased_at is None:
             return RetryStored(self.failure, attempt)
-        parked = Failure(ClaimState.PARKED, attempt, ERASED)
+        parked = Failure(ClaimState.PARKED, attempt, self.failure.code, marker=ERASED)
         await self.unit.claims.mark_failed(self.consumer.name, self.message.id, parked)
         return ParkedAway(ERASED_REASON, self.failure)
 
@@ -305,7 +305,7 @@ def refused_as(answer: Parked | Terminal) -> Refused:
 
 def _repetition_of(message: Message) -> str:
     # Under an id of its own, because the crash notes of the message itself count deaths.
-    return f"duplicate:{message.id}"
+    return f"{CONFLICT}duplicate:{message.id}"
 
 
 async def forget_tries(unit: Unit, consumer: Consumer, message: Message) -> None:
@@ -348,8 +348,11 @@ async def write_conflict(
     return Conflicted(expected, message.digest, await failed.file(letter))
 
 
-async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -> DeadLettered:
-    """Dead-letter the bytes of a record that cannot be read, so that its offset may be passed."""
+async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -> Outcome:
+    """Dead-letter the bytes of a record that cannot be read, so that its offset may be passed.
+
+    If other bytes are known under its id, as after a topic was made anew, it is a conflict.
+    """
     told = (
         Told.SCHEMA_INCOMPATIBLE
         if record.why is Unread.SCHEMA_INCOMPATIBLE
@@ -374,4 +377,7 @@ async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -
     claim = await failed.fail(ClaimState.FAILED_TERMINAL)
     if claim is None:
         claim = await unit.claims.look_up(consumer.name, message.id)
+        known = claim.payload_hash if claim is not None else ""
+        if known not in ("", message.digest):
+            return await write_conflict(unit, consumer, message, known)
     return DeadLettered(failure, told, await failed.file(await failed.letter(told, claim)))

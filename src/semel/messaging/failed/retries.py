@@ -244,7 +244,8 @@ async def _park_unhandled(
         if now is None:
             return Skipped(NO_LONGER_WAITING)
         code = why.code if now.erased_at is None else ERASED
-        failure = Failure(ClaimState.PARKED, now.attempts, code)
+        marker = "" if now.erased_at is None else ERASED
+        failure = Failure(ClaimState.PARKED, now.attempts, why.code, marker=marker)
         try:
             fence = await fence_to_park(unit, consumer, ClaimRequest(now.message_id))
         except NotClaimable:

@@ -24,6 +24,7 @@ from semel.message import (
     digest_of,
     headers_from,
     pairs_of,
+    producer_id,
     raw_of,
     text_of,
     value_of,
@@ -139,7 +140,7 @@ def _retry_of(consumer: Consumer, record: Record) -> _Retry | None:
         if said("consumer") != consumer.name or not is_here:
             return None
         message = Message(
-            said("message-id"),
+            producer_id(said("message-id")),
             None,
             record.value or b"",
             said("key") if f"{RETRY_PREFIX}key" in record.headers else None,

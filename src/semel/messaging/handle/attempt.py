@@ -22,7 +22,7 @@ from typing import Any, assert_never
 from semel.codec import Unreadable
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Misuse
-from semel.message import Message
+from semel.message import Message, producer_id
 from semel.messaging.consumer import Consumer, holds_key, invokes
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failed.attempt_failed import (
@@ -525,8 +525,8 @@ def ends_waiting(answer: ClaimAnswer) -> bool:
 
 def _behind(message: Message, erased_at: float | None = None) -> Failure:
     """Return what to write into the claim of a message that waits for an earlier one."""
-    code = BEHIND if erased_at is None else ERASED
-    return Failure(ClaimState.PARKED, 0, code, payload_hash=message.digest)
+    marker = BEHIND if erased_at is None else ERASED
+    return Failure(ClaimState.PARKED, 0, "", payload_hash=message.digest, marker=marker)
 
 
 async def _put_behind(
@@ -556,7 +556,9 @@ async def handle_message(
 
     Raises:
         TransactionEnded: the handler ended the transaction past every guard; do not acknowledge.
+        Misuse: its id begins like one that semel generates.
     """
+    producer_id(message.id)
     for left in reversed(range(consumer.settings.conflict_tries)):
         attempt = Attempt(consumer, message, from_waiting=waiting is not None)
         try:

@@ -24,7 +24,7 @@ from typing import Final
 from semel.clock import SYSTEM_CLOCK
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt
-from semel.message import Message
+from semel.message import Message, producer_id
 from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Database, TransactionEnded, Unit
 from semel.messaging.failed.waiting import is_next, leave_waiting
@@ -315,7 +315,10 @@ async def consume_many(
 
     Raises:
         TransactionEnded: a handler committed past every guard; nothing may be acknowledged.
+        Misuse: an id begins like one that semel generates.
     """
+    for message in messages:
+        producer_id(message.id)
     if consumer.settings.batch is BatchPolicy.FAIL_BATCH:
         return await all_or_nothing(consumer, database, messages, marks)
     try:

@@ -14,7 +14,7 @@ counts as a duplicate.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -75,6 +75,9 @@ class Claimed:
     from_owner: str = ""
     """The owner of the expired lease that was taken over; empty if there was none."""
 
+    from_code: str = field(default="", compare=False)
+    """The code of the failure before; `give_back` restores it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
@@ -87,6 +90,7 @@ class Duplicate:
     """False: the message was completed without an effect, and there is nothing to send again."""
 
 
+# Markers: in a column of their own, because a handler chooses its error codes freely.
 SKIPPED: Final = "SKIPPED"
 """COMPLETED without an effect: a person decided to skip the message."""
 
@@ -103,7 +107,7 @@ OLD_VERSION: Final = "OLD_VERSION"
 """COMPLETED without an effect: a later version of its aggregate had been applied."""
 
 WITHOUT_EFFECT: Final = frozenset({SKIPPED, REPLACED, DELETED, ERASED, OLD_VERSION})
-"""The codes of claims without an effect: by a person's act, or of an old version."""
+"""The markers of claims without an effect: by a person's act, or of an old version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +210,11 @@ class ClaimRow:
     first_seen_at: float = 0.0
     updated_at: float = 0.0
     error_code: str = ""
+    """The code of the last failure; empty after a success."""
+
+    marker: str = ""
+    """Why it has this state without an attempt, such as `SKIPPED`; never a handler's code."""
+
     result: str | None = None
     source: str = ""
     """Coordinates of the delivery that was claimed first; empty if unknown."""
@@ -248,9 +257,9 @@ def refusal(row: ClaimRow, payload_hash: str, now: float) -> NotOurs | None:
         case ClaimFound.OTHER_PAYLOAD:
             return Conflict(expected=row.payload_hash, found=payload_hash)
         case ClaimFound.COMPLETED:
-            return Duplicate(row.result, row.error_code not in WITHOUT_EFFECT)
+            return Duplicate(row.result, row.marker not in WITHOUT_EFFECT)
         case ClaimFound.TERMINAL:
-            return Terminal(row.error_code)
+            return Terminal(row.marker or row.error_code)
         case ClaimFound.PARKED:
             return Parked()
         case ClaimFound.RETRYABLE_LATER:
@@ -294,6 +303,9 @@ class Failure:
     payload_hash: str = ""
     source: str = ""
     """The coordinates of the delivery; written if there is no claim yet."""
+
+    marker: str = ""
+    """Why, if no attempt failed: one of `WITHOUT_EFFECT`, or `BEHIND`."""
 
 
 def source_of(message: Message) -> str:

@@ -35,7 +35,7 @@ from typing import Any
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Retryable, SemelError
-from semel.message import Message
+from semel.message import Message, producer_id
 from semel.messaging.consumer import Consumer, holds_key
 from semel.messaging.database import Database, Unit
 from semel.messaging.failed.attempt_failed import keep_attempt
@@ -225,7 +225,11 @@ async def handle_leased(
     """Handle one delivery under a lease; errors of a message or a handler become outcomes.
 
     *waiting* is its row, if the message comes from the waiting table.
+
+    Raises:
+        Misuse: its id begins like one that semel generates.
     """
+    producer_id(message.id)
     asked_at = clock.monotonic()
     attempt = Attempt(consumer, message, from_waiting=waiting is not None)
     try:

@@ -22,7 +22,7 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, InDoubt, Misuse, Retryable
 from semel.lease import Owner
-from semel.message import Coordinates, Message, Partition, Record
+from semel.message import Coordinates, Message, Partition, Record, producer_id
 from semel.messaging.consumer import Consumer, record_of
 from semel.messaging.database import Database, Unit, is_refusal
 from semel.messaging.failed.attempt_failed import write_conflict
@@ -77,6 +77,7 @@ class Inbox:
         Raises:
             Retryable: nothing was stored; do not acknowledge.
             InDoubt: the commit is unknown; do not acknowledge, storing it again is safe.
+            Misuse: its id begins like one that semel generates.
         """
         async with self.database.begin() as unit:
             known = await self._known(unit, message)
@@ -121,6 +122,7 @@ class Inbox:
     async def _known(self, unit: Unit, message: Message) -> Outcome | None:
         """Store a message; return what is known of its id if it is not new."""
         name = self.consumer.name
+        producer_id(message.id)
         claim = await unit.claims.look_up(name, message.id)
         if claim is not None:
             answer = refusal(claim, message.digest, await unit.now())
