@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from semel.errors import Misuse
-from semel.message import Message, raw_of
+from semel.message import Message, raw_of, text_of
 from semel.messaging.database import OutboxStore
 from semel.messaging.handle.attempt import Handling, handling_now
 from semel.messaging.send.outbox import (
@@ -45,7 +45,7 @@ class Outbox:
         topic: str,
         payload: Any,
         *,
-        key: str | None = None,
+        key: str | bytes | None = None,
         headers: Mapping[str, str | bytes] | None = None,
         message_id: str | None = None,
         cause: Message | None = None,
@@ -55,7 +55,8 @@ class Outbox:
         *session* is what a handler got, or any `AsyncSession` whose database has semel's tables.
         Nothing is committed here.
 
-        *payload* is bytes, text, or a value that JSON can represent; None is a tombstone.
+        *payload* is bytes, text, or a value that JSON can represent; None is a tombstone.  *key*
+        is text, or any bytes.
         Messages of one topic and *key* are published in the order in which they were written.
 
         Inside a handler the id is derived from the handled message, the topic and a counter:
@@ -75,7 +76,8 @@ class Outbox:
         is_given = message_id is not None
         if message_id is None:
             message_id = _next_id(now, cause, topic)
-        _check(topic, key, message_id)
+        _check(topic, None if isinstance(key, bytes) else key, message_id)
+        key = text_of(key) if isinstance(key, bytes) else key
         # Imported here, because only programs that send need SQLAlchemy.
         from semel.sql.outbox import after_commit, store_of
 

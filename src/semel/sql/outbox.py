@@ -7,6 +7,7 @@ DELETE   delete what was sent, if the leadership still holds
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from sqlalchemy.engine import CursorResult
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
 from semel.errors import Misuse
-from semel.message import headers_from_text, headers_to_text
+from semel.message import headers_from_text, headers_to_text, raw_of, text_of
 from semel.messaging.records import is_plain_text, original_id, stored_id
 from semel.messaging.redact import ERASED_REASON
 from semel.messaging.send.outbox import (
@@ -236,7 +237,7 @@ class SqlOutboxStore(Store):
 
     async def parked_keys(self, outbox: str) -> frozenset[tuple[str, str]]:
         found = await self._run(PARKED_KEYS, {"of_outbox": outbox})
-        return frozenset(tuple(row) for row in found)
+        return frozenset((topic, key_from_text(key) or "") for topic, key in found)
 
     async def children(self, parent: str) -> Sequence[OutboxEntry]:
         return _read(await self._run(CHILDREN, {"of_parent": parent}))
@@ -256,7 +257,7 @@ class SqlOutboxStore(Store):
             meant = meant.where(_M.message_id == stored_id(message_id))
         if key is not None:
             caused = _M.parent_key == stored_id(key)
-            meant = meant.where(or_(_M.key == key, caused) if is_plain_text(key) else caused)
+            meant = meant.where(or_(_M.key == key_to_text(key), caused))
         if parent is not None:
             meant = meant.where(_M.parent == parent)
         return await self._count(meant)
@@ -341,6 +342,23 @@ def _shown(leadership: Leadership) -> dict[str, Any]:
     return {"of_outbox": leadership.outbox, "me": leadership.owner, "of_epoch": leadership.epoch}
 
 
+_BASE64: Final = "base64:"
+
+
+def key_to_text(key: str | None) -> str | None:
+    """Return a key as its column has it: bytes that are no plain text as base64."""
+    if key is None or (is_plain_text(key) and not key.startswith(_BASE64)):
+        return key
+    return _BASE64 + b64encode(raw_of(key)).decode("ascii")
+
+
+def key_from_text(text: str | None) -> str | None:
+    """Read what `key_to_text` wrote."""
+    if text is None or not text.startswith(_BASE64):
+        return text
+    return text_of(b64decode(text.removeprefix(_BASE64)))
+
+
 def _place_of(entry: OutboxEntry) -> tuple[str, str]:
     return entry.outbox, stored_id(entry.message_id)
 
@@ -351,7 +369,7 @@ def _row(entry: OutboxEntry) -> dict[str, Any]:
         "message_id": stored_id(entry.message_id),
         "original_id": original_id(entry.message_id),
         "topic": entry.topic,
-        "key": entry.key,
+        "key": key_to_text(entry.key),
         "payload": entry.value,
         "headers": headers_to_text(entry.headers),
         "parent": entry.parent,
@@ -375,7 +393,7 @@ def _entry(
         message_id,
         topic,
         value,
-        key,
+        key_from_text(key),
         headers_from_text(headers) if headers else NO_HEADERS,
         place,
         outbox,

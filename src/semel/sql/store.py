@@ -23,6 +23,7 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
+    cast,
     delete,
     exists,
     func,
@@ -368,6 +369,7 @@ def _gone(consumer: str, message_id: ColumnElement[str]) -> ColumnElement[bool]:
     return and_(~claimed, *(~_in(one, consumer, message_id) for one in places))
 
 
+_COLON: Final = literal_column("':'", Text)
 _SLASH: Final = literal_column("'/'", Text)
 
 
@@ -376,7 +378,8 @@ def is_over(consumer: ColumnElement[str], message_id: ColumnElement[str]) -> Col
     everything that it sent was published.
     """
     # The format of `semel.messaging.send.outbox.parent_of`.
-    sent = exists().where(outbox_message.c.parent == consumer + _SLASH + message_id)
+    parent = cast(func.length(consumer), Text) + _COLON + consumer + _SLASH + message_id
+    sent = exists().where(outbox_message.c.parent == parent)
     stored = (_in(one, consumer, message_id) for one in (waiting_message, dead_letter))
     return and_(~sent, *(~one for one in stored))
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
 from semel.codec import FromHeader, Reading
-from semel.message import Coordinates, Record, digest_of, headers_from, pairs_of
+from semel.errors import Misuse
+from semel.memory.broker import MemoryBroker
+from semel.message import Coordinates, Record, digest_of, headers_from, pairs_of, text_of
 from semel.messaging.consumer import consumer
 from semel.messaging.failed.deadletters import record_of
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.attempt import handle_message
 from semel.messaging.outcome import Conflicted, DeadLettered
 from semel.messaging.receive.inbox import Inbox, InboxWorker
+from semel.messaging.receive.runner import Runner
 from semel.messaging.records import DeadLetterFilter
 from semel.messaging.send.outbox import OutboxEntry
 from semel.messaging.send.publish import outgoing_of
-from semel.messaging.settings import ConsumerSettings
+from semel.messaging.settings import ConsumerSettings, RunnerSettings
 from tests.messaging.outgoing import pending
 from tests.messaging.places import InPostgres, InSqlite
+from tests.messaging.worlds import memory_database
 from tests.stores.deadletters import LETTER
 from tests.stores.world import DatabaseContract, in_world
 
@@ -132,6 +137,58 @@ class LetterTopic(DatabaseContract):
         await handle(world, delivered("m1", b"1"), empty)
 
         assert [entry.value for entry in await pending(world)] == [b""]
+
+    @in_world
+    async def test_a_key_of_any_bytes_goes_to_the_topic_as_it_came(self, world):
+        keys = [b"\xff\x00k", b"base64:/w==", b"", None, "käse".encode()]
+        for offset, key in enumerate(keys):
+            found = {"message-id": f"bad-{offset}".encode()}
+            record = Record(Coordinates("payments", 0, offset), b"1", key, found)
+            await handle(world, billing.reading.read(record))
+
+        assert [outgoing_of(entry).key for entry in await pending(world)] == keys
+        async with world.database.begin() as unit:
+            erased = await unit.outbox.erase(key=text_of(b"\xff\x00k"))
+        assert erased == 1
+
+    @in_world
+    async def test_a_second_dead_lettering_keeps_where_the_message_came_from_first(self, world):
+        await handle(world, delivered("bad-1", b"1", offset=7))
+        [entry] = await pending(world)
+        first = pairs_of(outgoing_of(entry).headers)
+        for offset in (3, 4):
+            again = Record(Coordinates(DLQ, 2, offset), b"1", b"k1", headers_from(first))
+            read = replace(billing.reading.read(again), id=f"bad-again-{offset}")
+            await handle(world, read)
+            entry = (await pending(world))[-1]
+            first = pairs_of(outgoing_of(entry).headers)
+
+        def said(name):
+            return [value for found, value in first if found == f"dead-letter-{name}"]
+
+        assert said("topic") == [b"payments", DLQ.encode()]
+        assert said("partition") == [b"0", b"2"]
+        assert said("offset") == [b"7", b"4"], "the first, and its own"
+        assert said("message-id") == [b"bad-1", b"bad-again-4"]
+        assert said("header-message-id")[0] == b"bad-1"
+
+
+def test_a_consumer_of_its_own_dead_letters_is_refused_by_the_runner():
+    async def scenario() -> None:
+        broker, database = MemoryBroker({"payments": 1, DLQ: 1}), memory_database()
+        broker.put(DLQ, b"1", headers={"message-id": b"bad-1"})
+        subscription = await broker.subscribe("billing", ["payments", DLQ])
+
+        with pytest.raises(Misuse, match="the topic of its own dead letters"):
+            await Runner(
+                billing, subscription, database, RunnerSettings(wait_seconds=0.0)
+            ).run_until_idle()
+
+        async with database.begin() as unit:
+            assert await unit.dead_letters.find(DeadLetterFilter(), 1) == []
+            assert await unit.outbox.read("outbox", 0, 1) == []
+
+    asyncio.run(scenario())
 
 
 class TestInSqlite(InSqlite, LetterTopic):

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from semel.errors import Retryable
+from semel.message import Message
 from semel.messaging.failure import NonRetryableMessageError
-from semel.messaging.handle.attempt import handle_message
-from semel.messaging.handle.claims import ClaimState
+from semel.messaging.handle.attempt import handle_message, handling
+from semel.messaging.handle.claims import ClaimRequest, ClaimState
 from semel.messaging.receive.inbox import Inbox
 from semel.messaging.records import DeadLetterFilter
 from semel.messaging.send.outbox import parent_of
@@ -18,6 +19,7 @@ from semel.messaging.settings import DAY_SECONDS
 from semel.operate.deadletters import park_dead_letter
 from semel.operate.parking import KeepId, NewId, fix
 from semel.operate.retention import Erased, Retention, erase, prune
+from semel.outboxes import Outbox
 from tests.messaging.act_world import ANN, BILLING, claim_of, park, waiting_of
 from tests.messaging.erasures import (
     ONCE,
@@ -52,6 +54,27 @@ class Erasing:
             assert (claim.state, claim.result) == (ClaimState.COMPLETED, None)
             assert (await erase(world.database, **by, **ANN)).total == 0
             await forget(world, claim, letter, children)
+
+    @in_world
+    async def test_a_slash_in_a_name_or_an_id_is_no_border_between_them(self, world):
+        outbox = Outbox()
+        for name, message_id in (("a/b", "c"), ("a", "b/c")):
+            async with world.database.begin() as unit:
+                await unit.claims.try_claim(name, ClaimRequest(message_id))
+                with handling(name, Message(message_id, {})):
+                    await outbox.add(unit.session, "out", {"of": name})
+
+        async with world.database.begin() as unit:
+            children = await unit.outbox.children(parent_of("a", "b/c"))
+            erased = await unit.outbox.erase(parent=parent_of("a/b", "c"))
+            kept = [await unit.claims.delete_expired(name, -1.0, 9) for name in ("a/b", "a")]
+            mine = await unit.outbox.lead("outbox", "me", 60.0)
+            await unit.outbox.delete(mine, [child.place for child in children])
+            deleted = [await unit.claims.delete_expired(name, -1.0, 9) for name in ("a/b", "a")]
+        assert [child.value for child in children] == [b'{"of":"a"}']
+        assert erased == 1
+        assert kept == [0, 0], "what they sent was not published yet"
+        assert deleted == [0, 1]
 
     @in_world
     async def test_a_conflict_of_any_id_is_found(self, world):

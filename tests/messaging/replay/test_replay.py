@@ -198,21 +198,6 @@ class Replays:
         assert await service.paid() == []
 
     @in_world
-    async def test_a_message_whose_own_id_looks_made_up_is_never_lost(self, world):
-        service = await Service(world).open()
-        # The last one is what the record itself would be filed under, had it been no message.
-        strange = ["unreadable:orders", "unreadable:a/1/2", "unreadable:payments/0/1"]
-        service.refuse(*strange)
-        await service.deliver(*strange)
-        service.heal()
-
-        report = await service.run(Letters())
-
-        assert counts(report) == {"handled": 1, "refused": 2}
-        assert await service.paid() == strange[:1]
-        assert await letters(world) == 2
-
-    @in_world
     async def test_what_a_delivery_buries_no_longer_waits_for_another_attempt(self, world):
         twice = replace(POLICY, max_attempts=2, initial_delay_seconds=0.0, max_delay_seconds=0.0)
         service = await Service(world, ConsumerSettings(retry=twice)).open()

@@ -13,6 +13,7 @@ from semel.errors import Misuse
 from semel.message import Message, text_of
 from semel.messaging.handle.attempt import handling
 from semel.messaging.send.outbox import OutboxConflict, outgoing_id, parent_of
+from semel.messaging.send.publish import outgoing_of
 from semel.outboxes import Outbox
 from tests.messaging.outgoing import DATABASES, Broker, left, opened, pending, relay, run, until
 
@@ -22,6 +23,18 @@ ORDER = Message("order-7", {"n": 1}, b'{"n":1}', correlation_id="visit-3")
 @pytest.fixture(params=DATABASES[1:])
 def sql(request):
     return opened(request.param, request)
+
+
+def test_a_key_may_be_any_bytes(database):
+    async def test(world):
+        async with world.database.begin() as unit:
+            for key in (b"\xff\x00", b"plain", "base64:x"):
+                await Outbox().add(unit.session, "t", {}, key=key)
+            found = [outgoing_of(entry).key for entry in await unit.outbox.read("outbox", 0, 9)]
+
+        assert found == [b"\xff\x00", b"plain", b"base64:x"]
+
+    run(database, test)
 
 
 def test_a_handler_that_runs_again_writes_the_same_messages(database):

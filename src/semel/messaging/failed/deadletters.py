@@ -1,8 +1,9 @@
 """Dead letters: made of messages that are given up, stored, and published if there is a topic.
 
 A record of the dead-letter topic has the original payload, key and headers, and describes the
-failure in headers that begin with ``dead-letter-``.  It goes through the outbox, in the
-transaction that stores the dead letter: both are durable, or neither is.
+failure in headers that begin with ``dead-letter-``.  If the record came from a dead-letter topic
+itself, the first of each of these headers stays, and the new ones follow.  It goes through the
+outbox, in the transaction that stores the dead letter: both are durable, or neither is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from semel.messaging.consumer import Consumer
 from semel.messaging.database import Unit
 from semel.messaging.failure import Classified
 from semel.messaging.outcome import Told
-from semel.messaging.records import DeadLetter, fields_of_message, is_plain_text
+from semel.messaging.records import DeadLetter, fields_of_message
 from semel.messaging.send.outbox import (
     MESSAGE_ID_HEADER,
     OutboxConflict,
@@ -112,7 +113,7 @@ def record_of(letter: DeadLetter, topic: str, outbox: str) -> OutboxEntry:
         _id_of(letter, value, topic),
         topic,
         value,
-        letter.key if letter.key is not None and is_plain_text(letter.key) else None,
+        letter.key,
         headers_of(letter),
         outbox=outbox,
         parent=parent_of(letter.consumer, letter.message_id),
@@ -149,19 +150,21 @@ def headers_of(letter: DeadLetter) -> Mapping[str, bytes]:
         "owner": letter.owner,
         "outcome": letter.outcome,
     }
-    # The original's id by another name, because the relay writes the record's own, and without
-    # what an earlier dead letter said.
-    carried = [
-        (ORIGINAL_ID if name == MESSAGE_ID_HEADER else name, value)
-        for name, value in pairs_of(letter.headers)
-        if not name.startswith(PREFIX)
-    ]
+    # The original's id by another name, because the relay writes the record's own.  Of several
+    # earlier dead letters the first knows where the message came from.
+    earlier: dict[str, bytes | None] = {}
+    carried: list[tuple[str, bytes | None]] = []
+    for name, value in pairs_of(letter.headers):
+        if name.startswith(PREFIX):
+            earlier.setdefault(name, value)
+        else:
+            carried.append((ORIGINAL_ID if name == MESSAGE_ID_HEADER else name, value))
     said = [
-        (f"{PREFIX}{name}", str(value).encode("utf-8", "backslashreplace"))
+        (f"{PREFIX}{name}", raw_of(str(value)))
         for name, value in fields.items()
         if value is not None
     ]
-    return headers_from([*carried, *said])
+    return headers_from([*earlier.items(), *carried, *said])
 
 
 def _moment(seconds: float) -> str:

@@ -35,7 +35,6 @@ from semel.messaging.failed.deadletters import RETRY_PREFIX
 from semel.messaging.failure import Classified
 from semel.messaging.handle.claims import ClaimRow
 from semel.messaging.receive.broker import INBOX
-from semel.messaging.records import is_plain_text
 from semel.messaging.send.outbox import MESSAGE_ID_HEADER, OutboxEntry, outgoing_id, parent_of
 from semel.policy.vocabulary import RetryMode
 
@@ -87,7 +86,7 @@ async def send_to_retry(
         outgoing_id(consumer.name, message.id, f"{topic} {said['due']}", message.attempt),
         topic,
         value_of(message.raw, message.digest),
-        message.key if message.key is not None and is_plain_text(message.key) else None,
+        message.key,
         headers_from([*carried, *ours]),
         outbox=consumer.settings.dead_letter_outbox,
         parent=parent_of(consumer.name, message.id),

@@ -258,6 +258,7 @@ class Runner:
             # From here on a revocation waits until the records are in lanes.
             self._is_fed.clear()
             assignment = self.subscription.assignment
+            self._refuse_own_letters(assignment)
             self._settling.keep_only(assignment)
             self._leaving = (self._leaving & assignment) - {record.at.place for record in records}
             await self._membership.work_on(assignment - self._leaving)
@@ -288,6 +289,21 @@ class Runner:
         finally:
             self._is_fed.set()
         return True
+
+    def _refuse_own_letters(self, assignment: Collection[Partition]) -> None:
+        """Raise if the consumer reads its own dead letters: each would become another one.
+
+        Raises:
+            Misuse: it does; nothing of this fetch was handled.
+        """
+        settings = self.consumer.settings
+        own = {settings.dead_letter_topic, settings.unreadable_topic} - {""}
+        read = sorted(own & {partition.topic for partition in assignment}) if own else []
+        if read:
+            raise Misuse(
+                f"consumer {self.consumer.name} reads {read[0]}, the topic of its own dead letters:"
+                f" each of them would become another one. Read it with another consumer"
+            )
 
     async def _until_work_ends(self, seconds: float) -> None:
         """Wait until a worker has ended something, or for the stop."""

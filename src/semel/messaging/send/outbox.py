@@ -42,7 +42,8 @@ def idempotency_key(consumer: str, message_id: str) -> str:
 
 def parent_of(consumer: str, message_id: str) -> str:
     """Return the parent of the entries that handling this message writes."""
-    return f"{consumer}/{stored_id(message_id)}"
+    # The length comes first: consumer "a/b" and message "c" are not "a" and "b/c".
+    return f"{len(consumer)}:{consumer}/{stored_id(message_id)}"
 
 
 NO_HEADERS: Final[Mapping[str, bytes]] = MappingProxyType({})
@@ -59,6 +60,8 @@ class OutboxEntry(NamedTuple):
     topic: str
     value: bytes | None
     key: str | None = None
+    """Bytes that are no text are here as `semel.message.text_of` returns them."""
+
     headers: Mapping[str, bytes] = NO_HEADERS
     place: int = 0
     """The order of writing; given by the outbox."""

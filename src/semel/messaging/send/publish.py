@@ -27,7 +27,7 @@ from typing import Any, Final
 from semel.clock import Clock
 from semel.errors import Fenced, InDoubt, Misuse, Retryable
 from semel.events import Events, Metric
-from semel.message import Headers
+from semel.message import Headers, raw_of
 from semel.messaging.database import Database
 from semel.messaging.failure import (
     RETRYABLE_CLASSES,
@@ -172,7 +172,7 @@ def outgoing_of(entry: OutboxEntry) -> Outgoing:
     headers: Mapping[str, bytes] = {MESSAGE_ID_HEADER: entry.message_id.encode(), **entry.headers}
     if isinstance(entry.headers, Headers):
         headers = Headers([(MESSAGE_ID_HEADER, headers[MESSAGE_ID_HEADER]), *entry.headers.pairs])
-    key = None if entry.key is None else entry.key.encode()
+    key = None if entry.key is None else raw_of(entry.key)
     return Outgoing(entry.topic, entry.value, key, headers)
 
 

@@ -26,7 +26,6 @@ from semel.testing.contracts.contract import Contract
 CONSUMER: Final = "billing"
 
 STRANGE_IDS: Final = (
-    "",
     " ",
     "ä/∀/🐟",
     "nul\0byte",
