@@ -199,7 +199,7 @@ outbox_message: Final = Table(
     ),
     text_column("original_id", "the id itself, where message_id is a hash", null=True),
     text_column("topic", "where it goes"),
-    text_column("key", "its key; base64:… where it is no plain text", null=True),
+    text_column("key", "its key; base64:… where it is not plain text", null=True),
     payload_bytes("the bytes to send; NULL once erased"),
     short_text("headers", "JSON object, or list of pairs, of base64"),
     time_us("created_at", "when it was written"),
