@@ -5,7 +5,7 @@ TwoPhaseSink                            the methods of a sink
 SinkTxnId, Receipt, Tally               its arguments
 SinkOK, SinkRetryable, SinkFatal        its answers
 SinkFinding, Found, Guarantee           its answers to questions
-CountsVisibleRows, RemembersScopes      two more abilities that a sink can have
+CountsVisibleRows, KnowsItsPlace        two more abilities that a sink can have
 """
 
 from typing import TYPE_CHECKING
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
         CountsVisibleRows,
         Found,
         Guarantee,
+        KnowsItsPlace,
         Receipt,
-        RemembersScopes,
         SinkFatal,
         SinkFinding,
         SinkOK,
         SinkRetryable,
         Tally,
+        Tenant,
         TwoPhaseSink,
         digest_of,
     )
@@ -38,16 +39,17 @@ __all__ = [
     "FilesSink",
     "Found",
     "Guarantee",
+    "KnowsItsPlace",
     "MemorySink",
     "PostgresSink",
     "Receipt",
-    "RemembersScopes",
     "SinkFatal",
     "SinkFinding",
     "SinkOK",
     "SinkRetryable",
     "SinkTxnId",
     "Tally",
+    "Tenant",
     "TwoPhaseSink",
     "digest_of",
     "tally",
@@ -60,16 +62,17 @@ __getattr__ = lazily(
         "FilesSink": "semel.files.sink",
         "Found": "semel.pipeline.sink",
         "Guarantee": "semel.pipeline.sink",
+        "KnowsItsPlace": "semel.pipeline.sink",
         "MemorySink": "semel.memory.sink",
         "PostgresSink": "semel.postgres.sink",
         "Receipt": "semel.pipeline.sink",
-        "RemembersScopes": "semel.pipeline.sink",
         "SinkFatal": "semel.pipeline.sink",
         "SinkFinding": "semel.pipeline.sink",
         "SinkOK": "semel.pipeline.sink",
         "SinkRetryable": "semel.pipeline.sink",
         "SinkTxnId": "semel.pipeline.txn",
         "Tally": "semel.pipeline.sink",
+        "Tenant": "semel.pipeline.sink",
         "TwoPhaseSink": "semel.pipeline.sink",
         "digest_of": "semel.pipeline.sink",
         "tally": "semel.arrow.tally",

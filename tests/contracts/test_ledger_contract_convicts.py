@@ -140,7 +140,15 @@ class ChecksBeforeItsTransaction(MemoryLedger):
             super().decide_commit(lease, txn)
 
 
+class RenamesWhatIsOpen(MemoryLedger):
+    """Renames an app in the middle of a cycle."""
+
+    def open_attempts(self, scope):
+        return []
+
+
 CONVICTED_BY = {
+    RenamesWhatIsOpen: ("test_an_app_with_open_attempts_or_a_name_with_cycles_is_not_renamed"),
     ForgetsTheEpoch: "test_a_lost_lease_changes_nothing",
     ChecksTheEpochOnceOnly: "test_an_epoch_alone_is_not_a_lease",
     OverwritesTheDecision: "test_there_are_no_other_arrows",

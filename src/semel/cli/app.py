@@ -31,6 +31,7 @@ from semel.cli.commands import (  # noqa: F401  each declares its commands
     replay,
     retention,
     run,
+    sink,
     verify,
 )
 from semel.cli.preamble import COMMANDS
@@ -103,6 +104,8 @@ PANELS: Final[Mapping[str, str]] = {
 
 GROUPS: Final[Mapping[str, tuple[str, str]]] = {
     "cycle": (PIPELINES, "Work on a single cycle."),
+    "sink": (PIPELINES, "Change the name or the place of a sink."),
+    "app": (PIPELINES, "Change the name of an app."),
     "ledger": (PIPELINES, "Look after the ledger itself."),
     "policy": (CONSUMERS, "Check and explain a policy file."),
     "db": (CONSUMERS, "Make and check the consumers' tables."),

@@ -5,7 +5,7 @@
         part-<task>-00000.parquet
         _semel-token.json                  the proof: whose it is, and its files
       _semel/<scope slug>/                 out of sight
-        scope.json                         ledger, app, query
+        scope.json                         ledger, app, query, and the sink's name
         staged/<txn label>/<task>/         what tasks write
         prepared/<txn label>/              what prepare has collected and sealed with a token
         marks/<txn label>                  empty files: the highest committed cycle
@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from semel.files.disk import make_folders, names_in, sync_folder, write_whole
+from semel.pipeline.sink import Tenant
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
 HIDDEN: Final = "_semel"
@@ -83,15 +84,24 @@ class Layout:
         self.scope = scope
         self.home = os.path.join(path, HIDDEN, scope.slug)
 
-    def make(self) -> None:
+    def make(self, sink: str) -> None:
         """Create the scope's folders, durably."""
         slug = self.scope.slug
         inside = [f"{HIDDEN}/{slug}/{name}" for name in ("prepared", "marks", "fence")]
         make_folders(self.path, HIDDEN, f"{HIDDEN}/{slug}", *inside)
-        about = os.path.join(self.home, "scope.json")
-        if not os.path.exists(about):
-            scope = self.scope
-            write_whole(about, {"ledger": scope.ledger, "app": scope.app, "query": scope.query})
+        if not os.path.exists(self.about):
+            self.name(sink)
+
+    @property
+    def about(self) -> str:
+        """The file that says whose folder it is."""
+        return os.path.join(self.home, "scope.json")
+
+    def name(self, sink: str) -> None:
+        """Record whose folder it is."""
+        scope = self.scope
+        names = {"ledger": scope.ledger, "app": scope.app, "query": scope.query, "sink": sink}
+        write_whole(self.about, names)
 
     def staged(self, txn: SinkTxnId) -> str:
         """Return the folder in which tasks of *txn* write."""
@@ -211,11 +221,14 @@ def _some(names: set[str]) -> str:
     return listed if len(names) <= 3 else f"{listed} and {len(names) - 3} more"
 
 
-def scopes_under(path: str) -> list[Scope]:
-    """List the scopes that have ever owned *path*."""
+def tenants_of(path: str) -> list[Tenant]:
+    """List the scopes that have committed under *path*."""
     found = []
     for slug in names_in(os.path.join(path, HIDDEN)):
         about = os.path.join(path, HIDDEN, slug, "scope.json")
-        with contextlib.suppress(OSError, ValueError, TypeError), open(about, "rb") as text:
-            found.append(Scope(**json.load(text)))
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError), open(about) as text:
+            names = json.load(text)
+            scope = Scope(names["ledger"], names["app"], names["query"])
+            if scope.slug == slug and (mark := Layout(path, scope).mark()) is not None:
+                found.append(Tenant(scope, str(names["sink"]), mark.label))
     return found

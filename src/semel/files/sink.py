@@ -34,7 +34,7 @@ from semel.files.layout import (
     Seal,
     is_hidden,
     read_seal,
-    scopes_under,
+    tenants_of,
     what_is_wrong,
 )
 from semel.files.staging import FilesStager, Unpreparable, collect, token_of
@@ -49,6 +49,7 @@ from semel.pipeline.sink import (
     SinkOutcome,
     SinkRetryable,
     Tally,
+    Tenant,
     Token,
     digest_of,
 )
@@ -111,7 +112,7 @@ class FilesSink:
     def fence(self, scope: Scope, epoch: int) -> None:
         layout = Layout(self.path, scope)
         with faults(f"files sink {self.name}"):
-            layout.make()
+            layout.make(self.name)
             newest = layout.epoch()
             if epoch < newest:
                 raise Fenced(self._fenced(scope, epoch, newest))
@@ -151,7 +152,7 @@ class FilesSink:
             return SinkFatal(f"{txn} is at or below the mark {mark}: another attempt was committed")
 
         if txn.scope not in self._epochs:  # otherwise `fence` has created the folders
-            layout.make()
+            layout.make(self.name)
         try:
             token = collect(layout, txn, receipts, digest, self.format, self.name)
         except Unpreparable as error:
@@ -284,11 +285,24 @@ class FilesSink:
         with faults(f"files sink {self.name}"):
             return Layout(self.path, scope).mark()
 
-    def scopes_of(self, app: str, query: str) -> list[Scope]:
+    def find_place(self) -> str:
+        return f"folder {self.place}"
+
+    def tenants(self) -> list[Tenant]:
         with faults(f"files sink {self.name}"):
-            scopes = scopes_under(self.path)
-            named = [scope for scope in scopes if (scope.app, scope.query) == (app, query)]
-            return [scope for scope in named if Layout(self.path, scope).mark() is not None]
+            return tenants_of(self.path)
+
+    def rename(self, old: Tenant, new: Tenant) -> None:
+        """Give the hidden folder its new name; visible folders keep theirs."""
+        before, after = Layout(self.path, old.scope), Layout(self.path, new.scope)
+        with faults(f"files sink {self.name}"):
+            if old.scope != new.scope and os.path.exists(before.home):
+                if after.mark() is None:  # a start under the new name may have made it
+                    remove_tree(after.home)
+                rename_folder(before.home, after.home)
+                sync_folder(os.path.dirname(after.home))
+            if os.path.exists(after.home):
+                after.name(new.sink)
 
     def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
         """Read the cycle's files again, and count and hash their rows."""

@@ -243,6 +243,28 @@ class SqlLedger:
                 session.run(statements.SET_PRUNED, _cycle_keys(highest))
             return len(gone)
 
+    def rename_app(self, lease: ScopeLease, app: str) -> Scope:
+        old, new = lease.scope, Scope(self.ledger_id, app, lease.scope.query)
+        with self._leased(lease) as (session, known):
+            taken = self._lock(session, new)
+            has_cycles = bool(
+                _read_generations(session, new)
+                or session.run(statements.LIST_NEWEST, {**_keys(new), "limit": 1})
+            )
+            still_open = len(session.run(statements.LIST_OPEN, _keys(old)))
+            rules.check_rename(old, new, still_open, has_cycles)
+            session.run(statements.FORGET_SCOPE, _keys(new))
+            renamed = {**_keys(old), "new": app}
+            epoch = max(known.epoch, taken.epoch)
+            session.run(statements.RENAME_SCOPE, {**renamed, "epoch": epoch})
+            (last,) = session.run(statements.LAST_ACT, _keys(old))
+            # Upwards first: the numbers must stay unique at every moment.
+            (top,) = session.run(statements.LAST_ACT, _keys(new))
+            session.run(statements.SHIFT_ACTS, {**_keys(new), "by": last["seq"] + top["seq"]})
+            for table in ("generation", "attempt", "position", "path", "act"):
+                session.run(statements.RENAME_ROWS.format(table=f"semel_{table}"), renamed)
+        return new
+
     def record_act(self, scope: Scope, who: str, act: str, why: str, detail: Any = None) -> None:
         kept = rules.as_json("the detail of an act", detail or {})
         with self._writing(scope) as (session, known):

@@ -234,3 +234,24 @@ LIST_ACTS: Final = """
      WHERE app = :app AND query = :query
      ORDER BY seq DESC
 """
+
+# A start under the new name, which was refused, has left such a row.
+FORGET_SCOPE: Final = "DELETE FROM semel_scope WHERE app = :app AND query = :query"
+
+# The epoch must be above every one that either name has had.
+RENAME_SCOPE: Final = """
+    UPDATE semel_scope SET app = :new, epoch = :epoch, owner = NULL, lease_until = 0
+     WHERE app = :app AND query = :query
+"""
+
+# ``{table}`` is one of the tables with an app and a query.
+RENAME_ROWS: Final = "UPDATE {table} SET app = :new WHERE app = :app AND query = :query"
+
+# The acts of both names are kept: those of the old one come first.
+SHIFT_ACTS: Final = """
+    UPDATE semel_act SET seq = seq + :by WHERE app = :app AND query = :query
+"""
+
+LAST_ACT: Final = """
+    SELECT coalesce(max(seq), 0) AS seq FROM semel_act WHERE app = :app AND query = :query
+"""

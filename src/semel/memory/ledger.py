@@ -291,6 +291,27 @@ class MemoryLedger:
                 held.pruned = max(held.pruned or txn.cycle, txn.cycle)
             return len(gone)
 
+    def rename_app(self, lease: ScopeLease, app: str) -> Scope:
+        old, new = lease.scope, Scope(self._ledger_id, app, lease.scope.query)
+        with self._lock:
+            held, taken = self._fenced(lease), self._read(new)
+            has_cycles = bool(taken.generations or taken.attempts)
+            rules.check_rename(old, new, len(self.open_attempts(old)), has_cycles)
+
+            def renamed(txn: SinkTxnId) -> SinkTxnId:
+                return replace(txn, cycle=replace(txn.cycle, scope=new))
+
+            held.attempts = {
+                renamed(txn): replace(record, txn=renamed(txn))
+                for txn, record in held.attempts.items()
+            }
+            held.mark = renamed(held.mark) if held.mark else None
+            held.pruned = replace(held.pruned, scope=new) if held.pruned else None
+            held.acts = [replace(act, scope=new) for act in held.acts] + taken.acts
+            held.epoch, held.owner = max(held.epoch, taken.epoch), None
+            self._scopes[new] = self._scopes.pop(old)
+        return new
+
     def record_act(self, scope: Scope, who: str, act: str, why: str, detail: Any = None) -> None:
         kept = rules.as_json("the detail of an act", detail or {})
         with self._lock:

@@ -17,7 +17,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from semel.pipeline.sink import (
     SinkOK,
     SinkOutcome,
     Tally,
+    Tenant,
     Token,
     digest_of,
     tally_of,
@@ -151,6 +152,9 @@ class MemoryStore:
     visible: dict[CycleId, Shown] = field(default_factory=dict, repr=False)
     marks: dict[Scope, SinkTxnId] = field(default_factory=dict, repr=False)
     epochs: dict[Scope, int] = field(default_factory=dict, repr=False)
+    names: dict[Scope, str] = field(default_factory=dict, repr=False)
+    """What the sink that committed last is called, by scope."""
+
     pid: int = field(default_factory=os.getpid)
 
     def __post_init__(self) -> None:
@@ -295,6 +299,7 @@ class MemorySink:
             mark = self.store.marks.get(txn.scope)
             if mark is None or mark.cycle < txn.cycle:
                 self.store.marks[txn.scope] = txn
+            self.store.names[txn.scope] = self.name
             return SinkOK()
 
     def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
@@ -339,9 +344,24 @@ class MemorySink:
         with self.store.lock:
             return self.store.marks.get(scope)
 
-    def scopes_of(self, app: str, query: str) -> list[Scope]:
+    def find_place(self) -> str:
+        """Return nothing: memory does not last from one process to the next."""
+        return ""
+
+    def tenants(self) -> list[Tenant]:
         with self.store.lock:
-            return [s for s in self.store.marks if (s.app, s.query) == (app, query)]
+            return [
+                Tenant(scope, self.store.names.get(scope, self.name), mark.label)
+                for scope, mark in self.store.marks.items()
+            ]
+
+    def rename(self, old: Tenant, new: Tenant) -> None:
+        with self.store.lock:
+            if (mark := self.store.marks.pop(old.scope, None)) is not None:
+                cycle = replace(mark.cycle, scope=new.scope)
+                self.store.marks[new.scope] = replace(mark, cycle=cycle)
+            self.store.epochs[new.scope] = self.store.epochs.pop(old.scope, 0)
+            self.store.names[new.scope] = new.sink
 
     def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
         return tally_rows(self.visible_by_cycle.get(cycle, []))

@@ -16,6 +16,7 @@ Of a pipeline (`Pipeline.of(driver)` says which sinks are asked):
     adoption       plan_adoption, adopt: go on with a checkpoint (`open_checkpoint`) that does
                    not follow from the ledger
     resolution     plan_resolution, resolve: carry a stuck cycle through
+    places         rename_sink, move_sink, rename_app: names and places change
     ledger         check, copy and restore the ledger itself
 
 Of messages:
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         ledger,
         outbox,
         parking,
+        places,
         recovery,
         replay,
         resolution,
@@ -87,6 +89,7 @@ __all__ = [
     "open_checkpoint",
     "outbox",
     "parking",
+    "places",
     "recovery",
     "replay",
     "resolution",

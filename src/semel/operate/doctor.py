@@ -29,6 +29,7 @@ from semel.pipeline.recovery import (
     RecoveryDecision,
     check_ledger,
     check_marks,
+    check_places,
     what_ledger_says,
 )
 from semel.pipeline.sink import Found, SinkFinding, TwoPhaseSink
@@ -386,6 +387,8 @@ def _of_sinks(ledger: Ledger, patient: Patient, seen: Examination) -> Iterable[t
         if sink.name in silent:
             continue
         try:
+            names = [other.name for other in patient.sinks]
+            check_places(ledger, patient.scope, [sink], names)
             check_ledger(ledger, patient.scope, [sink])
             check_marks(ledger, patient.scope, [sink])
         except NeedsOperator as error:

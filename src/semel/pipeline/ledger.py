@@ -316,6 +316,14 @@ class Ledger(Protocol):
         of deleted attempts.
         """
 
+    def rename_app(self, lease: ScopeLease, app: str) -> Scope:
+        """Give everything of the lease's scope to *app*, and end the lease; return the new scope.
+
+        Raises:
+            LeaseLost: a newer epoch exists.
+            NeedsOperator: attempts are open, or *app* has cycles of its own for this query.
+        """
+
     def record_act(self, scope: Scope, who: str, act: str, why: str, detail: Any = None) -> None:
         """Record an operator's action."""
 

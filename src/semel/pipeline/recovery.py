@@ -1,6 +1,6 @@
 """Recovery: a new owner settles everything that earlier owners left, before its first batch.
 
-    fence ──▶ check the ledger ──▶ open attempts ──▶ what sinks still hold ──▶ sweep
+    check the places and the ledger ──▶ fence ──▶ open attempts ──▶ what sinks still hold ──▶ sweep
 
 Recovery may crash at any point and be repeated.  A sink that does not answer
 blocks the start, because its silence proves nothing.
@@ -33,11 +33,12 @@ from semel.pipeline.ledger import (
 )
 from semel.pipeline.sink import (
     AbortsTogether,
-    RemembersScopes,
+    KnowsItsPlace,
     SinkFatal,
     SinkOK,
     SinkOutcome,
     SinkRetryable,
+    Tenant,
     Token,
     TwoPhaseSink,
 )
@@ -49,6 +50,91 @@ ADOPT: Final = "adopt"
 
 ACCEPT: Final = "accept ledgers"
 """The recorded act of the first start after an adoption."""
+
+
+PLACES: Final = "place sinks"
+"""The recorded act of the first start with a sink: where it writes."""
+
+
+def places_of(ledger: Ledger, scope: Scope) -> dict[str, str]:
+    """Return where the sinks of *scope* write, by name; those that were removed, too."""
+    kept = (act.detail["places"] for act in ledger.acts(scope) if "places" in act.detail)
+    return dict(next(kept, {}))
+
+
+def check_places(
+    ledger: Ledger, scope: Scope, sinks: Sequence[TwoPhaseSink], names: Collection[str] = ()
+) -> dict[str, str]:
+    """Refuse a known sink at another place, and a known place under another name.
+
+    *names* are those of all sinks of the pipeline, if *sinks* are only some of them.
+    Returns the places with those of new sinks, for the caller to record.
+
+    Raises:
+        NeedsOperator: both facts, and the command that settles it.
+    """
+    known = places_of(ledger, scope)
+    found = dict(known)
+    configured = {*names, *(sink.name for sink in sinks)}
+    is_adopted = _accepted(ledger, scope) is None
+    for sink in sinks:
+        if not isinstance(sink, KnowsItsPlace):
+            continue
+        place, was = sink.find_place(), known.get(sink.name)
+        if place and was not in (None, place):
+            raise NeedsOperator(
+                f"sink {sink.name!r} of {scope} has written to {was} until now, and is set to "
+                f"write to {place}: set it back, give the new place a sink with another name, or "
+                f"accept it with `semel sink move --sink {sink.name}`"
+            )
+        if not place:
+            continue
+        found[sink.name] = place
+        if was is None and not is_adopted:
+            _refuse_known(sink.name, scope, place, known, configured)
+            _refuse_filled(sink.name, scope, place, sink.tenants(), configured)
+    return found
+
+
+def _refuse_known(
+    name: str, scope: Scope, place: str, known: Mapping[str, str], names: Collection[str]
+) -> None:
+    """Refuse a new sink at a place that the ledger knows under another name."""
+    for other, there in known.items():
+        if there == place and other not in names:
+            raise NeedsOperator(
+                f"sink {name!r} of {scope} is new, and its place, {place}, is known as that of "
+                f"sink {other!r}: call it {other!r} again, or rename it with "
+                f"`semel sink rename --from {other} --to {name}`"
+            )
+
+
+def _refuse_filled(
+    name: str, scope: Scope, place: str, tenants: Iterable[Tenant], names: Collection[str]
+) -> None:
+    """Refuse a new sink at a place that another sink, app or ledger has filled."""
+    for tenant in tenants:
+        here = f"{place} holds rows of {tenant}"
+        if tenant.scope == scope:
+            if tenant.sink not in names:
+                raise NeedsOperator(
+                    f"sink {name!r} of {scope} is new, and {here}: call it {tenant.sink!r} again, "
+                    f"or rename it with `semel sink rename --from {tenant.sink} --to {name}`"
+                )
+        elif tenant.scope.ledger != scope.ledger:
+            if (tenant.scope.app, tenant.scope.query) == (scope.app, scope.query):
+                continue  # `check_ledger` refuses it, and says so
+            raise NeedsOperator(
+                f"sink {name!r} of {scope} is new, and {here}, which were decided in another "
+                f"ledger: give this sink a place of its own, use the other ledger, or share the "
+                f"place with `semel sink move --sink {name}`"
+            )
+        elif tenant.scope.app != scope.app:
+            raise NeedsOperator(
+                f"sink {name!r} of {scope} is new, and {here}: if the app has a new name, use "
+                f"`semel app rename --from {tenant.scope.app}`; else give this "
+                f"sink a place of its own, or share it with `semel sink move --sink {name}`"
+            )
 
 
 def check_ledger(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> bool:
@@ -67,8 +153,9 @@ def check_ledger(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) ->
             if accepted.get(sink.name, {}).get(other) != mark:
                 raise NeedsOperator(
                     f"sink {sink.name!r} holds cycles of {scope} that were decided in another "
-                    f"ledger ({other}) and are not in {ledger.url}: use the other ledger, "
-                    f"restore a backup of it, or accept this one with `semel adopt`"
+                    f"ledger ({other}) and are not in {ledger.url}: use the other ledger, restore "
+                    f"a backup of it, give this sink a place of its own, or accept this one with "
+                    f"`semel adopt`"
                 )
     return False
 
@@ -93,13 +180,16 @@ def _accepted(ledger: Ledger, scope: Scope) -> Mapping[str, Mapping[str, str]] |
 
 
 def _others(sink: TwoPhaseSink, scope: Scope) -> Iterator[tuple[str, str]]:
-    """Yield the other ledgers that committed to *sink* for this app and query, with marks."""
-    if not isinstance(sink, RemembersScopes):
+    """Yield the other ledgers that committed here for this app and query, with marks.
+
+    Under whatever name of the sink: a ledger that used two has the mark of the later cycle.
+    """
+    if not isinstance(sink, KnowsItsPlace):
         return
-    for other in sink.scopes_of(scope.app, scope.query):
-        if other != scope:
-            mark = sink.mark(other)
-            yield other.ledger, mark.label if mark else ""
+    for tenant in sorted(sink.tenants(), key=lambda tenant: tenant.mark):
+        other = tenant.scope
+        if other != scope and (other.app, other.query) == (scope.app, scope.query):
+            yield other.ledger, tenant.mark
 
 
 def check_marks(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> None:
@@ -338,15 +428,20 @@ class _Recovery:
         return self._lease.scope
 
     def run(self) -> RecoveryReport:
-        # Fence first: after this an older owner can no longer change what recovery reads.
+        # Before anything is written at a place that may be wrong.
+        places = check_places(self._ledger, self._scope, list(self._sinks.values()))
+        is_adopted = check_ledger(self._ledger, self._scope, self._sinks.values())
+        # Then fence: after this an older owner can no longer change what recovery reads.
         for sink in self._sinks.values():
             reach(CrashPoint.FENCE_BEFORE, sink.name)
             sink.fence(self._scope, self._lease.epoch)
             reach(CrashPoint.FENCE_AFTER, sink.name)
-        is_adopted = check_ledger(self._ledger, self._scope, self._sinks.values())
         check_marks(self._ledger, self._scope, self._sinks.values())
         if is_adopted:
             accept_ledgers(self._ledger, self._scope, self._sinks.values())
+        if places != places_of(self._ledger, self._scope):
+            why = "the first start with these sinks"
+            self._ledger.record_act(self._scope, "semel", PLACES, why, {"places": places})
         losers, winners = self._decided(self._ledger.open_attempts(self._scope))
         for sink in self._sinks.values():
             given_up = {a.txn: a.tokens.get(sink.name) for a in losers}

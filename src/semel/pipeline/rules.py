@@ -131,6 +131,17 @@ def check_unpruned(txn: SinkTxnId, pruned: CycleId | None) -> None:
         raise NeedsOperator(f"{txn}: the cycle is finished and its attempts are pruned")
 
 
+def check_rename(old: Scope, new: Scope, open_attempts: int, has_cycles: bool) -> None:
+    """Refuse to rename an app whose attempts are open, or to a name that is in use."""
+    if open_attempts:
+        raise NeedsOperator(
+            f"{old} has {open_attempts} open attempts: settle them with `semel recover` under the "
+            f"old name first"
+        )
+    if has_cycles:
+        raise NeedsOperator(f"{new} has cycles of its own, and cannot take those of {old}")
+
+
 def check_keep(keep: int) -> None:
     """Refuse a negative number of cycles to keep.
 

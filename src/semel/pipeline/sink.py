@@ -252,16 +252,35 @@ class DescribesGuarantee(Protocol):
         """Return the guarantee of this sink with its settings."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A sink of a scope that has committed at a place."""
+
+    scope: Scope
+    sink: str
+    mark: str = ""
+    """The label of the highest committed transaction."""
+
+    def __str__(self) -> str:
+        return f"sink {self.sink!r} of {self.scope} (ledger {self.scope.ledger[:8]})"
+
+
 @runtime_checkable
-class RemembersScopes(Protocol):
-    """A sink that can find the cycles of another ledger in it."""
+class KnowsItsPlace(Protocol):
+    """A sink that can say where it writes, and who has committed there.
 
-    def scopes_of(self, app: str, query: str) -> list[Scope]:
-        """List every scope of this app and query, of any ledger, that committed here.
+    Raises, everywhere:
+        Retryable: the sink does not answer.
+    """
 
-        Raises:
-            Retryable: the sink does not answer.
-        """
+    def find_place(self) -> str:
+        """Return the identity of its table, folder or prefix; empty if it does not last."""
+
+    def tenants(self) -> list[Tenant]:
+        """List who has committed at this place: under any name, app, query and ledger."""
+
+    def rename(self, old: Tenant, new: Tenant) -> None:
+        """Give the records that *old* has here to *new*; repeatable.  Nothing is held."""
 
 
 @runtime_checkable

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from semel.errors import Permanent
-from semel.pipeline.sink import SinkFatal, SinkOK, SinkOutcome
+from semel.pipeline.sink import SinkFatal, SinkOK, SinkOutcome, Tenant
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 from semel.postgres.connect import Connection
 from semel.postgres.statements import PreparedToken, literal, quoted
@@ -29,6 +29,8 @@ _TABLES: Final = {
     "sink_fence": """
         scope text, sink text, ledger text NOT NULL, app text NOT NULL, query text NOT NULL,
         epoch bigint NOT NULL, PRIMARY KEY (scope, sink)""",
+    # Which sinks have written to which table; a sink that moved has several.
+    "sink_place": "place text, scope text, sink text, PRIMARY KEY (place, scope, sink)",
     "sink_attempt": f"""
         {_KEY}, attempt text, mode text NOT NULL, state text NOT NULL
         CHECK (state IN ('prepared', 'aborted')), digest text NOT NULL, pieces text[] NOT NULL,
@@ -289,16 +291,43 @@ class SinkBooks:
         )
         return {self.txn(scope, *row) for row in run(connection, [statement])[0]}
 
-    def scopes_of(self, connection: Connection, app: str, query: str) -> list[Scope]:
-        """List the scopes of this app and query, of any ledger, that have committed."""
-        named = f"f.app = {literal(app)} AND f.query = {literal(query)}"
+    def settle_in(self, connection: Connection, scope: Scope, place: str) -> None:
+        """Record that this sink writes to *place*."""
+        values = ", ".join(map(literal, (place, scope.slug, self.sink)))
+        table = self.table("sink_place")
+        run(connection, [f"INSERT INTO {table} VALUES ({values}) ON CONFLICT DO NOTHING"])
+
+    def tenants(self, connection: Connection, place: str) -> list[Tenant]:
+        """List the sinks of any scope that have committed to *place*."""
         statement = (
-            f"SELECT f.ledger FROM {self.table('sink_fence')} f "
-            f"WHERE f.sink = {literal(self.sink)} AND {named} "
-            f"AND EXISTS (SELECT FROM {self.table('sink_proof')} p "
-            f"WHERE p.scope = f.scope AND p.sink = f.sink) ORDER BY f.ledger"
+            f"SELECT DISTINCT ON (scope, sink) ledger, app, query, sink, generation, batch, "
+            f"attempt FROM {self.table('sink_place')} JOIN {self.table('sink_fence')} "
+            f"USING (scope, sink) JOIN {self.table('sink_proof')} USING (scope, sink) "
+            f"WHERE place = {literal(place)} ORDER BY scope, sink, generation DESC, batch DESC"
         )
-        return [Scope(ledger, app, query) for (ledger,) in run(connection, [statement])[0]]
+        found = []
+        for ledger, app, query, sink, *cycle in run(connection, [statement])[0]:
+            scope = Scope(ledger, app, query)
+            found.append(Tenant(scope, sink, self.txn(scope, *cycle).label))
+        return found
+
+    def rename(self, connection: Connection, old: Tenant, new: Tenant) -> None:
+        """Give every record of *old* to *new*."""
+        of = f"scope = {literal(old.scope.slug)} AND sink = {literal(old.sink)}"
+        to = f"scope = {literal(new.scope.slug)}, sink = {literal(new.sink)}"
+        named = f"app = {literal(new.scope.app)}, query = {literal(new.scope.query)}"
+        more = {"sink_fence": f", {named}"}
+        # A start under the new name may have made these; a repetition must keep them.
+        still = f"EXISTS (SELECT FROM {self.table('sink_fence')} WHERE {of})"
+        new_ones = f"scope = {literal(new.scope.slug)} AND sink = {literal(new.sink)}"
+        changes = [
+            f"DELETE FROM {self.table('sink_place')} WHERE {new_ones} AND {still}",
+            f"DELETE FROM {self.table('sink_fence')} WHERE {new_ones} AND {still}",
+        ]
+        changes += [
+            f"UPDATE {self.table(name)} SET {to}{more.get(name, '')} WHERE {of}" for name in _TABLES
+        ]
+        run(connection, ["BEGIN", *changes, "COMMIT"])
 
     def remember(
         self, txn: SinkTxnId, state: str, mode: str, digest: str, pieces: Sequence[str]

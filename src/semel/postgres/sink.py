@@ -24,6 +24,7 @@ from semel.pipeline.sink import (
     SinkRetryable,
     Stager,
     Tally,
+    Tenant,
     Token,
     digest_of,
     tally_of,
@@ -149,6 +150,8 @@ class PostgresSink:
     def fence(self, scope: Scope, epoch: int) -> None:
         """Refuse older owners of *scope* and end their sessions."""
         self._database.fence(scope, epoch)
+        with self._database.session(scope) as connection:
+            self._books.settle_in(connection, scope, self._table(connection))
 
     # One transaction
 
@@ -339,8 +342,38 @@ class PostgresSink:
     def mark(self, scope: Scope) -> SinkTxnId | None:
         return self._ask(scope, lambda connection: self._books.mark(connection, scope), None)
 
-    def scopes_of(self, app: str, query: str) -> list[Scope]:
-        return self._ask(None, lambda connection: self._books.scopes_of(connection, app, query), [])
+    def find_place(self) -> str:
+        """Return the server, the database and the table, with its schema."""
+        with self._database.asking() as connection:
+            found = connection.execute(
+                "SELECT system_identifier, current_database() FROM pg_catalog.pg_control_system()"
+            ).fetchone()
+            assert found is not None
+            return f"table {self._table(connection)} of database {found[1]} (server {found[0]})"
+
+    def _table(self, connection: Connection) -> str:
+        """Return the table's full name; it need not exist yet."""
+        name = self._wanted.table
+        found = connection.execute(
+            """
+            SELECT coalesce((SELECT n.nspname FROM pg_catalog.pg_class c
+                               JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+                              WHERE c.oid = pg_catalog.to_regclass(%s)), %s, current_schema())
+            """,
+            [str(name), name.schema],
+        ).fetchone()
+        assert found is not None
+        return str(TableName(found[0], name.table))
+
+    def tenants(self) -> list[Tenant]:
+        def ask(connection: Connection) -> list[Tenant]:
+            return self._books.tenants(connection, self._table(connection))
+
+        return self._ask(None, ask, [])
+
+    def rename(self, old: Tenant, new: Tenant) -> None:
+        with self._database.session() as connection:
+            self._books.rename(connection, old, new)
 
     def _ask(
         self, scope: Scope | None, question: Callable[[Connection], Answer], otherwise: Answer

@@ -115,7 +115,7 @@ def test_hundreds_of_cycles_and_epochs_leave_a_handful_of_marks(sink):
 def test_the_hidden_folder_says_whose_it_is(sink):
     about = json.loads(Path(sink.path, "_semel", SCOPE.slug, "scope.json").read_text())
 
-    assert about == {"ledger": "ledger", "app": "payments", "query": "main"}
+    assert about == {"ledger": "ledger", "app": "payments", "query": "main", "sink": "files"}
 
 
 def test_what_strangers_put_into_the_hidden_folder_is_left_alone(sink, txn):

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from semel.errors import Permanent
-from semel.pipeline.sink import Found, SinkFatal, SinkOK
+from semel.pipeline.sink import Found, SinkFatal, SinkOK, Tenant
 from semel.postgres.connect import pool
 from semel.postgres.sink import PostgresSink
 from tests.unit.postgres.postgres_place import (
@@ -30,12 +30,31 @@ def test_asking_makes_nothing(url, database):
     sink.check(None)
     assert sink.recover(SCOPE) == []
     assert sink.mark(SCOPE) is None
-    assert sink.scopes_of(SCOPE.app, SCOPE.query) == []
+    assert sink.tenants() == []
     assert sink.look_up(of, None).found is Found.GONE
 
     assert rows_of(database, "SELECT FROM pg_namespace WHERE nspname = 'semel'") == []
     committed(sink, [{"id": 1}], schema=pa.schema([("id", pa.int64())]))
     assert sink.mark(SCOPE) is not None
+
+
+def test_a_table_is_a_place_whatever_the_sink_is_called(url, database):
+    sink = PostgresSink(url, "entries", cycle_column="note")
+    sink.fence(SCOPE, 1)
+    committed(sink, [{"id": 1}], schema=pa.schema([("id", pa.int64())]))
+    again = PostgresSink(url, "public.entries", name="again")
+    other = PostgresSink(url, "others", name=sink.name)
+
+    assert again.find_place() == sink.find_place() != other.find_place()
+    assert 'table "public"."entries" of database' in sink.find_place()
+    assert [(t.scope, t.sink) for t in again.tenants()] == [(SCOPE, sink.name)]
+    assert other.tenants() == []
+
+    for _ in range(2):
+        again.rename(Tenant(SCOPE, sink.name), Tenant(SCOPE, "again"))
+    assert [t.sink for t in sink.tenants()] == ["again"]
+    assert again.mark(SCOPE) is not None
+    assert sink.mark(SCOPE) is None
 
 
 def test_a_missing_table_is_told_with_the_statement_that_makes_it(url, database):

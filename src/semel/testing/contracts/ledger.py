@@ -336,6 +336,49 @@ class RecordRules(LedgerWorld):
         assert driver.end() == 99
         driver.commit(offsets(99, 100), 5, generation=2)
 
+    def test_a_renamed_app_keeps_everything_under_its_new_name(self, ledger: Ledger) -> None:
+        driver = LedgerOwner.of(ledger)
+        ledger.open_generation(driver.lease, "one")
+        ledger.record_act(driver.scope, "ann", "look", "")
+        done = driver.commit(BatchRange(offsets(0, 10).sources + files("/a", source="1").sources))
+        tried = LedgerOwner.of(ledger, app="renamed")  # a start that was refused
+        new = tried.scope
+        ledger.record_act(new, "ann", "try", "")
+        ledger.release(tried.lease)
+        before = ledger.positions(driver.scope)
+
+        assert ledger.rename_app(driver.lease, "renamed") == new
+
+        assert ledger.scopes() == [new]
+        assert ledger.positions(new) == before
+        assert [act.act for act in ledger.acts(new)] == ["try", "look"]
+        assert [record.txn.label for record in ledger.history(new)] == [done.label]
+        assert ledger.generations(new)
+        assert not ledger.history(driver.scope)
+        record = ledger.scope_record(new)
+        assert record is not None
+        assert record.epoch >= driver.lease.epoch
+        assert record.owner is None
+        assert record.mark is not None
+        assert record.mark.label == done.label
+        with pytest.raises(LeaseLost):
+            ledger.renew(driver.lease)
+        assert LedgerOwner.of(ledger, app="renamed").lease.epoch > record.epoch
+
+    def test_an_app_with_open_attempts_or_a_name_with_cycles_is_not_renamed(
+        self, ledger: Ledger
+    ) -> None:
+        driver, other = LedgerOwner.of(ledger), LedgerOwner.of(ledger, app="refunds")
+        ledger.open_generation(other.lease, "one")
+        with pytest.raises(NeedsOperator):
+            ledger.rename_app(driver.lease, "refunds")
+        driver.reach(CycleState.COMMITTED)
+
+        with pytest.raises(NeedsOperator):
+            ledger.rename_app(driver.lease, "renamed")
+
+        assert len(ledger.open_attempts(driver.scope)) == 1
+
     def test_a_cycles_attempts_are_listed_oldest_first(self, ledger: Ledger) -> None:
         driver = LedgerOwner.of(ledger)
         txns = [driver.reach(CycleState.ABORTED, 4) for _ in range(5)]

@@ -22,10 +22,11 @@ from semel.pipeline.sink import (
     CountsVisibleRows,
     DescribesGuarantee,
     Found,
-    RemembersScopes,
+    KnowsItsPlace,
     SinkFatal,
     SinkOK,
     SinkOutcome,
+    Tenant,
     TwoPhaseSink,
     tally_of,
 )
@@ -92,22 +93,44 @@ class SinkRecovers(SinkWorld):
             self.holds(sink, txn, scope=scope)
         self.holds(sink, scope=Scope("ledger-3", "payments", "main"))
 
-    def test_a_sink_that_remembers_scopes_tells_every_ledger_that_committed_in_it(self) -> None:
+    def test_a_sink_that_knows_its_place_tells_who_has_committed_there(self) -> None:
         elsewhere = Scope("ledger-9", self.scope.app, self.scope.query)
-        sink = self.process(self.scope, elsewhere, *self.other_scopes)
-        if not isinstance(sink, RemembersScopes):
+        scopes = (elsewhere, *self.other_scopes)
+        sink = self.process(self.scope, *scopes)
+        if not isinstance(sink, KnowsItsPlace):
             return
         self.prepared(sink, self.txn(scope=self.scope), [1])
-        assert sink.scopes_of(self.scope.app, self.scope.query) == []
+        assert sink.tenants() == []
 
-        self.committed(sink, self.txn(scope=elsewhere), [2])
-        for scope in self.other_scopes:
-            if (scope.app, scope.query) != (self.scope.app, self.scope.query):
-                self.committed(sink, self.txn(scope=scope), [3])
+        shown = {scope: self.txn(7, scope=scope) for scope in scopes}
+        for txn in shown.values():
+            self.committed(sink, txn, [2])
 
         successor = self.successor(sink)
-        assert isinstance(successor, RemembersScopes)
-        assert successor.scopes_of(self.scope.app, self.scope.query) == [elsewhere]
+        assert isinstance(successor, KnowsItsPlace)
+        assert successor.find_place() == sink.find_place()
+        wanted = {Tenant(scope, sink.name, txn.label) for scope, txn in shown.items()}
+        assert set(successor.tenants()) == wanted
+
+    def test_a_renamed_tenant_keeps_its_mark_and_is_no_longer_known_by_its_old_name(self) -> None:
+        sink = self.process()
+        if not isinstance(sink, KnowsItsPlace):
+            return
+        txn, new = self.txn(7), Scope(self.scope.ledger, "renamed", self.scope.query)
+        self.committed(sink, txn, [1])
+
+        for _ in range(2):
+            sink.rename(Tenant(self.scope, sink.name), Tenant(new, sink.name))
+
+        again = self.successor(sink, new)
+        assert isinstance(again, KnowsItsPlace)
+        assert again.tenants() == [Tenant(new, again.name, txn.label)]
+        assert again.mark(self.scope) is None
+        mark = again.mark(new)
+        assert mark is not None
+        assert mark.label == txn.label
+        self.committed(again, self.txn(8, scope=new), [2])
+        self.shows(again, 1, 2)
 
     def test_scopes_commit_side_by_side(self) -> None:
         scopes = (self.scope, *self.other_scopes)
