@@ -67,7 +67,7 @@ def rename_sink(
 def move_sink(
     pipeline: Pipeline, name: str, *, who: str, why: str, takeover: Takeover = Takeover.WAIT
 ) -> Renamed:
-    """Accept that a sink writes to its place from now on, whoever has written there before.
+    """Accept that a sink writes to its place from now on, even if others have written there.
 
     What it wrote elsewhere stays there.
 
