@@ -61,7 +61,7 @@ class RecordingCoordinator:
         """Close the cycle."""
         self._answer("store_commit", None)
 
-    def abort_txn(self) -> AbortAnswer:
+    def abort_txn(self, reason: str) -> AbortAnswer:
         """Win ABORT."""
         return self._answer("abort_txn", AbortAnswer.WON)  # type: ignore[no-any-return]
 

@@ -75,11 +75,11 @@ def sweep_takes_the_living_for_losers(patch):
 
 def abort_is_believed_to_be_won(patch):
     win = _Run._win_abort
-    patch.setattr(_Run, "_win_abort", lambda self: (win(self), AbortAnswer.WON)[1])
+    patch.setattr(_Run, "_win_abort", lambda self, why: (win(self, why), AbortAnswer.WON)[1])
 
 
 def abort_is_read_and_not_won(patch):
-    def read(self):
+    def read(self, reason):
         record = self.ledger.attempt(self.txn)
         return AbortAnswer.LOST if record and record.state.is_committed else AbortAnswer.WON
 

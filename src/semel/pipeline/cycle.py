@@ -146,8 +146,8 @@ class Coordinator(Protocol):
     def store_commit(self) -> None:
         """Drain user stores and close the cycle."""
 
-    def abort_txn(self) -> AbortAnswer:
-        """Try to win ABORT by compare-and-set, on a new connection.
+    def abort_txn(self, reason: str) -> AbortAnswer:
+        """Try to win ABORT by compare-and-set, on a new connection, and keep the *reason*.
 
         The connection that sent the COMMIT may be broken, or may still deliver it.
         """
@@ -265,16 +265,16 @@ class _Run:
             case Consequence.FATAL | Consequence.STRANDED:
                 return CommitFatal(failed.reason, failed.stranded, failed.__cause__)
             case Consequence.ABORT:
-                self._abort_path()
+                self._abort_path(failed.reason)
                 return CommitAborted(failed.reason)
             case Consequence.ABORT_THEN_FATAL:
-                self._abort_path()
+                self._abort_path(failed.reason)
                 return CommitFatal(failed.reason, cause=failed.__cause__)
             case Consequence.WIN_ABORT:
                 return self._settle_unknown(failed)
 
     def _settle_unknown(self, failed: _StepFailed) -> CommitOutcome:
-        answer = self._win_abort()
+        answer = self._win_abort(failed.reason)
         if answer is AbortAnswer.WON:
             self._drop_staged()
             return CommitAborted(f"{failed.reason}; ABORT was won")
@@ -342,17 +342,17 @@ class _Run:
         self._seconds[step] = seconds
         self._events.emit(StepDone(self._do.scope_label, self._do.label, step, seconds))
 
-    def _abort_path(self) -> None:
-        answer = self._win_abort()
+    def _abort_path(self, reason: str) -> None:
+        answer = self._win_abort(reason)
         # If the COMMIT was never sent, no other process can have committed this
         # attempt; if it was sent, only a won ABORT makes it safe to drop anything.
         if answer is AbortAnswer.WON or (answer is AbortAnswer.NO_ANSWER and not self._sent_commit):
             self._drop_staged()
 
-    def _win_abort(self) -> AbortAnswer:
+    def _win_abort(self, reason: str) -> AbortAnswer:
         reach(CrashPoint.ABORT_TXN_BEFORE)
         try:
-            answer = self._do.abort_txn()
+            answer = self._do.abort_txn(reason)
         except Exception as error:  # noqa: BLE001  an error here leaves the decision unknown
             self._failed("abort_txn", error)
             return AbortAnswer.NO_ANSWER

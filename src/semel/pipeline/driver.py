@@ -44,6 +44,9 @@ Stage: TypeAlias = Callable[[SinkTxnId], Mapping[str, Sequence[Receipt]]]
 """Runs the processing for one attempt; returns the winning receipts by sink name."""
 
 
+REASON_LENGTH: Final = 1000
+
+
 @dataclass
 class LedgerCoordinator:
     """One attempt at one cycle, recorded and decided in a ledger.
@@ -98,8 +101,9 @@ class LedgerCoordinator:
         """Close the cycle and raise the mark."""
         self.ledger.finish(self.lease, self.txn)
 
-    def abort_txn(self) -> AbortAnswer:
-        decision = self.ledger.decide_abort(self.txn, "the cycle failed before its decision")
+    def abort_txn(self, reason: str) -> AbortAnswer:
+        # A reason may carry the trace of a JVM; the log has the whole of it.
+        decision = self.ledger.decide_abort(self.txn, reason[:REASON_LENGTH])
         return AbortAnswer.WON if decision is Decision.ABORT else AbortAnswer.LOST
 
     def store_abort(self) -> None:

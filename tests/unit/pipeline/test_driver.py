@@ -78,6 +78,8 @@ class TestRunning:
 
         assert outcome == CommitAborted("flush: KeyError: 'no such column'")
         assert place.left == []
+        kept = {record.reason for record in place.ledger.history(driver.scope)}
+        assert kept == {"flush: KeyError: 'no such column'"}
 
     def test_a_range_that_cannot_be_read_aborts(self, place):
         driver = place.started(cycle_backoff=Backoff(tries=1))
