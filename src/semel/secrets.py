@@ -1,4 +1,4 @@
-"""Passwords: where they come from, and how they are kept out of logs and reports.
+"""Secrets: where passwords come from, how they are kept out of logs, and files of the owner alone.
 
 an argument, or what a callable returns   ──▶  first
 the URL                                   ──▶  then
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, TypeAlias
 from urllib.parse import quote, unquote
 
@@ -21,6 +22,13 @@ HIDDEN: Final = "***"
 # Settings of Kafka's client have names such as sasl.password and ssl.key.password.
 _QUERY = re.compile(r"([?&](?:ssl|[\w.]*\.)?password=)([^&#]*)", re.IGNORECASE)
 _KEYWORD = re.compile(r"\b((?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&#]+)", re.IGNORECASE)
+
+
+def create_private(path: str | os.PathLike[str]) -> None:
+    """Create an empty file that only its owner may read; leave one that exists as it is."""
+    # If it cannot be created, whatever opens it says why.
+    with suppress(OSError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def masked(url: str) -> str:

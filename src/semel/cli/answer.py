@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 
 from semel.cli.options import DebugOption, JsonOption
-from semel.cli.plain import PlainConsole
+from semel.cli.plain import PlainConsole, plain
 from semel.cli.render import Line, Rows, document, print_lines
 from semel.errors import Fenced, LeaseHeld, Misuse, Retryable, SemelError
 from semel.messaging.redact import reason_of
@@ -153,7 +153,10 @@ class Answer:
         if self.as_json:
             rehearsal = ", or use --dry-run" if self.can_rehearse else ""
             raise Misuse(f"with --json there is no question: add --yes to do it{rehearsal}")
-        typer.confirm(question, abort=True, err=True)
+        if not sys.stdin.isatty() and sys.stdin is sys.__stdin__:
+            raise Misuse("there is no terminal to answer the question: add --yes to do it")
+        # What a producer chose as an id must not act on the terminal.
+        typer.confirm(plain(self.scrub(question)), abort=True, err=True)
 
     def scrub(self, text: str) -> str:
         """Return *text* without any password that a URL of this command carries."""

@@ -19,6 +19,7 @@ from semel.errors import LedgerUnavailable, LedgerUnusable, Misuse, NeedsOperato
 from semel.lease import Owner, Takeover
 from semel.ledger.database import MICROSECONDS, LedgerDatabase, Row, Session, TransactionMode
 from semel.ledger.ledger import SqlLedger
+from semel.secrets import create_private
 
 FAULTS: Final[Mapping[str, tuple[type[LedgerUnavailable | LedgerUnusable], str]]] = {
     # the first word of SQLite's code    what to raise        what to say
@@ -53,6 +54,9 @@ NETWORK_FUSE: Final = frozenset(
 """The network file systems after ``fuse.``; FUSE itself need not be one."""
 
 _IS_LEDGER: Final = "SELECT 1 FROM sqlite_master WHERE name = 'semel_ledger_meta'"
+
+
+_TRIGGERS: Final = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
 
 
 class SqliteLedger(SqlLedger):
@@ -101,6 +105,7 @@ class SqliteLedger(SqlLedger):
         if not target.parent.is_dir():
             raise Misuse(f"the folder {target.parent} does not exist; create it")
         partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
+        create_private(partial)
         try:
             with (
                 self._database.translated(),
@@ -123,6 +128,11 @@ class SqliteLedger(SqlLedger):
         uri = f"{self._path.as_uri()}?mode=rw"  # rw does not create a missing file
         with self._database.translated(), closing(sqlite3.connect(uri, uri=True)) as connection:
             _check_whole(connection, self.url)
+            # Rows are restored, and nothing that would act on them: semel has no triggers.
+            for (name,) in connection.execute(_TRIGGERS).fetchall():
+                quoted = name.replace('"', '""')
+                connection.execute(f'DROP TRIGGER "{quoted}"')
+            connection.commit()
         super().restore(who, why, takeover)
 
 
@@ -162,6 +172,7 @@ class SqliteDriver:
         """Open the file; create it unless a ledger was found there before."""
         self._check_place(known)
         is_new = not self._path.exists()
+        create_private(self._path)
         connection = sqlite3.connect(
             self._path,
             timeout=self._busy_seconds,

@@ -71,7 +71,7 @@ async def dead_letters(
 ) -> DeadLetterList:
     """List dead letters, the oldest first."""
     async with database.begin() as unit:
-        found = await unit.dead_letters.find(which, limit)
+        found = await unit.dead_letters.outlines(which, limit)
         return DeadLetterList(await unit.dead_letters.count(which), found)
 
 

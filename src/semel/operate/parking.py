@@ -132,7 +132,7 @@ async def waiting_messages(
 ) -> WaitingList:
     """List waiting messages in the order in which they came."""
     async with database.begin() as unit:
-        found = await unit.waiting.find(which, limit)
+        found = await unit.waiting.outlines(which, limit)
         return WaitingList(await unit.waiting.count(which), found)
 
 

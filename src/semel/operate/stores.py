@@ -42,6 +42,7 @@ from semel.messaging.records import (
     MessageFilter,
     StoredMessage,
     WaitingFilter,
+    WaitingMessage,
     Waits,
     stored_id,
 )
@@ -623,6 +624,9 @@ class OperatorDeadLetters(DeadLetters, Protocol):
     async def find(self, which: DeadLetterFilter, limit: int) -> Sequence[DeadLetter]:
         """Return matching dead letters, the oldest first."""
 
+    async def outlines(self, which: DeadLetterFilter, limit: int) -> Sequence[DeadLetter]:
+        """Return them as `find` does, without their payloads: for lists."""
+
     async def count(self, which: DeadLetterFilter) -> int:
         """Count matching dead letters."""
 
@@ -643,6 +647,9 @@ class OperatorDeadLetters(DeadLetters, Protocol):
 
 class OperatorWaiting(WaitingStore, Protocol):
     """The waiting table, with what operators ask and change."""
+
+    async def outlines(self, which: WaitingFilter, limit: int) -> Sequence[WaitingMessage]:
+        """Return messages as `find` does, without their payloads: for lists."""
 
     async def count(self, which: WaitingFilter) -> int:
         """Count matching messages."""
@@ -698,7 +705,7 @@ class OperatorOutbox(OutboxStore, Protocol):
         """Delete a parked entry permanently; an operator's act."""
 
     async def parked(self, outbox: str, limit: int) -> Sequence[OutboxEntry]:
-        """Return the parked entries, in order."""
+        """Return the parked entries, in order, without their payloads."""
 
 
 class OperatorOutcomes(OutcomeStore, Protocol):

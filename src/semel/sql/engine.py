@@ -28,7 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from semel.errors import Misuse, reason_of
-from semel.secrets import masked
+from semel.secrets import create_private, masked
 
 DRIVERS: Final = {
     "postgresql": "postgresql+asyncpg",
@@ -250,6 +250,9 @@ class CompletelyClosed(sqlite3.Connection):
 
 def _close_completely(dialect: Any, record: Any, arguments: Any, options: dict[str, Any]) -> None:
     options.setdefault("factory", CompletelyClosed)
+    if arguments and not options.get("uri") and arguments[0] not in ("", ":memory:"):
+        # Payloads are nobody else's; SQLite gives its log the rights of the file.
+        create_private(arguments[0])
 
 
 def _own_transactions(lock_seconds: float) -> Any:

@@ -23,6 +23,7 @@ from sqlalchemy import (
     exists,
     func,
     literal,
+    null,
     or_,
     select,
     update,
@@ -139,7 +140,13 @@ READ: Final = (
     .limit(bindparam("most"))
 )
 
-PARKED: Final = _entries(_OF, _IS_PARKED).limit(bindparam("most"))
+# Without payloads, because the list is for people: large messages must not fill the memory.
+PARKED: Final = (
+    select(*(null() if column is _M.payload else column for column in _ENTRY))
+    .where(_OF, _IS_PARKED)
+    .order_by(_M.place)
+    .limit(bindparam("most"))
+)
 KNOWN: Final = _entries(_OF, _M.message_id.in_(bindparam("ids", expanding=True)))
 CHILDREN: Final = _entries(_M.parent == bindparam("of_parent"))
 

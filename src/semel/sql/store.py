@@ -28,6 +28,7 @@ from sqlalchemy import (
     exists,
     func,
     literal_column,
+    null,
     select,
     tuple_,
     update,
@@ -136,6 +137,12 @@ class MessageStore(RecordStore[Record]):
     async def find(self, which: MessageFilter, limit: int) -> Sequence[Record]:
         return await self._read(self._select(self._matching(which)).limit(limit))
 
+    async def outlines(self, which: MessageFilter, limit: int) -> Sequence[Record]:
+        found = (
+            select(*without_payload(self.table)).where(self._matching(which)).order_by(*self.order)
+        )
+        return await self._read(found.limit(limit))
+
     async def count(self, which: MessageFilter) -> int:
         counted = select(func.count()).select_from(self.table).where(self._matching(which))
         return int((await self._run(counted)).scalar_one())
@@ -168,6 +175,11 @@ class MessageStore(RecordStore[Record]):
             mine.topic == plain(partition.topic),
         )
         return await self._run(select(*columns).where(*came).order_by(*columns).limit(limit))
+
+
+def without_payload(table: Table) -> list[Any]:
+    """Return the columns for a list: large messages must not fill the memory."""
+    return [null().label("payload") if c.name == "payload" else c for c in table.c]
 
 
 def me(consumer: str, message_id: str) -> dict[str, Any]:

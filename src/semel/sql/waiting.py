@@ -46,6 +46,7 @@ from semel.sql.store import (
     record_of,
     stored_names,
     values_of,
+    without_payload,
 )
 from semel.sql.tables import waiting_key, waiting_message
 from semel.sql.types import MICROSECONDS, now_us, to_seconds, to_us
@@ -189,7 +190,7 @@ _OF_KEY: Final = (
 )
 
 HELD_KEYS: Final = (
-    select(waiting_message, _OF_KEY.c.messages, _OF_KEY.c.held_since)
+    select(*without_payload(waiting_message), _OF_KEY.c.messages, _OF_KEY.c.held_since)
     .join(_OF_KEY, _OF_KEY.c.first == _C.place)
     .order_by(_OF_KEY.c.held_since, _C.place)
     .limit(_AT_MOST)

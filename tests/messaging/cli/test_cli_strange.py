@@ -9,7 +9,11 @@ import sys
 import pytest
 
 from semel.cli.plain import plain, shortened
+from semel.messaging.records import DeadLetterFilter, WaitingFilter
 from semel.messaging.send.outbox import OutboxEntry
+from semel.operate.deadletters import dead_letters
+from semel.operate.outbox import parked_entries
+from semel.operate.parking import held_keys, waiting_messages
 from tests.messaging.act_world import bury, park
 
 ON = ("--consumer", "billing")
@@ -136,3 +140,53 @@ def test_a_shortened_id_is_as_long_as_the_longest_that_is_not_and_has_both_ends(
     assert short.startswith("first-xxx")
     assert "…" in short
     assert short.endswith("xxx-last")
+
+
+MARKUP = "[/] [link=https://evil.example]click[/link] [bold"
+
+
+def test_markup_in_a_code_a_reason_or_a_key_is_shown_as_it_is(books):
+    books.fill(lambda w: bury(w, "b1", error_code=MARKUP, reason=MARKUP, exception=MARKUP))
+    books.fill(lambda world: park(world, MARKUP, key=MARKUP))
+
+    for shown in ("dlq list", f"dlq show b1 {' '.join(ON)}", "parking list"):
+        assert "[link=https://evil" in books.read(*shown.split()).replace("\n", ""), shown
+
+
+def test_a_question_does_not_act_on_a_terminal(books):
+    typed = r'json:"d\udcff\u0000\u001b]0;you are root\u0007\u009b31m"'
+    asked = books.read("dlq", "delete", typed, *ON, "--actor", "a", "--reason", "b", code=130)
+
+    assert plain(asked) == asked
+    assert "\\x1b]0;you are root" in asked
+
+
+def test_without_a_terminal_the_answer_is_to_use_yes(books):
+    books.fill(lambda world: bury(world, "b1"))
+    done = subprocess.run(
+        [sys.executable, "-m", "semel", "dlq", "delete", "b1", *ON, "--reason", "b"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+
+    assert done.returncode == 2, done.stderr
+    assert b"add --yes" in done.stderr
+
+
+def test_a_list_loads_no_payloads(books):
+    async def listed(world):
+        await bury(world, "b1", payload=b"x" * 1000)
+        await park(world, "p1", key="k", payload=b"x" * 1000)
+        await set_aside(world)
+        letters = await dead_letters(world.database, DeadLetterFilter(), 50)
+        waiting = await waiting_messages(world.database, WaitingFilter(), 50)
+        keys = await held_keys(world.database, "billing", 50)
+        refused = await parked_entries(world.database)
+        heads = [key.head for key in keys.keys]
+        return [*letters.letters, *waiting.messages, *heads], refused.messages
+
+    messages, entries = books.fill(listed)
+    assert {one.payload for one in messages} == {None}
+    assert {one.value for one in entries} == {None}

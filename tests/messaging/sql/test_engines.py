@@ -111,3 +111,14 @@ def test_connections_of_every_engine_are_closed_completely(tmp_path):
         return type(inside)
 
     assert asyncio.run(kind()) is CompletelyClosed
+
+
+def test_a_new_sqlite_database_is_a_file_of_its_owner_alone(tmp_path):
+    async def scenario():
+        database = SqlDatabase(f"sqlite:///{tmp_path / 'shop.db'}")
+        await database.create_tables()
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+        await database.close()
+        return modes
+
+    assert set(asyncio.run(scenario()).values()) == {0o600}

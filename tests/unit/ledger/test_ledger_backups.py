@@ -257,3 +257,30 @@ def test_what_pg_dump_copied_comes_back_without_the_records_of_a_sink(
         assert LedgerOwner.of(restored).lease.epoch == EPOCH_LEAP + 2
     with psycopg.connect(postgres_url) as connection:
         assert connection.execute("SELECT epoch FROM semel.sink_fence").fetchone() == (7,)
+
+
+def test_a_ledger_and_its_backup_are_files_of_their_owner_alone(tmp_path):
+    with closing(SqliteLedger(tmp_path / "a.ledger")) as ledger:
+        filled(ledger)
+        ledger.backup(tmp_path / "b.ledger")
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+
+    assert set(modes.values()) == {0o600}, modes
+
+
+def test_a_restored_file_brings_rows_and_no_triggers(tmp_path):
+    path = tmp_path / "a.ledger"
+    with closing(SqliteLedger(path)) as ledger:
+        filled(ledger)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(
+            'CREATE TRIGGER "a ""b" AFTER UPDATE ON semel_scope BEGIN DELETE FROM semel_scope; END'
+        )
+
+    with closing(SqliteLedger(path)) as ledger:
+        ledger.restore("ann", "because")
+
+    with closing(sqlite3.connect(path)) as connection:
+        (scopes,) = connection.execute("SELECT count(*) FROM semel_scope").fetchone()
+        found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+        assert (scopes, found.fetchall()) == (1, [])
