@@ -251,7 +251,7 @@ class CompletelyClosed(sqlite3.Connection):
 def _close_completely(dialect: Any, record: Any, arguments: Any, options: dict[str, Any]) -> None:
     options.setdefault("factory", CompletelyClosed)
     if arguments and not options.get("uri") and arguments[0] not in ("", ":memory:"):
-        # Payloads are nobody else's; SQLite gives its log the rights of the file.
+        # Only the owner may read payloads; SQLite gives its log the rights of the file.
         create_private(arguments[0])
 
 
