@@ -13,7 +13,8 @@ Catch a group, never a leaf: the group is the promise, leaves come and go.
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 
 class SemelError(Exception):
@@ -49,6 +50,10 @@ class NeedsOperator(SemelError):
 
 class Misuse(SemelError):
     """The program or its settings are wrong; no input can make this call valid."""
+
+
+NEVER_PASSES: Final = (Permanent, Fenced, NeedsOperator, Misuse)
+"""The groups in which the same call would fail again; it is not repeated."""
 
 
 class LeaseHeld(Retryable):
@@ -125,12 +130,30 @@ class MissingExtra(Misuse):
 def reason_of(error: BaseException) -> str:
     """Return an exception's text as one line, for reasons and logs."""
     try:
-        text = " ".join(str(error).split())
+        text = " ".join((servers_words(error) or str(error)).split())
     except Exception:  # noqa: BLE001  a broken __str__ must not hide the error: its class still has a name
         text = ""
     if isinstance(error, SemelError):
         return text or type(error).__name__
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+# Of the errors of class 22, and only of these, the server's sentence may quote a value:
+# invalid input syntax for type integer: "…".
+_VALUE_CLASS: Final = "22"
+_QUOTED: Final = re.compile(r"\s*:?\s*[\"'`«»„“”‘’].*", re.DOTALL)
+
+
+def servers_words(error: BaseException) -> str:
+    """Return the sentence of a PostgreSQL error without values; empty for another error.
+
+    The driver's own text adds the detail and the context, which quote whole rows.
+    """
+    said = getattr(getattr(error, "diag", None), "message_primary", None)
+    if not isinstance(said, str):
+        return ""
+    is_value = str(getattr(error, "sqlstate", "")).startswith(_VALUE_CLASS)
+    return _QUOTED.sub(" (the value is not shown)", said) if is_value else said
 
 
 def require(module: str, extra: str) -> Any:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import Column
+from pyspark.sql import functions as F
 
 from semel import ExactlyOnce, Settings
-from semel.errors import LeaseHeld, Misuse
+from semel.errors import LeaseHeld, Misuse, Permanent
 from semel.events import CycleEnded, Event, Events
 from semel.lease import Owner
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
-from semel.pipeline.sink import SinkFatal, SinkOutcome, SinkRetryable, Token
+from semel.pipeline.cycle import CycleRefused
+from semel.pipeline.sink import (
+    SinkFatal,
+    SinkOutcome,
+    SinkRetryable,
+    Stager,
+    StagingWriter,
+    Token,
+)
 from semel.pipeline.twophase import Backoff
 from semel.pipeline.txn import SinkTxnId
 from semel.spark.query import FILE_SETTINGS, REAL_TIME_BYPASS
@@ -196,6 +211,101 @@ def test_run_starts_the_query_again_after_a_failure_that_may_pass(
     assert ids_in(sink.visible) == [1]
     outcomes = [event.outcome for event in seen if isinstance(event, CycleEnded)]
     assert outcomes == ["aborted", "aborted", "aborted", "succeeded"]
+
+
+class Faulty(MemorySink):
+    """A sink whose tasks raise."""
+
+    def __init__(self, error: Exception, notes: Path | None = None) -> None:
+        super().__init__("faulty")
+        self.error = error
+        self.notes = notes
+
+    def stager(self, txn: SinkTxnId) -> Stager:
+        return FaultyStager(self.error, self.notes)
+
+
+@dataclass
+class FaultyStager:
+    error: Exception
+    notes: Path | None
+
+    def open(self, task: str) -> StagingWriter:
+        if self.notes is not None:
+            self.notes.joinpath(task).touch()
+        raise self.error
+
+
+class NotThere:
+    """Cannot be unpickled: its module is missing there."""
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return importlib.import_module, ("not_on_executors",)
+
+
+class Absent(MemorySink):
+    def stager(self, txn: SinkTxnId) -> Any:
+        return NotThere()
+
+
+def attempts_of(world: World, sink: MemorySink, **options: Any) -> tuple[ExactlyOnce, Exit, int]:
+    """Run one batch; return how it ended and how many attempts were made."""
+    events = Events()
+    seen: list[Event] = []
+    events.subscribe(seen.append)
+    world.put(1)
+    pipeline = ExactlyOnce("app", MemoryLedger(), [sink], settings=IMPATIENT, events=events)
+    backoff = Backoff(tries=1)
+    code = pipeline.run(lambda: world.start(pipeline, **options), backoff=backoff)
+    return pipeline, code, sum(isinstance(event, CycleEnded) for event in seen)
+
+
+def test_a_permanent_error_in_a_task_is_tried_once(world: World, tmp_path: Path) -> None:
+    notes = tmp_path / "tasks"
+    notes.mkdir()
+    sink = Faulty(Permanent("column note: a NUL"), notes)
+
+    pipeline, code, attempts = attempts_of(world, sink)
+
+    assert (code, attempts, len([*notes.iterdir()])) == (Exit.REFUSED, 1, 1)
+    assert isinstance(pipeline.failure, CycleRefused)
+    assert "column note: a NUL" in str(pipeline.failure)
+
+
+@pytest.mark.parametrize(("error", "code"), [(ValueError, Exit.REFUSED), (OSError, Exit.GAVE_UP)])
+def test_a_task_that_may_pass_later_is_tried_again(
+    world: World, error: type[Exception], code: Exit
+) -> None:
+    _, ended, attempts = attempts_of(world, Faulty(error("no")))
+
+    assert (ended, attempts) == (code, 1 if code is Exit.REFUSED else IMPATIENT.cycle_backoff.tries)
+
+
+def test_a_module_that_executors_lack_is_named_and_not_waited_for(world: World) -> None:
+    pipeline, code, attempts = attempts_of(world, Absent())
+
+    assert (code, attempts) == (Exit.REFUSED, 1)
+    assert "No module named 'not_on_executors'" in str(pipeline.failure)
+    assert "set PYSPARK_PYTHON" in str(pipeline.failure)
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        (lambda: F.udf(lambda i: [][i], "long")("id"), "IndexError: list index out of range"),
+        (lambda: F.expr("cast('canary-' || id as long)"), "CAST_INVALID_INPUT"),
+    ],
+)
+def test_an_error_of_the_plan_itself_is_not_repeated(
+    world: World, column: Callable[[], Column], reason: str
+) -> None:
+    pipeline, code, attempts = attempts_of(
+        world, MemorySink(), shape=lambda df: df.withColumn("id", column())
+    )
+
+    assert (code, attempts) == (Exit.REFUSED, 1)
+    assert reason in str(pipeline.failure)
+    assert "canary-1" not in str(pipeline.failure)
 
 
 def test_a_settings_that_hides_data_loss_is_refused(world: World, ledger: MemoryLedger) -> None:

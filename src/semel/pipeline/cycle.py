@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import InDoubt, SemelError, reason_of
+from semel.errors import NEVER_PASSES, InDoubt, Misuse, Permanent, SemelError, reason_of
 from semel.events import EVENTS, CommitSlow, CycleEnded, Events, StepDone, StepFailed
 from semel.pipeline.sink import SinkFatal, SinkOK, SinkOutcome
 from semel.pipeline.txn import SinkTxnId
@@ -39,6 +39,7 @@ class StepFailure(StrEnum):
     """How a step can fail."""
 
     ERROR = "error"
+    NEVER_PASSES = "error that would come again"
     SINK_RETRYABLE = "SinkRetryable"
     SINK_FATAL = "SinkFatal"
     NOT_COMMITTED = "surely not committed"
@@ -61,8 +62,11 @@ class Consequence(StrEnum):
 FAILURES: Final[Mapping[tuple[Step, StepFailure], Consequence]] = {
     (Step.BEGIN_TXN, StepFailure.ERROR): Consequence.FATAL,
     (Step.FLUSH, StepFailure.ERROR): Consequence.ABORT,
+    (Step.FLUSH, StepFailure.NEVER_PASSES): Consequence.ABORT_THEN_FATAL,
     (Step.COMMIT_OFFSETS, StepFailure.ERROR): Consequence.ABORT,
+    (Step.COMMIT_OFFSETS, StepFailure.NEVER_PASSES): Consequence.ABORT_THEN_FATAL,
     (Step.PRE_COMMIT_2PC, StepFailure.ERROR): Consequence.ABORT,
+    (Step.PRE_COMMIT_2PC, StepFailure.NEVER_PASSES): Consequence.ABORT_THEN_FATAL,
     (Step.PRE_COMMIT_2PC, StepFailure.SINK_RETRYABLE): Consequence.ABORT,
     (Step.PRE_COMMIT_2PC, StepFailure.SINK_FATAL): Consequence.ABORT_THEN_FATAL,
     (Step.COMMIT_TXN, StepFailure.NOT_COMMITTED): Consequence.ABORT,
@@ -193,6 +197,21 @@ class CommitFatal:
     cause: BaseException | None = field(default=None, compare=False, repr=False)
 
 
+class CycleRefused(Permanent):
+    """A batch can never pass as it is; it was aborted, and none of its rows is visible."""
+
+    def __init__(self, cycle: str, reason: str) -> None:
+        super().__init__(cycle, reason)
+        self.cycle = cycle
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"cycle {self.cycle} can never pass as it is: {self.reason}; none of its rows is "
+            f"visible; change the input or the set-up, then start the query again"
+        )
+
+
 CommitOutcome: TypeAlias = CommitSucceeded | CommitAborted | CommitFatal
 
 
@@ -269,7 +288,10 @@ class _Run:
                 return CommitAborted(failed.reason)
             case Consequence.ABORT_THEN_FATAL:
                 self._abort_path(failed.reason)
-                return CommitFatal(failed.reason, cause=failed.__cause__)
+                cause = failed.__cause__
+                if cause is None or isinstance(cause, Permanent | Misuse):
+                    cause = CycleRefused(self._do.label, failed.reason)
+                return CommitFatal(failed.reason, cause=cause)
             case Consequence.WIN_ABORT:
                 return self._settle_unknown(failed)
 
@@ -316,7 +338,7 @@ class _Run:
         try:
             callback()
         except Exception as error:
-            raise _StepFailed(step, StepFailure.ERROR, reason_of(error)) from error
+            raise _StepFailed(step, _failure_of(step, error), reason_of(error)) from error
         reach(CrashPoint(f"{step}:after"))
         self._done(step, began)
 
@@ -325,7 +347,7 @@ class _Run:
         try:
             answers = callback()
         except Exception as error:
-            raise _StepFailed(step, StepFailure.ERROR, reason_of(error)) from error
+            raise _StepFailed(step, _failure_of(step, error), reason_of(error)) from error
         refused = [a for a in answers if not isinstance(a.outcome, SinkOK)]
         if refused:
             fatal = any(isinstance(a.outcome, SinkFatal) for a in refused)
@@ -390,6 +412,11 @@ class _Run:
         commit = self._seconds.get(Step.COMMIT_2PC, 0.0) + self._seconds.get(Step.COMMIT_TXN, 0.0)
         if interval_seconds and commit > SLOW_COMMIT_FRACTION * interval_seconds:
             self._events.emit(CommitSlow(*where, commit, interval_seconds))
+
+
+def _failure_of(step: Step, error: Exception) -> StepFailure:
+    comes_again = isinstance(error, NEVER_PASSES) and (step, StepFailure.NEVER_PASSES) in FAILURES
+    return StepFailure.NEVER_PASSES if comes_again else StepFailure.ERROR
 
 
 def _words(outcome: SinkOutcome) -> str:

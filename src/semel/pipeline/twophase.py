@@ -10,7 +10,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Fenced, Misuse, NeedsOperator, Permanent, reason_of
+from semel.errors import NEVER_PASSES, reason_of
 from semel.events import EVENTS, Events, SinkRetried
 from semel.pipeline.cycle import Coordinator, CountsRows, SinkAnswer
 from semel.pipeline.sink import (
@@ -213,7 +213,7 @@ def guarded(call: Callable[[], SinkOutcome]) -> SinkOutcome:
     """Turn an exception into a retryable outcome: an unknown answer is never OK."""
     try:
         return call()
-    except (Permanent, Fenced, NeedsOperator, Misuse) as error:
+    except NEVER_PASSES as error:
         return SinkFatal(reason_of(error))
     except Exception as error:  # noqa: BLE001  whatever a sink raises, its answer is unknown
         return SinkRetryable(reason_of(error))

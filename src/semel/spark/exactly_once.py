@@ -11,7 +11,7 @@ from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse, NeedsOperator, Retryable
 from semel.events import EVENTS, Events
 from semel.ledgers import open_ledger
-from semel.pipeline.cycle import CommitAborted, CommitFatal
+from semel.pipeline.cycle import CommitAborted, CommitFatal, CycleRefused
 from semel.pipeline.driver import CycleOutcome, CycleReplayed, Driver, Heartbeat, Settings
 from semel.pipeline.generation import settle_generation
 from semel.pipeline.ledger import Generation, Ledger
@@ -220,6 +220,8 @@ class ExactlyOnce:
                 raise CycleGaveUp(str(cycle), reason)
             case CommitFatal(reason):
                 self._run = None
+                if isinstance(self.outcome.cause, CycleRefused):
+                    raise self.outcome.cause
                 raise CycleFatal(str(cycle), reason) from self.outcome.cause
 
     def _run_of(self, df: DataFrame, batch_id: int) -> _Run:

@@ -4,34 +4,33 @@
 
 Only the receipts of winning task attempts come back, also with retries and
 speculation; the rows of the other attempts are never committed.
+
+Spark passes a task's exception on as text, and repeats the task first.  So an error
+of staging comes back as a row, like a receipt, with its group: one that would come
+again at once, any other in the last attempt that Spark allows.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Misuse, Retryable
-from semel.pipeline.sink import Receipt, Stager, StagingWriter, TwoPhaseSink
+from semel.errors import NEVER_PASSES, Misuse, Permanent, Retryable, SemelError, reason_of
+from semel.pipeline.sink import Receipt, Stager, StagingWriter, Tally, TwoPhaseSink
 from semel.pipeline.txn import SinkTxnId
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.errors import PySparkException
     from pyspark.sql import Column, DataFrame
-from typing import TYPE_CHECKING
 
-from semel.pipeline.sink import Tally
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
-
-
-RECEIPTS: Final = "sink int, receipt string"
+RECEIPTS: Final = "sink int, receipt string, failure string"
+"""A task's receipts; or one row with the group of its failure, and its reason as the receipt."""
 
 # Larger Arrow batches halve the cost of the transfer to Python up to this size and not
 # beyond; a task holds one batch at a time.
@@ -110,18 +109,25 @@ def stage(
     """Run the plan once, staging every sink's rows; return the winning tasks' receipts.
 
     Raises:
-        StagingFailed: a task failed in every attempt that Spark allows.
+        StagingFailed: a task failed in every attempt that Spark allows; it may pass later.
+        Permanent, Fenced, NeedsOperator, Misuse: it would fail again.
     """
-    from pyspark.errors import PythonException
+    from pyspark.errors import PySparkException
 
     session = df.sparkSession
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_PER_ARROW_BATCH))
     different, places = shared_rows(sinks)
-    tee = Tee([(sink.name, sink.stager(txn)) for sink in sinks], places)
+    stagers = [(sink.name, sink.stager(txn)) for sink in sinks]
+    tee = Tee(stagers, places, attempts=_task_attempts(session))
     try:
-        collected = select_rows(df, different).mapInArrow(tee, RECEIPTS).collect()
-    except PythonException as error:
-        raise StagingFailed(_last_line(str(error))) from error
+        collected = select_rows(df, different).mapInArrow(_in_task(tee), RECEIPTS).collect()
+    except PySparkException as error:
+        # Without its cause: the text of Spark's errors may quote a row.
+        raise _translated(error) from None
+    failed = [row for row in collected if row["failure"]]
+    # Any error that would come again is told before one that may pass.
+    for row in sorted(failed, key=lambda row: row["failure"] == StagingFailed.__name__):
+        raise _GROUPS[row["failure"]](row["receipt"])
     receipts: dict[str, list[Receipt]] = {sink.name: [] for sink in sinks}
     for row in collected:
         receipts[sinks[row["sink"]].name].append(Receipt.from_json(row["receipt"]))
@@ -132,27 +138,112 @@ class StagingFailed(Retryable):
     """A staging task failed; its rows are never committed."""
 
 
+_GROUPS: Final[Mapping[str, type[SemelError]]] = {
+    group.__name__: group for group in (*NEVER_PASSES, StagingFailed)
+}
+
+# What a value or a missing package causes, wherever it is raised; Arrow's errors about values
+# and types are such, too.
+_COMES_AGAIN: Final = (ValueError, TypeError, NotImplementedError, ImportError)
+
+
+def _group_of(error: Exception) -> str:
+    """Return the group to raise on the driver."""
+    found = next((group for group in NEVER_PASSES if isinstance(error, group)), None)
+    if found is not None:
+        return found.__name__
+    return (Permanent if isinstance(error, _COMES_AGAIN) else StagingFailed).__name__
+
+
+def _in_task(tee: Tee) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function that a worker without semel can load, and that says what is missing."""
+    from pyspark import cloudpickle
+
+    pickled = cloudpickle.dumps(tee)  # type: ignore[no-untyped-call]
+
+    # A nested function is pickled by value: it must not use anything of this module.
+    def run(batches):  # type: ignore[no-untyped-def]
+        import pickle
+        import sys
+
+        import pyarrow as pa
+
+        try:
+            tee = pickle.loads(pickled)
+        except ImportError as error:
+            reason = (
+                f"{error}: the executors' Python ({sys.executable}) lacks it; install it there, "
+                f"or set PYSPARK_PYTHON to one that has it"
+            )
+            place = pa.array([-1], pa.int32())
+            failed = {"sink": place, "receipt": [reason], "failure": ["Permanent"]}
+            yield pa.RecordBatch.from_pydict(failed)
+            return
+        yield from tee(batches)
+
+    return run
+
+
+def _task_attempts(session: Any) -> int:
+    """Return how often Spark tries a task; a local master has a number of its own."""
+    master = str(session.conf.get("spark.master", ""))
+    if master.startswith("local") and not master.startswith("local-cluster"):
+        found = re.search(r",\s*(\d+)\s*\]", master)
+        return int(found[1]) if found else 1
+    return int(session.conf.get("spark.task.maxFailures", "4"))
+
+
+# Classes of SQLSTATE in Spark's errors: data, a routine in another language (a Python UDF),
+# and what the query itself raises.
+_PERMANENT_CLASSES: Final = ("22", "38", "P0")
+
+
+def _translated(error: PySparkException) -> SemelError:
+    """Translate a failure of the plan itself, after Spark's own retries of the task."""
+    state = error.getSqlState() or ""
+    if not state.startswith(_PERMANENT_CLASSES):
+        return StagingFailed(_last_line(str(error)))
+    if not state.startswith("22"):
+        return Permanent(_last_line(str(error)))
+    fragments = [context.fragment() for context in error.getQueryContext()]
+    where = f" in {fragments[0]!r}" if fragments else ""
+    return Permanent(f"{error.getCondition()}{where} (SQLSTATE {state}; the value is not shown)")
+
+
 class Tee:
     """The function that runs in a task: every Arrow batch goes to every sink's writer.
 
     *places* says which column of a batch holds each sink's rows; by default each has its own.
+    *attempts* is how often Spark tries a task.
     """
 
     def __init__(
-        self, stagers: Sequence[tuple[str, Stager]], places: Sequence[int] | None = None
+        self,
+        stagers: Sequence[tuple[str, Stager]],
+        places: Sequence[int] | None = None,
+        attempts: int = 1,
     ) -> None:
         self._stagers = stagers
         self._places = range(len(stagers)) if places is None else places
+        self._attempts = attempts
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write all of the partition, then return one receipt per sink."""
+        """Write all of the partition, then return one receipt per sink, or the failure."""
         import pyarrow as pa
 
-        receipts = self.write(batches, _task_name())
+        task, number = _task()
+        failure: str | None = None
+        try:
+            told = [receipt.to_json() for receipt in self.write(batches, task)]
+        except Exception as error:
+            failure, told = _group_of(error), [reason_of(error)]
+            if failure == StagingFailed.__name__ and number + 1 < self._attempts:
+                raise  # Spark tries this task again, and no other
         yield pa.RecordBatch.from_pydict(
             {
-                "sink": pa.array(range(len(receipts)), pa.int32()),
-                "receipt": [receipt.to_json() for receipt in receipts],
+                "sink": pa.array(range(len(told)), pa.int32()),
+                "receipt": told,
+                "failure": pa.array([failure] * len(told), pa.string()),
             }
         )
 
@@ -194,22 +285,23 @@ def rows_of(column: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_struct_array(column)
 
 
-def _task_name() -> str:
-    """Return a unique name of this task attempt: Spark's number restarts in each application."""
+def _task() -> tuple[str, int]:
+    """Return a unique name of this task attempt, and how many attempts were before it.
+
+    Spark's own number restarts in each application.
+    """
     from pyspark import TaskContext
 
     context = TaskContext.get()
     number = context.taskAttemptId() if context else 0
-    return f"t{number}-{uuid.uuid4().hex[:12]}"
+    before = context.attemptNumber() if context else 0
+    return f"t{number}-{uuid.uuid4().hex[:12]}", before
 
 
 def _last_line(text: str) -> str:
     """Return the exception itself, without the worker's traceback above it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = lines[-1] if lines else "a staging task failed"
-    if "No module named 'semel" in last:
-        return f"{last}: the executors' Python lacks semel; set PYSPARK_PYTHON, or install it there"
-    return last
+    return lines[-1] if lines else "a staging task failed"
 
 
 # The hash is an unsigned 64-bit number, which Spark's integers cannot hold.

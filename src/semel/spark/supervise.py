@@ -9,7 +9,15 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from semel.clock import SYSTEM_CLOCK, Clock
-from semel.errors import Fenced, LeaseHeld, Retryable, SemelError, reason_of
+from semel.errors import (
+    Fenced,
+    LeaseHeld,
+    Misuse,
+    Permanent,
+    Retryable,
+    SemelError,
+    reason_of,
+)
 from semel.events import CycleEnded, Event, Events, QueryRestarted, log
 from semel.pipeline.cycle import CommitFatal
 from semel.pipeline.driver import CycleOutcome
@@ -37,6 +45,9 @@ class Exit(IntEnum):
     STRANDED = 5
     """Committed, but not yet visible in every sink; starting again finishes it."""
 
+    REFUSED = 65
+    """The batch or the set-up can never pass as it is; a restart would fail in the same way."""
+
     FAILED = 1
     """The query failed for a reason outside semel."""
 
@@ -53,6 +64,7 @@ NEXT: Final = {
     Exit.FENCED: "find the other process with `semel status`; start this one after stopping that",
     Exit.OPERATOR: "run `semel doctor` and follow the runbook it names before starting again",
     Exit.STRANDED: "start the job again: recovery finishes what `semel doctor` lists",
+    Exit.REFUSED: "change what the reason above names: a row, the table, the settings, a UDF",
     Exit.FAILED: "look at Spark's error above",
     Exit.INTERRUPTED: "start the job again whenever you like",
     Exit.TERMINATED: "start the job again whenever you like",
@@ -216,6 +228,8 @@ def _exit_of(error: BaseException) -> Exit:
         return Exit.FENCED
     if isinstance(error, Retryable):
         return Exit.GAVE_UP
+    if isinstance(error, Permanent | Misuse):
+        return Exit.REFUSED
     if isinstance(error, SemelError):
         return Exit.OPERATOR
     if isinstance(error, KeyboardInterrupt):

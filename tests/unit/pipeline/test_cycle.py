@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from semel.errors import InDoubt, LeaseLost, LedgerUnavailable, NeedsOperator
+from semel.errors import InDoubt, LeaseLost, LedgerUnavailable, Misuse, NeedsOperator, Permanent
 from semel.events import CommitSlow, CycleEnded, Events, StepDone, StepFailed
 from semel.pipeline.cycle import (
     FAILURES,
@@ -17,6 +17,7 @@ from semel.pipeline.cycle import (
     CommitFatal,
     CommitSucceeded,
     Consequence,
+    CycleRefused,
     Step,
     StepFailure,
     run_commit_cycle,
@@ -32,9 +33,14 @@ SINKS = ("files", "postgres")
 
 POSSIBLE = {
     Step.BEGIN_TXN: {StepFailure.ERROR},
-    Step.FLUSH: {StepFailure.ERROR},
-    Step.COMMIT_OFFSETS: {StepFailure.ERROR},
-    Step.PRE_COMMIT_2PC: {StepFailure.ERROR, StepFailure.SINK_RETRYABLE, StepFailure.SINK_FATAL},
+    Step.FLUSH: {StepFailure.ERROR, StepFailure.NEVER_PASSES},
+    Step.COMMIT_OFFSETS: {StepFailure.ERROR, StepFailure.NEVER_PASSES},
+    Step.PRE_COMMIT_2PC: {
+        StepFailure.ERROR,
+        StepFailure.NEVER_PASSES,
+        StepFailure.SINK_RETRYABLE,
+        StepFailure.SINK_FATAL,
+    },
     Step.COMMIT_TXN: {StepFailure.NOT_COMMITTED, StepFailure.UNKNOWN},
     Step.COMMIT_2PC: {StepFailure.ERROR, StepFailure.SINK_RETRYABLE, StepFailure.SINK_FATAL},
     Step.STORE_COMMIT: {StepFailure.ERROR},
@@ -103,6 +109,20 @@ def test_an_error_before_the_decision_aborts_the_cycle(step, error):
     assert coordinator.calls == up_to(step) + ABORT_PATH
 
 
+@pytest.mark.parametrize("step", ["flush", "commit_offsets", "pre_commit_2pc"])
+@pytest.mark.parametrize("error", [Permanent("no"), Misuse("no"), NeedsOperator("no")])
+def test_what_can_never_pass_is_fatal_after_the_abort_path(step, error):
+    outcome, coordinator = walk({step: [error]})
+
+    assert outcome == CommitFatal(f"{step}: no")
+    assert coordinator.calls == up_to(step) + ABORT_PATH
+    if isinstance(error, NeedsOperator):
+        assert outcome.cause is error
+    else:
+        assert isinstance(outcome.cause, CycleRefused)
+        assert outcome.cause.reason == f"{step}: no"
+
+
 def test_the_reason_of_a_foreign_error_carries_its_type():
     outcome, _ = walk({"flush": [KeyError("column")]})
 
@@ -122,6 +142,7 @@ def test_a_sink_that_can_never_prepare_is_fatal_after_the_abort_path():
     outcome, coordinator = walk({"pre_commit_2pc": [answers]})
 
     assert outcome == CommitFatal("pre_commit_2pc: files: slow; postgres: no table entries")
+    assert isinstance(outcome.cause, CycleRefused)
     assert coordinator.calls == up_to("pre_commit_2pc") + ABORT_PATH
 
 

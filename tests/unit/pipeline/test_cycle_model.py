@@ -9,7 +9,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from semel.errors import InDoubt, LeaseLost, LedgerUnavailable
+from semel.errors import InDoubt, LeaseLost, LedgerUnavailable, Permanent
 from semel.pipeline.cycle import (
     AbortAnswer,
     CommitAborted,
@@ -63,11 +63,12 @@ def model(answers: dict[str, str]) -> tuple[list[str], str, str]:
 
 ERRORS = [ValueError("broken"), LedgerUnavailable("l", "away"), LeaseLost("app/main", 1, 2)]
 RETRYABLE, FATAL = SinkRetryable("later"), SinkFatal("never")
-PLAIN = {"ok": [None], "error": ERRORS}
+MAY_PASS, COMES_AGAIN = ERRORS[:2], [LeaseLost("app/main", 1, 2), Permanent("a NUL")]
+PLAIN = {"ok": [None], "error": MAY_PASS, "fatal": COMES_AGAIN}
 OF_SINKS = {
     "ok": [{}, {"files": SinkOK({"x": 1})}],
-    "error": [*ERRORS, {"files": RETRYABLE}, {"files": RETRYABLE, "postgres": RETRYABLE}],
-    "fatal": [{"postgres": FATAL}, {"files": RETRYABLE, "postgres": FATAL}],
+    "error": [*MAY_PASS, {"files": RETRYABLE}, {"files": RETRYABLE, "postgres": RETRYABLE}],
+    "fatal": [{"postgres": FATAL}, {"files": RETRYABLE, "postgres": FATAL}, *COMES_AGAIN],
 }
 ANSWERS = {
     "begin_txn": PLAIN,

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from semel.errors import LeaseHeld, LedgerUnavailable, NeedsOperator
+from semel.errors import LeaseHeld, LedgerUnavailable, Misuse, NeedsOperator, Permanent
 from semel.events import CycleEnded, Events, QueryRestarted
+from semel.pipeline.cycle import CycleRefused
 from semel.pipeline.twophase import Backoff
 from semel.spark.supervise import NEXT, Exit, supervise
 from semel.testing.clock import SimulatedClock
@@ -153,6 +154,17 @@ def test_sigterm_before_the_query_runs_starts_none(pipeline):
     code, queries = run(pipeline)
 
     assert (code, queries, pipeline.stopped) == (Exit.TERMINATED, [], 1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [CycleRefused("g1.b0", "a NUL in note"), Misuse("no checkpoint"), Permanent("no table")],
+)
+def test_what_can_never_pass_is_not_started_again(pipeline, error, caplog):
+    code, queries = run(pipeline, *[failing(pipeline, error)] * 9)
+
+    assert (code, len(queries)) == (Exit.REFUSED, 1)
+    assert str(error) in caplog.text
 
 
 def test_sigterm_does_not_hide_what_needs_an_operator(pipeline):
