@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -222,30 +220,25 @@ class Faulty(MemorySink):
         self.notes = notes
 
     def stager(self, txn: SinkTxnId) -> Stager:
-        return FaultyStager(self.error, self.notes)
+        error, notes = self.error, self.notes
+
+        # Of a local class, because executors cannot import this module.
+        class FaultyStager:
+            def open(self, task: str) -> StagingWriter:
+                if notes is not None:
+                    notes.joinpath(task).touch()
+                raise error
+
+        return FaultyStager()
 
 
-@dataclass
-class FaultyStager:
-    error: Exception
-    notes: Path | None
-
-    def open(self, task: str) -> StagingWriter:
-        if self.notes is not None:
-            self.notes.joinpath(task).touch()
-        raise self.error
-
-
-class NotThere:
-    """Cannot be unpickled: its module is missing there."""
-
-    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
-        return importlib.import_module, ("not_on_executors",)
+class NotOnExecutors:
+    """Is pickled by its module, which executors cannot import."""
 
 
 class Absent(MemorySink):
     def stager(self, txn: SinkTxnId) -> Any:
-        return NotThere()
+        return NotOnExecutors()
 
 
 def attempts_of(world: World, sink: MemorySink, **options: Any) -> tuple[ExactlyOnce, Exit, int]:
@@ -285,7 +278,7 @@ def test_a_module_that_executors_lack_is_named_and_not_waited_for(world: World) 
     pipeline, code, attempts = attempts_of(world, Absent())
 
     assert (code, attempts) == (Exit.REFUSED, 1)
-    assert "No module named 'not_on_executors'" in str(pipeline.failure)
+    assert "No module named 'tests" in str(pipeline.failure)
     assert "set PYSPARK_PYTHON" in str(pipeline.failure)
 
 

@@ -9,6 +9,7 @@ checks      what is found out before the first batch
 schema      the target table, and which type goes into which
 writer      the rows of one task: fitted to the target, encoded, copied
 encode      binary COPY
+refusals    why the server refused rows: columns and keys, no other values
 statements  quoting, the token, and how staged rows become visible
 connect     few connections, reused; errors by SQLSTATE
 ledger      the ledger in PostgreSQL

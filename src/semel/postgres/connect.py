@@ -28,7 +28,7 @@ from typing import Any, Final, TypeAlias
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from semel.errors import Misuse, Permanent, Retryable, SemelError
+from semel.errors import Misuse, Permanent, Retryable, SemelError, servers_words
 from semel.pipeline.sink import SinkFatal, SinkOutcome, SinkRetryable
 from semel.pipeline.txn import Scope
 from semel.secrets import Password, masked, resolve, scrubbed
@@ -310,8 +310,6 @@ _PERMANENT_CLASSES: Final = frozenset(
 # After a failover a session may be on a read-only server; a new session finds the primary.
 _READ_ONLY: Final = "25006"
 
-_LONGEST_DETAIL: Final = 400
-
 
 def is_permanent(error: psycopg.Error) -> bool:
     """Return whether the same statement would fail in the same way again."""
@@ -320,12 +318,8 @@ def is_permanent(error: psycopg.Error) -> bool:
 
 
 def words(error: psycopg.Error) -> str:
-    """Return the server's message in one line; its detail names the row's key."""
-    diagnosis = error.diag
-    text = diagnosis.message_primary or " ".join(str(error).split())
-    if diagnosis.message_detail:
-        detail = " ".join(diagnosis.message_detail.split())
-        text = f"{text}: {detail[:_LONGEST_DETAIL]}"
+    """Return the server's message in one line, without its detail, which quotes rows."""
+    text = " ".join((servers_words(error) or str(error)).split())
     if error.sqlstate == LOCK_NOT_AVAILABLE:
         text = f"{text}; another transaction holds the row or the table"
     return text
@@ -349,4 +343,5 @@ def translated(where: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise error_of(error, where) from error
+        # Without its cause: a traceback would quote the detail, and with it a row.
+        raise error_of(error, where) from None

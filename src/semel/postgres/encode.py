@@ -190,8 +190,10 @@ def texts(column: Any) -> EncodedColumn:
     return _bytes(body)
 
 
-def has_longer(column: Any, characters: int) -> bool:
-    """Return whether a text has more than this number of characters."""
+def has_longer(column: Any, characters: int, *, spaces: bool = True) -> bool:
+    """Return whether a text has more characters than this; *spaces* at its end count, or not."""
+    if not spaces:
+        column = pc.utf8_rtrim(column, " ")
     return bool(pc.any(pc.greater(pc.utf8_length(column), characters)).as_py())
 
 
@@ -285,7 +287,7 @@ def _check_lowest(column: Any, lowest: int) -> None:
     """Refuse values that would overflow when PostgreSQL's epoch is subtracted."""
     found = pc.min(column).as_py()
     if found is not None and found < lowest:
-        raise ValueError(f"{found} is out of PostgreSQL's range")
+        raise ValueError("a time is before PostgreSQL's range")
 
 
 def _as_json(column: Any) -> Any:

@@ -82,7 +82,7 @@ class TaskTransaction:
     def fit(self, schema: Any) -> RowEncoder:
         stager = self._stager
         last = field_of(cycle_text(stager.txn.cycle).encode()) if stager.filled else b""
-        rows = RowEncoder(stager.target, schema, stager.filled, last)
+        rows = RowEncoder(stager.target, schema, stager.filled, last, stager.key)
         _check_direct(rows)
         return rows
 

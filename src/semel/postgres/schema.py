@@ -242,6 +242,11 @@ class TargetTable:
     is_exclusive: bool
     """Some index, of any kind, is unique or excludes: a row may wait for another transaction."""
 
+    @property
+    def shortest_key(self) -> tuple[str, ...]:
+        """A key that can name a row; empty if there is none."""
+        return min((tuple(sorted(key)) for key in self.keys), key=len, default=())
+
     def column(self, name: str) -> Column | None:
         """Return a column by its exact name."""
         return next((column for column in self.columns if column.name == name), None)

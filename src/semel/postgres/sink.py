@@ -177,6 +177,7 @@ class PostgresSink:
             self._database.epoch(txn.scope),
             self._wanted.filled,
             self._database.lock_seconds,
+            self._wanted.key or checked.target.shortest_key,
         )
 
     def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
@@ -233,7 +234,7 @@ class PostgresSink:
                 for first in range(0, len(txns), _ABORTED_AT_ONCE):
                     gone |= self._drop_free(connection, txns[first : first + _ABORTED_AT_ONCE])
             except psycopg.Error as error:
-                reason = {"sink": self.name, "reason": str(error)}
+                reason = {"sink": self.name, "reason": reason_of(error)}
                 log.warning("attempts are aborted one by one", extra=reason)
         return gone
 
@@ -397,7 +398,11 @@ class PostgresSink:
                     if self._sweep_one(connection, txn, is_loser):
                         swept.append(txn)
                 except psycopg.Error as error:
-                    reason = {"cycle": str(txn.cycle), "sink": self.name, "reason": str(error)}
+                    reason = {
+                        "cycle": str(txn.cycle),
+                        "sink": self.name,
+                        "reason": reason_of(error),
+                    }
                     log.warning("leavings stay until the next sweep", extra=reason)
                     connection.execute("ROLLBACK")
         return swept

@@ -18,13 +18,14 @@ from typing import Any, Final
 import psycopg
 
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import NeedsOperator
+from semel.errors import NeedsOperator, reason_of
 from semel.events import log
 from semel.pipeline.sink import Receipt, SinkFatal, SinkOK, SinkOutcome, SinkRetryable, Tally
 from semel.pipeline.txn import Scope, SinkTxnId
 from semel.postgres.books import Known, SinkBooks, affected, run
 from semel.postgres.connect import TWO_ROWS_FOR_ONE_KEY, Connection, is_permanent, outcome_of, words
 from semel.postgres.database import SinkDatabase, give_back
+from semel.postgres.refusals import explained
 from semel.postgres.statements import (
     PreparedToken,
     TableName,
@@ -35,7 +36,6 @@ from semel.postgres.statements import (
     literal,
     newest,
     quoted,
-    repeated_keys,
     union,
 )
 from semel.postgres.writer import RowEncoder, TaskStager
@@ -60,7 +60,7 @@ class TaskTable:
         self._table = self._books.table(self.name)
 
     def fit(self, schema: Any) -> RowEncoder:
-        return RowEncoder(self._stager.target, schema, self._stager.filled)
+        return RowEncoder(self._stager.target, schema, self._stager.filled, key=self._stager.key)
 
     def begin(self, connection: Connection, rows: RowEncoder) -> str:
         columns = ", ".join(f"{quoted(f.column.name)} {f.staged_type}" for f in rows.fitted)
@@ -134,7 +134,7 @@ class Staging:
                 raise
             log.warning(
                 "held transaction lost",
-                extra={"cycle": str(txn.cycle), "sink": self._sink, "reason": str(error)},
+                extra={"cycle": str(txn.cycle), "sink": self._sink, "reason": reason_of(error)},
             )
             return self._run_again(txn, promise)
         if answer != "COMMIT":
@@ -185,7 +185,7 @@ class Staging:
             if not is_permanent(error):
                 return outcome_of(error, f"table {promise.target}")
             connection.execute("ROLLBACK")
-            return SinkFatal(_explained(connection, error, promise, tables))
+            return SinkFatal(explained(connection, error, promise, tables))
         return None
 
     def _bring_newest(
@@ -278,7 +278,7 @@ class Staging:
                 connection.execute("ROLLBACK")
             log.warning(
                 "staging tables left for the next sweep",
-                extra={"cycle": str(txn.cycle), "sink": self._sink, "reason": str(error)},
+                extra={"cycle": str(txn.cycle), "sink": self._sink, "reason": reason_of(error)},
             )
 
 
@@ -339,67 +339,6 @@ def _stuck(txn: SinkTxnId, answer: SinkOutcome) -> SinkOutcome:
         f"the decision for {txn} is COMMIT, and it is stuck: {answer.reason}; remove the cause "
         f"and retry, or divert the rows with `semel cycle resolve`"
     )
-
-
-_NOT_NULL: Final = "23502"
-_CHECK: Final = "23514"
-
-
-def _explained(
-    connection: Connection, error: psycopg.Error, promise: PreparedToken, tables: Sequence[str]
-) -> str:
-    """Return what was refused, with the keys of the first few rows.
-
-    For a unique or foreign key the server's own message names the key.
-    """
-    said = f"table {promise.target}: {words(error)}"
-    if error.sqlstate == TWO_ROWS_FOR_ONE_KEY and promise.key:
-        repeated = _ask(connection, repeated_keys(promise, union(promise, tables)))
-        if repeated:
-            names = ", ".join(promise.key)
-            found = "; ".join(f"({names}) = ({key}) {count} times" for key, count in repeated)
-            return (
-                f"table {promise.target}: a key comes more than once in the batch: {found}; "
-                f"give a version_column to say which row wins, or leave one row per key"
-            )
-    condition = _condition(connection, error)
-    if condition and promise.key:
-        keys = ", ".join(f"s.{quoted(name)}" for name in promise.key)
-        query = (
-            f"SELECT concat_ws(', ', {keys}) FROM {union(promise, tables)} AS s "
-            f"WHERE {condition} ORDER BY 1 LIMIT 3"
-        )
-        found = "; ".join(
-            f"({', '.join(promise.key)}) = ({key})" for (key,) in _ask(connection, query)
-        )
-        said += f"; rows {found}" if found else ""
-    return said
-
-
-def _condition(connection: Connection, error: psycopg.Error) -> str:
-    """Return the condition under which a staged row is one of the refused."""
-    diagnosis = error.diag
-    if error.sqlstate == _NOT_NULL and diagnosis.column_name:
-        return f"s.{quoted(diagnosis.column_name)} IS NULL"
-    if error.sqlstate == _CHECK and diagnosis.constraint_name and diagnosis.table_name:
-        place = f"{quoted(diagnosis.schema_name or 'public')}.{quoted(diagnosis.table_name)}"
-        checks = _ask(
-            connection,
-            "SELECT pg_get_expr(conbin, conrelid) FROM pg_catalog.pg_constraint "
-            "WHERE conrelid = to_regclass(%s) AND conname = %s",
-            [place, diagnosis.constraint_name],
-        )
-        return f"NOT ({checks[0][0]})" if checks else ""
-    return ""
-
-
-def _ask(
-    connection: Connection, query: str, values: Sequence[str] | None = None
-) -> list[tuple[str, ...]]:
-    try:
-        return connection.execute(query.encode(), values).fetchall()
-    except psycopg.Error:
-        return []  # the refusal must be reported even without an explanation
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,8 +175,8 @@ def newest(promise: PreparedToken, rows: str) -> str:
     Rows of equal version are ordered by their whole text, so that a repeated run chooses
     the same row.
     """
-    keys = ", ".join(_cast(promise, name, "u") for name in promise.key)
-    version = _cast(promise, promise.version_column, "u")
+    keys = ", ".join(cast(promise, name, "u") for name in promise.key)
+    version = cast(promise, promise.version_column, "u")
     return (
         f"(SELECT DISTINCT ON ({keys}) u.* FROM {rows} AS u "
         f"ORDER BY {keys}, {version} DESC NULLS LAST, u::text DESC)"
@@ -185,14 +185,15 @@ def newest(promise: PreparedToken, rows: str) -> str:
 
 def repeated_keys(promise: PreparedToken, rows: str) -> str:
     """Return the query for the keys that occur more than once."""
-    keys = ", ".join(_cast(promise, name, "u") for name in promise.key)
+    keys = ", ".join(cast(promise, name, "u") for name in promise.key)
     return (
         f"SELECT concat_ws(', ', {keys}), count(*) FROM {rows} AS u "
         f"GROUP BY {keys} HAVING count(*) > 1 ORDER BY 1 LIMIT 3"
     )
 
 
-def _cast(promise: PreparedToken, name: str, alias: str) -> str:
+def cast(promise: PreparedToken, name: str, alias: str) -> str:
+    """Return a staged column in the type of its target."""
     to = dict(promise.columns).get(name, "")
     return f"{alias}.{quoted(name)}" + (f"::{to}" if to else "")
 

@@ -14,13 +14,15 @@ from psycopg.waiting import Ready, Wait
 
 from semel.arrow.tally import schema_to_text, tally
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Permanent, SemelError
+from semel.errors import Permanent, SemelError, require
 from semel.pipeline.sink import Batch, Receipt, Tally
 from semel.pipeline.txn import SinkTxnId
 from semel.postgres.connect import Address, Connection, pool, session, translated
 from semel.postgres.encode import HEADER, TRAILER, encode_rows, has_longer, plain
 from semel.postgres.schema import Fitted, TargetTable, fit
 from semel.postgres.statements import quoted
+
+pa: Any = require("pyarrow", "postgres")
 
 # The rows encoded at once: enough for numpy to be fast, few enough for memory.
 _MOST_ROWS: Final = 20_000
@@ -31,13 +33,19 @@ class RowEncoder:
     """Encodes the batches of one task and counts their rows."""
 
     def __init__(
-        self, target: TargetTable, schema: Any, filled: Sequence[str] = (), last_field: bytes = b""
+        self,
+        target: TargetTable,
+        schema: Any,
+        filled: Sequence[str] = (),
+        last_field: bytes = b"",
+        key: Sequence[str] = (),
     ) -> None:
         self.target = target
         self.schema = schema
         self.tally = Tally()
         self.fitted = fit(target, schema, filled)
         self._last_field = last_field
+        self._key = key
         self._began = False
         self._was_cut = False
 
@@ -71,21 +79,56 @@ class RowEncoder:
         step = max(1, min(_MOST_ROWS, rows * _MOST_BYTES // max(1, batch.nbytes)))
         for begin in range(0, rows, step):
             part = batch.slice(begin, step)
-            fields = [self._encoded(f, part.column(i)) for i, f in enumerate(self.fitted)]
+            fields = [self._encoded(f, part, i) for i, f in enumerate(self.fitted)]
             self.tally += tally(part)
             yield encode_rows(fields, part.num_rows, self._last_field)
 
-    def _encoded(self, fitted: Fitted, column: Any) -> Any:
-        values, most = plain(column), fitted.wire.most_characters
+    def _encoded(self, fitted: Fitted, part: Batch, place: int) -> Any:
+        values, most = plain(part.column(place)), fitted.wire.most_characters
         if most is not None and not self._was_cut:
             self._was_cut = has_longer(values, most)
         try:
-            return fitted.wire.encode(values)
+            return _encoded(fitted, values)
         except ValueError as error:  # Arrow's errors about values are ValueErrors
             name = quoted(fitted.column.name)
+            row = _named(part.slice(_first_refused(fitted, values), 1), self._key)
+            # Arrow's own text quotes the value, and so would a traceback with the cause.
+            why = NOT_CONVERTED if isinstance(error, pa.ArrowException) else str(error)
             raise Permanent(
-                f"table {self.target.name}, column {name} ({fitted.column.type.sql}): {error}"
-            ) from error
+                f"table {self.target.name}, column {name} ({fitted.column.type.sql}): {why}{row}"
+            ) from None
+
+
+NOT_CONVERTED: Final = "a value is out of range, or cannot be converted"
+
+
+def _encoded(fitted: Fitted, values: Any) -> Any:
+    most = fitted.wire.most_characters
+    if most is not None and has_longer(values, most, spaces=False):
+        raise ValueError(f"a text has more than {most} characters")
+    return fitted.wire.encode(values)
+
+
+def _first_refused(fitted: Fitted, values: Any) -> int:
+    """Return the place of the first value that cannot be encoded."""
+    low, high = 0, len(values)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            _encoded(fitted, values.slice(low, middle - low))
+        except ValueError:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _named(row: Batch, key: Sequence[str]) -> str:
+    """Return a row's key, in words."""
+    if not key or not set(key) <= set(row.schema.names):
+        return ""
+    values = ", ".join(str(row.column(name)[0].as_py()) for name in key)
+    return f"; row ({', '.join(key)}) = ({values})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +147,8 @@ class TaskStager:
     """The column for the cycle's name, if there is one: semel fills it itself."""
 
     lock_seconds: float
+    key: tuple[str, ...] = ()
+    """The columns that name a row in errors."""
 
     def open(self, task: str) -> TaskWriter:
         """Start to stage for one task attempt; nothing happens before the first row."""

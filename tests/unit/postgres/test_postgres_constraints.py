@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
+
 import psycopg
+import pyarrow as pa
 import pytest
 
 from semel.errors import Permanent
@@ -27,7 +30,7 @@ def test_a_key_that_is_there_already_is_named_before_the_decision(url, database)
 
     reason = refused(sink, [row(6)], [row(7)])
 
-    assert "Key (id)=(7) already exists" in reason
+    assert 'column "id"; rows (id) = (7)' in reason
     assert rows_of(database) == [(7, 1, "old")]
     assert left_behind(database) == []
 
@@ -52,9 +55,9 @@ def test_a_deferred_foreign_key_is_checked_before_the_decision(url, database, mo
     committed(sink, [row(1)])
 
     if mode == "staging":
-        assert "Key (id)=(2) is not present" in refused(sink, [row(2)])
+        assert 'column "id"; rows (id) = (2)' in refused(sink, [row(2)])
     else:
-        with pytest.raises(Permanent, match=r"Key \(id\)=\(2\) is not present"):
+        with pytest.raises(Permanent, match='violates foreign key constraint "entries_id_fkey"'):
             stage(sink, txn(), [row(2)])
 
     assert [number for number, _, _ in rows_of(database)] == [1]
@@ -137,3 +140,64 @@ def test_ignored_rows_leave_what_is_there(url, database):
     committed(sink, [row(1, note="second"), row(2)], [row(2)])
 
     assert [(n, note) for n, _, note in rows_of(database)] == [(1, "first"), (2, "x")]
+
+
+CANARY = "canary-in-a-row"
+
+
+@pytest.mark.parametrize(
+    ("alter", "values", "names"),
+    [
+        ("ADD UNIQUE (note)", [(1, CANARY), (2, CANARY)], 'column "note"; rows (id) = (1); (id) ='),
+        ("ADD CHECK (note <> 'canary-in-a-row')", [(3, CANARY)], "rows (id) = (3)"),
+        (
+            "ADD FOREIGN KEY (note) REFERENCES people",
+            [(4, "ann"), (5, CANARY)],
+            'column "note"; rows (id) = (5)',
+        ),
+        ("ALTER note TYPE varchar(9)", [(6, CANARY)], '"note" (character varying(9)): a text has'),
+        (
+            "ALTER note TYPE inet USING note::inet",
+            [(7, "::1"), (8, CANARY)],
+            'column "note"; rows (id) = (8)',
+        ),
+        ("ALTER note SET NOT NULL", [(9, CANARY), (10, None)], 'column "note"'),
+    ],
+)
+def test_a_refusal_names_column_and_key_and_no_other_value(url, database, alter, values, names):
+    database.execute("CREATE TABLE people (name text PRIMARY KEY)")
+    database.execute("INSERT INTO people VALUES ('ann')")
+    database.execute(f"ALTER TABLE entries {alter}")
+
+    of, sink = txn(), PostgresSink(url, "entries")
+    try:
+        outcome = sink.prepare(of, stage(sink, of, [row(i, note=note) for i, note in values]))
+        told = outcome.reason
+    except Permanent as error:
+        told = "".join(traceback.format_exception(error))
+
+    assert names in told
+    assert CANARY not in told
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "why"),
+    [
+        (pa.int64(), "small smallint", "out of range"),
+        (pa.string(), "small text", "NUL"),
+    ],
+)
+def test_a_value_that_cannot_be_sent_is_named_by_column_and_key(url, database, kind, column, why):
+    database.execute(f"CREATE TABLE numbers (id bigint PRIMARY KEY, {column})")
+    values = [1, 2, 654_321, 3] if kind == pa.int64() else ["a", "b", f"{CANARY}\0", "c"]
+    rows = [{"id": 10 + i, "small": value} for i, value in enumerate(values)]
+    schema = pa.schema([("id", pa.int64()), ("small", kind)])
+
+    with pytest.raises(Permanent, match=why) as told:
+        stage(PostgresSink(url, "numbers"), txn(), rows, schema=schema)
+
+    words = "".join(traceback.format_exception(told.value))
+    assert 'column "small"' in words
+    assert "row (id) = (12)" in words
+    assert CANARY not in words
+    assert "654321" not in words

@@ -230,13 +230,13 @@ def test_text_goes_into_jsonb_as_it_is(database):
 
 
 REFUSED = [
-    (pa.int64(), "integer", 2**31, "2147483648"),
-    (pa.uint64(), "bigint", 2**63, "9223372036854775808"),
+    (pa.int64(), "integer", 2**31, "out of range"),
+    (pa.uint64(), "bigint", 2**63, "out of range"),
     (pa.string(), "text", "a\0b", "NUL"),
     (pa.list_(pa.string()), "text[]", ["a\0b"], "NUL"),
     (pa.string(), "uuid", "not-a-uuid", "32 hex digits"),
     (pa.string(), "uuid", "g" * 32, "32 hex digits"),
-    (pa.timestamp("ns"), "timestamp", 1, "lose data"),
+    (pa.timestamp("ns"), "timestamp", 1, "cannot be converted"),
     (pa.timestamp("us"), "timestamp(3)", 1_500, "more than 3 fractional digits"),
     (pa.timestamp("us", "UTC"), "timestamptz(0)", 1, "more than 0 fractional digits"),
     (pa.time64("us"), "time(0)", 999_999, "more than 0 fractional digits"),

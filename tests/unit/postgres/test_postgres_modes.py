@@ -65,7 +65,7 @@ def test_a_key_that_two_tasks_insert_ends_with_the_constraints_own_error(url, da
     outcome = sink.prepare(second, stage(sink, second, [row(1)], [row(1)]))
 
     assert isinstance(outcome, SinkFatal)
-    assert "Key (id)=(1) already exists" in outcome.reason
+    assert "rows (id) = (1)" in outcome.reason
     assert isinstance(sink.abort(second, None), SinkOK)
     assert left_behind(database) == []
     committed(sink, [row(1)])
