@@ -87,6 +87,7 @@ def main() -> int:
     parser.add_argument("--master", default="local[2,4]")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--takeover", action="store_true")
+    parser.add_argument("--checkpoint")
     parser.add_argument("--plain", action="store_true")
     arguments = parser.parse_args()
     if arguments.plain:
@@ -109,7 +110,9 @@ def main() -> int:
             .json(str(arguments.folder / "in"))
             .repartition(2)
             .writeStream.foreachBatch(function)
-            .option("checkpointLocation", str(arguments.folder / "checkpoint"))
+            .option(
+                "checkpointLocation", arguments.checkpoint or str(arguments.folder / "checkpoint")
+            )
             .trigger(availableNow=True)
             .start()
         )

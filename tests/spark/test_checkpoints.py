@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
 
 from semel import ExactlyOnce
-from semel.errors import NeedsOperator
+from semel.errors import Misuse, NeedsOperator
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
 from semel.pipeline.generation import CheckpointRefused, adopt
@@ -176,3 +177,60 @@ def test_a_rate_source_is_carried_and_its_lost_checkpoint_refused(
     with pytest.raises(StreamingQueryException):
         run(refused)
     assert "without durable positions" in str(refused.failure)
+
+
+VIEWFS = "fs.viewfs.mounttable.demo.link./data"
+"""The setting under which viewfs://demo/data is a folder: a scheme that is not this host's."""
+
+
+@pytest.fixture
+def elsewhere(world: World) -> Iterator[str]:
+    """A checkpoint's URL on a file system that only Spark can read."""
+    world.spark.conf.set(VIEWFS, f"file://{world.folder}")
+    yield "viewfs://demo/data/elsewhere"
+    world.spark.conf.unset(VIEWFS)
+
+
+def run_at(world: World, pipeline: ExactlyOnce, checkpoint: str) -> None:
+    writer = world.stream().writeStream.foreachBatch(pipeline)
+    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    assert query.awaitTermination(60)
+
+
+def test_a_checkpoint_on_another_file_system_is_read_through_spark(
+    world: World, ledger: MemoryLedger, elsewhere: str
+) -> None:
+    sink = MemorySink()
+    world.put(1, 2)
+    run_at(world, ExactlyOnce("app", ledger, [sink]), elsewhere)
+    world.put(3, 4)
+    run_at(world, ExactlyOnce("app", ledger, [sink]), elsewhere)
+
+    assert ids_in(sink.visible) == world.ids
+    there = open_checkpoint(elsewhere, world.spark)
+    here = open_checkpoint(str(world.folder / "elsewhere"), world.spark)
+    assert there.view(1) == here.view(1)
+    assert there.adoptable() == here.adoptable()
+    assert (there.id, there.last_finished) == (here.id, 1)
+
+
+def test_a_torn_checkpoint_on_another_file_system_shows_as_an_overlap(
+    world: World, ledger: MemoryLedger, elsewhere: str
+) -> None:
+    sink = MemorySink()
+    world.put(1, 2)
+    run_at(world, ExactlyOnce("app", ledger, [sink]), elsewhere)
+    world.lose("elsewhere")
+
+    refused = ExactlyOnce("app", ledger, [sink])
+    with pytest.raises(StreamingQueryException):
+        run_at(world, refused, elsewhere)
+    refused.stop()
+
+    assert isinstance(refused.failure, CheckpointRefused)
+    assert ids_in(sink.visible) == world.ids
+
+
+def test_a_file_system_that_spark_does_not_have_is_named(world: World) -> None:
+    with pytest.raises(Misuse, match=r'No FileSystem for scheme "nowhere".*jars'):
+        open_checkpoint("nowhere://x/y", world.spark)

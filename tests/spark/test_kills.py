@@ -170,3 +170,25 @@ def test_the_same_audit_convicts_a_plain_query_with_sparks_own_writers(
     assert len(entries.duplicated) == len(files.duplicated) == ROWS_A_FILE
     assert set(entries.duplicated) == set(files.duplicated)
     assert entries.missing == files.missing == ()
+
+
+def test_a_checkpoint_on_another_file_system_survives_a_kill(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    scene = Scene(tmp_path / "job", postgres_url, files=3)
+    settings = (
+        "--set",
+        f"spark.hadoop.fs.viewfs.mounttable.demo.link./data=file://{scene.folder}",
+        "--checkpoint",
+        "viewfs://demo/data/elsewhere",
+    )
+    point = f"{CrashPoint.SPARK_BATCH_AFTER.value}#2"
+    once = scene.folder / "once"
+
+    scene.run(*settings, SEMEL_CRASH_AT=point, SEMEL_CRASH_ONCE=str(once))
+    assert once.exists()
+    code, output = scene.run(*settings)
+
+    assert code == 0, output
+    assert (scene.folder / "elsewhere" / "offsets").is_dir()
+    scene.assert_clean()

@@ -8,6 +8,11 @@
 
 Ranges come from these files: never from the greatest offset seen (transaction
 markers use offsets, too), never from listeners or progress (they are late).
+
+A checkpoint may be wherever Spark can keep one, because it decides nothing: the
+decisions and positions are the ledger's.  If an object store lets two drivers write
+one batch, or loses a file, the next batch overlaps what is committed or leaves a gap,
+and is refused.
 """
 
 from __future__ import annotations
@@ -17,17 +22,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
-from urllib.parse import urlsplit
 
-from semel.errors import Misuse, NeedsOperator
+from semel.errors import Misuse, NeedsOperator, Retryable, reason_of
 from semel.pipeline.generation import Adoptable, CheckpointView
 from semel.pipeline.source import BatchRange, Position, SourceKind, SourceRange, Span
-
-# Object stores that copy instead of renaming: two drivers can both believe
-# that they wrote offsets/N.
-WITHOUT_ATOMIC_RENAME: Final = frozenset(
-    {"s3", "s3a", "s3n", "gs", "oss", "cos", "cosn", "obs", "wasb", "wasbs", "swift"}
-)
 
 NO_DATA: Final = "-"
 """Spark's entry for a source without data so far."""
@@ -62,53 +60,110 @@ class LocalFiles:
             return []
 
 
+class CheckpointUnreadable(Retryable):
+    """The file system of a checkpoint did not answer, or refused."""
+
+
 class HadoopFiles:
-    """A checkpoint on any file system of the JVM."""
+    """A checkpoint on any file system that Spark can use, with Spark's own settings for it."""
 
     def __init__(self, spark: Any, root: str) -> None:
         self._jvm = spark._jvm
         self._root = root
         configuration = spark._jsparkSession.sessionState().newHadoopConf()
-        self._fs = self._path("").getFileSystem(configuration)
+        try:
+            self._fs = self._path("").getFileSystem(configuration)
+        except Exception as error:
+            # Hadoop has one exception for schemes without a class and for wrong settings.
+            raise Misuse(
+                f"checkpoint {root}: Spark cannot open its file system: {_java_words(error)}; "
+                f"check the URL, the file system's jars and its spark.hadoop.fs.… settings"
+            ) from error
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the path is on this host, because Spark's default file system is."""
+        return str(self._fs.getUri().getScheme()) == "file"
 
     def _path(self, path: str) -> Any:
         text = f"{self._root}/{path}" if path else self._root
         return self._jvm.org.apache.hadoop.fs.Path(text)
 
     def read(self, path: str) -> bytes | None:
-        where = self._path(path)
-        if not self._fs.exists(where):
-            return None
-        stream = self._fs.open(where)
         try:
-            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
-        finally:
-            stream.close()
+            stream = self._fs.open(self._path(path))
+            try:
+                return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+            finally:
+                stream.close()
+        except Exception as error:  # noqa: BLE001  Py4J's and PySpark's errors have no common class
+            self._raise_unless_absent(path, error)
+            return None
 
     def names(self, path: str) -> list[str]:
-        where = self._path(path)
-        if not self._fs.exists(where):
+        try:
+            found = self._fs.listStatus(self._path(path))
+        except Exception as error:  # noqa: BLE001  Py4J's and PySpark's errors have no common class
+            self._raise_unless_absent(path, error)
             return []
-        return [status.getPath().getName() for status in self._fs.listStatus(where)]
+        # One call for all of them: their names are numbers, or ours to choose.
+        paths = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(found)
+        told = str(self._jvm.java.util.Arrays.toString(paths))[1:-1]
+        return [one.rpartition("/")[2] for one in told.split(", ") if one]
+
+    def _raise_unless_absent(self, path: str, error: Exception) -> None:
+        java = getattr(error, "java_exception", None)
+        if java is None or java.getClass().getSimpleName() != "FileNotFoundException":
+            words = _java_words(error)
+            raise CheckpointUnreadable(f"checkpoint {self._root}: {path}: {words}") from error
+
+
+def _java_words(error: Exception) -> str:
+    """Return the exception's own sentence; Py4J's text has the stack, too."""
+    java = getattr(error, "java_exception", None)
+    return reason_of(error) if java is None else str(java.toString())
+
+
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+
+
+def is_remote(root: str) -> bool:
+    """Return whether *root* names another file system: ``hdfs:/x``, ``s3a://bucket/x``."""
+    found = _SCHEME.match(root)
+    return found is not None and found[1].lower() != "file"
 
 
 def open_checkpoint(root: str, spark: Any = None) -> Checkpoint:
-    """Open the checkpoint at *root*, a path or a URL; *spark* is needed for other file systems.
+    """Open the checkpoint at *root*, a path or a URL, as Spark would.
+
+    *spark* is a session; without one, only this host's files can be read.
 
     Raises:
-        Misuse: its file system has no atomic rename, or cannot be read from here.
+        Misuse: the file system needs a session, or Spark cannot use it.
     """
-    scheme = urlsplit(root).scheme if "://" in root or root.startswith("file:") else ""
-    if scheme in WITHOUT_ATOMIC_RENAME:
+    if is_remote(root) and spark is None:
         raise Misuse(
-            f"checkpoint {root}: {scheme} has no atomic rename, so two drivers could both write "
-            f"one batch; put the checkpoint on a file system such as HDFS or a shared disk"
+            f"checkpoint {root}: its file system is read through Spark's JVM, which cannot be "
+            f"reached from this process (on Spark Connect it never can be)"
         )
-    if scheme in ("", "file"):
-        return Checkpoint(root, LocalFiles(Path(_local_path(root))))
-    if spark is None:
-        raise Misuse(f"checkpoint {root}: {scheme} cannot be read from this process")
-    return Checkpoint(root, HadoopFiles(spark, root))
+    if spark is not None and not root.startswith("file:"):
+        files = HadoopFiles(spark, root)
+        if not files.is_local:
+            return Checkpoint(root, files)
+    return Checkpoint(root, LocalFiles(Path(_local_path(root))))
+
+
+def spark_for(root: str) -> Any:
+    """Start a session that can read *root*, with the settings of spark-defaults.conf.
+
+    None if this process can read it without one.
+    """
+    if not is_remote(root):
+        return None
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    return builder.config("spark.log.level", "ERROR").getOrCreate()
 
 
 def _local_path(root: str) -> str:

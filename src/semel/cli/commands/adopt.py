@@ -56,7 +56,7 @@ def adopt(
     Example: semel adopt --ledger sqlite:///pay.ledger --app payments --checkpoint /data/cp
     --why "disk lost, gap accepted"
     """
-    from semel.spark.checkpoint import open_checkpoint
+    from semel.spark.checkpoint import open_checkpoint, spark_for
 
     url = ledger_url(operator.answer, ledger)
     opened = (
@@ -64,7 +64,7 @@ def adopt(
         if create_ledger and not dry_run
         else open_existing(operator.answer, url, " (or make one with --create-ledger)")
     )
-    found_at = open_checkpoint(checkpoint)
+    found_at = open_checkpoint(checkpoint, spark_for(checkpoint))
     found = found_at.adoptable()
     scope = Scope(opened.ledger_id, app, query)
     plan = plan_adoption(opened, scope, checkpoint, found_at, found)
