@@ -111,6 +111,25 @@ class CycleRecovered(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class SinkReturned(Event):
+    """A sink that was not configured for some cycles is back; it never gets their rows."""
+
+    sink: str
+    missed: int
+    first: str
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStranded(Event):
+    """How many committed cycles a sink has not shown yet, and how old the oldest decision is."""
+
+    sink: str
+    cycles: int
+    oldest_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class LeavingsSwept(Event):
     """Recovery removed staged data of attempts that were not committed."""
 
@@ -187,6 +206,10 @@ class Metric(StrEnum):
     OUTBOX_PENDING = "outbox.pending"
     OUTBOX_OLDEST_SECONDS = "outbox.oldest.age"
     OUTBOX_PUBLISHED = "outbox.published.total"
+    CYCLES = "pipeline.cycles.total"
+    STEP_DURATION = "pipeline.step.duration"
+    STRANDED = "pipeline.stranded"
+    STRANDED_OLDEST_SECONDS = "pipeline.stranded.oldest.age"
 
 
 _CONSUMER = ("topic", "consumer_group", "event_type")
@@ -208,6 +231,10 @@ LABELS: Final[Mapping[Metric, tuple[str, ...]]] = {
     Metric.OUTBOX_PENDING: ("outbox",),
     Metric.OUTBOX_OLDEST_SECONDS: ("outbox",),
     Metric.OUTBOX_PUBLISHED: ("outbox", "topic", "status"),
+    Metric.CYCLES: ("scope", "outcome"),
+    Metric.STEP_DURATION: ("scope", "step"),
+    Metric.STRANDED: ("scope", "sink"),
+    Metric.STRANDED_OLDEST_SECONDS: ("scope", "sink"),
 }
 """The labels of each metric, in order."""
 
@@ -221,7 +248,15 @@ class Measurement:
     value: float = 1.0
 
 
-_WARNINGS = (StepFailed, SinkRetried, CommitSlow, QueryRestarted, GapCrossed, CircuitOpened)
+_WARNINGS = (
+    StepFailed,
+    SinkRetried,
+    SinkReturned,
+    CommitSlow,
+    QueryRestarted,
+    GapCrossed,
+    CircuitOpened,
+)
 
 Kind = TypeVar("Kind", Event, Measurement)
 
@@ -270,6 +305,19 @@ class Events:
             told = ", ".join(f"{k} {v}" for k, v in nouns.items() if isinstance(v, str) and v)
             log.log(level, "%s: %s", event.sentence, told, extra=nouns)
         self._pass_on(event)
+        self._measure_cycle(event)
+
+    def _measure_cycle(self, event: Event) -> None:
+        """Turn what happened to a cycle into the pipeline's metrics."""
+        match event:
+            case CycleEnded():
+                self.measure(Metric.CYCLES, event.scope, event.outcome)
+            case StepDone():
+                self.measure(Metric.STEP_DURATION, event.scope, event.step, value=event.seconds)
+            case SinkStranded():
+                place = (event.scope, event.sink)
+                self.measure(Metric.STRANDED, *place, value=event.cycles)
+                self.measure(Metric.STRANDED_OLDEST_SECONDS, *place, value=event.oldest_seconds)
 
     @property
     def is_measured(self) -> bool:

@@ -278,7 +278,7 @@ def test_a_module_that_executors_lack_is_named_and_not_waited_for(world: World) 
     pipeline, code, attempts = attempts_of(world, Absent())
 
     assert (code, attempts) == (Exit.REFUSED, 1)
-    assert "No module named 'tests" in str(pipeline.failure)
+    assert "test_running': the executors' Python" in str(pipeline.failure)
     assert "set PYSPARK_PYTHON" in str(pipeline.failure)
 
 
@@ -309,6 +309,21 @@ def test_a_settings_that_hides_data_loss_is_refused(world: World, ledger: Memory
         world.run(pipeline)
 
     assert isinstance(pipeline.failure, Misuse)
+
+
+def test_a_query_without_a_checkpoint_of_its_own_is_refused_at_its_first_start(
+    world: World, ledger: MemoryLedger
+) -> None:
+    world.put(1)
+    pipeline = ExactlyOnce("app", ledger, [MemorySink()])
+    query = world.stream().writeStream.foreachBatch(pipeline).trigger(availableNow=True).start()
+
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination(60)
+
+    assert isinstance(pipeline.failure, Misuse)
+    assert 'option("checkpointLocation"' in str(pipeline.failure)
+    assert ledger.scopes() == []
 
 
 @pytest.mark.parametrize("option", ["ignoreMissingFiles", "IGNORECORRUPTFILES"])

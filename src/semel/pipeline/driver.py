@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, LeaseHeld, LeaseLost, Misuse, NeedsOperator, reason_of
-from semel.events import EVENTS, CycleEnded, Events, LeaseEnded, LeaseTaken, log
+from semel.events import EVENTS, CycleEnded, Events, LeaseEnded, LeaseTaken, SinkStranded, log
 from semel.lease import Owner, Takeover
 from semel.pipeline.cycle import (
     AbortAnswer,
@@ -268,18 +268,29 @@ class Driver:
         self._is_recovered = False
         self._lease = self._acquire()
         reach(CrashPoint.ACQUIRE_AFTER)
-        report = recover(
-            self.ledger,
-            self._lease,
-            self.sinks,
-            backoff=self.settings.commit_backoff,
-            events=self._events,
-            clock=self._clock,
-        )
+        try:
+            report = recover(
+                self.ledger,
+                self._lease,
+                self.sinks,
+                backoff=self.settings.commit_backoff,
+                events=self._events,
+                clock=self._clock,
+            )
+        except Exception:
+            self._release_after_failure()
+            raise
         self._is_recovered = True
         # Also here: a process that runs only a few cycles never reaches `tidy_every`.
         self._tidying("prune", self._prune)
         return report
+
+    def _release_after_failure(self) -> None:
+        """Let a successor start at once: this owner has nothing under way."""
+        try:
+            self.stop()
+        except Exception as error:  # noqa: BLE001  the lease ends by itself, and the cause matters more
+            log.warning("release failed", extra={"reason": reason_of(error)})
 
     def stop(self) -> None:
         """Release the scope and the sinks' connections."""
@@ -313,6 +324,8 @@ class Driver:
         except Exception as error:  # noqa: BLE001  the ledger did not answer before any cycle began
             outcome = CommitFatal(f"begin_txn: {reason_of(error)}", cause=error)
         if isinstance(outcome, CommitFatal):
+            for sink, _ in outcome.stranded:
+                self._events.emit(SinkStranded(str(self.scope), sink, 1, 0.0))
             outcome = self._or_fenced(outcome)
             if isinstance(outcome.cause, Fenced) and self._lease is not None:
                 self._events.emit(LeaseEnded(str(self.scope), self._lease.epoch, "lost"))

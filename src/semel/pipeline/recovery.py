@@ -21,7 +21,15 @@ from typing import Final
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import LeaseLost, NeedsOperator, Retryable, SemelError, reason_of
-from semel.events import EVENTS, CycleRecovered, Events, LeavingsSwept, log
+from semel.events import (
+    EVENTS,
+    CycleRecovered,
+    Events,
+    LeavingsSwept,
+    SinkReturned,
+    SinkStranded,
+    log,
+)
 from semel.pipeline.ledger import (
     AttemptRecord,
     CycleState,
@@ -43,9 +51,12 @@ from semel.pipeline.sink import (
     TwoPhaseSink,
 )
 from semel.pipeline.twophase import COMMIT_BACKOFF, Backoff, at_sink, commit_with_retries
-from semel.pipeline.txn import Scope, SinkTxnId
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
 ADOPT: Final = "adopt"
+
+REMEMBERED: Final = 1000
+"""How many attempts are searched for cycles that a sink has missed."""
 
 
 ACCEPT: Final = "accept ledgers"
@@ -218,6 +229,23 @@ def check_marks(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> 
             f"sinks, probably restored from a backup; restore a newer one, or accept this one with "
             f"`semel adopt`, as generation {mark.cycle.generation + 1} or later"
         )
+
+
+def missed_cycles(ledger: Ledger, scope: Scope, sink: TwoPhaseSink) -> list[CycleId]:
+    """List the remembered cycles that were committed without *sink* after its own last one.
+
+    It was not configured for them, and never gets their rows.
+    """
+    mark, newest = sink.mark(scope), mark_of(ledger, scope)
+    if mark is None or newest is None or mark.cycle >= newest.cycle:
+        return []
+    return sorted(
+        attempt.txn.cycle
+        for attempt in ledger.history(scope, REMEMBERED)
+        if attempt.state.is_committed
+        and attempt.txn.cycle > mark.cycle
+        and sink.name not in {*attempt.tokens, *attempt.rows}
+    )
 
 
 def _adopted_generation(ledger: Ledger, scope: Scope) -> int:
@@ -442,6 +470,8 @@ class _Recovery:
         if places != places_of(self._ledger, self._scope):
             why = "the first start with these sinks"
             self._ledger.record_act(self._scope, "semel", PLACES, why, {"places": places})
+        for sink in self._sinks.values():
+            self._tell_missed(sink)
         losers, winners = self._decided(self._ledger.open_attempts(self._scope))
         for sink in self._sinks.values():
             given_up = {a.txn: a.tokens.get(sink.name) for a in losers}
@@ -449,10 +479,13 @@ class _Recovery:
         for attempt in losers:
             self._name_out_of_reach(attempt)
             self._report.aborted.append(attempt.txn)
+        self._tell_stranded(winners)
         for attempt in winners:
             if not self._carry_through(attempt):
                 break  # a later cycle must not become visible before this one
         self._stop_if_unsettled()
+        for name in {name for attempt in winners for name in attempt.tokens}:
+            self._events.emit(SinkStranded(str(self._scope), name, 0, 0.0))
         for sink in self._sinks.values():
             self._settle_held(sink)
         self._stop_if_unsettled()
@@ -460,6 +493,24 @@ class _Recovery:
             self._ledger, self._scope, list(self._sinks.values()), self._events
         )
         return self._report
+
+    def _tell_stranded(self, winners: Sequence[AttemptRecord]) -> None:
+        """Emit how many committed cycles each sink may not show yet, before they are settled."""
+        now = self._clock.now()
+        decided: dict[str, list[float]] = {}
+        for attempt in winners:
+            for sink in attempt.tokens:
+                decided.setdefault(sink, []).append(attempt.decided_at or now)
+        for sink, times in decided.items():
+            oldest = max(0.0, now - min(times))
+            self._events.emit(SinkStranded(str(self._scope), sink, len(times), oldest))
+
+    def _tell_missed(self, sink: TwoPhaseSink) -> None:
+        missed = missed_cycles(self._ledger, self._scope, sink)
+        if missed:
+            first, last = str(missed[0]), str(missed[-1])
+            told = SinkReturned(str(self._scope), sink.name, len(missed), first, last)
+            self._events.emit(told)
 
     def _decided(
         self, left: Sequence[AttemptRecord]

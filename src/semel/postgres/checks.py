@@ -21,7 +21,10 @@ _POOLER_ROUNDS: Final = 2
 
 READERS_SEE: Final = {
     "staging": "whole batches or nothing",
-    "prepared": "part of a batch for a moment, between its first COMMIT PREPARED and its last",
+    "prepared": (
+        "part of a batch for a moment, between its first COMMIT PREPARED and its last; if the "
+        "driver dies there, until the next start"
+    ),
 }
 
 
@@ -204,21 +207,18 @@ def _mode(
     """Choose the mode, or check that the chosen one is possible."""
     if wanted.mode == "staging":
         return "staging"
-    row = connection.execute(
-        "SELECT current_setting('max_prepared_transactions')::int, count(*) "
-        "FROM pg_catalog.pg_prepared_xacts"
-    ).fetchone()
-    assert row is not None
-    slots, used = row
+    slots, used = slots_of(connection)
     cast = [f.column.name for f in fitted or () if f.wire.is_cast]
     # The copy of a task would wait for the key that the first one has prepared.
     collides = "with speculation, a task and its copy would insert the same unique keys"
     if wanted.mode == "prepared":
-        if not slots:
-            raise Permanent(
-                "prepared mode needs max_prepared_transactions > 0 (a server setting, changed at "
-                "a restart; one slot for every task of a batch), or use mode='staging'"
+        if used >= slots:
+            log.warning(
+                f"sink {wanted.sink}: staging mode instead of prepared: {used} of {slots} slots "
+                f"for prepared transactions are in use; raise max_prepared_transactions (a server "
+                f"setting, changed at a restart; one slot for every task of a batch)"
             )
+            return "staging"
         if cast:
             raise Permanent(
                 f"table {target.name}: text can be cast to {', '.join(map(quoted, cast))} in "
@@ -243,6 +243,17 @@ def _mode(
     why = why_not or f"it only appends, and {slots - used} slots are free"
     log.info(f"sink {wanted.sink}: mode auto chose {mode}: {why}; readers see {READERS_SEE[mode]}")
     return mode
+
+
+def slots_of(connection: Connection) -> tuple[int, int]:
+    """Return the server's slots for prepared transactions, and how many are in use."""
+    row = connection.execute(
+        "SELECT current_setting('max_prepared_transactions')::int, count(*) "
+        "FROM pg_catalog.pg_prepared_xacts"
+    ).fetchone()
+    assert row is not None
+    slots, used = row
+    return slots, used
 
 
 def _weaknesses(connection: Connection) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Why the server refused staged rows: the column, and the keys of the first few rows.
 
 The server's own detail quotes whole rows, so it is never shown.  The key of a row is
-what the sink's `key=` names, or else the table's primary key; no other value is told.
+what the sink's `key=` names, or else the table's primary key; no other value is shown.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from semel.pipeline.sink import (
     tally_of,
 )
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
-from semel.postgres.checks import Checked, Wanted, check, guarantee, refuse_pooler
+from semel.postgres.checks import Checked, Wanted, check, guarantee, refuse_pooler, slots_of
 from semel.postgres.connect import Address, Connection, Login, outcome_of
 from semel.postgres.database import SinkDatabase
 from semel.postgres.prepared import Prepared, TaskTransaction, roll_back
@@ -108,6 +108,7 @@ class PostgresSink:
         self._hasty: set[SinkTxnId] = set()
         self._slow_cycle: CycleId | None = None
         self._failures = 0
+        self._lacks_slots = False
 
     def __repr__(self) -> str:
         table = str(self._wanted.table)
@@ -209,12 +210,25 @@ class PostgresSink:
 
     def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
         """Drop this attempt's tables and prepared transactions."""
+        was_hasty = txn in self._hasty
         self._note_failure(txn)
-        return self._outcome("abort", lambda: self._abort(txn))
+        return self._outcome("abort", lambda: self._abort(txn, was_hasty))
 
-    def _abort(self, txn: SinkTxnId) -> SinkOutcome:
+    def _abort(self, txn: SinkTxnId, was_hasty: bool) -> SinkOutcome:
         with self._database.taken(txn.scope) as connection:
+            if was_hasty:
+                self._note_slots(connection)
             return self._drop(connection, txn)
+
+    def _note_slots(self, connection: Connection) -> None:
+        """Stay with staging mode if the failed attempt still fills the slots that there are."""
+        slots, used = slots_of(connection)
+        if used >= slots and not self._lacks_slots:
+            self._lacks_slots = True
+            log.warning(
+                f"sink {self.name}: staging mode from now on: a batch needs more than the server's "
+                f"{slots} slots for prepared transactions; raise max_prepared_transactions"
+            )
 
     def _drop(self, connection: Connection, txn: SinkTxnId) -> SinkOutcome:
         """Drop what an attempt has in either mode: a database may hold some of each."""
@@ -276,7 +290,7 @@ class PostgresSink:
     def _is_slow(self, cycle: CycleId) -> bool:
         """Return whether prepared mode has failed for this cycle, or for too many before it."""
         gave_up = self._wanted.mode == "auto" and self._failures >= _FAILURES_IN_A_ROW
-        return gave_up or cycle == self._slow_cycle
+        return gave_up or self._lacks_slots or cycle == self._slow_cycle
 
     def _promise(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> PreparedToken:
         full = [receipt for receipt in receipts if receipt.tally.rows]

@@ -85,7 +85,7 @@ class ExactlyOnce:
         """How the last cycle ended; Spark passes an exception on only as text."""
 
         self.failure: BaseException | None = None
-        """The exception of the last batch."""
+        """The exception of the last batch, or of recovery before it."""
 
         self._ledger = ledger
         self._checkpoint = checkpoint
@@ -158,7 +158,11 @@ class ExactlyOnce:
             LeaseHeld: another live process owns the scope.
             Retryable, NeedsOperator: recovery could not be completed.
         """
-        report = self._start(lambda: True)
+        try:
+            report = self._start(lambda: True)
+        except Exception as error:
+            self.failure = error
+            raise
         self._started_ahead = True
         return report
 

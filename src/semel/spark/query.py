@@ -6,18 +6,19 @@ internal API.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from semel.errors import Misuse
+from semel.errors import Misuse, Retryable, reason_of
+from semel.pipeline.source import BatchRange, SourceKind, SourceRange
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-from dataclasses import replace
 
-from semel.errors import Retryable, reason_of
-from semel.pipeline.source import BatchRange, SourceKind, SourceRange
+# The folder that Spark makes for a query without a checkpointLocation.
+_TEMPORARY: Final = re.compile(r"/temporary-[0-9a-f]{8}(?:-[0-9a-f]{4,12}){4}$")
 
 REAL_TIME_BYPASS = "spark.sql.streaming.realTimeMode.allowlistCheck"
 
@@ -76,7 +77,13 @@ def running_query(df: DataFrame, checkpoint: str | None) -> RunningQuery:
     queries = session._jsparkSession.sharedState().activeStreamingQueries()
     key = session._jvm.java.util.UUID.fromString(query_id)
     execution = queries.get(key)
-    root = checkpoint or str(execution.resolvedCheckpointRoot())
+    own = str(execution.resolvedCheckpointRoot())
+    if _TEMPORARY.search(own):
+        raise Misuse(
+            "the query has no checkpointLocation, so Spark deletes its checkpoint at the end and "
+            'the next start begins anew: give it .option("checkpointLocation", "…")'
+        )
+    root = checkpoint or own
     return RunningQuery(
         root,
         _source_options(execution),

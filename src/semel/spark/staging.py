@@ -125,7 +125,7 @@ def stage(
         # Without its cause: the text of Spark's errors may quote a row.
         raise _translated(error) from None
     failed = [row for row in collected if row["failure"]]
-    # Any error that would come again is told before one that may pass.
+    # An error that would come again is raised before one that may pass.
     for row in sorted(failed, key=lambda row: row["failure"] == StagingFailed.__name__):
         raise _GROUPS[row["failure"]](row["receipt"])
     receipts: dict[str, list[Receipt]] = {sink.name: [] for sink in sinks}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from semel.events import CycleEnded
-from semel.pipeline.cycle import CommitAborted, CommitFatal, CommitSucceeded
-from semel.pipeline.driver import CycleReplayed
+from semel.errors import SemelError
+from semel.events import CycleEnded, Measurement, Metric, SinkReturned
+from semel.memory.sink import MemorySink, MemoryStore
+from semel.pipeline.cycle import CommitAborted, CommitFatal, CommitSucceeded, Step
+from semel.pipeline.driver import CycleReplayed, Driver
 from semel.pipeline.ledger import CycleState
 from semel.pipeline.source import BatchRange
 from semel.pipeline.twophase import Backoff
@@ -201,3 +203,62 @@ class TestTidying:
         place.run(driver, 2)
 
         assert place.left == []
+
+
+class TestTelling:
+    def test_cycles_and_steps_are_metrics(self, place):
+        measured = []
+        place.events.subscribe(measured.append, Measurement)
+        driver = place.started()
+
+        place.run(driver)
+        place.sink_plan.faults += [Fault("prepare", FaultKind.FATAL, 2)]
+        place.run(driver, 1)
+
+        cycles = [one.labels for one in measured if one.metric is Metric.CYCLES]
+        assert [labels["outcome"] for labels in cycles] == ["succeeded", "fatal"]
+        steps = [one.labels["step"] for one in measured if one.metric is Metric.STEP_DURATION]
+        assert steps[:7] == list(Step)
+
+    def test_what_is_stranded_is_a_metric_by_sink_until_recovery_has_settled_it(self, place):
+        measured = []
+        place.events.subscribe(measured.append, Measurement)
+        driver = place.started(commit_backoff=Backoff(tries=1))
+        place.sink_plan.faults += [Fault("commit", FaultKind.REFUSED, n) for n in (1, 2)]
+
+        place.run(driver)
+        place.clock.advance(60)
+        with pytest.raises(SemelError):
+            place.started(commit_backoff=Backoff(tries=1))
+        place.started()
+
+        gauges = [
+            (one.labels["sink"], one.value) for one in measured if one.metric is Metric.STRANDED
+        ]
+        ages = [one.value for one in measured if one.metric is Metric.STRANDED_OLDEST_SECONDS]
+        assert gauges == [("sink", n) for n in (1, 1, 1, 0)]
+        assert ages[0] == ages[-1] == 0
+        assert ages[1] >= 60
+
+    def test_a_sink_that_comes_back_is_told_which_cycles_it_missed(self, place):
+        ledger, stores = place.ledger, {"left": MemoryStore(), "right": MemoryStore()}
+
+        def run(batch, *names):
+            sinks = [MemorySink(name, store=stores[name]) for name in names]
+            driver = Driver("app", ledger, sinks, events=place.events, clock=place.clock)
+            driver.start()
+            if batch == 0:
+                ledger.open_generation(driver.lease, "checkpoint")
+            place.run(driver, batch)
+            driver.stop()
+
+        run(0, "left", "right")
+        for batch in (1, 2, 3):
+            run(batch, "left")
+        assert not [event for event in place.seen if isinstance(event, SinkReturned)]
+        run(4, "left", "right")
+        run(5, "left", "right")
+
+        (told,) = [event for event in place.seen if isinstance(event, SinkReturned)]
+        assert (told.sink, told.missed) == ("right", 3)
+        assert (told.first, told.last) == ("app/main/g1.b1", "app/main/g1.b3")

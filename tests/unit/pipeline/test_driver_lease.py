@@ -6,14 +6,15 @@ import time
 
 import pytest
 
-from semel.errors import Fenced, LeaseHeld, Misuse
+from semel import ExactlyOnce
+from semel.errors import Fenced, LeaseHeld, Misuse, NeedsOperator, SemelError
 from semel.events import LeaseEnded, LeaseTaken
 from semel.lease import Takeover
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
 from semel.pipeline.cycle import CommitFatal, CommitSucceeded
 from semel.pipeline.driver import Driver, Heartbeat
-from semel.testing.faults import Fault, FaultKind, FaultPlan, faulty_ledger
+from semel.testing.faults import ConnectionBroke, Fault, FaultKind, FaultPlan, faulty_ledger
 from semel.testing.local import local_stage
 from tests.unit.pipeline.driver_place import ROWS, Place
 
@@ -52,6 +53,30 @@ class TestOwning:
         taken = [e for e in place.seen if isinstance(e, LeaseTaken)]
         assert [e.epoch for e in taken] == [1, 2]
         assert taken[1].from_owner == "process 1 on elsewhere"
+
+    @pytest.mark.parametrize("kind", [FaultKind.REFUSED, FaultKind.FATAL])
+    def test_a_start_that_fails_lets_the_next_one_start_at_once(self, place, kind):
+        place.sink_plan.faults.append(Fault("recover", kind))
+
+        with pytest.raises((SemelError, ConnectionBroke)):
+            place.driver().start()
+
+        assert place.started().lease.epoch == 2
+        assert place.clock.slept == []
+
+    def test_the_refusal_of_recovery_is_kept_on_the_pipeline(self):
+        sink, refused = MemorySink(), NeedsOperator("the marks contradict each other")
+
+        def refuse(scope, epoch):
+            raise refused
+
+        sink.fence = refuse
+        pipeline = ExactlyOnce("app", MemoryLedger(), [sink])
+
+        with pytest.raises(NeedsOperator):
+            pipeline.recover()
+
+        assert pipeline.failure is refused
 
     def test_an_owner_that_keeps_renewing_is_alive_and_not_waited_for_twice(self, place):
         first = place.started()

@@ -8,7 +8,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from semel.errors import Permanent, Retryable
+from semel.errors import Retryable
 from semel.pipeline.sink import SinkFatal, SinkOK
 from semel.postgres.connect import pool
 from semel.postgres.sink import PostgresSink
@@ -130,17 +130,34 @@ def test_auto_gives_prepared_mode_up_when_it_fails_again_and_again(url, database
     ]
 
 
-def test_a_server_without_slots_is_refused_or_worked_around(caplog):
+def test_too_few_slots_are_worked_around_once_and_told(caplog):
     caplog.set_level(logging.INFO, "semel")
-    with PostgresServer(18, {"max_prepared_transactions": "0"}) as server:
-        with psycopg.connect(server.url, autocommit=True) as connection:
-            connection.execute(TABLE)
+    with (
+        PostgresServer(18, {"max_prepared_transactions": "1"}) as server,
+        psycopg.connect(server.url, autocommit=True) as connection,
+    ):
+        connection.execute(TABLE)
+        connection.execute("BEGIN; CREATE TABLE t (); PREPARE TRANSACTION 'foreign'")
 
-        with pytest.raises(Permanent, match="max_prepared_transactions"):
-            PostgresSink(server.url, "entries", mode="prepared").check(None)
+        full = PostgresSink(server.url, "entries", "full", mode="prepared")
+        full.check(None)
+        assert "1 of 1 slots" in caplog.text
+        assert "whole batches" in full.guarantee().readers_see
         PostgresSink(server.url, "entries", mode="auto").check(None)
+        assert "the server has 1 slots" in caplog.text
 
-        assert "the server has 0 slots" in caplog.text
+        connection.execute("ROLLBACK PREPARED 'foreign'")
+        sink = PostgresSink(server.url, "entries", mode="prepared")
+        sink.check(SCHEMA)
+        first = txn()
+        with pytest.raises(Retryable, match="maximum number of prepared transactions"):
+            stage(sink, first, [row(1)], [row(2)])
+        assert isinstance(sink.abort(first, None), SinkOK)
+        for batch in range(3):
+            committed(sink, [row(batch * 2)], [row(batch * 2 + 1)])
+
+        assert len(rows_of(connection)) == 6
+        assert caplog.text.count("staging mode from now on") == 1
         pool().close_all()
 
 
