@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from semel.errors import Misuse
-from semel.message import Partition
+from semel.message import Message, Partition
 from semel.messaging.failure import Classification
 from semel.messaging.handle.claims import ClaimAnswer, Claimed, ClaimRequest, ClaimRow, Failure
 from semel.messaging.outcome import OutcomeRange
@@ -535,8 +535,9 @@ class Versions(Protocol):
 class TransactionEnded(Misuse):
     """A handler ended the transaction of its unit, past every guard.
 
-    Everything done in it may be durable, including the claims of messages that were not
-    handled.  So nothing more is done in it, and no message of the batch is acknowledged.
+    Everything done in it may be durable, including the claim of that message.  So nothing more is
+    done in it, and no message of the batch is acknowledged.  The claims of messages of the batch
+    that were not handled yet are given back, so that their next delivery handles them.
     """
 
     def __init__(self, message_id: str = "") -> None:
@@ -544,12 +545,14 @@ class TransactionEnded(Misuse):
         self.message_id = message_id
         """The message whose handler used the connection last; empty if no handler did."""
 
+        self.behind: Sequence[tuple[Message, Claimed]] = ()
+        """The messages of the batch that were claimed and not handled."""
+
     def __str__(self) -> str:
         handler = f"the handler of message {self.message_id!r}" if self.message_id else "a handler"
         return (
-            f"{handler} has ended the transaction of its messages, past every guard: claims of "
-            f"messages that were not handled may be durable. Compare the claims with their "
-            f"effects before these messages are acknowledged"
+            f"{handler} has ended the transaction of its messages, past every guard: its claim may "
+            f"be durable without its effect. Compare the two before the message is acknowledged"
         )
 
 

@@ -96,7 +96,8 @@ class SqlUnit:
     async def begin_message(self) -> None:
         """Prepare the session for the next handler, as if it were a new session."""
         if not has_failed(self._connection):
-            self._connection.refuse_if_idle()
+            # Here, so that the error names the message before, and not the last of the batch.
+            await self._connection.refuse_if_ended()
         await self.session.begin_message()
 
     def watching(self) -> AbstractAsyncContextManager[list[RowChange]]:

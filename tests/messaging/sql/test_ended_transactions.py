@@ -16,11 +16,11 @@ from semel.errors import Misuse
 from semel.message import Message
 from semel.messaging.consumer import consumer
 from semel.messaging.database import TransactionEnded
-from semel.messaging.failed.retries import RetryWorker
+from semel.messaging.failed.retries import RetryWorker, retry_due
 from semel.messaging.failure import RetryableMessageError
 from semel.messaging.handle.attempt import handle_message
-from semel.messaging.handle.batch import consume_many
-from semel.messaging.handle.claims import ClaimState
+from semel.messaging.handle.batch import consume_many, drain
+from semel.messaging.handle.claims import ClaimState, Failure
 from semel.messaging.outcome import DeadLettered, Handled, Refused
 from semel.messaging.settings import ConsumerSettings, RetryPolicy
 from semel.operate.dryrun import dry_run
@@ -265,6 +265,78 @@ class Ends:
 
             assert calls == names[:4], "nobody behind it was called, or taken for handled"
             assert [waiting is not None for waiting in left[4:]] == [True] * 3
+
+        self.run(test)
+
+    def test_a_commit_past_every_guard_leaves_the_neighbours_to_their_next_delivery(self):
+        self._ends_with("COMMIT", kept=["m1", "m2"])
+
+    def test_a_rollback_past_every_guard_leaves_the_neighbours_to_their_next_delivery(self):
+        self._ends_with("ROLLBACK", kept=[])
+
+    def _ends_with(self, said, kept):
+        is_broken = [True]
+
+        async def by_driver(session):
+            if is_broken:
+                raw = await (await session.connection()).get_raw_connection()
+                await raw.driver_connection.execute(said)
+
+        async def test(database):
+            handle = ending(by_driver)
+            # Handled long before: its claim stays.
+            await handle_message(handle, database, MESSAGES[3])
+            await fail_once(database, MESSAGES[2])
+            with pytest.raises(TransactionEnded, match="message 'm2'"):
+                await consume_many(handle, database, MESSAGES)
+            assert await paid(database) == [*kept, "m4"]
+            async with database.begin() as unit:
+                rows = [await unit.claims.look_up("c", message.id) for message in MESSAGES]
+            states = [None if row is None else row.state for row in rows]
+            done = ClaimState.COMPLETED if kept else None
+            assert states == [done, done, ClaimState.FAILED_RETRYABLE, ClaimState.COMPLETED]
+            assert (rows[2].attempts, rows[2].error_code) == (1, "TIMEOUT")
+
+            is_broken.clear()
+            again = await consume_many(handle, database, MESSAGES)
+
+            assert isinstance(again[2], Handled)
+            assert await paid(database) == ["m1", "m2", "m3", "m4"]
+
+        async def fail_once(database, message):
+            failure = Failure(ClaimState.FAILED_RETRYABLE, 1, "TIMEOUT", 0.0, message.digest)
+            async with database.begin() as unit:
+                await unit.claims.mark_failed("c", message.id, failure)
+
+        self.run(test)
+
+    def test_a_commit_in_the_retry_worker_leaves_the_neighbours_in_the_waiting_table(self):
+        fails = [True]
+        commits = []
+
+        @consumer("c", policy=STORED, id_from=FromHeader("message-id"))
+        async def handle(message: Message, session: Any) -> None:
+            if fails:
+                raise RetryableMessageError("later")
+            await session.execute(text("INSERT INTO paid VALUES (:id)"), {"id": message.id})
+            if message.id == "m3" and not commits:
+                commits.append(message.id)
+                raw = await (await session.connection()).get_raw_connection()
+                await raw.driver_connection.execute("COMMIT")
+
+        async def test(database):
+            for message in MESSAGES:
+                await handle_message(handle, database, message)
+            fails.clear()
+            with pytest.raises(TransactionEnded, match="message 'm3'"):
+                async for _ in drain(handle, database, read(), lambda: False):
+                    pass
+            await retry_due(handle, database)
+
+            assert await paid(database) == ["m1", "m2", "m3", "m4"]
+
+        def read():
+            return {message.id: message for message in MESSAGES}
 
         self.run(test)
 

@@ -37,7 +37,7 @@ from semel.messaging.handle.attempt import (
     handling,
     took_too_long,
 )
-from semel.messaging.handle.claims import ClaimAnswer, Claimed, ClaimRequest
+from semel.messaging.handle.claims import ClaimAnswer, Claimed, ClaimRequest, ClaimState, source_of
 from semel.messaging.outcome import (
     Handled,
     Nack,
@@ -323,8 +323,9 @@ async def consume_many(
         return await all_or_nothing(consumer, database, messages, marks)
     try:
         return await _together(consumer, database, messages, marks)
-    except TransactionEnded:
+    except TransactionEnded as ended:
         # Do not fall back: claims that it made durable would look like duplicates.
+        await _give_back(consumer, database, ended)
         raise
     except Exception as error:  # noqa: BLE001  one transaction per message finds the cause
         _falls_back("batch falls back to one transaction per message", consumer, database, error)
@@ -349,11 +350,52 @@ async def _together(
         attempts = await _claimed(consumer, unit, messages)
         reach(CrashPoint.CLAIM_AFTER, consumer.name)
         batch = _Batch(consumer, database, unit, outcomes)
-        while left := attempts[len(outcomes) :]:
-            pace = consumer.pace
-            size = len(left) if consumer.takes_batches else pace.size(consumer.settings.chunk)
-            await batch.run(left[:size])
+        try:
+            while left := attempts[len(outcomes) :]:
+                pace = consumer.pace
+                size = len(left) if consumer.takes_batches else pace.size(consumer.settings.chunk)
+                await batch.run(left[:size])
+        except TransactionEnded as ended:
+            if not consumer.takes_batches:
+                _note_behind(ended, [(one.delivered, one.answer) for one in attempts])
+            raise
     return outcomes
+
+
+def _note_behind(
+    ended: TransactionEnded, batch: Sequence[tuple[Message, ClaimAnswer | None]]
+) -> None:
+    """Note at the error which messages the batch had claimed and not handled yet."""
+    ids = [message.id for message, _ in batch]
+    if ended.message_id in ids:
+        behind = batch[ids.index(ended.message_id) + 1 :]
+        ended.behind = [(one, claim) for one, claim in behind if isinstance(claim, Claimed)]
+
+
+async def _give_back(consumer: Consumer, database: Database, ended: TransactionEnded) -> None:
+    """Undo the claims of messages that were not handled, if a handler's COMMIT has kept them.
+
+    With them the messages would pass for handled when they are delivered again.
+    """
+    if not ended.behind:
+        return
+    try:
+        async with database.begin() as unit:
+            for message, claimed in ended.behind:
+                row = await unit.claims.look_up(consumer.name, message.id)
+                # After a ROLLBACK the claims are gone, or another delivery has its own.
+                is_kept = row is not None and row.state is ClaimState.COMPLETED
+                if is_kept and row is not None and row.source == source_of(message):
+                    await unit.claims.give_back(consumer.name, message.id, claimed)
+    except Exception as error:  # noqa: BLE001  the first error is raised
+        log.error(  # noqa: TRY400  a traceback shows the parameters of statements
+            "claims without effects could not be given back",
+            extra={
+                "consumer": consumer.name,
+                "ids": [message.id for message, _ in ended.behind],
+                "why": reason_of(error),
+            },
+        )
 
 
 async def _in_one_call(
@@ -594,7 +636,8 @@ async def _handle_together(
     try:
         async with _transaction(consumer, database, drained.outcomes.values()) as unit:
             await drained.run(unit, messages)
-    except TransactionEnded:
+    except TransactionEnded as ended:
+        await _give_back(consumer, database, ended)
         raise
     except Exception as error:  # noqa: BLE001  one transaction per message finds the cause
         how = "waiting messages fall back to one transaction each"
@@ -627,8 +670,13 @@ class _Drain:
         # messages, and another order could deadlock.
         answers = await unit.claims.try_claim_many(name, [ClaimRequest.of(one) for one in due])
         reach(CrashPoint.CLAIM_AFTER, name)
-        for message, answer in zip(due, answers, strict=True):
-            self.outcomes[message.id] = await self._one(unit, message, answer)
+        batch = list(zip(due, answers, strict=True))
+        try:
+            for message, answer in batch:
+                self.outcomes[message.id] = await self._one(unit, message, answer)
+        except TransactionEnded as ended:
+            _note_behind(ended, batch)
+            raise
         # Both in this transaction: a note disappears only if its message is committed.
         await clear_own_notes(unit, name, list(self.outcomes))
         await leave_waiting(unit, name, *self._leaving)

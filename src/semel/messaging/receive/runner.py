@@ -51,6 +51,9 @@ BUSY_SECONDS: Final = 0.05
 STOPPING: Final = frozenset({BatchPolicy.STOP, BatchPolicy.FAIL_BATCH})
 """The policies after which nothing of a partition runs until the failed message comes back."""
 
+# How often a refused commit is repeated at the end of the work.
+MOST_COMMITS: Final = 10
+
 # A lower limit for the setting, because each measurement asks the broker.
 LEAST_SECONDS: Final = 0.05
 
@@ -184,11 +187,49 @@ class Runner:
             finally:
                 await self._end_workers()
                 await self._end(retrying)
-            await self._writer.clear_the_rest(self.consumer.name, self.database)
-            if not self._left_behind:
-                await self._membership.leave()
+            await self._commit_again(self._stop_by)
+            await self._leave()
         finally:
             await self.subscription.close()
+
+    async def _leave(self) -> None:
+        """Remove this process's row, if the database answers before the deadline.
+
+        Otherwise the row stays: the next owner handles records one at a time, as after a crash.
+        """
+        left = self._stop_by - self._clock.monotonic()
+        try:
+            async with asyncio.timeout(max(left, self.settings.cancel_seconds)):
+                await self._writer.clear_the_rest(self.consumer.name, self.database)
+                if not self._left_behind:
+                    await self._membership.leave()
+        except (TimeoutError, Fenced, Retryable, InDoubt) as error:
+            nouns = {"consumer": self.consumer.name, "why": reason_of(error)}
+            log.warning("stopped without an answer of the database", extra=nouns)
+        except Exception as error:
+            if not is_refusal(self.database, self.consumer.name, error):
+                raise
+
+    async def _commit_again(self, until: float) -> None:
+        """Commit offsets that the broker refused, until it takes them or the deadline has passed.
+
+        Without this, their records would be behind the committed offset when retention deletes
+        them, and the next start would need an operator.
+        """
+        for _ in range(MOST_COMMITS):
+            if not self._settling.is_behind:
+                return
+            await self._settled_or_told()
+            left = until - self._clock.monotonic()
+            if left <= 0 or not self._settling.is_behind:
+                return
+            await asyncio.sleep(min(self.consumer.settings.held_retry_seconds, left))
+
+    async def _settled_or_told(self) -> None:
+        try:
+            await self._settle()
+        except (Fenced, Retryable, InDoubt) as error:
+            log.warning("not settled", extra={"consumer": self.consumer.name, "why": str(error)})
 
     async def _end(self, retrying: asyncio.Task[None]) -> None:
         """Let the running retry end within the deadline, too."""
@@ -227,6 +268,7 @@ class Runner:
             async with self._lag.beside():
                 while await self._pass():
                     pass
+                await self._commit_again(self._clock.monotonic() + self.settings.stop_seconds)
         finally:
             await self._end_workers()
 
