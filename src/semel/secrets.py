@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final, TypeAlias
-from urllib.parse import quote, unquote
+from typing import Any, Final, TypeAlias
+from urllib.parse import quote, unquote, unquote_plus
 
 Password: TypeAlias = str | Callable[[], str] | None
 """A password, or a function called for each connection; None: the URL's own."""
 
 HIDDEN: Final = "***"
 
-# Settings of Kafka's client have names such as sasl.password and ssl.key.password.
-_QUERY = re.compile(r"([?&](?:ssl|[\w.]*\.)?password=)([^&#]*)", re.IGNORECASE)
-_KEYWORD = re.compile(r"\b((?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&#]+)", re.IGNORECASE)
+# The end of a setting's name, after all but letters was removed: sslpassword,
+# sasl.oauthbearer.client.secret, fs.s3a.secret.key, api_key, X-Amz-Signature.
+_SECRET_NAMES: Final = (
+    *("password", "passwd", "pwd", "passphrase", "secret", "token", "credential", "credentials"),
+    *("secretkey", "accesskey", "apikey", "accountkey", "privatekey", "signature", "sig"),
+)
+_PAIR: Final = re.compile(r"([?&;])([^=?&;#]*)=([^&;#]*)")
+_KEYWORD: Final = re.compile(r"([\w.%-]+)(\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&#]+)")
+_PORT: Final = re.compile(r":\d*$|\]$")
 
 
 def create_private(path: str | os.PathLike[str]) -> None:
@@ -35,15 +41,18 @@ def masked(url: str) -> str:
     """Return *url* with its passwords hidden, for logs and reports.
 
     Takes a URL or a string of ``keyword=value`` pairs.  A password that contains unescaped
-    separators is hidden, too.
+    separators is hidden, too; of a text that is neither, everything before its last at sign.
     """
     scheme, mark, rest = url.partition("://")
     if not mark:
-        return _hide(_KEYWORD, url)
+        shown = _KEYWORD.sub(lambda pair: _shown(pair[1], f"{pair[1]}{pair[2]}", pair[3]), url)
+        before, at, place = shown.rpartition("@")
+        return f"{HIDDEN}{at}{place}" if at and "=" not in before else shown
     credentials, at, place = _split_credentials(rest)
     user, colon, _ = credentials.partition(":")
     hidden = f"{user}{colon}{HIDDEN if colon else ''}{at}"
-    return f"{scheme}://{hidden}{_hide(_QUERY, place)}"
+    place = _PAIR.sub(lambda pair: _shown(pair[2], f"{pair[1]}{pair[2]}=", pair[3]), place)
+    return f"{scheme}://{hidden}{place}"
 
 
 def resolve(url: str, password: Password = None) -> str:
@@ -56,7 +65,7 @@ def resolve(url: str, password: Password = None) -> str:
     user, colon, _ = credentials.partition(":")
     given = password() if callable(password) else password
     if given is None:
-        if colon or _QUERY.search(place):
+        if colon or any(_is_password(pair[2]) for pair in _PAIR.finditer(place)):
             return url
         given = os.environ.get("PGPASSWORD")
     if not given:
@@ -66,23 +75,73 @@ def resolve(url: str, password: Password = None) -> str:
 
 def scrubbed(text: str, url: str) -> str:
     """Return *text*, such as a driver's error, without the passwords that *url* carries."""
-    _, _, rest = url.partition("://")
-    credentials, _, place = _split_credentials(rest)
-    secrets = [credentials.partition(":")[2], *(found[1] for found in _QUERY.findall(place))]
-    for secret in filter(None, secrets):
-        text = text.replace(secret, HIDDEN).replace(unquote(secret), HIDDEN)
+    # The longest first: one may contain another.
+    for secret in sorted(_secrets_of(url), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
     return text
 
 
-def _hide(pattern: re.Pattern[str], text: str) -> str:
-    return pattern.sub(lambda found: f"{found[1]}{HIDDEN}", text)
+def scrubbed_values(found: Any, scrub: Callable[[str], str]) -> Any:
+    """Return a JSON document with *scrub* applied to its texts; its structure and keys stay.
+
+    A password may be a quotation mark, or a word of the document's own.
+    """
+    if isinstance(found, str):
+        return scrub(found)
+    if isinstance(found, Mapping):
+        return {key: scrubbed_values(value, scrub) for key, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [scrubbed_values(value, scrub) for value in found]
+    return found
+
+
+def _secrets_of(url: str) -> set[str]:
+    """Return the secrets of a URL, in every spelling in which they may be quoted."""
+    _, mark, rest = url.partition("://")
+    if not mark:
+        pairs = [(pair[1], pair[3].strip("'")) for pair in _KEYWORD.finditer(url)]
+        secrets = [value for name, value in pairs if _is_secret(name)]
+        before, at, _ = url.rpartition("@")
+        secrets += [before.rpartition(":")[2]] if at and "=" not in before else []
+    else:
+        credentials, _, place = _split_credentials(rest)
+        secrets = [pair[3] for pair in _PAIR.finditer(place) if _is_secret(pair[2])]
+        secrets.append(credentials.partition(":")[2])
+    plain = {unquote(secret) for secret in secrets} | {unquote_plus(secret) for secret in secrets}
+    return {*secrets, *plain, *(quote(secret, safe="") for secret in plain)} - {""}
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z]", "", unquote(name).lower())
+
+
+def _is_secret(name: str) -> bool:
+    """Return whether a setting's value must not be shown, in any spelling of its name."""
+    return _letters(name).endswith(_SECRET_NAMES)
+
+
+def _is_password(name: str) -> bool:
+    return _letters(name).endswith("password")
+
+
+def _shown(name: str, before: str, value: str) -> str:
+    return f"{before}{HIDDEN if _is_secret(name) else value}"
+
+
+def _is_host(authority: str, head: str, query: str) -> bool:
+    """Return whether an authority without credentials ends with a port, and not with a password.
+
+    ``u:12?3@h`` may be either; where no pair of the query holds the at sign, it is a password.
+    """
+    return bool(_PORT.search(authority)) and ("/" in head or "=" in query.partition("@")[0])
 
 
 def _split_credentials(rest: str) -> tuple[str, str, str]:
     """Split what follows ``://`` into credentials, the at sign, and the place."""
     head, question, query = rest.partition("?")
     credentials, at, place = head.rpartition("@")
-    if not at and "@" in query and re.fullmatch(r"[^:/]*:[^/]*[^/\d][^/]*", head):
+    authority = head.partition("/")[0]
+    if not at and "@" in query and ":" in authority and not _is_host(authority, head, query):
         # An unescaped question mark inside a password would look like the start of the query.
         return rest.rpartition("@")
     return credentials, at, f"{place}{question}{query}"

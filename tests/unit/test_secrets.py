@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
+
 import pytest
 
-from semel.secrets import masked, resolve, scrubbed
+from semel.secrets import masked, resolve, scrubbed, scrubbed_values
 
 
 @pytest.mark.parametrize(
@@ -21,12 +24,29 @@ from semel.secrets import masked, resolve, scrubbed
         ("postgresql://h1:1,h2:2/db?user=a@b", "postgresql://h1:1,h2:2/db?user=a@b"),
         ("host=h password=s3cret dbname=db", "host=h password=*** dbname=db"),
         ("host=h password='s3 cret' dbname=db", "host=h password=*** dbname=db"),
+        ("postgresql://u:12?s3cret@h/db", "postgresql://u:***@h/db"),
+        ("postgresql://u:s3cret/x?y=z@h/db", "postgresql://u:***@h/db"),
+        ("postgresql://h:5432?user=a@b", "postgresql://h:5432?user=a@b"),
+        ("postgresql://h/db?PassWord=s3cret", "postgresql://h/db?PassWord=***"),
+        ("postgresql://h/db?pass%77ord=s3cret", "postgresql://h/db?pass%77ord=***"),
+        ("postgresql://h/db?a=1;password=s3cret", "postgresql://h/db?a=1;password=***"),
+        ("kafka://h?ssl.key.password=s3cret", "kafka://h?ssl.key.password=***"),
+        (
+            "kafka://h?sasl.oauthbearer.client.secret=s3cret&client.id=x",
+            "kafka://h?sasl.oauthbearer.client.secret=***&client.id=x",
+        ),
+        ("https://h/x?api_key=s3cret&X-Amz-Signature=s3cret", None),
+        ("postgresql:/u:s3cret@h/db", "***@h/db"),
+        ("u:s3cret@h/db", "***@h/db"),
+        ("host=h user=a@b passwd = s3cret", "host=h user=a@b passwd = ***"),
         ("sqlite:///payments.ledger", "sqlite:///payments.ledger"),
         ("memory:", "memory:"),
     ],
 )
 def test_a_masked_url_shows_everything_but_its_password(url, shown):
-    assert masked(url) == shown
+    assert masked(url) == shown or shown is None
+    assert "s3c" not in masked(url)
+    assert "s3cret" not in scrubbed(f"refused: {url}", url)
 
 
 def test_an_argument_wins_over_the_url_and_the_environment(monkeypatch):
@@ -62,3 +82,13 @@ def test_an_error_text_loses_the_password_in_both_spellings():
     url = "postgresql://u:a%40b@h/db?sslpassword=zz9"
 
     assert scrubbed("bad a%40b, a@b and zz9", url) == "bad ***, *** and ***"
+
+
+def test_a_document_stays_json_whatever_the_password_is():
+    document = {"exit": 1, "error": 'role "exit" at 1: {,}', "all": [{"error": None, "ok": True}]}
+
+    for password in '"', "1", "exit", "{", ",", "\\", "e":
+        shown = scrubbed_values(document, partial(scrubbed, url=f"postgresql://u:{password}@h/db"))
+
+        assert json.loads(json.dumps(shown)).keys() == document.keys()
+        assert password not in shown["error"].replace("***", "")

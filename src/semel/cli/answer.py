@@ -25,7 +25,7 @@ from semel.cli.plain import PlainConsole, plain
 from semel.cli.render import Line, Rows, document, print_lines
 from semel.errors import Fenced, LeaseHeld, Misuse, Retryable, SemelError
 from semel.messaging.redact import reason_of
-from semel.secrets import scrubbed
+from semel.secrets import scrubbed, scrubbed_values
 
 FORMAT: Final = 1
 """The version of the JSON documents."""
@@ -181,8 +181,9 @@ class Answer:
             self._later.close()
         if self.as_json:
             head = {"command": self.command, "format": FORMAT, "exit": int(self.code)}
-            document = json.dumps({**head, **self.report}, indent=2, default=str)
-            sys.stdout.write(self.scrub(document) + "\n")
+            plain = json.loads(json.dumps(self.report, default=str))
+            shown = head | scrubbed_values(plain, self.scrub)
+            sys.stdout.write(json.dumps(shown, indent=2) + "\n")
             sys.stdout.flush()
         raise typer.Exit(int(self.code))
 

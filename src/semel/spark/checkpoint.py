@@ -106,10 +106,7 @@ class HadoopFiles:
         except Exception as error:  # noqa: BLE001  Py4J's and PySpark's errors have no common class
             self._raise_unless_absent(path, error)
             return []
-        # One call for all of them: their names are numbers, or ours to choose.
-        paths = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(found)
-        told = str(self._jvm.java.util.Arrays.toString(paths))[1:-1]
-        return [one.rpartition("/")[2] for one in told.split(", ") if one]
+        return [str(status.getPath().getName()) for status in found]
 
     def _raise_unless_absent(self, path: str, error: Exception) -> None:
         java = getattr(error, "java_exception", None)
@@ -299,14 +296,12 @@ class Checkpoint:
         wanted = set(range(after + 1, through + 1))
         paths: dict[str, None] = {}
         folder = f"sources/{index}"
-        compacted = sorted(
-            (int(name.removesuffix(".compact")), name)
-            for name in self._files.names(folder)
-            if re.fullmatch(r"\d+\.compact", name)
-        )
+        compacted: list[tuple[int, str]] | None = None
         for entry in sorted(wanted):
             found = self._files.read(f"{folder}/{entry}")
             if found is None:
+                # Only now: to list a folder costs a call into the JVM for every file in it.
+                compacted = self._compacted(folder) if compacted is None else compacted
                 later = next((name for number, name in compacted if number >= entry), None)
                 found = self._files.read(f"{folder}/{later}") if later else None
             if found is None:
@@ -319,6 +314,13 @@ class Checkpoint:
                 if fields["batchId"] == entry:
                     paths[fields["path"]] = None
         return tuple(paths)
+
+    def _compacted(self, folder: str) -> list[tuple[int, str]]:
+        return sorted(
+            (int(name.removesuffix(".compact")), name)
+            for name in self._files.names(folder)
+            if re.fullmatch(r"\d+\.compact", name)
+        )
 
     def _offsets(self, batch: int) -> list[Any] | None:
         found = self._files.read(f"offsets/{batch}")
