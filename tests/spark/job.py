@@ -93,6 +93,7 @@ def main() -> int:
     if arguments.plain:
         arguments.set.append(f"spark.jars={','.join(map(str, jdbc_jars()))}")
     logging.basicConfig(level=logging.WARNING)
+    logging.getLogger("semel").setLevel(logging.DEBUG)
     spark = session(arguments.master, arguments.set)
     takeover = Takeover.FORCE if arguments.takeover else Takeover.WAIT
     job = pipeline(arguments.folder, arguments.postgres, arguments.mode, takeover)
