@@ -10,6 +10,7 @@ The command line gets the options of `looking` and of `status`; the command gets
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from itertools import chain
 from typing import Any, Final, get_args, get_type_hints
 
 from semel.cli.answer import Answer, answering
+from semel.cli.database import DATABASE_VARIABLE, Books, this_account
 from semel.cli.options import (
     AppOption,
     DebugOption,
@@ -32,9 +34,12 @@ from semel.cli.options import (
     who_is_it,
 )
 from semel.cli.target import Target, find_target
-from semel.errors import Misuse
+from semel.errors import Misuse, SemelError
 from semel.lease import Takeover
 from semel.messaging.records import is_plain_text
+from semel.operate.acts import acting, write_down
+from semel.operate.stores import Account, OperatorDatabase, acting_from
+from semel.secrets import masked
 
 _KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
 
@@ -78,6 +83,25 @@ class Operator:
         if not self.why:
             raise Misuse(f"{act}, and the audit needs a reason: add --why '…'")
         self.answer.confirm(question, self.yes)
+        if url := os.environ.get(DATABASE_VARIABLE):
+            self._write_down(url)
+
+    def _write_down(self, url: str) -> None:
+        """Write the act into the audit trail of the messages, before it is done.
+
+        The ledger keeps it, too: a database that does not answer delays no recovery.
+        """
+        self.answer.hide(url)
+        command = self.answer.command
+        try:
+            Books(url, self.answer).ask(_note_act, self.name, f"pipeline {command}", self.why)
+        except SemelError as error:
+            self.answer.say(f"semel {command}: not in the audit trail of {masked(url)}: {error}")
+
+
+async def _note_act(database: OperatorDatabase, name: str, act: str, why: str) -> None:
+    async with acting(database) as unit:
+        await write_down(unit, name, act, reason=why)
 
 
 @contextmanager
@@ -93,7 +117,8 @@ def changing(
     """Answer after an operator's act."""
     with answering(name, as_json, debug) as answer:
         force = Takeover.FORCE if takeover else Takeover.WAIT
-        yield Operator(answer, who_is_it(who), why or "", yes, force)
+        with acting_from(Account(this_account())):
+            yield Operator(answer, who_is_it(who), why or "", yes, force)
 
 
 @dataclass(frozen=True, slots=True)

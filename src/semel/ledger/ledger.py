@@ -17,6 +17,7 @@ from semel.errors import InDoubt, LedgerUnavailable
 from semel.lease import Owner, Takeover
 from semel.ledger import statements
 from semel.ledger.database import MICROSECONDS, LedgerDatabase, Row, Session, TransactionMode
+from semel.operate.stores import account_now
 from semel.pipeline import rules
 from semel.pipeline.ledger import (
     AttemptRecord,
@@ -266,6 +267,10 @@ class SqlLedger:
         return new
 
     def record_act(self, scope: Scope, who: str, act: str, why: str, detail: Any = None) -> None:
+        account = account_now()
+        if account is not None and (detail is None or isinstance(detail, Mapping)):
+            # Beside the name that a person gives, as in the audit trail of messages.
+            detail = {**(detail or {}), **account.details()}
         kept = rules.as_json("the detail of an act", detail or {})
         with self._writing(scope) as (session, known):
             _add_act(session, known, who, act, why, kept)

@@ -31,6 +31,7 @@ from semel.operate.acts import (
     write_down,
 )
 from semel.operate.stores import (
+    Account,
     Approval,
     ApprovalAsked,
     ApprovalDecision,
@@ -213,8 +214,9 @@ async def _need_another_account(unit: OperatorUnit, request: Approval) -> None:
     for entry in await unit.audit.about(request.consumer, request.message_id):
         details = entry.act.details
         is_asking = entry.act.act == ASKED and details.get("request") == request.number
-        if is_asking and details.get("account") == account.name:
-            raise SameAccount(request.number, account.name)
+        asked_from = Account(str(details.get("account", "")))
+        if is_asking and same_name(asked_from.user, account.user):
+            raise SameAccount(request.number, asked_from.name)
 
 
 def _need_the_same(request: Approval, found: WaitingMessage | DeadLetter | Revision | None) -> None:

@@ -60,6 +60,12 @@ class Account:
     shared: bool = False
     """Several people use it, so it does not prove who acted."""
 
+    @property
+    def user(self) -> str:
+        """The name without the host: a person has one account, on several hosts."""
+        user, at, _ = self.name.rpartition("@")
+        return user if at else self.name
+
     def details(self) -> Mapping[str, Any]:
         """Return what the audit trail keeps of it."""
         said = {"account": self.name}

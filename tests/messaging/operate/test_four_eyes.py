@@ -126,6 +126,16 @@ class FourEyes:
         assert (await details(world))["account"] == "bob@shop-1"
 
     @in_world
+    async def test_one_account_is_the_same_person_on_another_host(self, world):
+        await park(world, "m1")
+        with acting_from(Account("ann@shop-1")):
+            asked = await ask_to_delete(world.database, BILLING, "m1", **ANN)
+        with acting_from(Account("Ann@shop-2")), pytest.raises(SameAccount, match="ann@shop-1"):
+            await approve_delete(world.database, asked.number, actor="bob")
+
+        assert await waiting_of(world, "m1") is not None
+
+    @in_world
     async def test_a_shared_account_approves_and_the_trail_says_so(self, world):
         await park(world, "m1")
         with acting_from(Account("ops@shop-1", shared=True)):

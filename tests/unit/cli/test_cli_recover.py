@@ -6,11 +6,15 @@ import json
 
 import pytest
 
+from semel.cli.database import this_account
 from semel.crashpoints import CrashPoint
+from semel.ledger.sqlite import SqliteLedger
 from semel.memory.sink import MemorySink
+from semel.operate.stores import Account, acting_from
 from semel.pipeline.driver import Driver
 from semel.pipeline.sink import SinkFatal, SinkRetryable
 from semel.pipeline.txn import CycleId
+from tests.messaging.cli_books import CliBooks
 from tests.unit.cli.cli_world import MODULE, Shell, World, publish, shell_for
 
 WHY = ("--why", "host lost", "--who", "ann")
@@ -199,3 +203,39 @@ def test_many_transactions_are_settled_with_progress_on_stderr_only(world, shell
 
     assert done.exit_code == 0
     assert len(json.loads(done.stdout)["aborted"]) == 30
+
+
+def test_an_act_is_in_the_audit_trail_of_the_messages_with_the_account(
+    tmp_path, monkeypatch, world, shell
+):
+    books = CliBooks(tmp_path / "shop.db")
+    monkeypatch.setenv("SEMEL_DATABASE", books.url)
+    world.die_at(CrashPoint.COMMIT_TXN_AFTER)
+
+    shell.ask("recover", *WHY, "--yes")
+
+    [entry] = books.ask("audit", "list")["entries"]
+    assert (entry["actor"], entry["act"], entry["reason"]) == (
+        "ann",
+        "pipeline recover",
+        "host lost",
+    )
+    assert entry["details"]["account"] == this_account()
+
+
+def test_a_database_that_does_not_answer_delays_no_recovery(monkeypatch, world, shell):
+    monkeypatch.setenv("SEMEL_DATABASE", "sqlite:////nowhere/shop.db")
+    world.die_at(CrashPoint.COMMIT_TXN_AFTER)
+
+    assert "not in the audit trail" in shell.read("recover", *WHY, "--yes")
+
+
+def test_the_account_is_kept_beside_the_name_in_the_ledger(tmp_path, monkeypatch):
+    ledger = SqliteLedger(tmp_path / "ledger.db")
+    world = World(ledger).start()
+    world.stop()
+    with acting_from(Account("root@shop-1")):
+        ledger.record_act(world.scope, "ann", "look", "because", {"x": 1})
+
+    assert ledger.acts(world.scope)[-1].detail == {"x": 1, "account": "root@shop-1"}
+    ledger.close()
