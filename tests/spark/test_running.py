@@ -269,8 +269,9 @@ def test_a_permanent_error_in_a_task_is_tried_once(world: World, tmp_path: Path)
 def test_a_task_that_may_pass_later_is_tried_again(
     world: World, error: type[Exception], code: Exit
 ) -> None:
-    _, ended, attempts = attempts_of(world, Faulty(error("no")))
+    pipeline, ended, attempts = attempts_of(world, Faulty(error("canary-1")))
 
+    assert ("canary-1" in str(pipeline.failure)) == (error is OSError)
     assert (ended, attempts) == (code, 1 if code is Exit.REFUSED else IMPATIENT.cycle_backoff.tries)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -155,6 +156,15 @@ def _group_of(error: Exception) -> str:
     return (Permanent if isinstance(error, _COMES_AGAIN) else StagingFailed).__name__
 
 
+def _words(error: Exception) -> str:
+    """Return the text of our own and the system's errors; of others, which may quote a row, not."""
+    if isinstance(error, SemelError | OSError | ImportError):
+        return reason_of(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    kind = type(error).__name__
+    return f"{kind} at {place.filename}:{place.lineno} (its text may quote a row and is not shown)"
+
+
 def _in_task(tee: Tee) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return a function that a worker without semel can load, and that says what is missing."""
     from pyspark import cloudpickle
@@ -236,7 +246,7 @@ class Tee:
         try:
             told = [receipt.to_json() for receipt in self.write(batches, task)]
         except Exception as error:
-            failure, told = _group_of(error), [reason_of(error)]
+            failure, told = _group_of(error), [_words(error)]
             if failure == StagingFailed.__name__ and number + 1 < self._attempts:
                 raise  # Spark tries this task again, and no other
         yield pa.RecordBatch.from_pydict(
