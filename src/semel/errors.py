@@ -127,8 +127,30 @@ class MissingExtra(Misuse):
         return f"{self.module} is not installed; install it with: pip install 'semel[{self.extra}]'"
 
 
+MOST_BYTES: Final = 8 * 1024
+"""How much of a reason is stored, published and shown."""
+
+
+def cut(text: str) -> str:
+    """Return a reason in at most `MOST_BYTES` of UTF-8: its head, its tail, and what is missing."""
+    if len(text) * 4 <= MOST_BYTES:
+        return text
+    raw = text.encode("utf-8", "surrogatepass")
+    if len(raw) <= MOST_BYTES:
+        return text
+    # The marker in between has fewer than 64 bytes.
+    half = MOST_BYTES // 2 - 32
+    head, tail = (raw[:half].decode("utf-8", "ignore"), raw[-half:].decode("utf-8", "ignore"))
+    return f"{head} … ({len(raw) - 2 * half:,} bytes cut) … {tail}"
+
+
 def reason_of(error: BaseException) -> str:
-    """Return an exception's text as one line, for reasons and logs."""
+    """Return an exception's text as one line of limited length, for reasons and logs."""
+    return cut(line_of(error))
+
+
+def line_of(error: BaseException) -> str:
+    """Return an exception's whole text as one line."""
     try:
         text = " ".join((servers_words(error) or str(error)).split())
     except Exception:  # noqa: BLE001  a broken __str__ must not hide the error: its class still has a name

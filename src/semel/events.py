@@ -202,6 +202,7 @@ class Metric(StrEnum):
     OFFSET_COMMITS = "consumer.offset.commits.total"
     DESERIALIZATION_FAILURES = "consumer.deserialization.failures.total"
     POISON = "consumer.poison.detected.total"
+    FAILURES = "message.failures.total"
     CIRCUIT = "consumer.circuit.open"
     OUTBOX_PENDING = "outbox.pending"
     OUTBOX_OLDEST_SECONDS = "outbox.oldest.age"
@@ -227,6 +228,7 @@ LABELS: Final[Mapping[Metric, tuple[str, ...]]] = {
     Metric.OFFSET_COMMITS: ("topic", "consumer_group", "status"),
     Metric.DESERIALIZATION_FAILURES: ("topic", "reason"),
     Metric.POISON: ("topic", "event_type"),
+    Metric.FAILURES: ("event_type", "reason"),
     Metric.CIRCUIT: ("consumer",),
     Metric.OUTBOX_PENDING: ("outbox",),
     Metric.OUTBOX_OLDEST_SECONDS: ("outbox",),

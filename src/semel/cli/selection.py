@@ -195,8 +195,8 @@ def load_reader(spec: str | None) -> Reader | None:
     return reader
 
 
-def rules_of(file: Path | None, consumer: Consumer) -> ReplayRules:
+def rules_of(file: Path | None, consumer: str) -> ReplayRules:
     """Read what a policy file says about replays, beside what the consumer's own policy says."""
     if file is None:
         return ReplayRules()
-    return ReplayRules.of_policy(Policy.load(file), consumer.name)
+    return ReplayRules.of_policy(Policy.load(file), consumer)

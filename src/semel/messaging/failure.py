@@ -27,7 +27,7 @@ from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
-from semel.errors import Fenced, Misuse, Permanent, Retryable, SemelError
+from semel.errors import Fenced, Misuse, Permanent, Retryable, SemelError, cut
 from semel.messaging.redact import place_of, reason_of
 from semel.messaging.settings import RetryPolicy, backoff
 
@@ -177,6 +177,9 @@ class Classified:
 
     retry_after: float | None = None
     """The seconds that the other system asked to wait, if it did."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", cut(self.reason))
 
     @property
     def is_conflict(self) -> bool:

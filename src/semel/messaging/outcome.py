@@ -232,14 +232,19 @@ def tell(arrival: Delivered, outcome: Outcome, group: str, seconds: float | None
     match outcome:
         case Skipped(why) if why in _REPETITIONS:
             EVENTS.measure(Metric.DUPLICATES, *labels)
+        case ParkedAway(failure=failure) if failure is not None:
+            EVENTS.measure(Metric.FAILURES, kind, failure.code)
         case RetryLater(failure=failure) | RetryStored(failure=failure) if failure is not None:
             EVENTS.measure(Metric.RETRIES, *labels, failure.code)
+            EVENTS.measure(Metric.FAILURES, kind, failure.code)
         case DeadLettered(failure, name, is_new=True):
             EVENTS.measure(Metric.DLQ, *labels, failure.code)
+            EVENTS.measure(Metric.FAILURES, kind, failure.code)
             if name is Told.DESERIALIZATION_FAILURE:
                 EVENTS.measure(Metric.DESERIALIZATION_FAILURES, topic, failure.code)
         case Conflicted(is_new=True):
             EVENTS.measure(Metric.DLQ, *labels, "PAYLOAD_CONFLICT")
+            EVENTS.measure(Metric.FAILURES, kind, "PAYLOAD_CONFLICT")
         case _:
             pass
     if _is_poison(outcome):

@@ -52,8 +52,8 @@ def reason_of(error: BaseException) -> str:
     The text of a handler's own exception stays, except for a database error quoted in it.
     """
     if is_of_driver(error):
-        return _told(error)
-    text = errors.reason_of(error)
+        return errors.cut(_told(error))
+    text = errors.line_of(error)
     tellings: list[str] = []
     for cause in filter(is_of_driver, _causes(error)):
         told = _told(cause)
@@ -66,7 +66,8 @@ def reason_of(error: BaseException) -> str:
                 continue
             text = text.replace(said, told)
         tellings.append(told)
-    return _QUOTES_A_ROW.sub("", text).rstrip(" :") or type(error).__name__
+    # Cut last: a tail without the words before it could quote a row.
+    return errors.cut(_QUOTES_A_ROW.sub("", text).rstrip(" :") or type(error).__name__)
 
 
 def is_of_driver(error: BaseException) -> bool:

@@ -152,6 +152,10 @@ class ConsumerSettings:
     on_hopeless: GiveUp = GiveUp.DEAD_LETTER
     """Where a message goes whose failure is not retryable."""
 
+    on_poison: GiveUp | None = None
+    """Where a message goes after its last attempt if that failed with class poison; None: as
+    `on_exhausted` says."""
+
     dead_letter_owner: str = ""
     dead_letter_topic: str = ""
     """The topic to which dead letters are also published; empty: none."""
@@ -277,7 +281,7 @@ class ConsumerSettings:
     def _lets_others_pass(self) -> bool:
         """The partition continues behind a message that waits."""
         parks_gaps = self.versioned and self.gaps is GapPolicy.PARK_KEY
-        gives_up = GiveUp.PARK in (self.on_exhausted, self.on_hopeless)
+        gives_up = GiveUp.PARK in (self.on_exhausted, self.on_hopeless, self.on_poison)
         return self.stores_retries or gives_up or parks_gaps
 
 
@@ -482,6 +486,7 @@ def _consumer_settings(e: Effective) -> ConsumerSettings:
         ),
         on_exhausted=e.on_exhausted,
         on_hopeless=e.on_exhausted,
+        on_poison=GiveUp.PARK if e.parks_poison else None,
         dead_letter_owner=own.dlq.owner or "",
         dead_letter_topic=own.dlq.topic or "" if own.dlq.enabled else "",
         unreadable_topic=own.dlq.unreadable_topic or "" if own.dlq.enabled else "",

@@ -14,6 +14,7 @@ from semel.messaging.handle.claims import ClaimState, Failure, is_leased
 from semel.messaging.outcome import Mark
 from semel.messaging.receive.offsets import Ended
 from semel.messaging.records import DeadLetter, StoredMessage, WaitingMessage
+from semel.messaging.settings import ReplayRules
 from semel.operate.stores import Act, OperatorDatabase, OperatorUnit, Revision
 
 Result = TypeVar("Result")
@@ -205,6 +206,13 @@ def need_payload(message: StoredMessage) -> None:
     if message.erased_at is not None:
         why = "its payload was erased, so it can only be skipped or deleted"
         raise NotPossible(message.consumer, message.message_id, why)
+
+
+def need_allowed(message: StoredMessage, rules: ReplayRules | None) -> None:
+    """Raise NotPossible if a policy forbids to handle the message again."""
+    refusal = None if rules is None else rules.of(message.topic or None).refusal
+    if refusal is not None:
+        raise NotPossible(message.consumer, message.message_id, refusal)
 
 
 async def need_not_handled(unit: OperatorUnit, consumer: str, message_id: str) -> None:

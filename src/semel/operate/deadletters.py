@@ -21,12 +21,14 @@ from semel.messaging.records import (
     fields_of_stored,
     is_made_up,
 )
+from semel.messaging.settings import ReplayRules
 from semel.operate.acts import (
     LOOKED_AT,
     NotPossible,
     acting,
     complete_without_effect,
     keep_payload,
+    need_allowed,
     need_letter,
     need_not_handled,
     need_not_too_often,
@@ -103,20 +105,23 @@ async def retry_dead_letter(
     actor: str,
     reason: str = "",
     at_most: int = MOST_RETRIES,
+    rules: ReplayRules | None = None,
 ) -> int:
     """Send a dead letter back to its consumer, under its own id; return how often that was done.
 
     It waits for the retry worker, due at once.  The loop guard counts the acts in the audit
-    trail, so it also knows a letter that failed again and came back.
+    trail, so it also knows a letter that failed again and came back.  *rules* is what the
+    policy says about replays, as `ReplayRules.of_policy` reads it.
 
     Raises:
         NoSuchMessage: there is no such letter.
-        NotPossible: it was erased, waits already, was handled, came back *at_most* times, or
-            a person must look at it first.
+        NotPossible: the policy forbids it; or it was erased, waits already, was handled, came
+            back *at_most* times, or a person must look at it first.
     """
     async with acting(database) as unit:
         letter = await need_letter(unit, consumer, message_id)
         need_own_id(letter)
+        need_allowed(letter, rules)
         retries = await need_not_too_often(unit, consumer, message_id, at_most)
         await need_not_handled(unit, consumer, message_id)
         await move_to_waiting(unit, letter, Waits.RETRY)

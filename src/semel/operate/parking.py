@@ -29,6 +29,7 @@ from semel.messaging.handle.claims import (
 )
 from semel.messaging.outcome import Mark
 from semel.messaging.records import HeldKey, WaitingFilter, WaitingMessage, Waits, is_made_up
+from semel.messaging.settings import ReplayRules
 from semel.operate.acts import (
     WAITING,
     NotPossible,
@@ -36,6 +37,7 @@ from semel.operate.acts import (
     complete_without_effect,
     keep_payload,
     need_actor,
+    need_allowed,
     need_no_live_lease,
     need_not_handled,
     need_payload,
@@ -241,31 +243,47 @@ async def fix(
 
 
 async def release(
-    database: OperatorDatabase, consumer: str, message_id: str, *, actor: str, reason: str = ""
+    database: OperatorDatabase,
+    consumer: str,
+    message_id: str,
+    *,
+    actor: str,
+    reason: str = "",
+    rules: ReplayRules | None = None,
 ) -> None:
     """Send a parked message back to its consumer, which handles it when it is its turn.
 
-    Its attempts count from 1 again.  Later messages of its key stay behind it.
+    Its attempts count from 1 again.  Later messages of its key stay behind it.  *rules* is what
+    the policy says about replays, as `ReplayRules.of_policy` reads it.
 
     Raises:
         NoSuchMessage: it does not wait.
-        NotPossible: it is not parked, was erased, or its id was handled already or generated.
+        NotPossible: the policy forbids it; or it is not parked, was erased, or its id was handled
+            already or generated.
     """
     async with acting(database) as unit:
-        await release_parked(unit, await need_waiting(unit, consumer, message_id))
+        message = await need_waiting(unit, consumer, message_id)
+        need_allowed(message, rules)
+        await release_parked(unit, message)
         await write_down(unit, actor, "park.release", consumer, message_id, reason)
 
 
 async def release_key(
-    database: OperatorDatabase, consumer: str, key: str, *, actor: str, reason: str = ""
+    database: OperatorDatabase,
+    consumer: str,
+    key: str,
+    *,
+    actor: str,
+    reason: str = "",
+    rules: ReplayRules | None = None,
 ) -> list[str]:
     """Send all parked messages of a key back to their consumer, in the order they came.
 
     Returns their ids.  All are released or none.
 
     Raises:
-        NotPossible: one of them was erased, or its id was handled already: skip or fix it
-            first.
+        NotPossible: the policy forbids one; or one of them was erased, or its id was handled
+            already: skip or fix it first.
         Misuse: nothing is parked under the key.
     """
     async with acting(database) as unit:
@@ -274,6 +292,7 @@ async def release_key(
         if not messages:
             raise Misuse(f"consumer {consumer} has nothing parked under the key {key!r}")
         for message in messages:
+            need_allowed(message, rules)
             await release_parked(unit, message)
             one = (consumer, message.message_id)
             await write_down(unit, actor, "park.release", *one, reason, with_key=True)

@@ -406,6 +406,11 @@ class Effective:
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
+    def parks_poison(self) -> bool:
+        """Whether a poison message is parked after its last attempt, wherever others go."""
+        return self.consumer.poison.max_attempts_before_park is not None
+
+    @property
     def jitter(self) -> bool:
         """Whether waits are shortened at random."""
         own = self.consumer.retry

@@ -143,7 +143,8 @@ def _ordering(case: Case) -> str | None:
 
 
 def _poison(case: Case) -> str:
-    tries, parks = case.effective.poison_attempts, case.effective.on_exhausted is GiveUp.PARK
+    e = case.effective
+    tries, parks = e.poison_attempts, e.parks_poison or e.on_exhausted is GiveUp.PARK
     where = "into the parking lot" if parks else "to the dead letters"
     return "never set aside" if tries is None else f"after {tries} attempts: {where}"
 

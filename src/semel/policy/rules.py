@@ -376,7 +376,7 @@ def _is_leased(e: Effective) -> bool:
 
 def _parks(e: Effective) -> bool:
     by_gap = e.consumer.versioned and e.consumer.gaps is GapPolicy.PARK_KEY
-    return e.on_exhausted is GiveUp.PARK or by_gap
+    return e.on_exhausted is GiveUp.PARK or e.parks_poison or by_gap
 
 
 def _stores(e: Effective) -> bool:

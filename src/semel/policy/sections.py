@@ -339,7 +339,9 @@ class Poison(Section):
     """Messages that fail every time."""
 
     max_attempts_before_park: Count | None = unsaid("`retry.maxAttempts`")
-    """After how many attempts a poison message is not tried again."""
+    """After how many attempts a poison message is parked; unless said, it goes where `onExhausted`
+    says, after its last attempt.
+    """
 
 
 class CircuitTerms(Section):

@@ -11,7 +11,8 @@ from sqlalchemy.exc import IntegrityError, PendingRollbackError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from semel.messaging.failure import NonRetryableMessageError
+from semel import errors
+from semel.messaging.failure import Classified, FailureClass, NonRetryableMessageError
 from semel.messaging.redact import place_of, reason_of
 from semel.sql.faults import SQL_CLASSIFICATION
 from tests.messaging.places import InPostgres, InSqlite
@@ -34,6 +35,31 @@ class Person(Base):
     __tablename__ = "person"
 
     mail: Mapped[str] = mapped_column(primary_key=True)
+
+
+@pytest.mark.parametrize("said", ["x" * 8193, "ü" * 5000, "a" + "🐟" * 3000, "\ud800" * 9000])
+def test_a_reason_is_cut_in_its_middle(said):
+    message = f"begins {said} ends"
+    failures = [
+        reason_of(ValueError(message)),
+        errors.reason_of(ValueError(message)),
+        SQL_CLASSIFICATION.classify(NonRetryableMessageError(message)).reason,
+        Classified(FailureClass.SCHEMA, "X", message, "").reason,
+    ]
+
+    for reason in failures:
+        assert len(reason.encode("utf-8", "surrogatepass")) <= 8 * 1024
+        assert "begins " in reason[:20]
+        assert reason.endswith(" ends")
+        assert " bytes cut) … " in reason
+    assert reason_of(ValueError("x" * 8100)) == f"ValueError: {'x' * 8100}"
+
+
+def test_a_cut_reason_does_not_quote_a_row():
+    inner = sqlite3.IntegrityError("UNIQUE constraint failed: person.mail")
+    error = IntegrityError("INSERT " + "x" * 20_000, (SECRET,) * 2000, inner)
+
+    assert SECRET not in reason_of(RuntimeError(f"it failed: {error}"))
 
 
 class Asked:

@@ -13,6 +13,7 @@ from semel.messaging.handle.claims import ClaimState
 from semel.messaging.records import InboxMessage, Waits
 from semel.messaging.redact import ERASED_REASON
 from semel.messaging.send.outbox import OutboxEntry
+from semel.messaging.settings import ReplayRule, ReplayRules
 from semel.operate.acts import NoSuchMessage, NotPossible
 from semel.operate.deadletters import (
     MOST_RETRIES,
@@ -22,7 +23,7 @@ from semel.operate.deadletters import (
     skip_dead_letter,
 )
 from semel.operate.deletion import SamePerson, approve_delete, ask_to_delete_dead_letter
-from semel.operate.parking import KeepId, NewId, fix, release, skip
+from semel.operate.parking import KeepId, NewId, fix, release, release_key, skip
 from semel.operate.retention import Erased, erase
 from semel.operate.selection import Letters
 from tests.messaging.act_world import (
@@ -66,6 +67,22 @@ class DeadLetterActs(DatabaseContract):
         assert not sent.held
         assert (await claim_of(world, "m1")).state is ClaimState.FAILED_RETRYABLE
         assert await acts(world) == [("ann", "dlq.retry", "m1")]
+
+    @in_world
+    async def test_what_a_policy_forbids_to_replay_is_not_sent_back(self, world):
+        forbids = ReplayRules(own=ReplayRule("the policy forbids replays"))
+        await bury(world)
+
+        with pytest.raises(NotPossible, match="the policy forbids replays"):
+            await retry_dead_letter(world.database, BILLING, "m1", **ANN, rules=forbids)
+        await park_dead_letter(world.database, BILLING, "m1", **ANN)
+        for act, name in ((release, "m1"), (release_key, (await waiting_of(world, "m1")).key)):
+            with pytest.raises(NotPossible, match="the policy forbids replays"):
+                await act(world.database, BILLING, name, **ANN, rules=forbids)
+
+        assert await due(world) == []
+        await release(world.database, BILLING, "m1", **ANN, rules=ReplayRules())
+        assert await due(world) == ["m1"]
 
     @in_world
     async def test_the_loop_guard_counts_over_all_returns(self, world):

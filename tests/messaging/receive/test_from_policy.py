@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import product
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 
 from semel.codec import FromCoordinates, FromHeader, FromPayload, Reading
 from semel.errors import Misuse
+from semel.message import Message
 from semel.messaging.consumer import consumer
-from semel.messaging.failure import CODES
+from semel.messaging.failure import CODES, NonRetryableMessageError
+from semel.messaging.handle.attempt import handle_message
+from semel.messaging.outcome import DeadLettered, Outcome, ParkedAway, Refused, RetryLater
 from semel.messaging.settings import (
     ORDERS,
     ConsumerSettings,
@@ -34,6 +38,7 @@ from semel.policy.vocabulary import (
     RetryMode,
     StalePolicy,
 )
+from tests.messaging.worlds import memory_database
 from tests.unit.policy.policy_texts import CLEAN_CONSUMER, CLEAN_TOPIC, TEMPLATE, merged, text_of
 
 
@@ -60,6 +65,7 @@ def test_the_template_that_people_know_becomes_settings():
 
     assert settings == ConsumerSettings(
         retry=RetryPolicy(max_attempts=5, jitter=True, max_poison_attempts=5),
+        on_poison=GiveUp.PARK,
         dead_letter_owner="search-team",
         dead_letter_topic="case-events.search-indexer.dlq",
         order=Order.KEY,
@@ -67,6 +73,31 @@ def test_the_template_that_people_know_becomes_settings():
         poison_attempts=5,
     )
     assert runner == RunnerSettings()
+
+
+def test_poison_is_parked_after_as_many_attempts_as_the_policy_says():
+    settings = chosen(
+        poison={"maxAttemptsBeforePark": 2},
+        retry={"maxAttempts": 3, "initialDelayMs": 0, "maxDelayMs": 0},
+    )
+
+    async def tried(error: Exception) -> list[Outcome]:
+        database = memory_database()
+
+        @consumer("c", policy=settings, id_from=FromHeader("message-id"))
+        async def failing(message: Any, session: Any) -> None:
+            raise error
+
+        message = Message("m1", {}, b"{}")
+        return [await handle_message(failing, database, message) for _ in range(3)]
+
+    poison = asyncio.run(tried(ValueError("broken")))
+    outage = asyncio.run(tried(TimeoutError()))
+    hopeless = asyncio.run(tried(NonRetryableMessageError("never")))
+
+    assert list(map(type, poison)) == [RetryLater, ParkedAway, Refused]
+    assert list(map(type, outage)) == [RetryLater, RetryLater, DeadLettered]
+    assert list(map(type, hopeless)) == [DeadLettered, Refused, Refused]
 
 
 def test_the_retry_keys_are_taken_exactly():

@@ -6,7 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from semel.messaging.outcome import Told
+from semel.events import EVENTS, Measurement, Metric
+from semel.message import Message
+from semel.messaging.failure import Classified, FailureClass
+from semel.messaging.outcome import (
+    Conflicted,
+    DeadLettered,
+    Handled,
+    ParkedAway,
+    RetryLater,
+    RetryStored,
+    Told,
+    tell,
+)
 from semel.policy.vocabulary import BatchPolicy, Mode, RetryMode
 from tests.messaging.measured import Shop, recorded
 from tests.messaging.outgoing import AT_ONCE, run
@@ -264,3 +276,32 @@ def test_messages_that_only_come_back_with_another_one_are_no_retries(memory, po
         }
 
     run(memory, scenario)
+
+
+def test_every_failure_is_counted_by_the_type_of_its_message():
+    found: list[tuple[str, ...]] = []
+    failures = [("retry", RetryLater(1.0, failed("TIMEOUT"))), ("stored", RetryStored(failed("A")))]
+    failures += [("dead", DeadLettered(failed("B"))), ("parked", ParkedAway("?", failed("C")))]
+    failures += [("conflict", Conflicted("x", "y")), ("behind", ParkedAway("behind"))]
+    failures += [("known", DeadLettered(failed("D"), is_new=False)), ("done", Handled())]
+
+    def note(one: Measurement) -> None:
+        if one.metric is Metric.FAILURES:
+            found.append((one.labels["event_type"], one.labels["reason"]))
+
+    stop = EVENTS.subscribe(note, Measurement)
+    for kind, outcome in failures:
+        tell(Message("m1", {}, type=kind), outcome, "group")
+    stop()
+
+    assert found == [
+        ("retry", "TIMEOUT"),
+        ("stored", "A"),
+        ("dead", "B"),
+        ("parked", "C"),
+        ("conflict", "PAYLOAD_CONFLICT"),
+    ]
+
+
+def failed(code: str) -> Classified:
+    return Classified(FailureClass.TRANSIENT, code, "", "")

@@ -319,7 +319,7 @@ class Ends:
             if fails:
                 raise RetryableMessageError("later")
             await session.execute(text("INSERT INTO paid VALUES (:id)"), {"id": message.id})
-            if message.id == "m3" and not commits:
+            if message.id == "m2" and not commits:
                 commits.append(message.id)
                 raw = await (await session.connection()).get_raw_connection()
                 await raw.driver_connection.execute("COMMIT")
@@ -328,7 +328,7 @@ class Ends:
             for message in MESSAGES:
                 await handle_message(handle, database, message)
             fails.clear()
-            with pytest.raises(TransactionEnded, match="message 'm3'"):
+            with pytest.raises(TransactionEnded, match="message 'm2'"):
                 async for _ in drain(handle, database, read(), lambda: False):
                     pass
             await retry_due(handle, database)

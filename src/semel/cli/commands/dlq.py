@@ -36,6 +36,7 @@ from semel.cli.messages import (
 from semel.cli.options import option
 from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Rows, Shape, at, column, counted, facts, name_of, some_of
+from semel.cli.selection import PolicyOption, rules_of
 from semel.messaging.records import DeadLetter, DeadLetterFilter
 from semel.operate import deadletters
 from semel.operate.acts import Acts
@@ -116,6 +117,7 @@ def retry(
     at_most: Annotated[
         int, option("--at-most", "How often one letter may be sent back.", min=1)
     ] = deadletters.MOST_RETRIES,
+    policy: PolicyOption = None,
 ) -> None:
     """Send dead letters back to their consumer, under their own ids.
 
@@ -125,7 +127,8 @@ def retry(
     Example: semel dlq retry m-17 m-18 --consumer billing --reason "fixed in 2.4.1"
     """
     actor.confirm(f"Send {counted(len(messages), 'dead letter')} back to {consumer}?")
-    act = partial(deadletters.retry_dead_letter, at_most=at_most)
+    rules = rules_of(policy, consumer)
+    act = partial(deadletters.retry_dead_letter, at_most=at_most, rules=rules)
     note = "sent back (attempt {})".format
     act_on_each(actor, act, messages, note, consumer=consumer)
 

@@ -46,6 +46,7 @@ from semel.cli.options import MOST, option
 from semel.cli.plain import given
 from semel.cli.preamble import command
 from semel.cli.render import Field, Line, Rows, Shape, at, column, counted, facts, name_of, some_of
+from semel.cli.selection import PolicyOption, rules_of
 from semel.errors import Misuse
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.records import HeldKey, WaitingFilter, WaitingMessage, Waits
@@ -242,6 +243,7 @@ def release_messages(
     key: Annotated[
         str | None, option("--key", "All parked messages of this key.", "KEY", parser=given)
     ] = None,
+    policy: PolicyOption = None,
 ) -> None:
     """Send parked messages back to their consumer: by id, or a whole key in its order.
 
@@ -254,10 +256,12 @@ def release_messages(
         raise Misuse("say what to release: message ids, or --key")
     if messages:
         actor.confirm(f"Release {counted(len(messages), 'message')} of {consumer}?")
-        act_on_each(actor, parking.release, messages, "released", consumer=consumer)
+        act = partial(parking.release, rules=rules_of(policy, consumer))
+        act_on_each(actor, act, messages, "released", consumer=consumer)
         return
     actor.confirm(f"Release everything that is parked under {key!r} of {consumer}?")
-    ids = actor.ask(parking.release_key, consumer, key or "", **actor.given)
+    rules = rules_of(policy, consumer)
+    ids = actor.ask(parking.release_key, consumer, key or "", rules=rules, **actor.given)
     done = Acts([Done(message_id, True, note="released") for message_id in ids])
     reply_acts(actor, done, consumer=consumer)
 

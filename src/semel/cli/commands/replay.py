@@ -178,7 +178,7 @@ def run(
         per_second=per_second,
         most_replays=at_most,
         window_seconds=None if window is None else window * DAY_SECONDS,
-        rules=rules_of(policy, handler),
+        rules=rules_of(policy, handler.name),
     )
     if handler.replays.joined(settings.rules).refusal is None:
         actor.confirm(f"Replay {selection or name} to {handler.name} in {actor.database}?")

@@ -141,12 +141,19 @@ class FailedMessage:
         match verdict(settings.retry, self.failure, self.message.attempt):
             case RetryIn(seconds):
                 return await self._retry(seconds)
-            case Exhausted() if settings.on_exhausted is GiveUp.PARK:
+            case Exhausted() if self._given_up is GiveUp.PARK:
                 return await self.park()
             case Hopeless() if settings.on_hopeless is GiveUp.PARK:
                 return await self.park()
             case _:
                 return await self._dead_letter()
+
+    @property
+    def _given_up(self) -> GiveUp:
+        """Where it goes after its last attempt."""
+        settings = self.consumer.settings
+        is_poison = self.failure.failure_class is FailureClass.POISON
+        return settings.on_poison or settings.on_exhausted if is_poison else settings.on_exhausted
 
     async def park(self) -> Outcome:
         """Write the attempt, and park the message, regardless of the retry policy."""
