@@ -69,6 +69,8 @@ class CrashPoint(StrEnum):
     POSTGRES_COMMIT_SENT = "postgres_commit_sent:after"
     POSTGRES_PROOF_WRITTEN = "postgres_proof_written:after"
     POSTGRES_COMMIT_PREPARED_ONE = "postgres_commit_prepared_one:after"
+    ICEBERG_PREPARE_RECORDED = "iceberg_prepare_recorded:after"
+    ICEBERG_COMMIT_SENT = "iceberg_commit_sent:after"
 
     SPARK_BATCH_BEFORE = "spark_batch:before"
     SPARK_BATCH_AFTER = "spark_batch:after"

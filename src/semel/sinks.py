@@ -1,6 +1,7 @@
 """The sinks that can take part in one commit decision, and the parts for your own sink.
 
-FilesSink, PostgresSink, MemorySink     ready to use
+FilesSink, IcebergSink                  ready to use
+PostgresSink, MemorySink                ready to use
 TwoPhaseSink                            the methods of a sink
 SinkTxnId, Receipt, Tally               its arguments
 SinkOK, SinkRetryable, SinkFatal        its answers
@@ -15,6 +16,7 @@ from semel.lazy import lazily
 if TYPE_CHECKING:
     from semel.arrow.tally import tally
     from semel.files.sink import FilesSink
+    from semel.iceberg.sink import IcebergSink
     from semel.memory.sink import MemorySink
     from semel.pipeline.sink import (
         CountsVisibleRows,
@@ -39,6 +41,7 @@ __all__ = [
     "FilesSink",
     "Found",
     "Guarantee",
+    "IcebergSink",
     "KnowsItsPlace",
     "MemorySink",
     "PostgresSink",
@@ -62,6 +65,7 @@ __getattr__ = lazily(
         "FilesSink": "semel.files.sink",
         "Found": "semel.pipeline.sink",
         "Guarantee": "semel.pipeline.sink",
+        "IcebergSink": "semel.iceberg.sink",
         "KnowsItsPlace": "semel.pipeline.sink",
         "MemorySink": "semel.memory.sink",
         "PostgresSink": "semel.postgres.sink",

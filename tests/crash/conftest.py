@@ -10,6 +10,8 @@ from semel.testing.kill import Zygote
 
 MODULES = (
     "semel.files.sink",
+    "semel.iceberg.sink",
+    "pyiceberg.catalog.sql",
     "semel.postgres.sink",
     "semel.postgres.ledger",
     "semel.ledger.sqlite",

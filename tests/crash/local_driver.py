@@ -66,6 +66,10 @@ def sink_of(spec: str) -> TwoPhaseSink:
         from semel.files.sink import FilesSink
 
         return FilesSink(where, name=kind, format="jsonl" if kind == "jsonl" else "parquet")
+    if kind == "iceberg":
+        from semel.iceberg.sink import IcebergSink
+
+        return IcebergSink(f"db.{TABLE}", catalog="lake", properties=sql_catalog(where))
     if kind in ("postgres-staging", "postgres-prepared"):
         from semel.postgres.sink import PostgresSink
 
@@ -73,6 +77,15 @@ def sink_of(spec: str) -> TwoPhaseSink:
         table = f"{TABLE}_{mode}"
         return PostgresSink(where, table, name=kind, mode=mode, cycle_column="cycle")
     raise SystemExit(f"no sink is called {kind!r}")
+
+
+def sql_catalog(folder: str) -> dict[str, str]:
+    """Describe an Iceberg catalog in SQLite with its warehouse, both in *folder*."""
+    return {
+        "type": "sql",
+        "uri": f"sqlite:///{folder}/catalog.db",
+        "warehouse": f"file://{folder}/lake",
+    }
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.catalog import load_catalog
 
 from semel.ledgers import open_ledger
 from semel.pipeline.txn import Scope
 from semel.testing.audit import Audit, audit_sinks
 from semel.testing.kill import Forked, Zygote
-from tests.crash.local_driver import APP, TABLE
+from tests.crash.local_driver import APP, TABLE, sql_catalog
 
 BATCH_ROWS = 6
-KINDS = ("files", "jsonl", "postgres-staging", "postgres-prepared")
+KINDS = ("files", "jsonl", "postgres-staging", "postgres-prepared", "iceberg")
 
 Rows = list[dict[str, Any]]
 
@@ -52,6 +56,8 @@ class Scene:
             arguments += ["--sink", f"{kind}={self._place(kind, through or postgres)}"]
             if kind.startswith("postgres"):
                 self._create_table(kind)
+            elif kind == "iceberg":
+                self._create_iceberg_table()
         self.program: Forked = zygote.program(folder / "log", *arguments)
 
     def _place(self, kind: str, postgres: str) -> str:
@@ -61,6 +67,17 @@ class Scene:
         columns = "id bigint, name text, amount bigint, cycle text"
         with psycopg.connect(self.postgres, autocommit=True) as connection:
             connection.execute(f"create table {_table(kind)} ({columns})")
+
+    def _create_iceberg_table(self) -> None:
+        (self.folder / "iceberg").mkdir()
+        with self._lake() as lake:
+            lake.create_namespace("db")
+            columns = [("id", pa.int64()), ("name", pa.string()), ("amount", pa.int64())]
+            lake.create_table(f"db.{TABLE}", schema=pa.schema(columns))
+
+    def _lake(self) -> Any:
+        where = sql_catalog(str(self.folder / "iceberg"))
+        return contextlib.closing(load_catalog("lake", **where))
 
     def windows(self, *options: str, crash_at: str | None = None) -> list[str]:
         """Run the driver, and list the windows that it passed, each once, in order."""
@@ -100,10 +117,22 @@ class Scene:
     def _found(self, kind: str) -> Mapping[str, Rows]:
         if kind.startswith("postgres"):
             return self._rows_in_postgres(kind)
+        if kind == "iceberg":
+            return self._rows_in_iceberg()
         cycles = {}
         for folder in (self.folder / kind).glob("cycle=*"):
             label = folder.name.removeprefix("cycle=").partition("-")[0]
             cycles[label] = list(_rows_in(folder))
+        return cycles
+
+    def _rows_in_iceberg(self) -> Mapping[str, Rows]:
+        cycles: dict[str, Rows] = {}
+        with self._lake() as lake:
+            for task in lake.load_table(f"db.{TABLE}").scan().plan_files():
+                cycle = re.search(r"/txn=(g\d+\.b\d+)\.", task.file.file_path)
+                path = task.file.file_path.removeprefix("file://")
+                rows = pq.ParquetFile(path).read().to_pylist()
+                cycles.setdefault(cycle[1] if cycle else "rewritten", []).extend(rows)
         return cycles
 
     def _rows_in_postgres(self, kind: str) -> Mapping[str, Rows]:
@@ -115,6 +144,12 @@ class Scene:
         return cycles
 
     def _left(self, kind: str) -> list[str]:
+        if kind == "iceberg":
+            with self._lake() as lake:
+                used = lake.load_table(f"db.{TABLE}").inspect.files()["file_path"].to_pylist()
+            data = self.folder / "iceberg" / "lake" / "db" / TABLE / "data"
+            files = [path for path in data.rglob("*.parquet") if f"file://{path}" not in used]
+            return [str(path) for path in [*files, *data.glob("semel-*/prepared/*")]]
         if not kind.startswith("postgres"):
             hidden = self.folder / kind / "_semel"
             return [

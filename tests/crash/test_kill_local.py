@@ -46,13 +46,16 @@ def test_the_audit_convicts_every_kind_of_sink(all_sinks):
     shutil.rmtree(next((scene.folder / "files").glob("cycle=*")))
     lines = next((scene.folder / "jsonl").glob("cycle=*/*.jsonl"))
     lines.write_text(lines.read_text().replace("row", "raw"))
+    with scene._lake() as lake:
+        lake.load_table("db.entries").delete("id = 7")
 
-    files, jsonl, staging, prepared = scene.audit().sinks
+    files, jsonl, staging, prepared, iceberg = scene.audit().sinks
 
     assert len(files.missing) == 6
     assert len(jsonl.missing) == len(jsonl.foreign) > 0
     assert len(staging.duplicated) == 1
     assert (len(prepared.missing), len(prepared.torn)) == (1, 1)
+    assert len(iceberg.missing) == 1
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class SeaweedServer(Lifetime):
         return {
             "type": "rest",
             "uri": self.catalog_uri,
+            "oauth2-server-uri": f"{self.catalog_uri}/v1/oauth/tokens",
             "warehouse": self.warehouse,
             "credential": f"{self.access_key}:{self.secret_key}",
             "s3.endpoint": self.endpoint,

@@ -1,0 +1,5 @@
+"""Apache Iceberg tables, by pyiceberg.
+
+sink        one snapshot per cycle, with the mark in a table property
+staging     every task writes data files into a folder of its attempt's own
+"""

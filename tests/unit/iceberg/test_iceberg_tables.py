@@ -1,0 +1,194 @@
+"""What an Iceberg table asks of rows: columns, partitions, types; and who can read it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from pyiceberg.transforms import (
+    BucketTransform,
+    DayTransform,
+    HourTransform,
+    IdentityTransform,
+    TruncateTransform,
+)
+
+from semel.errors import Misuse, Permanent
+from semel.pipeline.sink import SinkOK, Tally
+from semel.sinks import IcebergSink
+from tests.unit.iceberg.iceberg_place import SCOPE, committed, prepared, rows, stage, txn
+
+EVENTS = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("day", pa.date32()),
+        ("name", pa.string()),
+        ("amount", pa.decimal128(12, 2)),
+        ("raw", pa.binary()),
+    ]
+)
+NOON = dt.datetime(2026, 1, 31, 12, 30, tzinfo=dt.UTC)
+
+
+def events(count=40, zone="UTC"):
+    found = [
+        {
+            "id": n,
+            "at": NOON + dt.timedelta(hours=7 * n),
+            "day": dt.date(2026, 1, 1) + dt.timedelta(days=n % 3),
+            "name": None if n % 9 == 0 else f"name {n % 5}",
+            "amount": Decimal(n) / 4,
+            "raw": bytes([n]),
+        }
+        for n in range(count)
+    ]
+    schema = EVENTS.set(1, pa.field("at", pa.timestamp("us", zone)))
+    return pa.RecordBatch.from_pylist(found, schema=schema)
+
+
+@pytest.mark.parametrize(
+    ("column", "transform", "partitions"),
+    [
+        ("name", IdentityTransform(), 6),
+        ("day", IdentityTransform(), 3),
+        ("amount", IdentityTransform(), 40),
+        ("raw", IdentityTransform(), 40),
+        ("id", BucketTransform(4), 4),
+        ("name", TruncateTransform(4), 2),
+        ("at", DayTransform(), 12),
+        ("at", HourTransform(), 40),
+    ],
+    ids=str,
+)
+def test_rows_go_into_the_partitions_of_the_table(lake, column, transform, partitions):
+    with lake.create(*EVENTS).update_spec() as change:
+        change.add_field(column, transform, "part")
+    sink, one = lake.sink(), txn()
+
+    token = committed(sink, one, events())
+
+    table = lake.table()
+    assert table.scan().to_arrow().sort_by("id").to_pylist() == events().to_pylist()
+    assert len(table.inspect.partitions()) == partitions
+    assert table.scan("id = 7").to_arrow()["id"].to_pylist() == [7]
+    assert sink.visible_tally(one.cycle, token) == Tally(token["rows"], token["hash"])
+
+
+def test_a_table_that_is_partitioned_anew_after_prepare_gets_the_prepared_files(lake):
+    lake.create(*EVENTS)
+    sink, first, second = lake.sink(), txn(0), txn(1)
+    token = prepared(sink, first, events(3))
+    with lake.table().update_spec() as change:
+        change.add_identity("name")
+
+    assert sink.commit(first, token) == SinkOK()
+
+    committed(sink, second, events(3))
+    assert lake.ids() == [0, 0, 1, 1, 2, 2]
+    assert lake.table().scan("name = 'name 1'").to_arrow()["id"].to_pylist() == [1, 1]
+    assert not lake.table().spec().is_unpartitioned()
+
+
+def test_statistics_let_readers_skip_files(plain):
+    sink = plain.sink()
+    committed(sink, txn(0), rows(1, 2))
+    committed(sink, txn(1), rows(10, 11))
+
+    assert len(list(plain.table().scan("id > 5").plan_files())) == 1
+
+
+def test_a_task_writes_a_file_whenever_it_has_collected_enough(plain):
+    sink, one = plain.sink(file_bytes=80), txn()
+
+    receipt = stage(sink, one, rows(1, 2, 3, 4, 5), rows(6, 7, 8, 9, 10), rows(11))
+
+    assert len(receipt.detail["files"]) == 3
+
+
+def test_times_of_a_session_in_another_zone_are_the_same_instants(lake):
+    lake.create(*EVENTS)
+    sink, one = lake.sink(), txn()
+    sink.check(events(1, "Asia/Tokyo").schema)
+
+    token = committed(sink, one, events(3, "Asia/Tokyo"))
+
+    assert lake.table().scan().to_arrow()["at"].to_pylist()[0] == NOON
+    assert sink.visible_tally(one.cycle, token) == Tally(token["rows"], token["hash"])
+
+
+def test_columns_that_the_table_lacks_are_refused_before_the_first_batch(plain):
+    more = rows(1).append_column("more", pa.array(["x"]))
+
+    with pytest.raises(Permanent, match="more"):
+        plain.sink().check(more.schema)
+    with pytest.raises(Permanent, match="id"):
+        plain.sink().check(pa.schema([("id", pa.string()), ("text", pa.string())]))
+
+
+def test_columns_are_added_where_that_is_asked_for(plain):
+    sink = plain.sink(evolve="add-columns")
+    committed(sink, txn(0), rows(1))
+    more = rows(2).append_column("more", pa.array(["x"]))
+
+    sink.check(more.schema)
+    sink.check(more.schema)
+    committed(sink, txn(1), more)
+
+    assert plain.table().scan().to_arrow().sort_by("id")["more"].to_pylist() == [None, "x"]
+
+
+def test_required_columns_take_rows_without_nulls_and_refuse_the_others(lake):
+    lake.create(pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string()))
+    sink, one = lake.sink(), txn()
+    sink.check(rows(1).schema)
+    committed(sink, one, rows(1))
+
+    nothing = pa.RecordBatch.from_pylist([{"id": None, "text": "x"}], schema=rows(1).schema)
+    with pytest.raises(Permanent, match="id is required"):
+        stage(sink, txn(1), nothing)
+
+    assert lake.ids() == [1]
+
+
+def test_a_table_that_does_not_exist_is_named_with_what_creates_it(lake):
+    with pytest.raises(Permanent, match="create_table"):
+        lake.sink().check(None)
+
+
+@pytest.mark.parametrize("mode", ["upsert", "overwrite", "delete"])
+def test_modes_that_would_rewrite_files_after_the_decision_are_refused(mode):
+    with pytest.raises(Misuse, match="it appends"):
+        IcebergSink("db.rows", mode=mode)
+
+
+def test_a_place_is_told_without_the_catalogs_password():
+    uri = "postgresql://semel:hunter2@db/catalog"
+    sink = IcebergSink("db.rows", properties={"uri": uri, "s3.secret-access-key": "hunter2"})
+
+    assert "hunter2" not in sink.place + repr(sink)
+    assert sink.place != IcebergSink("db.rows", properties={"uri": "postgresql://x/y"}).place
+
+
+def test_an_old_epoch_is_fenced_even_if_its_table_was_loaded_before(plain):
+    old, new = plain.sink(epoch=1), plain.sink(epoch=2)
+    one = txn()
+
+    outcome = old.prepare(one, [stage(old, one, rows(1))])
+
+    assert "fenced" in outcome.reason
+    assert new.recover(SCOPE) == []
+
+
+def test_a_reader_of_another_lineage_finds_the_rows(plain, monkeypatch):
+    chdb = pytest.importorskip("chdb", reason="pip install chdb (180 MB): ClickHouse in process")
+    sink = plain.sink()
+    for batch in range(3):
+        committed(sink, txn(batch), rows(2 * batch, 2 * batch + 1))
+
+    monkeypatch.chdir(plain.folder)  # chDB reads below the working folder only
+    found = chdb.query("SELECT count(), sum(id), max(text) FROM icebergLocal('lake/db/rows')")
+
+    assert str(found).strip() == '6,15,"row 5"'
