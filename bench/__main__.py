@@ -21,6 +21,7 @@ MODULES: Final[Mapping[str, str]] = {
     "postgres-upsert": "bench.postgres_upsert",
     "cycle-overhead": "bench.cycle_overhead",
     "two-sinks": "bench.two_sinks",
+    "many-tables": "bench.many_tables",
     "recovery": "bench.recovery",
     "memory": "bench.memory",
     "relay": "bench.relay",

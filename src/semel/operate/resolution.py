@@ -243,7 +243,8 @@ def _retry(pipeline: Pipeline, sink: TwoPhaseSink, txn: SinkTxnId, token: Token)
     if isinstance(sink, ResolvesByRetry):
         return guarded(lambda: sink.resolve_retry(txn, token))
     backoff = pipeline.settings.commit_backoff
-    return commit_with_retries(sink, txn, token, backoff, Events(), SYSTEM_CLOCK)
+    tokens = {sink.name: token}
+    return commit_with_retries((sink,), txn, tokens, backoff, Events(), SYSTEM_CLOCK)[sink.name]
 
 
 def _finish(

@@ -36,6 +36,7 @@ from semel.pipeline.twophase import (
     Each,
     commit_with_retries,
     concurrently,
+    in_groups,
     with_two_phase_sinks,
 )
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
@@ -228,6 +229,7 @@ class Driver:
             raise Misuse(f"two sinks write to the same place among {places}; give each its own")
         self.ledger = ledger
         self.sinks = tuple(sinks)
+        in_groups(self.sinks)
         self.settings = settings or Settings()
         self.scope = Scope(ledger.ledger_id, app, query)
         self._owner = owner or Owner.here()
@@ -404,15 +406,18 @@ class Driver:
 
     def _carry_through(self, record: AttemptRecord) -> CommitFatal | None:
         left: dict[str, str] = {}
-        for sink in self.sinks:
-            if sink.name not in record.tokens:
-                continue
-            token = record.tokens[sink.name]
-            outcome = commit_with_retries(
-                sink, record.txn, token, self.settings.commit_backoff, self._events, self._clock
+        for group in in_groups(self.sinks, record.tokens):
+            outcomes = commit_with_retries(
+                group,
+                record.txn,
+                record.tokens,
+                self.settings.commit_backoff,
+                self._events,
+                self._clock,
             )
-            if not isinstance(outcome, SinkOK):
-                left[sink.name] = outcome.reason
+            for name, outcome in outcomes.items():
+                if not isinstance(outcome, SinkOK):
+                    left[name] = outcome.reason
         if left:
             reason = "; ".join(f"{name}: {why}" for name, why in left.items())
             return CommitFatal(f"commit_2pc: {reason}", tuple((name, record.txn) for name in left))

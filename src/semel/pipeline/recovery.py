@@ -50,7 +50,14 @@ from semel.pipeline.sink import (
     Token,
     TwoPhaseSink,
 )
-from semel.pipeline.twophase import COMMIT_BACKOFF, Backoff, at_sink, commit_with_retries
+from semel.pipeline.twophase import (
+    COMMIT_BACKOFF,
+    Backoff,
+    Group,
+    at_sink,
+    commit_with_retries,
+    in_groups,
+)
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
 ADOPT: Final = "adopt"
@@ -549,9 +556,8 @@ class _Recovery:
     def _carry_through(self, attempt: AttemptRecord) -> bool:
         """Commit in every sink, even if others fail; return whether the cycle is finished."""
         before = len(self._unsettled)
-        for name in attempt.tokens:
-            if name in self._sinks:
-                self._commit(self._sinks[name], attempt)
+        for group in in_groups(self._sinks.values(), attempt.tokens):
+            self._commit(group, attempt)
         missing = sorted(set(attempt.tokens) - set(self._sinks))
         if missing:
             raise NeedsOperator(
@@ -581,7 +587,7 @@ class _Recovery:
             if decision is RecoveryDecision.UNKNOWN_LEAVE_AS_IS:
                 self._note(sink.name, txn, says, decision, "not in this ledger; left as it is")
             elif decision is RecoveryDecision.COMMIT_FROM_TOKEN and record is not None:
-                self._commit(sink, record)
+                self._commit((sink,), record)
             else:
                 given_up[txn] = record.tokens.get(sink.name) if record else None
         self._abort_all(sink, given_up, known)
@@ -591,22 +597,22 @@ class _Recovery:
         if attempt is not None and attempt.epoch > self._lease.epoch:
             raise LeaseLost(str(self._scope), self._lease.epoch, attempt.epoch)
 
-    def _commit(self, sink: TwoPhaseSink, attempt: AttemptRecord) -> None:
-        reach(CrashPoint.RECOVER_COMMIT_BEFORE, sink.name)
-        outcome = commit_with_retries(
-            sink,
-            attempt.txn,
-            attempt.tokens.get(sink.name, {}),
-            self._backoff,
-            self._events,
-            self._clock,
+    def _commit(self, group: Group, attempt: AttemptRecord) -> None:
+        tokens = {sink.name: attempt.tokens.get(sink.name, {}) for sink in group}
+        for sink in group:
+            reach(CrashPoint.RECOVER_COMMIT_BEFORE, sink.name)
+        outcomes = commit_with_retries(
+            group, attempt.txn, tokens, self._backoff, self._events, self._clock
         )
-        reach(CrashPoint.RECOVER_COMMIT_AFTER, sink.name)
-        if (error := unsettled(sink, attempt.txn, outcome, "commit")) is not None:
-            self._unsettled.append(error)
-            return
         decision = RecoveryDecision.COMMIT_FROM_TOKEN
-        self._note(sink.name, attempt.txn, LedgerSays.COMMITTED, decision, "the decision is COMMIT")
+        for sink in group:
+            reach(CrashPoint.RECOVER_COMMIT_AFTER, sink.name)
+            error = unsettled(sink, attempt.txn, outcomes[sink.name], "commit")
+            if error is not None:
+                self._unsettled.append(error)
+                continue
+            why = "the decision is COMMIT"
+            self._note(sink.name, attempt.txn, LedgerSays.COMMITTED, decision, why)
 
     def _abort_all(
         self,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -301,6 +301,29 @@ class OwnsItsPlace(Protocol):
     @property
     def place(self) -> str:
         """Where it writes; equal for two sinks that would overwrite each other."""
+
+
+@runtime_checkable
+class SharesTransaction(Protocol):
+    """A sink that can be prepared and committed in one transaction with others of its database.
+
+    The first sink of a group acts for all of them.  Every other method stays each sink's own.
+    """
+
+    @property
+    def transaction_key(self) -> Hashable:
+        """Equal for the sinks that can share a transaction."""
+
+    def join(self, sinks: Sequence[Any]) -> None:
+        """Form a group with *sinks*, of which this is one; called before the first batch."""
+
+    def prepare_all(
+        self, txn: SinkTxnId, receipts: Mapping[str, Sequence[Receipt]]
+    ) -> Mapping[str, SinkOutcome]:
+        """Prepare the sinks of *receipts* in their order, all or none; answer for each."""
+
+    def commit_all(self, txn: SinkTxnId, tokens: Mapping[str, Token]) -> Mapping[str, SinkOutcome]:
+        """Commit the sinks of *tokens* together, also after a crash; answer for each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
@@ -15,6 +15,7 @@ from semel.events import EVENTS, Events, SinkRetried
 from semel.pipeline.cycle import Coordinator, CountsRows, SinkAnswer
 from semel.pipeline.sink import (
     Receipt,
+    SharesTransaction,
     SinkFatal,
     SinkOK,
     SinkOutcome,
@@ -24,7 +25,13 @@ from semel.pipeline.sink import (
 )
 from semel.pipeline.txn import SinkTxnId
 
-Each = Callable[[Sequence[Callable[[], SinkAnswer]]], list[SinkAnswer]]
+Answer = TypeVar("Answer")
+
+Each = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+"""Makes calls, at once or in turn, and returns their answers in order."""
+
+Group: TypeAlias = tuple[TwoPhaseSink, ...]
+"""The sinks that share one transaction, in order; mostly one."""
 
 
 @runtime_checkable
@@ -53,7 +60,23 @@ COMMIT_BACKOFF: Final = Backoff()
 """Four tries within about two seconds; recovery handles longer outages."""
 
 
-def concurrently(calls: Sequence[Callable[[], SinkAnswer]]) -> list[SinkAnswer]:
+def in_groups(sinks: Iterable[TwoPhaseSink], only: Collection[str] | None = None) -> list[Group]:
+    """Join the sinks that can share a transaction; return the groups, or *only* their part."""
+    found: dict[Hashable, list[TwoPhaseSink]] = {}
+    for sink in sinks:
+        key = sink.transaction_key if isinstance(sink, SharesTransaction) else sink.name
+        found.setdefault((type(sink), key), []).append(sink)
+    for group in found.values():
+        for sink in group:
+            if len(group) > 1 and isinstance(sink, SharesTransaction):
+                sink.join(group)
+    if only is None:
+        return [tuple(group) for group in found.values()]
+    parts = [tuple(s for s in group if s.name in only) for group in found.values()]
+    return [part for part in parts if part]
+
+
+def concurrently(calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
     """Make all calls at once, one thread each; a failure does not stop the others."""
     if len(calls) < 2:
         return [call() for call in calls]
@@ -61,7 +84,7 @@ def concurrently(calls: Sequence[Callable[[], SinkAnswer]]) -> list[SinkAnswer]:
         return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
-def one_by_one(calls: Sequence[Callable[[], SinkAnswer]]) -> list[SinkAnswer]:
+def one_by_one(calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
     """Make the calls in order, so that a simulation is deterministic."""
     return [call() for call in calls]
 
@@ -98,7 +121,7 @@ class _WithSinks:
         clock: Clock,
     ) -> None:
         self._inner = coordinator
-        self._sinks = sinks
+        self._groups = in_groups(sinks)
         self._rows_for = rows_for
         self._next = next_txn_label
         self._backoff = backoff
@@ -160,45 +183,80 @@ class _WithSinks:
     def abort_2pc(self) -> Sequence[SinkAnswer]:
         return [*self._inner.abort_2pc(), *self._every(self._abort)]
 
-    def _every(self, call: Callable[[TwoPhaseSink, SinkTxnId], SinkOutcome]) -> list[SinkAnswer]:
+    def _every(
+        self, call: Callable[[Group, SinkTxnId], Mapping[str, SinkOutcome]]
+    ) -> list[SinkAnswer]:
         txn = self.txn
+        answered = self._each([partial(call, group, txn) for group in self._groups])
+        return [
+            SinkAnswer(sink, txn, outcome)
+            for outcomes in answered
+            for sink, outcome in outcomes.items()
+        ]
 
-        def answer(sink: TwoPhaseSink) -> SinkAnswer:
-            return SinkAnswer(sink.name, txn, call(sink, txn))
+    def _prepare(self, group: Group, txn: SinkTxnId) -> Mapping[str, SinkOutcome]:
+        receipts = {sink.name: self._rows_for(txn, sink.name) for sink in group}
+        first = group[0]
+        if len(group) > 1 and isinstance(first, SharesTransaction):
+            return at_sinks("pre_commit_2pc", group, lambda: first.prepare_all(txn, receipts))
+        outcome = at_sink("pre_commit_2pc", first, lambda: first.prepare(txn, receipts[first.name]))
+        return {first.name: outcome}
 
-        return self._each([partial(answer, sink) for sink in self._sinks])
+    def _commit(self, group: Group, txn: SinkTxnId) -> Mapping[str, SinkOutcome]:
+        tokens = {sink.name: self._tokens.get(sink.name, {}) for sink in group}
+        return commit_with_retries(group, txn, tokens, self._backoff, self._events, self._clock)
 
-    def _prepare(self, sink: TwoPhaseSink, txn: SinkTxnId) -> SinkOutcome:
-        return at_sink(
-            "pre_commit_2pc", sink, lambda: sink.prepare(txn, self._rows_for(txn, sink.name))
-        )
+    def _abort(self, group: Group, txn: SinkTxnId) -> Mapping[str, SinkOutcome]:
+        return {sink.name: self._abort_one(sink, txn) for sink in group}
 
-    def _commit(self, sink: TwoPhaseSink, txn: SinkTxnId) -> SinkOutcome:
-        token = self._tokens.get(sink.name, {})
-        return commit_with_retries(sink, txn, token, self._backoff, self._events, self._clock)
-
-    def _abort(self, sink: TwoPhaseSink, txn: SinkTxnId) -> SinkOutcome:
+    def _abort_one(self, sink: TwoPhaseSink, txn: SinkTxnId) -> SinkOutcome:
         return at_sink("abort_2pc", sink, lambda: sink.abort(txn, self._tokens.get(sink.name)))
 
 
 def commit_with_retries(
-    sink: TwoPhaseSink,
+    group: Group,
     txn: SinkTxnId,
-    token: Token,
+    tokens: Mapping[str, Token],
     backoff: Backoff,
     events: Events,
     clock: Clock,
-) -> SinkOutcome:
-    """Commit one sink, and try again in place while the answer is retryable or unknown."""
-    outcome: SinkOutcome = SinkRetryable("not tried")
+) -> Mapping[str, SinkOutcome]:
+    """Commit a group, and try again in place while the answer is retryable or unknown."""
+    first = group[0]
+    outcomes: Mapping[str, SinkOutcome] = {}
     for number in range(1, backoff.tries + 1):
-        outcome = at_sink("commit_2pc", sink, lambda: sink.commit(txn, token))
-        if not isinstance(outcome, SinkRetryable):
+        if len(group) > 1 and isinstance(first, SharesTransaction):
+            outcomes = at_sinks("commit_2pc", group, partial(first.commit_all, txn, tokens))
+        else:
+            commit = partial(first.commit, txn, tokens[first.name])
+            outcomes = {first.name: at_sink("commit_2pc", first, commit)}
+        refused = {n: o.reason for n, o in outcomes.items() if isinstance(o, SinkRetryable)}
+        # Sinks that were rolled back because another one can never commit wait for a person.
+        if not refused or any(isinstance(o, SinkFatal) for o in outcomes.values()):
             break
-        events.emit(SinkRetried(str(txn.scope), str(txn.cycle), sink.name, number, outcome.reason))
+        for sink, reason in refused.items():
+            events.emit(SinkRetried(str(txn.scope), str(txn.cycle), sink, number, reason))
         if number < backoff.tries:
             clock.sleep(backoff.wait_seconds(number))
-    return outcome
+    return outcomes
+
+
+def at_sinks(
+    step: str, group: Group, call: Callable[[], Mapping[str, SinkOutcome]]
+) -> Mapping[str, SinkOutcome]:
+    """Make a guarded call for a whole group between the crash points of its sinks."""
+    for sink in group:
+        reach(CrashPoint(f"{step}:before"), sink.name)
+    answered: dict[str, SinkOutcome] = {}
+
+    def called() -> SinkOutcome:
+        answered.update(call())
+        return SinkOK()
+
+    failed = guarded(called)
+    for sink in group:
+        reach(CrashPoint(f"{step}:after"), sink.name)
+    return answered or {sink.name: failed for sink in group}
 
 
 def at_sink(step: str, sink: TwoPhaseSink, call: Callable[[], SinkOutcome]) -> SinkOutcome:

@@ -138,11 +138,19 @@ class Known:
 
 
 class SinkBooks:
-    """The records of one sink, in one schema of its database."""
+    """The records of one sink, in one schema of its database.
 
-    def __init__(self, schema: str, sink: str) -> None:
+    With *sinks*, conditions and questions are about all of these at once.
+    """
+
+    def __init__(self, schema: str, sink: str, sinks: Sequence[str] = ()) -> None:
         self.schema = schema
         self.sink = sink
+        self.sinks = tuple(sinks) or (sink,)
+
+    def of(self, sinks: Sequence[str]) -> SinkBooks:
+        """Return the books of several sinks in the same schema."""
+        return SinkBooks(self.schema, sinks[0], sinks)
 
     def table(self, name: str) -> str:
         """Return a table's full name, quoted."""
@@ -206,7 +214,8 @@ class SinkBooks:
     def where(self, of: Scope | CycleId | SinkTxnId) -> str:
         """Return the condition that selects the rows of a scope, a cycle or an attempt."""
         scope = of if isinstance(of, Scope) else of.scope
-        text = f"scope = {literal(scope.slug)} AND sink = {literal(self.sink)}"
+        sinks = ", ".join(map(literal, self.sinks))
+        text = f"scope = {literal(scope.slug)} AND sink IN ({sinks})"
         if isinstance(of, SinkTxnId):
             return f"{self.where(of.cycle)} AND attempt = {literal(of.attempt)}"
         if isinstance(of, CycleId):
@@ -230,17 +239,23 @@ class SinkBooks:
         """Return the statements whose answers `known` reads."""
         cycle, attempt = self.where(txn.cycle), self.where(txn)
         return [
-            f"SELECT attempt, digest, finished, extract(epoch FROM since)::float8, rows "
+            f"SELECT sink, attempt, digest, finished, extract(epoch FROM since)::float8, rows "
             f"FROM {self.table('sink_proof')} WHERE {cycle}",
             self._newest(txn.scope),
-            f"SELECT state, mode, digest, pieces, extract(epoch FROM since)::float8 "
+            f"SELECT sink, state, mode, digest, pieces, extract(epoch FROM since)::float8 "
             f"FROM {self.table('sink_attempt')} WHERE {attempt}",
-            f"SELECT piece, task, rows, row_hash FROM {self.table('sink_staged')} WHERE {attempt}",
+            f"SELECT sink, piece, task, rows, row_hash "
+            f"FROM {self.table('sink_staged')} WHERE {attempt}",
         ]
 
-    def known(self, txn: SinkTxnId, answers: Sequence[list[tuple[Any, ...]]]) -> Known:
-        """Read the answers to `questions`."""
-        proofs, marks, attempts, staged = answers
+    def known(self, txn: SinkTxnId, answers: Sequence[list[tuple[Any, ...]]]) -> dict[str, Known]:
+        """Read the answers to `questions`, by sink."""
+        return {sink: self._known(txn, sink, answers) for sink in self.sinks}
+
+    def _known(self, txn: SinkTxnId, sink: str, answers: Sequence[list[tuple[Any, ...]]]) -> Known:
+        proofs, marks, attempts, staged = (
+            [r[1:] for r in rows if r[0] == sink] for rows in answers
+        )
         state, mode, digest, pieces, since = attempts[0] if attempts else (None, "", "", (), None)
         return Known(
             txn,
@@ -256,18 +271,21 @@ class SinkBooks:
 
     def ask(self, connection: Connection, txn: SinkTxnId) -> Known:
         """Read the records of an attempt."""
-        return self.known(txn, run(connection, self.questions(txn)))
+        return self.known(txn, run(connection, self.questions(txn)))[self.sink]
 
     def mark(self, connection: Connection, scope: Scope) -> SinkTxnId | None:
         """Return the highest finished cycle: its proof is never pruned."""
         rows = run(connection, [self._newest(scope)])[0]
-        return self.txn(scope, *rows[0]) if rows else None
+        return self.txn(scope, *rows[0][1:]) if rows else None
 
     def _newest(self, scope: Scope) -> str:
+        # One look into the index for every sink, however many cycles are kept.
         return (
-            f"SELECT generation, batch, attempt FROM {self.table('sink_proof')} "
-            f"WHERE {self.where(scope)} AND finished "
-            f"ORDER BY generation DESC, batch DESC LIMIT 1"
+            f"SELECT s.sink, p.generation, p.batch, p.attempt "
+            f"FROM unnest({_constant(self.sinks)}) AS s (sink), LATERAL ("
+            f"SELECT generation, batch, attempt FROM {self.table('sink_proof')} p "
+            f"WHERE p.scope = {literal(scope.slug)} AND p.sink = s.sink AND p.finished "
+            f"ORDER BY generation DESC, batch DESC LIMIT 1) p"
         )
 
     def held(self, connection: Connection, scope: Scope) -> list[SinkTxnId]:
@@ -364,11 +382,12 @@ class SinkBooks:
         ]
         if cycle.batch % PRUNE_EVERY == 0:
             proof = self.table("sink_proof")
-            statements.append(
-                f"DELETE FROM {proof} WHERE {scope} AND finished AND (generation, batch) < "
-                f"(SELECT generation, batch FROM {proof} WHERE {scope} AND finished "
-                f"ORDER BY generation DESC, batch DESC OFFSET {KEEP_PROOFS} LIMIT 1)"
-            )
+            for one in (SinkBooks(self.schema, sink).where(txn.scope) for sink in self.sinks):
+                statements.append(
+                    f"DELETE FROM {proof} WHERE {one} AND finished AND (generation, batch) < "
+                    f"(SELECT generation, batch FROM {proof} WHERE {one} AND finished "
+                    f"ORDER BY generation DESC, batch DESC OFFSET {KEEP_PROOFS} LIMIT 1)"
+                )
         return statements
 
     def txn(self, scope: Scope, generation: int, batch: int, attempt: str) -> SinkTxnId:

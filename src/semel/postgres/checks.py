@@ -9,7 +9,7 @@ from typing import Any, Final
 from semel.errors import Permanent
 from semel.events import log
 from semel.pipeline.sink import Guarantee
-from semel.postgres.connect import Connection
+from semel.postgres.connect import MOST_CONNECTIONS, Connection
 from semel.postgres.schema import Fitted, TargetTable, create_statement, find_target, fit
 from semel.postgres.statements import TableName, Write, literal, quoted
 
@@ -101,6 +101,28 @@ def refuse_pooler(sink: str, one: Connection, other: Connection) -> None:
                 f"own: connect to the server directly, or use a pool in session mode "
                 f"(PgBouncer: pool_mode = session)"
             )
+
+
+def check_connections(sink: str, connection: Connection, wanted: int | None) -> None:
+    """Refuse a limit of connections that the server does not allow.
+
+    Raises:
+        Permanent: the message has both numbers.
+    """
+    row = connection.execute(
+        "SELECT sum(CASE name WHEN 'max_connections' THEN 1 ELSE -1 END * setting::int)::int "
+        "FROM pg_catalog.pg_settings WHERE name IN "
+        "('max_connections', 'superuser_reserved_connections', 'reserved_connections')"
+    ).fetchone()
+    assert row is not None
+    # One more than the limit, for a statement beside held transactions.
+    most = (wanted or MOST_CONNECTIONS) + 1
+    if most > row[0]:
+        raise Permanent(
+            f"sink {sink}: a process may open {most} connections (connections={most - 1} and one "
+            f"for short statements), and the server allows {row[0]}: give the sink "
+            f"connections={max(1, row[0] - 1)} or fewer, or raise max_connections"
+        )
 
 
 def _process(connection: Connection) -> int:

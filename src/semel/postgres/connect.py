@@ -16,17 +16,20 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import random
 import select
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Final, TypeAlias
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import PGconn, Ping, TransactionStatus
 
 from semel.errors import Misuse, Permanent, Retryable, SemelError, servers_words
 from semel.pipeline.sink import SinkFatal, SinkOutcome, SinkRetryable
@@ -36,10 +39,24 @@ from semel.secrets import Password, masked, resolve, scrubbed
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
 MOST_CONNECTIONS: Final = 16
-"""Per process and database."""
+"""Per process and database, unless the sink says otherwise."""
+
+
+class Purpose(Enum):
+    """What a connection is lent for."""
+
+    WORK = "work"
+    """Any number of statements; the caller holds no other connection."""
+
+    STATEMENT = "statement"
+    """One statement beside a held transaction: it may exceed the limit by one, because a wait
+    for the other holders, who wait as well, would never end."""
+
 
 IDLE_SECONDS: Final = 60.0
 _WAIT_SECONDS: Final = 30.0
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 3.0
 
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "connect_timeout": 10,
@@ -69,13 +86,24 @@ class Address:
     url: str = field(repr=False)
     label: str
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    most_connections: int | None = None
+    """Of this process; None for the default."""
+
+    has_worked: bool = False
+    """Whether this login has succeeded before, perhaps in another process."""
 
     @classmethod
-    def of(cls, url: str, password: Password, options: Mapping[str, Any]) -> Address:
+    def of(
+        cls,
+        url: str,
+        password: Password,
+        options: Mapping[str, Any],
+        most_connections: int | None = None,
+    ) -> Address:
         """Resolve the password now, so that executors need no callable."""
         if not url.startswith(("postgresql://", "postgres://")):
             raise Misuse(f"{masked(url)!r} is not a URL such as postgresql://user@host/database")
-        return cls(resolve(url, password), masked(url), dict(options))
+        return cls(resolve(url, password), masked(url), dict(options), most_connections)
 
     @property
     def variant(self) -> str:
@@ -103,6 +131,11 @@ class Address:
         connection.execute(_SESSION)
         return connection
 
+    def answers(self) -> bool:
+        """Return whether the server accepts connections, whatever it thinks of this login."""
+        told = make_conninfo(self.url, **{**_DEFAULTS, **self.options})
+        return PGconn.ping(told.encode()) == Ping.OK
+
 
 @dataclass(frozen=True, slots=True)
 class Login:
@@ -111,6 +144,7 @@ class Login:
     url: str = field(repr=False)
     password: Password = field(repr=False)
     options: Mapping[str, Any] = field(repr=False)
+    most_connections: int | None = None
 
     @property
     def label(self) -> str:
@@ -119,7 +153,16 @@ class Login:
 
     def address(self) -> Address:
         """Resolve the current password."""
-        return Address.of(self.url, self.password, self.options)
+        return Address.of(self.url, self.password, self.options, self.most_connections)
+
+    def key(self, schema: str) -> Hashable:
+        """Return what is equal for sinks of one server, database, role and bookkeeping schema."""
+        try:
+            found = conninfo_to_dict(self.url, **self.options)
+        except psycopg.Error:
+            return object()  # the first connection explains what is wrong
+        told = sorted((name, str(v)) for name, v in found.items() if name != "password")
+        return (*told, schema)
 
 
 def application_name(scope: Scope | None, epoch: int = 0) -> str:
@@ -147,22 +190,29 @@ class Pool:
         self._idle: dict[_Key, list[tuple[float, Connection]]] = defaultdict(list)
         self._lent: dict[int, tuple[_Key, Connection]] = {}
         self._opening: Counter[str] = Counter()
+        self._worked: set[tuple[str, str]] = set()
+        """Label and variant of the logins that have succeeded."""
+
         self._reaper: threading.Timer | None = None
 
-    def take(self, address: Address, application: str) -> Connection:
+    def take(
+        self, address: Address, application: str, purpose: Purpose = Purpose.WORK
+    ) -> Connection:
         """Lend a connection that was open a moment ago.
 
         Raises:
             Retryable: all are lent, or the server does not answer.
         """
         key = (address.label, application, address.variant)
+        most = address.most_connections or MOST_CONNECTIONS
         with self._changed:
             deadline = time.monotonic() + _WAIT_SECONDS
-            while self._count_lent(address.label) >= MOST_CONNECTIONS:
+            spare = purpose is Purpose.STATEMENT
+            while self._count_lent(address.label) >= most + spare:
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise Retryable(
-                        f"{address.label}: all {MOST_CONNECTIONS} connections of this process "
-                        f"are in use"
+                        f"{address.label}: all {most} connections of this process are in use; "
+                        f"give the sinks a higher connections="
                     )
             while self._idle[key]:
                 _, connection = self._idle[key].pop()
@@ -170,16 +220,44 @@ class Pool:
                     self._lent[id(connection)] = (key, connection)
                     return connection
                 connection.close()
+            self._make_room(address.label, most + spare)
             self._opening[address.label] += 1  # counts now, so that two threads respect the limit
         try:
-            connection = address.connect(application)
+            connection = self._open(address, application, deadline)
             with self._changed:
                 self._lent[id(connection)] = (key, connection)
+                self._worked.add(key[::2])
             return connection
         finally:
             with self._changed:
                 self._opening[address.label] -= 1
-                self._changed.notify()
+                self._changed.notify_all()
+
+    def _make_room(self, label: str, most: int) -> None:
+        """Close the oldest idle connections of other owners in this process, beyond the limit."""
+        idle = [
+            (at, key) for key, found in self._idle.items() if key[0] == label for at, _ in found
+        ]
+        for _, key in sorted(idle)[: max(0, self._count_lent(label) + len(idle) + 1 - most)]:
+            self._idle[key].pop(0)[1].close()
+
+    def _open(self, address: Address, application: str, deadline: float) -> Connection:
+        """Open a connection; wait while the server has none left.
+
+        libpq hides the SQLSTATE of a refused login (53300: too many clients).  But a login that
+        has worked, refused by a server that accepts connections, can only have met a limit.
+        """
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return address.connect(application)
+            except Retryable:
+                worked = address.has_worked or (address.label, address.variant) in self._worked
+                if not worked or time.monotonic() + pause > deadline or not address.answers():
+                    raise
+            self.close_idle(label=address.label)
+            time.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def give_back(self, connection: Connection) -> None:
         """Take a connection back; one that is not idle, or is broken, is closed."""
@@ -190,7 +268,7 @@ class Pool:
                 self._arm()
             else:
                 connection.close()
-            self._changed.notify()
+            self._changed.notify_all()
 
     def close_idle(self, older_than_seconds: float = 0.0, label: str | None = None) -> None:
         """Close connections that were not used for a while."""
@@ -244,10 +322,12 @@ def pool() -> Pool:
 
 
 @contextmanager
-def session(address: Address, application: str) -> Iterator[Connection]:
+def session(
+    address: Address, application: str, purpose: Purpose = Purpose.WORK
+) -> Iterator[Connection]:
     """Lend a connection for a block; it comes back only if the block left no transaction open."""
     lender = pool()
-    connection = lender.take(address, application)
+    connection = lender.take(address, application, purpose)
     try:
         yield connection
     finally:

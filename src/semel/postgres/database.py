@@ -23,6 +23,7 @@ from semel.postgres.connect import (
     LOCK_NOT_AVAILABLE,
     Address,
     Connection,
+    Purpose,
     application_name,
     epoch_of,
     pool,
@@ -61,6 +62,10 @@ class SinkDatabase:
         self._held: dict[SinkTxnId, Connection] = {}
         self._is_ready = False
 
+    def join(self, leader: SinkDatabase) -> None:
+        """Share the held transactions of another sink of the same database."""
+        self._held = leader._held
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": {}, "_is_ready": False}
 
@@ -91,6 +96,12 @@ class SinkDatabase:
             translated(f"sink {self.sink}"),
             session(self.address, self.application(scope)) as connection,
         ):
+            yield connection
+
+    @contextmanager
+    def another(self, scope: Scope) -> Iterator[Connection]:
+        """Lend a second connection for one statement, beside a held one, even at the limit."""
+        with session(self.address, self.application(scope), Purpose.STATEMENT) as connection:
             yield connection
 
     def has_books(self, connection: Connection) -> bool:
@@ -196,11 +207,12 @@ class SinkDatabase:
         self,
         connection: Connection,
         txn: SinkTxnId,
+        books: SinkBooks,
         *,
         as_owner: bool = False,
         with_cycle: bool = False,
-    ) -> Known:
-        """Begin a transaction with the attempt's lock; return the records of the attempt.
+    ) -> dict[str, Known]:
+        """Begin a transaction with the attempt's locks; return its records, by sink.
 
         *as_owner* checks the fence, and locks it until the transaction ends; *with_cycle*
         locks the cycle against its other attempts, too.
@@ -209,28 +221,30 @@ class SinkDatabase:
             Fenced: a newer owner exists.
             Retryable: a newer owner holds the lock.
         """
-        keys = [self._lock_key(txn)]
+        keys = [self._lock_key(txn, sink) for sink in books.sinks]
         if with_cycle:
-            keys.append(lock_key("cycle", txn.scope.slug, self.sink, txn.cycle.label))
-        fence = f"SELECT epoch FROM {self.books.table('sink_fence')} " + (
-            f"WHERE {self.books.where(txn.scope)} FOR SHARE" if as_owner else "WHERE false"
+            slug, cycle = txn.scope.slug, txn.cycle.label
+            keys += [lock_key("cycle", slug, sink, cycle) for sink in books.sinks]
+        fence = f"SELECT epoch FROM {books.table('sink_fence')} " + (
+            f"WHERE {books.where(txn.scope)} FOR SHARE" if as_owner else "WHERE false"
         )
         tried = ", ".join(f"pg_try_advisory_xact_lock({key})" for key in keys)
         statements = [
             *self._begin,
             fence,
             f"SELECT {tried}",
-            *self.books.questions(txn),
+            *books.questions(txn),
         ]
         deadline = time.monotonic() + self.lock_seconds
         while True:
             _, _, epochs, locked, *answers = run(connection, statements)
             mine = self.epoch(txn.scope)
-            if epochs and epochs[0][0] > mine:
+            newest = max((epoch for (epoch,) in epochs), default=0)
+            if newest > mine:
                 connection.execute("ROLLBACK")
-                raise Fenced(self._fenced(txn.scope, mine, epochs[0][0]))
+                raise Fenced(self._fenced(txn.scope, mine, newest))
             if all(locked[0]):
-                return self.books.known(txn, answers)
+                return books.known(txn, answers)
             connection.execute("ROLLBACK")
             self._evict(connection, txn.scope, keys)
             if time.monotonic() > deadline:
@@ -241,12 +255,14 @@ class SinkDatabase:
         self, connection: Connection, txns: Sequence[SinkTxnId]
     ) -> dict[SinkTxnId, Known]:
         """Begin a transaction with the locks of those of *txns* that no other session holds."""
-        tried = ", ".join(f"pg_try_advisory_xact_lock({self._lock_key(txn)})" for txn in txns)
+        tried = ", ".join(
+            f"pg_try_advisory_xact_lock({self._lock_key(txn, self.sink)})" for txn in txns
+        )
         asked = [question for txn in txns for question in self.books.questions(txn)]
         _, _, locked, *answers = run(connection, [*self._begin, f"SELECT {tried}", *asked])
         each = len(answers) // len(txns)
         return {
-            txn: self.books.known(txn, answers[number * each : (number + 1) * each])
+            txn: self.books.known(txn, answers[number * each : (number + 1) * each])[self.sink]
             for number, (txn, is_ours) in enumerate(zip(txns, locked[0], strict=True))
             if is_ours
         }
@@ -255,8 +271,8 @@ class SinkDatabase:
     def _begin(self) -> tuple[str, str]:
         return "BEGIN", f"SET LOCAL lock_timeout = '{int(self.lock_seconds * 1000)}ms'"
 
-    def _lock_key(self, txn: SinkTxnId) -> int:
-        return lock_key("attempt", txn.scope.slug, self.sink, txn.label)
+    def _lock_key(self, txn: SinkTxnId, sink: str) -> int:
+        return lock_key("attempt", txn.scope.slug, sink, txn.label)
 
     def _evict(self, connection: Connection, scope: Scope, keys: Sequence[int]) -> None:
         ours = {held.info.backend_pid: txn for txn, held in self._held.items() if not held.closed}

@@ -10,7 +10,7 @@ between the first COMMIT PREPARED and the last.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,13 +19,14 @@ import psycopg
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Permanent
 from semel.events import log
-from semel.pipeline.sink import Receipt, SinkFatal, SinkOK, SinkOutcome, SinkRetryable, Tally
+from semel.pipeline.sink import SinkFatal, SinkOK, SinkOutcome, SinkRetryable, Tally
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 from semel.postgres.books import SinkBooks, run
 from semel.postgres.connect import UNDEFINED_OBJECT, Connection
 from semel.postgres.database import SinkDatabase
 from semel.postgres.encode import field_of
-from semel.postgres.statements import PreparedToken, cycle_text, literal, quoted
+from semel.postgres.staging import Outcomes, Part, not_ok, together
+from semel.postgres.statements import cycle_text, literal, quoted
 from semel.postgres.writer import RowEncoder, TaskStager
 
 _LONGEST_GID: Final = 199
@@ -54,17 +55,22 @@ class Gid:
         return f":g{txn.cycle.generation}:b{txn.cycle.batch}:{txn.attempt}:"
 
     @classmethod
-    def parse(cls, scope: Scope, sink: str, name: str) -> Gid | None:
-        """Read a name; None if it is not this scope's and sink's."""
-        prefix = f"semel:{scope.slug}:{sink}:"
-        parts = name.removeprefix(prefix).split(":")
-        if not name.startswith(prefix) or len(parts) != 5:
+    def parse(cls, scope: Scope, sinks: Collection[str], name: str) -> Gid | None:
+        """Read a name; None if it is not this scope's and of none of *sinks*."""
+        prefix = f"semel:{scope.slug}:"
+        sink, *parts = name.removeprefix(prefix).split(":")
+        if not name.startswith(prefix) or sink not in sinks or len(parts) != 5:
             return None
         try:
             epoch, generation, batch = (int(part[1:]) for part in parts[:3])
             return cls(SinkTxnId(CycleId(scope, generation, batch), parts[3]), epoch, name)
         except ValueError:
             return None
+
+
+def shared_name(schema: str) -> str:
+    """Return what stands for the sink's name in the names of transactions that sinks share."""
+    return f"+{hashlib.sha256(schema.encode()).hexdigest()[:12]}"
 
 
 class TaskTransaction:
@@ -77,7 +83,7 @@ class TaskTransaction:
         self._books = SinkBooks(stager.schema, stager.sink)
         self.sink = stager.sink
         self.task = task
-        self.name = Gid.of(stager.sink, stager.txn, stager.epoch, task).name
+        self.name = Gid.of(stager.shared or stager.sink, stager.txn, stager.epoch, task).name
 
     def fit(self, schema: Any) -> RowEncoder:
         stager = self._stager
@@ -86,19 +92,29 @@ class TaskTransaction:
         _check_direct(rows)
         return rows
 
-    def begin(self, connection: Connection, rows: RowEncoder) -> str:
-        stager = self._stager
-        names = map(quoted, [*(fitted.column.name for fitted in rows.fitted), *stager.filled])
+    @property
+    def opening(self) -> Sequence[str]:
         # If two tasks insert one key, the second waits for the first one's decision, which
         # waits for the second: the timeout ends this deadlock.
-        timeout = f"SET LOCAL lock_timeout = '{int(stager.lock_seconds * 1000)}ms'"
-        run(connection, ["BEGIN", timeout])
+        return "BEGIN", f"SET LOCAL lock_timeout = '{int(self._stager.lock_seconds * 1000)}ms'"
+
+    def creating(self, rows: RowEncoder) -> Sequence[str]:
+        return ()
+
+    def copying(self, rows: RowEncoder) -> str:
+        stager = self._stager
+        names = map(quoted, [*(fitted.column.name for fitted in rows.fitted), *stager.filled])
         return f"COPY {stager.target.name} ({', '.join(names)}) FROM STDIN (FORMAT binary)"
 
-    def finish(self, connection: Connection, tally: Tally) -> None:
+    def record(self, tally: Tally) -> str:
         proved = {"piece": self.name, "rows": tally.rows, "row_hash": tally.hash}
-        proof = self._books.insert("sink_task_proof", self._stager.txn, **proved)
-        run(connection, [proof, f"PREPARE TRANSACTION {literal(self.name)}"])
+        return self._books.insert("sink_task_proof", self._stager.txn, **proved)
+
+    @property
+    def closing(self) -> str:
+        return f"PREPARE TRANSACTION {literal(self.name)}"
+
+    def closed(self) -> None:
         reach(CrashPoint.POSTGRES_TASK_PREPARED, self.sink)
 
     def undo(self, connection: Connection) -> None:
@@ -118,103 +134,119 @@ class Prepared:
 
         They may hold the keys that the next attempt inserts.
         """
-        attempts = run(
-            connection,
-            [
-                f"SELECT attempt FROM {self._books.table('sink_attempt')} "
-                f"WHERE {self._books.where(txn.cycle)} AND state = 'prepared'"
-            ],
-        )[0]
-        taken_up = {attempt for (attempt,) in attempts}
+        promised = self._promised(connection, txn.cycle)
         epoch = self._database.epoch(txn.scope)
         roll_back(
             connection,
             [
                 gid.name
                 for gid in self.gids(connection, txn.scope)
-                if gid.txn.cycle == txn.cycle
-                and gid.epoch < epoch
-                and gid.txn.attempt not in taken_up
+                if gid.txn.cycle == txn.cycle and gid.epoch < epoch and gid.name not in promised
             ],
         )
+
+    def _promised(self, connection: Connection, cycle: CycleId, but: str = "") -> set[str]:
+        """List the transactions that sinks, except *but*, have promised to commit."""
+        statement = (
+            f"SELECT unnest(pieces) FROM {self._books.table('sink_attempt')} "
+            f"WHERE scope = {literal(cycle.scope.slug)} AND generation = {cycle.generation} "
+            f"AND batch = {cycle.batch} AND state = 'prepared' AND sink <> {literal(but)}"
+        )
+        return {piece for (piece,) in run(connection, [statement])[0]}
 
     def gids(self, connection: Connection, of: Scope | SinkTxnId) -> list[Gid]:
         """List the prepared transactions of a scope, or of one attempt."""
         scope, place = (of, "") if isinstance(of, Scope) else (of.scope, Gid.place(of))
+        # Those that it shares with other sinks of these books, and those of its own.
+        sinks = {self._sink, shared_name(self._books.schema)}
         rows = connection.execute(
-            "SELECT gid FROM pg_catalog.pg_prepared_xacts "
-            "WHERE database = current_database() AND starts_with(gid, %s) AND strpos(gid, %s) > 0",
-            [f"semel:{scope.slug}:{self._sink}:", place],
+            "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = current_database() "
+            "AND owner = current_user AND starts_with(gid, %s) AND strpos(gid, %s) > 0",
+            [f"semel:{scope.slug}:", place],
         ).fetchall()
-        found = [Gid.parse(scope, self._sink, name) for (name,) in rows]
+        found = [Gid.parse(scope, sinks, name) for (name,) in rows]
         return [gid for gid in found if gid is not None and of in (scope, gid.txn)]
 
-    def prepare(
-        self, txn: SinkTxnId, promise: PreparedToken, receipts: Sequence[Receipt]
-    ) -> SinkOutcome:
+    def prepare(self, txn: SinkTxnId, parts: Sequence[Part]) -> Outcomes:
         """Check that every winner is prepared, record the attempt, and roll the losers back."""
+        books = self._books.of([part.sink for part in parts])
         with self._database.taken(txn.scope) as connection:
-            known = self._database.begin(connection, txn, as_owner=True, with_cycle=True)
-            if (answer := known.refusal(promise)) is not None:
-                return answer
+            known = self._database.begin(connection, txn, books, as_owner=True, with_cycle=True)
             present = {gid.name for gid in self.gids(connection, txn)}
-            for receipt in receipts:
-                if receipt.tally.rows and receipt.detail["piece"] not in present:
-                    return SinkRetryable(
-                        f"{txn}: the prepared transaction of task {receipt.task} is missing"
-                    )
-            reach(CrashPoint.POSTGRES_PREPARE_RAN, self._sink)
-            held = self._books.remember(txn, "prepared", "prepared", promise.digest, promise.pieces)
-            run(connection, [held, "COMMIT"])
-            roll_back(connection, sorted(present - set(promise.pieces)))
-        return SinkOK(promise.token())
+            answers: dict[str, SinkOutcome] = {}
+            for part in parts:
+                answer = known[part.sink].refusal(part.promise) or _absent(txn, part, present)
+                if answer is not None:
+                    answers[part.sink] = answer
+            if failed := not_ok(answers):
+                return together(parts, failed)
+            new = [part for part in parts if part.sink not in answers]
+            if not new:
+                return answers
+            for part in new:
+                reach(CrashPoint.POSTGRES_PREPARE_RAN, part.sink)
+            run(connection, [*(part.remember(txn, "prepared") for part in new), "COMMIT"])
+            promised = {piece for part in parts for piece in part.promise.pieces}
+            roll_back(connection, sorted(present - promised))
+        return answers | {part.sink: SinkOK(part.promise.token()) for part in new}
 
-    def commit(self, txn: SinkTxnId, promise: PreparedToken) -> SinkOutcome:
+    def commit(self, txn: SinkTxnId, parts: Sequence[Part]) -> Outcomes:
         """Write the cycle's proof, commit every task, and mark the cycle as finished."""
+        books = self._books.of([part.sink for part in parts])
         with self._database.taken(txn.scope) as connection:
-            known = self._database.begin(connection, txn, with_cycle=True)
-            if (answer := known.settled() or known.not_held(promise)) is not None:
-                return answer
+            known = self._database.begin(connection, txn, books, with_cycle=True)
             present = {gid.name for gid in self.gids(connection, txn)}
-            lost = set(promise.pieces) - present - self.done(connection, txn)
-            if lost:
-                return self._settled_or_lost(connection, txn, lost)
-            if known.proof is None:
-                run(connection, [self._books.proof(txn, promise, finished=False), "COMMIT"])
-            else:
-                connection.execute("ROLLBACK")
+            answers: dict[str, SinkOutcome] = {}
+            for part in parts:
+                of = known[part.sink]
+                answer = of.settled() or of.not_held(part.promise)
+                if answer is not None:
+                    answers[part.sink] = answer
+                elif (
+                    lost := set(part.promise.pieces)
+                    - present
+                    - self.done(connection, txn, part.books)
+                ):
+                    answers[part.sink] = self._settled_or_lost(connection, txn, part, lost)
+            if failed := not_ok(answers):
+                return together(parts, failed)
+            left = [part for part in parts if part.sink not in answers]
+            if not left:
+                return answers
+            proofs = [
+                part.books.proof(txn, part.promise, finished=False)
+                for part in left
+                if known[part.sink].proof is None
+            ]
+            run(connection, [*proofs, "COMMIT"])
             reach(CrashPoint.POSTGRES_PROOF_WRITTEN, self._sink)
-            for piece in promise.pieces:
-                if piece in present and not self._commit_one(connection, txn, piece):
-                    return self._settled_or_lost(connection, txn, {piece})
-            proof = self._books.table("sink_proof")
-            run(
-                connection,
-                [
-                    "BEGIN",
-                    f"UPDATE {proof} SET finished = true WHERE {self._books.where(txn)}",
-                    *self._books.forget(txn),
-                    "COMMIT",
-                ],
+            owners = {piece: part for part in left for piece in part.promise.pieces}
+            for piece, part in owners.items():
+                if piece in present and not self._commit_one(connection, txn, part, piece):
+                    answer = self._settled_or_lost(connection, txn, part, {piece})
+                    return together(parts, (part.sink, answer))
+            finished = (
+                f"UPDATE {books.table('sink_proof')} SET finished = true WHERE {books.where(txn)}"
             )
-        return SinkOK()
+            run(connection, ["BEGIN", finished, *books.forget(txn), "COMMIT"])
+        return {part.sink: SinkOK() for part in parts}
 
-    def _commit_one(self, connection: Connection, txn: SinkTxnId, piece: str) -> bool:
+    def _commit_one(self, connection: Connection, txn: SinkTxnId, part: Part, piece: str) -> bool:
         """Commit one task, or find that another process has."""
         try:
             connection.execute(f"COMMIT PREPARED {literal(piece)}".encode())
         except psycopg.Error as error:
             if error.sqlstate != UNDEFINED_OBJECT:
                 raise
-            return piece in self.done(connection, txn)
+            return piece in self.done(connection, txn, part.books)
         reach(CrashPoint.POSTGRES_COMMIT_PREPARED_ONE, self._sink)
         return True
 
     def _settled_or_lost(
-        self, connection: Connection, txn: SinkTxnId, pieces: set[str]
+        self, connection: Connection, txn: SinkTxnId, part: Part, pieces: set[str]
     ) -> SinkOutcome:
         """Look again: another process may have finished, and deleted the tasks' proofs."""
-        return self._books.ask(connection, txn).settled() or SinkFatal(
+        return part.books.ask(connection, txn).settled() or SinkFatal(
             f"{txn} is lost: {len(pieces)} prepared transactions are missing and were not "
             f"committed, among them {min(pieces)}"
         )
@@ -222,17 +254,32 @@ class Prepared:
     def pieces(self, connection: Connection, txn: SinkTxnId) -> set[str]:
         """List the tasks' transactions that are prepared or committed."""
         present = {gid.name for gid in self.gids(connection, txn)}
-        return present | self.done(connection, txn)
+        return present | self.done(connection, txn, self._books)
 
-    def done(self, connection: Connection, txn: SinkTxnId) -> set[str]:
+    def done(self, connection: Connection, txn: SinkTxnId, books: SinkBooks) -> set[str]:
         """List the committed tasks: a task's proof becomes visible with its transaction."""
-        table = self._books.table("sink_task_proof")
-        rows = run(connection, [f"SELECT piece FROM {table} WHERE {self._books.where(txn)}"])[0]
+        table = books.table("sink_task_proof")
+        rows = run(connection, [f"SELECT piece FROM {table} WHERE {books.where(txn)}"])[0]
         return {piece for (piece,) in rows}
 
     def drop(self, connection: Connection, txn: SinkTxnId) -> None:
-        """Roll back every prepared transaction of this attempt."""
-        roll_back(connection, [gid.name for gid in self.gids(connection, txn)])
+        """Roll back this attempt's prepared transactions, except those of other sinks' promises.
+
+        The last sink that gives the attempt up rolls back what it shared.
+        """
+        names = {gid.name for gid in self.gids(connection, txn)}
+        if names:
+            names -= self._promised(connection, txn.cycle, but=self._sink)
+        roll_back(connection, sorted(names))
+
+
+def _absent(txn: SinkTxnId, part: Part, present: Collection[str]) -> SinkOutcome | None:
+    for receipt in part.receipts:
+        if receipt.tally.rows and receipt.detail["piece"] not in present:
+            return SinkRetryable(
+                f"{txn}: the prepared transaction of task {receipt.task} is missing"
+            )
+    return None
 
 
 def roll_back(connection: Connection, names: Sequence[str]) -> None:

@@ -242,6 +242,9 @@ class TargetTable:
     is_exclusive: bool
     """Some index, of any kind, is unique or excludes: a row may wait for another transaction."""
 
+    parents: frozenset[TableName] = frozenset()
+    """The tables that its foreign keys refer to."""
+
     @property
     def shortest_key(self) -> tuple[str, ...]:
         """A key that can name a row; empty if there is none."""
@@ -319,6 +322,14 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_index i
 """
 
 
+_PARENTS: Final = """
+SELECT DISTINCT n.nspname, c.relname
+  FROM pg_catalog.pg_constraint f JOIN pg_catalog.pg_class c ON c.oid = f.confrelid
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE f.conrelid = %s AND f.contype = 'f'
+"""
+
+
 def find_target(connection: Connection, name: TableName) -> TargetTable | str:
     """Describe the table *name*, or return why it cannot be written to."""
     with connection.transaction():
@@ -334,11 +345,13 @@ def find_target(connection: Connection, name: TableName) -> TargetTable | str:
         columns = cursor.execute(_COLUMNS, {"table": oid}).fetchall()
         keys = connection.execute(_KEYS, [oid]).fetchall()
         exclusive = connection.execute(_EXCLUSIVE, {"table": oid}).fetchall()
+        parents = connection.execute(_PARENTS, [oid]).fetchall()
     return TargetTable(
         TableName(schema, table),
         tuple(map(_column, columns)),
         tuple(frozenset(names) for (names,) in keys),
         exclusive == [(True,)],
+        frozenset(TableName(*parent) for parent in parents),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final, Literal, TypeVar
@@ -30,11 +30,19 @@ from semel.pipeline.sink import (
     tally_of,
 )
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
-from semel.postgres.checks import Checked, Wanted, check, guarantee, refuse_pooler, slots_of
+from semel.postgres.checks import (
+    Checked,
+    Wanted,
+    check,
+    check_connections,
+    guarantee,
+    refuse_pooler,
+    slots_of,
+)
 from semel.postgres.connect import Address, Connection, Login, outcome_of
 from semel.postgres.database import SinkDatabase
-from semel.postgres.prepared import Prepared, TaskTransaction, roll_back
-from semel.postgres.staging import Diverted, Staging, TaskTable, drop
+from semel.postgres.prepared import Prepared, TaskTransaction, roll_back, shared_name
+from semel.postgres.staging import Diverted, Outcomes, Part, Staging, TaskTable, drop
 from semel.postgres.statements import PreparedToken, TableName, Write, cycle_text, literal, quoted
 from semel.postgres.writer import TaskStager
 from semel.secrets import Password
@@ -64,6 +72,10 @@ class PostgresSink:
     The password comes from *password* (a text, or a callable that is asked on the driver for
     every batch), the URL, or PGPASSWORD.  It travels to executors inside the pickled stager and
     appears in no token, repr, log or error.
+
+    Sinks of one server, database, role and bookkeeping schema share one transaction, in the
+    order in which the pipeline lists them: parents first.  *connections* is the most that one
+    process opens to the database, 16 if not given.
     """
 
     def __init__(
@@ -82,6 +94,7 @@ class PostgresSink:
         password: Password = None,
         lock_seconds: float = _LOCK_SECONDS,
         bookkeeping_schema: str = "semel",
+        connections: int | None = None,
         connect: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = checked_name("sink", name)
@@ -97,12 +110,13 @@ class PostgresSink:
             mode=mode,
             create_table=create_table,
         )
-        self._login = Login(url, password, dict(connect or {}))
+        self._login = Login(url, password, dict(connect or {}), connections)
         self._check_settings()
         self._database = SinkDatabase(name, self._login.address, bookkeeping_schema, lock_seconds)
         self._books = self._database.books
         self._staging = Staging(self._database)
         self._prepared = Prepared(self._database)
+        self._group: Sequence[PostgresSink] = (self,)
         self._checked: Checked | None = None
         self._schema: Schema | None = None
         self._hasty: set[SinkTxnId] = set()
@@ -131,7 +145,21 @@ class PostgresSink:
                 f"sink {self.name}: prepared mode can only append, and write is {wanted.write!r} "
                 f"(the default with a key); use write='append', mode='staging' or mode='auto'"
             )
+        if (most := self._login.most_connections) is not None and most < 1:
+            raise Misuse(f"sink {self.name}: connections must be greater than 0, got {most}")
         Address.of(self._login.url, "", {})
+
+    # Sinks of one database
+
+    @property
+    def transaction_key(self) -> Hashable:
+        """Equal for sinks of one server, database, role and bookkeeping schema."""
+        return self._login.key(self._books.schema)
+
+    def join(self, sinks: Sequence[PostgresSink]) -> None:
+        """Share one transaction with *sinks*, of which this is one, in their order."""
+        self._group = tuple(sinks)
+        self._database.join(sinks[0]._database)
 
     # Before the first batch
 
@@ -145,6 +173,7 @@ class PostgresSink:
             refuse_pooler(self.name, connection, another)
             if self._wanted.mode != "prepared" or not self._database.has_books(connection):
                 self._books.check_rights(connection)
+            check_connections(self.name, connection, self._login.most_connections)
             self._checked = check(connection, self._wanted, schema)
         self._schema = schema
 
@@ -158,18 +187,16 @@ class PostgresSink:
 
     def stager(self, txn: SinkTxnId) -> Stager:
         with self._database.session(txn.scope) as connection:
-            # A table that was dropped since the first check is not created a second time.
-            wanted = replace(self._wanted, create_table="never")
-            checked = self._checked or check(connection, wanted, self._schema)
-            assert checked is not None
-            self._checked = checked
-            is_hasty = checked.mode == "prepared" and not self._is_slow(txn.cycle)
+            checked = self._check_again(connection)
+            is_hasty = all(sink._is_hasty(connection, txn) for sink in self._group)
+            if is_hasty and self._is_referring(connection):
+                is_hasty = False
             if is_hasty:
                 self._prepared.clear_way(connection, txn)
                 self._hasty.add(txn)
         return TaskStager(
             TaskTransaction if is_hasty else TaskTable,
-            self._database.address,
+            replace(self._database.address, has_worked=True),
             self._database.application(txn.scope),
             self._books.schema,
             self.name,
@@ -179,42 +206,100 @@ class PostgresSink:
             self._wanted.filled,
             self._database.lock_seconds,
             self._wanted.key or checked.target.shortest_key,
+            shared_name(self._books.schema) if len(self._group) > 1 else "",
         )
 
+    def _check_again(self, connection: Connection) -> Checked:
+        """Look at the table once more, if a failure has raised doubts."""
+        if self._checked is None:
+            # A table that was dropped since the first check is not created a second time.
+            wanted = replace(self._wanted, create_table="never")
+            self._checked = check(connection, wanted, self._schema)
+            assert self._checked is not None
+        return self._checked
+
+    def _is_hasty(self, connection: Connection, txn: SinkTxnId) -> bool:
+        """Return whether this sink can use prepared mode for this attempt."""
+        return self._check_again(connection).mode == "prepared" and not self._is_slow(txn.cycle)
+
+    def _is_referring(self, connection: Connection) -> bool:
+        """Return whether a table of the group refers to another one.
+
+        In prepared mode a child's row does not find a parent that another task has written.
+        """
+        targets = [sink._check_again(connection).target for sink in self._group]
+        names = {target.name for target in targets}
+        return any(names & (target.parents - {target.name}) for target in targets)
+
     def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
-        outcome = self._outcome("prepare", lambda: self._prepare(txn, receipts))
-        if isinstance(outcome, SinkRetryable):
+        return self._prepare_these([self], txn, {self.name: receipts})[self.name]
+
+    def prepare_all(
+        self, txn: SinkTxnId, receipts: Mapping[str, Sequence[Receipt]]
+    ) -> Mapping[str, SinkOutcome]:
+        """Prepare the sinks of the group, in their order, in one transaction."""
+        sinks = [sink for sink in self._group if sink.name in receipts]
+        return self._prepare_these(sinks, txn, receipts)
+
+    def _prepare_these(
+        self,
+        sinks: Sequence[PostgresSink],
+        txn: SinkTxnId,
+        receipts: Mapping[str, Sequence[Receipt]],
+    ) -> Mapping[str, SinkOutcome]:
+        def prepare() -> Outcomes:
+            parts = _of_one_mode(txn, [sink._part(txn, receipts[sink.name]) for sink in sinks])
+            return self._way(parts[0].promise.mode).prepare(txn, parts)
+
+        outcomes = self._outcomes("prepare", sinks, prepare)
+        if any(isinstance(outcome, SinkRetryable) for outcome in outcomes.values()):
             try:  # a newer owner ends our sessions, which looks like a lost connection
                 self._database.check_fence(txn.scope)
             except Fenced as error:
-                outcome = SinkFatal(reason_of(error))
-        if isinstance(outcome, SinkOK):
-            if txn in self._hasty:
-                self._failures = 0
-            self._hasty.discard(txn)
-        else:
-            self._checked = None  # perhaps the table was altered
-        return outcome
+                outcomes = {sink.name: SinkFatal(reason_of(error)) for sink in sinks}
+        for sink in sinks:
+            if isinstance(outcomes[sink.name], SinkOK):
+                if txn in sink._hasty:
+                    sink._failures = 0
+                sink._hasty.discard(txn)
+            else:
+                sink._checked = None  # perhaps the table was altered
+        return outcomes
 
-    def _prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
-        promise = self._promise(txn, receipts)
-        return self._way(promise.mode).prepare(txn, promise, receipts)
+    def _part(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> Part:
+        return Part(self._books, self._promise(txn, receipts), receipts)
 
     def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
         """Make the prepared rows visible, or find the proof that they are."""
-        return self._outcome("commit", lambda: self._commit(txn, token))
+        return self._commit_these([self], txn, {self.name: token})[self.name]
 
-    def _commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
-        promise = PreparedToken.of(token, txn)
-        return self._way(promise.mode).commit(txn, promise)
+    def commit_all(self, txn: SinkTxnId, tokens: Mapping[str, Token]) -> Mapping[str, SinkOutcome]:
+        """Commit the sinks of the group together."""
+        sinks = [sink for sink in self._group if sink.name in tokens]
+        return self._commit_these(sinks, txn, tokens)
+
+    def _commit_these(
+        self, sinks: Sequence[PostgresSink], txn: SinkTxnId, tokens: Mapping[str, Token]
+    ) -> Mapping[str, SinkOutcome]:
+        def commit() -> Outcomes:
+            parts = [Part(sink._books, PreparedToken.of(tokens[sink.name], txn)) for sink in sinks]
+            outcomes: dict[str, SinkOutcome] = {}
+            for mode in sorted({part.promise.mode for part in parts}):
+                same = [part for part in parts if part.promise.mode == mode]
+                outcomes |= self._way(mode).commit(txn, same)
+            return outcomes
+
+        return self._outcomes("commit", sinks, commit)
 
     def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
         """Drop this attempt's tables and prepared transactions."""
         was_hasty = txn in self._hasty
         self._note_failure(txn)
-        return self._outcome("abort", lambda: self._abort(txn, was_hasty))
+        called = self._outcomes("abort", [self], lambda: {self.name: self._abort(txn, was_hasty)})
+        return called[self.name]
 
     def _abort(self, txn: SinkTxnId, was_hasty: bool) -> SinkOutcome:
+        self._database.release(txn)  # first: it may hold the last connection
         with self._database.taken(txn.scope) as connection:
             if was_hasty:
                 self._note_slots(connection)
@@ -263,13 +348,17 @@ class PostgresSink:
         roll_back(connection, [gid.name for gid in prepared if gid.txn in free])
         return {*free}
 
-    def _outcome(self, doing: str, call: Callable[[], SinkOutcome]) -> SinkOutcome:
+    def _outcomes(
+        self, doing: str, sinks: Sequence[PostgresSink], call: Callable[[], Outcomes]
+    ) -> Outcomes:
+        outcome: SinkOutcome
         try:
             return call()
         except psycopg.Error as error:
-            return outcome_of(error, doing)
+            outcome = outcome_of(error, doing)
         except (Fenced, NeedsOperator, Permanent) as error:
-            return SinkFatal(reason_of(error))
+            outcome = SinkFatal(reason_of(error))
+        return {sink.name: outcome for sink in sinks}
 
     def _way(self, mode: str) -> Staging | Prepared:
         return self._prepared if mode == "prepared" else self._staging
@@ -470,7 +559,16 @@ class PostgresSink:
         promise = PreparedToken.of(token, txn)
         if promise.mode != "staging":
             raise Misuse(f"{txn} was staged in {promise.mode} mode: there is nothing to divert")
-        return self._staging.divert(txn, promise, reject_table)
+        return self._staging.divert(txn, Part(self._books, promise), reject_table)
+
+
+def _of_one_mode(txn: SinkTxnId, parts: Sequence[Part]) -> list[Part]:
+    """Let sinks without rows follow the mode of the others."""
+    modes = {part.promise.mode for part in parts if part.promise.pieces} or {"staging"}
+    if len(modes) > 1:
+        raise NeedsOperator(f"{txn}: its sinks have staged rows in different modes")
+    (mode,) = modes
+    return [replace(part, promise=replace(part.promise, mode=mode)) for part in parts]
 
 
 def _in_order_of_tasks(receipt: Receipt) -> tuple[int, str]:

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import psycopg
 
@@ -62,28 +62,71 @@ class TaskTable:
     def fit(self, schema: Any) -> RowEncoder:
         return RowEncoder(self._stager.target, schema, self._stager.filled, key=self._stager.key)
 
-    def begin(self, connection: Connection, rows: RowEncoder) -> str:
+    @property
+    def opening(self) -> Sequence[str]:
+        # `prepare` commits after all tasks have, and durably: its commit record
+        # is behind theirs in the write-ahead log, so theirs are durable, too.
+        return "BEGIN", "SET LOCAL synchronous_commit = off"
+
+    def creating(self, rows: RowEncoder) -> Sequence[str]:
         columns = ", ".join(f"{quoted(f.column.name)} {f.staged_type}" for f in rows.fitted)
-        run(
-            connection,
-            [
-                "BEGIN",
-                # `prepare` commits after all tasks have, and durably: its commit record
-                # is behind theirs in the write-ahead log, so theirs are durable, too.
-                "SET LOCAL synchronous_commit = off",
-                f"CREATE TABLE {self._table} ({columns}) WITH (autovacuum_enabled = off)",
-            ],
-        )
+        return (f"CREATE TABLE {self._table} ({columns}) WITH (autovacuum_enabled = off)",)
+
+    def copying(self, rows: RowEncoder) -> str:
         # With frozen rows the final transaction's scan need not write hint bits.
         return f"COPY {self._table} FROM STDIN (FORMAT binary, FREEZE)"
 
-    def finish(self, connection: Connection, tally: Tally) -> None:
+    def record(self, tally: Tally) -> str:
         staged = {"piece": self.name, "rows": tally.rows, "row_hash": tally.hash}
-        entry = self._books.insert("sink_staged", self._stager.txn, task=self.task, **staged)
-        run(connection, [entry, "COMMIT"])
+        return self._books.insert("sink_staged", self._stager.txn, task=self.task, **staged)
+
+    closing = "COMMIT"
+
+    def closed(self) -> None:
+        """Nothing follows the commit."""
 
     def undo(self, connection: Connection) -> None:
         drop(connection, self._books, self._stager.txn, [self.name])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One sink's part of a transaction that several sinks of a database may share."""
+
+    books: SinkBooks
+    promise: PreparedToken
+    receipts: Sequence[Receipt] = ()
+
+    @property
+    def sink(self) -> str:
+        """The sink's name."""
+        return self.books.sink
+
+    @property
+    def tables(self) -> list[str]:
+        """The staging tables."""
+        return [self.books.table(piece) for piece in self.promise.pieces]
+
+    def remember(self, txn: SinkTxnId, mode: str) -> str:
+        """Return the statement that records the attempt as prepared."""
+        promise = self.promise
+        return self.books.remember(txn, "prepared", mode, promise.digest, promise.pieces)
+
+
+Outcomes: TypeAlias = Mapping[str, SinkOutcome]
+"""By sink."""
+
+
+def not_ok(answers: Outcomes) -> tuple[str, SinkOutcome] | None:
+    """Return the first sink that refuses, with its answer."""
+    return next((item for item in answers.items() if not isinstance(item[1], SinkOK)), None)
+
+
+def together(parts: Sequence[Part], failed: tuple[str, SinkOutcome]) -> Outcomes:
+    """Return the outcomes of a transaction that was rolled back because of one sink."""
+    sink, outcome = failed
+    also = SinkRetryable(f"rolled back with sink {sink}, which shares the transaction")
+    return {part.sink: outcome if part.sink == sink else also for part in parts}
 
 
 class Staging:
@@ -94,37 +137,39 @@ class Staging:
         self._books = database.books
         self._sink = database.sink
 
-    def prepare(
-        self, txn: SinkTxnId, promise: PreparedToken, receipts: Sequence[Receipt]
-    ) -> SinkOutcome:
+    def prepare(self, txn: SinkTxnId, parts: Sequence[Part]) -> Outcomes:
         """Run the final transaction up to its COMMIT, record the attempt, and hold it."""
+        books = self._books.of([part.sink for part in parts])
         connection = self._database.take(txn.scope)
         try:
-            known = self._database.begin(connection, txn, as_owner=True, with_cycle=True)
-            answer = known.refusal(promise) or _missing(known, receipts)
-            if answer is None:
-                answer = self._bring(connection, txn, promise)
-            if answer is not None:
+            known = self._database.begin(connection, txn, books, as_owner=True, with_cycle=True)
+            answers: dict[str, SinkOutcome] = {}
+            for part in parts:
+                of = known[part.sink]
+                answer = of.refusal(part.promise) or _missing(of, part.receipts)
+                if answer is not None:
+                    answers[part.sink] = answer
+            new = [part for part in parts if part.sink not in answers]
+            failed = not_ok(answers) or self._bring(connection, txn, new)
+            if failed or not new:
                 give_back(connection)
-                return answer
-            reach(CrashPoint.POSTGRES_PREPARE_RAN, self._sink)
-            with self._database.session(txn.scope) as another:
+                return together(parts, failed) if failed else answers
+            for part in new:
+                reach(CrashPoint.POSTGRES_PREPARE_RAN, part.sink)
+            with self._database.another(txn.scope) as another:
                 # This commit is synced to disk, and with it all staging before it in the log.
-                remembered = self._books.remember(
-                    txn, "prepared", "staging", promise.digest, promise.pieces
-                )
-                run(another, [remembered])
+                run(another, [part.remember(txn, "staging") for part in new])
         except BaseException:
             give_back(connection)
             raise
         self._database.hold(txn, connection)
-        return SinkOK(promise.token())
+        return answers | {part.sink: SinkOK(part.promise.token()) for part in new}
 
-    def commit(self, txn: SinkTxnId, promise: PreparedToken) -> SinkOutcome:
+    def commit(self, txn: SinkTxnId, parts: Sequence[Part]) -> Outcomes:
         """Commit the held transaction; if it is lost, look for the proof or run it again."""
         connection = self._database.held(txn)
         if connection is None:
-            return self._run_again(txn, promise)
+            return self._run_again(txn, parts)
         try:
             answer = connection.execute("COMMIT").statusmessage
             reach(CrashPoint.POSTGRES_COMMIT_SENT, self._sink)
@@ -136,60 +181,84 @@ class Staging:
                 "held transaction lost",
                 extra={"cycle": str(txn.cycle), "sink": self._sink, "reason": reason_of(error)},
             )
-            return self._run_again(txn, promise)
+            return self._run_again(txn, parts)
         if answer != "COMMIT":
             give_back(connection)
-            return self._run_again(txn, promise)
-        self.tidy(connection, txn)
+            return self._run_again(txn, parts)
+        self.tidy(connection, txn, parts)
         give_back(connection)
-        return SinkOK()
+        return {part.sink: SinkOK() for part in parts}
 
-    def _run_again(self, txn: SinkTxnId, promise: PreparedToken) -> SinkOutcome:
+    def _run_again(self, txn: SinkTxnId, parts: Sequence[Part]) -> Outcomes:
+        books = self._books.of([part.sink for part in parts])
         with self._database.taken(txn.scope) as connection:
-            known = self._database.begin(connection, txn, with_cycle=True)
-            if (answer := known.settled()) is not None:
+            known = self._database.begin(connection, txn, books, with_cycle=True)
+            answers: dict[str, SinkOutcome] = {}
+            for part in parts:
+                of = known[part.sink]
+                answer = of.settled() or of.not_held(part.promise)
+                if answer is not None:
+                    answers[part.sink] = answer
+            if failed := not_ok(answers):
+                return together(parts, failed)
+            left = [part for part in parts if part.sink not in answers]
+            if not left:
                 connection.execute("ROLLBACK")
-                if isinstance(answer, SinkOK) and known.state:
-                    self.tidy(connection, txn)
-                return answer
-            if (answer := known.not_held(promise)) is not None:
-                return answer
-            if (answer := self._bring(connection, txn, promise)) is not None:
-                return _stuck(txn, answer)
+                if any(of.state for of in known.values()):
+                    self.tidy(connection, txn, parts)
+                return answers
+            if failed := self._bring(connection, txn, left):
+                return together(parts, (failed[0], _stuck(txn, failed[1])))
             connection.execute("COMMIT")
             reach(CrashPoint.POSTGRES_COMMIT_SENT, self._sink)
-            self.tidy(connection, txn)
-        return SinkOK()
+            self.tidy(connection, txn, parts)
+        return {part.sink: SinkOK() for part in parts}
 
     def _bring(
-        self, connection: Connection, txn: SinkTxnId, promise: PreparedToken
-    ) -> SinkOutcome | None:
-        """Write the proof and the rows; None if all constraints accept them."""
-        tables = [self._books.table(piece) for piece in promise.pieces]
-        statements = inserts(promise, tables, txn.cycle)
-        guarded = promise.write == Write.UPSERT and promise.version_column
+        self, connection: Connection, txn: SinkTxnId, parts: Sequence[Part]
+    ) -> tuple[str, SinkOutcome] | None:
+        """Write the proofs and the rows, in order; None if all constraints accept them."""
+        for part in parts:
+            if (answer := self._bring_one(connection, txn, part)) is not None:
+                return part.sink, answer
         try:
-            run(connection, [self._books.proof(txn, promise, finished=True)])
-            if guarded:
-                self._bring_newest(connection, txn, promise, tables)
-            elif statements:
-                counts = affected(connection, statements)
-                if promise.write == Write.APPEND and sum(counts) != promise.rows:
-                    return SinkFatal(
-                        f"{txn}: table {promise.target} took {sum(counts)} of {promise.rows} "
-                        f"rows; a trigger or rule that drops or redirects rows cannot be accounted "
-                        f"for: give the sink the table that they go to"
-                    )
             run(connection, ["SET CONSTRAINTS ALL IMMEDIATE"])
         except psycopg.Error as error:
-            if not is_permanent(error):
-                return outcome_of(error, f"table {promise.target}")
-            connection.execute("ROLLBACK")
-            return SinkFatal(explained(connection, error, promise, tables))
+            part = _part_of(error, parts)
+            return part.sink, self._refused(connection, error, part)
         return None
 
+    def _bring_one(self, connection: Connection, txn: SinkTxnId, part: Part) -> SinkOutcome | None:
+        promise, tables = part.promise, part.tables
+        proof = part.books.proof(txn, promise, finished=True)
+        try:
+            if promise.write == Write.UPSERT and promise.version_column:
+                run(connection, [proof])
+                self._bring_newest(connection, txn, promise, tables)
+                return None
+            _, *counts = affected(connection, [proof, *inserts(promise, tables, txn.cycle)])
+        except psycopg.Error as error:
+            return self._refused(connection, error, part)
+        if promise.write == Write.APPEND and sum(counts) != promise.rows:
+            return SinkFatal(
+                f"{txn}: table {promise.target} took {sum(counts)} of {promise.rows} "
+                f"rows; a trigger or rule that drops or redirects rows cannot be accounted "
+                f"for: give the sink the table that they go to"
+            )
+        return None
+
+    def _refused(self, connection: Connection, error: psycopg.Error, part: Part) -> SinkOutcome:
+        if not is_permanent(error):
+            return outcome_of(error, f"table {part.promise.target}")
+        connection.execute("ROLLBACK")
+        return SinkFatal(explained(connection, error, part.promise, part.tables))
+
     def _bring_newest(
-        self, connection: Connection, txn: SinkTxnId, promise: PreparedToken, tables: list[str]
+        self,
+        connection: Connection,
+        txn: SinkTxnId,
+        promise: PreparedToken,
+        tables: Sequence[str],
     ) -> None:
         """Upsert by version; sort the rows only if a key occurs twice, because it is slow."""
         run(connection, ["SAVEPOINT rows"])
@@ -201,7 +270,7 @@ class Staging:
             rows = newest(promise, union(promise, tables))
             run(connection, ["ROLLBACK TO SAVEPOINT rows", insert(promise, rows, txn.cycle)])
 
-    def divert(self, txn: SinkTxnId, promise: PreparedToken, reject_table: str) -> Diverted:
+    def divert(self, txn: SinkTxnId, part: Part, reject_table: str) -> Diverted:
         """Commit what the table accepts of a stuck cycle; divert the rest to a reject table.
 
         A cycle is stuck if its decision is COMMIT and its rows are staged, but a constraint
@@ -213,7 +282,8 @@ class Staging:
         """
         reject = TableName.parse(reject_table)
         with self._database.session(txn.scope) as connection:
-            known = self._database.begin(connection, txn, with_cycle=True)
+            promise = part.promise
+            known = self._database.begin(connection, txn, part.books, with_cycle=True)[part.sink]
             refused = known.settled() or known.not_held(promise)
             if refused is not None:
                 connection.execute("ROLLBACK")
@@ -221,7 +291,7 @@ class Staging:
                     return Diverted(0, 0, str(reject))
                 raise NeedsOperator(getattr(refused, "reason", str(txn)))
             counts = _Diversion(connection, self._books, txn, promise, reject).run()
-            self.tidy(connection, txn)
+            self.tidy(connection, txn, [part])
         return Diverted(*counts, str(reject))
 
     def pieces(self, connection: Connection, txn: SinkTxnId) -> set[str]:
@@ -237,7 +307,7 @@ class Staging:
     def abort(self, connection: Connection, txn: SinkTxnId) -> SinkOutcome:
         """Drop this attempt's tables, and record that it was aborted."""
         self._database.release(txn)
-        known = self._database.begin(connection, txn)
+        known = self._database.begin(connection, txn, self._books)[self._sink]
         if known.is_proved:
             connection.execute("ROLLBACK")
             return SinkFatal(f"{txn} is committed and cannot be aborted; nothing was deleted")
@@ -261,18 +331,13 @@ class Staging:
         pieces = [piece.name for found in known.values() for piece in found.staged]
         drop(connection, self._books, next(iter(known)).scope, pieces)
 
-    def tidy(self, connection: Connection, txn: SinkTxnId) -> None:
+    def tidy(self, connection: Connection, txn: SinkTxnId, parts: Sequence[Part]) -> None:
         """Drop a finished attempt's tables and old records; a later sweep repeats failures."""
+        books = self._books.of([part.sink for part in parts])
         try:
-            staged = self._books.table("sink_staged")
-            pieces = run(connection, [f"SELECT piece FROM {staged} WHERE {self._books.where(txn)}"])
-            drop(
-                connection,
-                self._books,
-                txn,
-                [piece for (piece,) in pieces[0]],
-                self._books.forget(txn),
-            )
+            staged = books.table("sink_staged")
+            pieces = run(connection, [f"SELECT piece FROM {staged} WHERE {books.where(txn)}"])
+            drop(connection, books, txn, [piece for (piece,) in pieces[0]], books.forget(txn))
         except psycopg.Error as error:
             with suppress(psycopg.Error):
                 connection.execute("ROLLBACK")
@@ -311,6 +376,12 @@ def drop(
         )
     if more:
         run(connection, [*begin, *more, "COMMIT"])
+
+
+def _part_of(error: psycopg.Error, parts: Sequence[Part]) -> Part:
+    """Find the sink of a deferred constraint by its table."""
+    named = str(TableName(error.diag.schema_name, error.diag.table_name or ""))
+    return next((part for part in parts if part.promise.target == named), parts[-1])
 
 
 def _missing(known: Known, receipts: Sequence[Receipt]) -> SinkOutcome | None:

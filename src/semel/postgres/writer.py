@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+from weakref import WeakValueDictionary
 
 import psycopg
 from psycopg.abc import PQGen
@@ -14,9 +15,10 @@ from psycopg.waiting import Ready, Wait
 
 from semel.arrow.tally import schema_to_text, tally
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import Permanent, SemelError, require
+from semel.errors import Permanent, Retryable, SemelError, require
 from semel.pipeline.sink import Batch, Receipt, Tally
 from semel.pipeline.txn import SinkTxnId
+from semel.postgres.books import run
 from semel.postgres.connect import Address, Connection, pool, session, translated
 from semel.postgres.encode import HEADER, TRAILER, encode_rows, has_longer, plain
 from semel.postgres.schema import Fitted, TargetTable, fit
@@ -48,6 +50,11 @@ class RowEncoder:
         self._key = key
         self._began = False
         self._was_cut = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the header of binary COPY was returned."""
+        return self._began
 
     @property
     def is_exact(self) -> bool:
@@ -149,10 +156,18 @@ class TaskStager:
     lock_seconds: float
     key: tuple[str, ...] = ()
     """The columns that name a row in errors."""
+    shared: str = ""
+    """Equal for the sinks that write in one transaction; empty for a sink alone."""
 
     def open(self, task: str) -> TaskWriter:
         """Start to stage for one task attempt; nothing happens before the first row."""
-        return TaskWriter(self.address, self.application, self.place(self, task))
+        if not self.shared:
+            return TaskWriter(TaskSession(self.address, self.application), self.place(self, task))
+        key = (self.address.label, self.application, self.shared, self.place, self.txn, task)
+        found = _SESSIONS.get(key)
+        if found is None or found.is_over:
+            found = _SESSIONS[key] = TaskSession(self.address, self.application)
+        return TaskWriter(found, self.place(self, task))
 
 
 class TaskPlace(Protocol):
@@ -166,28 +181,135 @@ class TaskPlace(Protocol):
     def fit(self, schema: Any) -> RowEncoder:
         """Fit rows of *schema* to the target."""
 
-    def begin(self, connection: Connection, rows: RowEncoder) -> str:
-        """Begin the transaction; return the statement that copies."""
+    @property
+    def opening(self) -> Sequence[str]:
+        """The statements that begin the transaction."""
 
-    def finish(self, connection: Connection, tally: Tally) -> None:
-        """End the transaction, so that its rows survive this process."""
+    def creating(self, rows: RowEncoder) -> Sequence[str]:
+        """Return the statements before the first row."""
+
+    def copying(self, rows: RowEncoder) -> str:
+        """Return the statement that copies."""
+
+    def record(self, tally: Tally) -> str:
+        """Return the statement that records the rows in the same transaction."""
+
+    @property
+    def closing(self) -> str:
+        """The statement that ends the transaction, so that its rows survive this process."""
+
+    def closed(self) -> None:
+        """The transaction has ended."""
 
     def undo(self, connection: Connection) -> None:
-        """Remove the rows of `finish`."""
+        """Remove the rows after `closing`."""
 
 
-class TaskWriter:
-    """One task attempt's rows, copied to their place in a single transaction."""
+class TaskSession:
+    """The connection and the transaction of one task attempt, for one sink or several.
 
-    def __init__(self, address: Address, application: str, place: TaskPlace) -> None:
+    One sink copies at a time: the copy of another one ends first, and goes on with a new
+    statement.  The last writer that finishes ends the transaction.
+    """
+
+    def __init__(self, address: Address, application: str) -> None:
         self._address = address
         self._application = application
-        self._place = place
-        self._rows: RowEncoder | None = None
+        self._writing = 0
         self._connection: Connection | None = None
         self._copying: Any = None
         self._copy: psycopg.Copy | None = None
-        self._is_finished = False
+        self._copier: TaskPlace | None = None
+        self._finished: list[TaskPlace] = []
+        self._records: list[str] = []
+        self._is_durable = False
+        self.is_over = False
+        """Committed, or discarded."""
+
+    def join(self) -> None:
+        """Wait for one more writer before the transaction ends."""
+        self._writing += 1
+
+    def create(self, place: TaskPlace, rows: RowEncoder) -> None:
+        """Make the place for a writer's rows; begin the transaction if it is the first."""
+        self._end_copy()
+        self._check()
+        statements = place.creating(rows)
+        if self._connection is None:
+            self._connection = pool().take(self._address, self._application)
+            statements = [*place.opening, *statements]
+        if statements:
+            run(self._connection, statements)
+
+    def copy(self, place: TaskPlace, rows: RowEncoder) -> psycopg.Copy:
+        """Return the open copy of this writer."""
+        if self._copy is not None and self._copier is place:
+            return self._copy
+        self._end_copy()
+        self._check()
+        assert self._connection is not None
+        self._copier = place
+        self._copying = self._connection.cursor().copy(place.copying(rows).encode())
+        copy: psycopg.Copy = self._copying.__enter__()
+        self._copy = copy
+        if rows.has_begun:
+            copy.write(HEADER)
+        return copy
+
+    def _end_copy(self) -> None:
+        copy, self._copy = self._copy, None
+        if copy is None or self._copier is None:
+            return
+        with translated(f"sink {self._copier.sink}, staging"):
+            copy.write(TRAILER)
+            copying, self._copying = self._copying, None
+            copying.__exit__(None, None, None)
+
+    def finish(self, place: TaskPlace, tally: Tally | None) -> None:
+        """Record a writer's rows; the last writer makes everything durable."""
+        self._end_copy()
+        self._check()
+        self._writing -= 1
+        if tally is not None:
+            reach(CrashPoint.POSTGRES_STAGE_COPIED, place.sink)
+            self._records.append(place.record(tally))
+            self._finished.append(place)
+        if self._writing > 0:
+            return
+        if self._connection is not None:
+            run(self._connection, [*self._records, self._finished[0].closing])
+            pool().give_back(self._connection)
+            for each in self._finished:
+                each.closed()
+        self._is_durable = self.is_over = True
+
+    def _check(self) -> None:
+        if self.is_over:
+            raise Retryable("the task's transaction was discarded with another sink's rows")
+
+    def discard(self, place: TaskPlace) -> None:
+        """Drop the rows of all writers, or this one's if the transaction has ended."""
+        if not self.is_over:
+            self.is_over = True
+            if self._connection is not None:
+                abandon(self._connection, self._copying)
+        elif self._is_durable and place in self._finished:
+            with session(self._address, self._application) as another:
+                place.undo(another)
+
+
+# The sessions of tasks with several sinks: their writers find each other here.
+_SESSIONS: WeakValueDictionary[Hashable, TaskSession] = WeakValueDictionary()
+
+
+class TaskWriter:
+    """One task attempt's rows for one sink."""
+
+    def __init__(self, session: TaskSession, place: TaskPlace) -> None:
+        self._session = session
+        self._place = place
+        self._rows: RowEncoder | None = None
+        session.join()
 
     def write(self, batch: Batch) -> None:
         """Copy the rows to their place, invisible to readers."""
@@ -195,44 +317,29 @@ class TaskWriter:
             return
         with self._translated():
             if self._rows is None:
-                self._rows = self._place.fit(batch.schema)
-            copy = self._copy or self._begin(self._rows)
+                rows = self._place.fit(batch.schema)
+                self._session.create(self._place, rows)
+                self._rows = rows
+            copy = self._session.copy(self._place, self._rows)
             for chunk in self._rows.chunks(batch):
                 send(copy, chunk)
 
-    def _begin(self, rows: RowEncoder) -> psycopg.Copy:
-        self._connection = pool().take(self._address, self._application)
-        statement = self._place.begin(self._connection, rows)
-        self._copying = self._connection.cursor().copy(statement.encode())
-        copy: psycopg.Copy = self._copying.__enter__()
-        self._copy = copy
-        return copy
-
     def finish(self) -> Receipt:
-        """Make the copied rows survive this process, and return their receipt."""
-        place = self._place
-        if self._rows is None or self._copy is None or self._connection is None:
-            return Receipt(place.task, detail={"mode": place.mode})
+        """Make the copied rows survive this process, and return their receipt.
+
+        Several sinks of one task are durable together, when the last of them has finished.
+        """
+        place, rows = self._place, self._rows
         with self._translated():
-            self._copy.write(TRAILER)
-            self._copying.__exit__(None, None, None)
-            reach(CrashPoint.POSTGRES_STAGE_COPIED, place.sink)
-            place.finish(self._connection, self._rows.tally)
-        self._is_finished = True
-        pool().give_back(self._connection)
-        detail = {"mode": place.mode, "piece": place.name, **self._rows.detail()}
-        return Receipt(place.task, self._rows.tally, detail)
+            self._session.finish(place, rows.tally if rows else None)
+        if rows is None:
+            return Receipt(place.task, detail={"mode": place.mode})
+        detail = {"mode": place.mode, "piece": place.name, **rows.detail()}
+        return Receipt(place.task, rows.tally, detail)
 
     def discard(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
         with suppress(psycopg.Error, SemelError):
-            if not self._is_finished:
-                abandon(connection, self._copying)
-                return
-            with session(self._address, self._application) as another:
-                self._place.undo(another)
+            self._session.discard(self._place)
 
     def _translated(self) -> AbstractContextManager[None]:
         return translated(f"sink {self._place.sink}, staging")

@@ -1,0 +1,96 @@
+"""Six small tables of one database in one pipeline: what a cycle costs."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from bench.harness import Alternative, Benchmark, Row, Scale, Spread, Table, measure, timed
+from bench.server import Database, postgres
+from semel.ledger.sqlite import SqliteLedger
+from semel.pipeline.cycle import CommitSucceeded
+from semel.pipeline.driver import Driver
+from semel.pipeline.sink import Receipt, TwoPhaseSink
+from semel.pipeline.source import BatchRange
+from semel.pipeline.txn import CycleId, SinkTxnId
+from semel.postgres.sink import PostgresSink
+from semel.spark.staging import Tee
+
+ROWS = 100
+WARM_UPS = 5
+
+ABOUT = """\
+A pipeline of `PostgresSink`s in staging mode, each with a table of its own in one database, and
+100 rows for each of them in a cycle: a local ledger, one task, without Spark. The sinks share one
+transaction per task and one for the decision. A figure is the median cycle of one run."""
+
+
+def run(scale: Scale) -> list[Table]:
+    """Measure one table and six."""
+    cycles = scale.pick(40, 5)
+    with postgres() as database:
+        times = measure(
+            {f"{n} tables": _pipeline(database, n, cycles) for n in (1, 6)}, scale.rounds_or(5)
+        )
+    rows = []
+    for name, seconds in times.seconds.items():
+        found = Spread.of([1000 * value for value in seconds])
+        rows.append(Row(name, [found.text(0)]))
+    return [Table(f"{ROWS} rows a table, {cycles} cycles a run", ["ms"], rows, times.rounds)]
+
+
+def _pipeline(database: Database, tables: int, cycles: int) -> Alternative:
+    rows = pa.RecordBatch.from_pydict({"id": list(range(ROWS)), "name": ["payment"] * ROWS})
+
+    def alternative() -> float:
+        home = Path(tempfile.mkdtemp(prefix="semel-bench-"))
+        names = [f"t{tables}_{number}" for number in range(tables)]
+        for name in names:
+            database.run(
+                f"DROP TABLE IF EXISTS {name}", f"CREATE TABLE {name} (id bigint, name text)"
+            )
+        sinks = [PostgresSink(database.url, name, name=name, write="append") for name in names]
+        for sink in sinks:
+            sink.check(rows.schema)
+        ledger = SqliteLedger(home / "bench.ledger")
+        driver = Driver(f"bench-{home.name[-8:].lower()}", ledger, sinks)
+        driver.start()
+        generation = ledger.open_generation(driver.lease, "bench").number
+        found = [
+            _cycle(driver, CycleId(driver.scope, generation, number), rows)
+            for number in range(WARM_UPS + cycles)
+        ]
+        driver.stop()
+        ledger.close()
+        return statistics.median(found[WARM_UPS:])
+
+    return alternative
+
+
+def _cycle(driver: Driver, cycle: CycleId, rows: pa.RecordBatch) -> float:
+    def stage(txn: SinkTxnId) -> Mapping[str, Sequence[Receipt]]:
+        return _staged(driver.sinks, txn, rows)
+
+    read = BatchRange.of_offsets({"payments/0": (cycle.batch, cycle.batch + 1)})
+    with timed() as watch:
+        outcome = driver.run_cycle(cycle, lambda: read, stage)
+    if not isinstance(outcome, CommitSucceeded):
+        raise TypeError(f"not committed: {outcome}")
+    return watch.seconds
+
+
+def _staged(
+    sinks: Sequence[TwoPhaseSink], txn: SinkTxnId, rows: pa.RecordBatch
+) -> dict[str, list[Receipt]]:
+    """Write the same rows to every sink in one task, as a task of Spark does."""
+    tee = Tee([(sink.name, sink.stager(txn)) for sink in sinks], [0] * len(sinks))
+    column = rows.to_struct_array()
+    receipts = tee.write([pa.RecordBatch.from_arrays([column], ["s0"])], "t0-bench")
+    return {sink.name: [receipt] for sink, receipt in zip(sinks, receipts, strict=True)}
+
+
+BENCHMARK = Benchmark("many-tables", "Six tables of one database", ABOUT, run)
