@@ -48,16 +48,14 @@ def _pipeline(database: Database, tables: int, cycles: int) -> Alternative:
 
     def alternative() -> float:
         home = Path(tempfile.mkdtemp(prefix="semel-bench-"))
-        names = [f"t{tables}_{number}" for number in range(tables)]
-        for name in names:
-            database.run(
-                f"DROP TABLE IF EXISTS {name}", f"CREATE TABLE {name} (id bigint, name text)"
-            )
+        app = f"bench-{home.name[-8:].lower()}"
+        names = [f"{app}-{number}" for number in range(tables)]
+        database.run(*(f'CREATE TABLE "{name}" (id bigint, name text)' for name in names))
         sinks = [PostgresSink(database.url, name, name=name, write="append") for name in names]
         for sink in sinks:
             sink.check(rows.schema)
         ledger = SqliteLedger(home / "bench.ledger")
-        driver = Driver(f"bench-{home.name[-8:].lower()}", ledger, sinks)
+        driver = Driver(app, ledger, sinks)
         driver.start()
         generation = ledger.open_generation(driver.lease, "bench").number
         found = [

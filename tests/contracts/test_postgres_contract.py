@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import ClassVar
 
@@ -11,6 +13,8 @@ import pytest
 from psycopg import sql
 from psycopg.rows import dict_row
 
+from semel.pipeline.sink import Receipt, SinkFatal, SinkOK, SinkRetryable
+from semel.pipeline.twophase import in_groups
 from semel.postgres.connect import pool
 from semel.postgres.sink import PostgresSink
 from semel.testing import SinkContract
@@ -90,6 +94,138 @@ class TestStagingModeOn18(PostgresSinkContract):
 
 class TestPreparedModeOn18(PostgresSinkContract):
     server = "quick_postgres_server"
+    mode = "prepared"
+
+
+class Couple:
+    """Two joined sinks, seen as one: what the contract says of a sink holds for a group."""
+
+    def __init__(self, first: PostgresSink, second: PostgresSink) -> None:
+        self.sinks = (first, second)
+        in_groups(self.sinks)
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name == "sinks":
+            raise AttributeError(name)  # while it is unpickled
+        return getattr(self.sinks[0], name)
+
+    def rename(self, old, new):
+        for sink in self.sinks:
+            sink.rename(replace(old, sink=sink.name), replace(new, sink=sink.name))
+
+    def visible_tally(self, cycle, token):
+        first, second = (sink.visible_tally(cycle, token[sink.name]) for sink in self.sinks)
+        assert first == second
+        return first
+
+    def stager(self, txn):
+        return CoupleStager([sink.stager(txn) for sink in self.sinks])
+
+    def fence(self, scope, epoch):
+        for sink in self.sinks:
+            sink.fence(scope, epoch)
+
+    def check(self, schema):
+        for sink in self.sinks:
+            sink.check(schema)
+
+    def prepare(self, txn, receipts):
+        of = [_receipts_of(receipts, number) for number in (0, 1)]
+        named = {sink.name: own for sink, own in zip(self.sinks, of, strict=True)}
+        outcomes = self.sinks[0].prepare_all(txn, named)
+        if all(isinstance(outcome, SinkOK) for outcome in outcomes.values()):
+            return SinkOK({name: outcome.token for name, outcome in outcomes.items()})
+        return _worst(outcomes.values())
+
+    def commit(self, txn, token):
+        tokens = {sink.name: token.get(sink.name, {}) for sink in self.sinks}
+        return _worst(self.sinks[1].commit_all(txn, tokens).values())
+
+    def abort(self, txn, token):
+        return _worst([sink.abort(txn, (token or {}).get(sink.name)) for sink in self.sinks])
+
+    def look_up(self, txn, token):
+        first, second = (sink.look_up(txn, token) for sink in self.sinks)
+        assert first.found == second.found
+        return first
+
+    def recover(self, scope):
+        first, second = (sink.recover(scope) for sink in self.sinks)
+        assert first == second
+        return first
+
+    def mark(self, scope):
+        first, second = (sink.mark(scope) for sink in self.sinks)
+        assert first == second
+        return first
+
+    def sweep(self, scope, is_loser):
+        first, _ = (sink.sweep(scope, is_loser) for sink in self.sinks)
+        return first
+
+    def abort_together(self, txns):
+        return set.intersection(*(sink.abort_together(txns) for sink in self.sinks))
+
+
+@dataclass
+class CoupleStager:
+    stagers: list
+
+    def open(self, task):
+        return CoupleWriter([stager.open(task) for stager in self.stagers])
+
+
+@dataclass
+class CoupleWriter:
+    writers: list
+
+    def write(self, batch):
+        for writer in self.writers:
+            writer.write(batch)
+
+    def finish(self):
+        both = [writer.finish() for writer in self.writers]
+        detail = {"both": [receipt.to_json() for receipt in both]}
+        return Receipt(both[0].task, both[0].tally, detail)
+
+    def discard(self):
+        for writer in self.writers:
+            writer.discard()
+
+
+def _receipts_of(receipts, number):
+    return [Receipt.from_json(receipt.detail["both"][number]) for receipt in receipts]
+
+
+def _worst(outcomes):
+    order = (SinkOK, SinkRetryable, SinkFatal)
+    return max(outcomes, key=lambda outcome: order.index(type(outcome)))
+
+
+class PostgresGroupContract(PostgresSinkContract):
+    """A second sink beside the first one, on a table of its own, in the same transactions."""
+
+    server = "quick_postgres_server"
+
+    def make_sink(self):
+        self.execute("CREATE TABLE IF NOT EXISTS {0}.others (id bigint, text text)")
+        first = super().make_sink()
+        settings = {"mode": self.mode, "password": PASSWORD, "bookkeeping_schema": self.books}
+        url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+        return Couple(first, PostgresSink(url, f"{self.books}.others", name="others", **settings))
+
+    def visible_rows(self, sink):
+        rows = super().visible_rows(sink)
+        others = self.execute("SELECT id, text FROM {0}.others").fetchall()
+        assert Counter(map(str, rows)) == Counter(map(str, others))
+        return rows
+
+
+class TestGroupInStagingMode(PostgresGroupContract):
+    pass
+
+
+class TestGroupInPreparedMode(PostgresGroupContract):
     mode = "prepared"
 
 
