@@ -132,7 +132,7 @@ class Address:
         return connection
 
     def answers(self) -> bool:
-        """Return whether the server accepts connections, whatever it thinks of this login."""
+        """Return whether the server accepts connections, even if it refuses this login."""
         told = make_conninfo(self.url, **{**_DEFAULTS, **self.options})
         return PGconn.ping(told.encode()) == Ping.OK
 
