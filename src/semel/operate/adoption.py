@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from semel.lease import Takeover
+from semel.errors import NeedsOperator
+from semel.lease import Owner, Takeover
 from semel.operate.status import ScopeOwner, owner_of
 from semel.pipeline import generation as engine
 from semel.pipeline.generation import Adoptable
@@ -19,12 +21,21 @@ class ReadsCheckpoint(Protocol):
     """The part of `semel.spark.checkpoint.Checkpoint` that is needed here."""
 
     @property
+    def last_finished(self) -> int | None:
+        """The highest batch that Spark has marked as done."""
+        ...
+
+    @property
     def last_planned(self) -> int | None:
         """The highest batch that Spark has begun."""
         ...
 
     def adoptable(self) -> Adoptable:
         """Say where the checkpoint would go on."""
+        ...
+
+    def leave_out(self, committed: Mapping[str, Collection[str]]) -> int:
+        """Make a new checkpoint of file sources go on behind the committed files."""
         ...
 
     def range(self, batch: int) -> BatchRange:
@@ -43,6 +54,9 @@ class Means(StrEnum):
     """Records are never processed."""
 
     NEW = "new"
+    RECREATED = "recreated"
+    """The topic was deleted and created again; needs --topic-recreated."""
+
     DROPPED = "dropped"
     """The checkpoint does not read the partition, and its end is forgotten."""
 
@@ -86,6 +100,9 @@ class AdoptionPlan:
     open_cycles: list[str]
     """Cycles that must be settled first."""
 
+    belongs_to: str | None = None
+    """The other scope whose checkpoint it is; then it cannot be adopted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
@@ -116,6 +133,8 @@ def plan_adoption(
     ]
     before = {where: position.end for where, position in positions.ends.items()}
     after = {where: position.end for where, position in found.positions.items()}
+    changed = engine.changed_topics(ledger, scope)
+    owner = engine.owner_of_checkpoint(ledger, scope, found.checkpoint)
     return AdoptionPlan(
         scope=scope,
         ledger=ledger.url,
@@ -127,7 +146,12 @@ def plan_adoption(
         generation_before=generations[-1].number if generations else 0,
         is_known=bool(generations) and generations[-1].checkpoint == found.checkpoint,
         positions=[
-            _change(*where, before.get(where), after.get(where))
+            _change(
+                *where,
+                before.get(where),
+                after.get(where),
+                changed.get(where[1].rpartition("/")[0]),
+            )
             for where in sorted({*before, *after})
         ],
         files_repeated=again,
@@ -135,7 +159,35 @@ def plan_adoption(
             f"{attempt.txn.cycle.label} is {attempt.state}"
             for attempt in ledger.open_attempts(scope)
         ],
+        belongs_to=str(owner) if owner else None,
     )
+
+
+def leave_out(
+    ledger: Ledger,
+    plan: AdoptionPlan,
+    checkpoint: ReadsCheckpoint,
+    takeover: Takeover = Takeover.WAIT,
+) -> Adoptable:
+    """Write into a new checkpoint that the committed files are done; return where it goes on.
+
+    For a checkpoint that was lost: the query, started once with a new one, was refused.
+
+    Raises:
+        NeedsOperator: the checkpoint is not new, has state or other sources, or belongs to
+            another scope; or cycles are open.
+        LeaseHeld: the pipeline is running.
+    """
+    if plan.open_cycles or plan.belongs_to:
+        found = plan.open_cycles[0] if plan.open_cycles else f"it belongs to {plan.belongs_to}"
+        raise NeedsOperator(f"{plan.scope}: the checkpoint was not changed: {found}")
+    lease = ledger.acquire(plan.scope, Owner.here(), engine.ADOPT_LEASE_SECONDS, takeover)
+    try:
+        if checkpoint.last_finished is None:  # otherwise it was done before a crash
+            checkpoint.leave_out(ledger.positions(plan.scope).paths)
+    finally:
+        ledger.release(lease)
+    return checkpoint.adoptable()
 
 
 def adopt(
@@ -147,6 +199,7 @@ def adopt(
     why: str,
     state_lost: bool = False,
     repeat_files: bool = False,
+    topic_recreated: bool = False,
     takeover: Takeover = Takeover.WAIT,
 ) -> Adoption:
     """Open the next generation with the checkpoint that *found* describes.
@@ -164,13 +217,25 @@ def adopt(
         why=why,
         state_lost=state_lost,
         repeat_files=repeat_files,
+        topic_recreated=topic_recreated,
         takeover=takeover,
     )
     return Adoption(True, who, why, generation.number, plan)
 
 
-def _change(source: str, partition: str, was: int | None, will: int | None) -> PositionChange:
-    if was is None:
+def _change(
+    source: str, partition: str, was: int | None, will: int | None, ids: list[str] | None = None
+) -> PositionChange:
+    if ids is not None and was is not None and will is not None:
+        means = Means.RECREATED
+        words = f"the topic was deleted and created again (its id was {ids[0]} and is {ids[1]}): "
+        words += (
+            f"offsets 0 to {will} of the new one are never processed; to read it from its "
+            f"beginning, start a new checkpoint with startingOffsets earliest and adopt that"
+            if will
+            else "goes on at the beginning of the new one"
+        )
+    elif was is None:
         means, words = Means.NEW, f"starts at {will}"
     elif will is None:
         means, words = Means.DROPPED, f"its end {was} is forgotten: the checkpoint does not read it"

@@ -26,6 +26,7 @@ from semel.pipeline.cycle import (
     SinkAnswer,
     run_commit_cycle,
 )
+from semel.pipeline.generation import note_topics
 from semel.pipeline.ledger import AttemptRecord, CycleState, Decision, Ledger, ScopeLease
 from semel.pipeline.recovery import RecoveryReport, recover, sweep
 from semel.pipeline.sink import OwnsItsPlace, Receipt, SinkOK, Token, TwoPhaseSink, tally_of
@@ -398,6 +399,7 @@ class Driver:
         found = discontinuities(self.ledger.positions(self.scope, batch), batch)
         if not found:
             return None
+        note_topics(self.ledger, self.scope, batch)
         reason = (
             f"begin_txn: the batch does not start where the ledger ends: {'; '.join(found)}; "
             f"see `semel status`, and `semel adopt` to accept it"

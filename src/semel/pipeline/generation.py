@@ -8,7 +8,8 @@ operator can adopt one that the ledger would refuse.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from semel.errors import NeedsOperator
 from semel.lease import Owner, Takeover
@@ -54,6 +55,58 @@ class CheckpointRefused(NeedsOperator):
         return f"{self.scope}: {self.problem}; {self.way_out}"
 
 
+TOPICS_CHANGED: Final = "topics changed"
+"""The recorded act of a start that found topics with other ids."""
+
+
+def note_topics(ledger: Ledger, scope: Scope, batch: BatchRange) -> None:
+    """Record which topics of *batch* have another id than the committed ones.
+
+    An operator's `adopt` has no connection to the broker, and must tell what it means.
+    """
+    ends = ledger.positions(scope, BatchRange()).ends
+    changed: dict[str, list[str]] = {}
+    for source in batch.sources:
+        for partition in source.spans:
+            topic = partition.rpartition("/")[0]
+            at, found = ends.get((source.source, partition)), source.topic_ids.get(topic)
+            if at is not None and at.topic_id and found and at.topic_id != found:
+                changed[topic] = [at.topic_id, found]
+    if changed and changed != changed_topics(ledger, scope):
+        why = "a start found topics that were deleted and created again"
+        ledger.record_act(scope, "semel", TOPICS_CHANGED, why, {"topics": changed})
+
+
+def changed_topics(ledger: Ledger, scope: Scope) -> dict[str, list[str]]:
+    """Return the topics that a start since the last adoption found with other ids: old, new."""
+    for act in ledger.acts(scope):
+        if act.act == "adopt":
+            break
+        if act.act == TOPICS_CHANGED:
+            return dict(act.detail["topics"])
+    return {}
+
+
+def owner_of_checkpoint(ledger: Ledger, scope: Scope, checkpoint: str) -> Scope | None:
+    """Return the other scope of this ledger that has used *checkpoint*."""
+    for other in ledger.scopes():
+        if other != scope and any(g.checkpoint == checkpoint for g in ledger.generations(other)):
+            return other
+    return None
+
+
+def _refuse_owned(ledger: Ledger, scope: Scope, checkpoint: str) -> None:
+    owner = owner_of_checkpoint(ledger, scope, checkpoint)
+    if owner is None:
+        return
+    way_out = (
+        f"if the app has a new name, use `semel app rename --from {owner.app}`"
+        if owner.query == scope.query
+        else "every query needs a checkpoint of its own"
+    )
+    raise CheckpointRefused(str(scope), f"this checkpoint belongs to {owner}", way_out)
+
+
 def settle_generation(ledger: Ledger, lease: ScopeLease, view: CheckpointView) -> Generation:
     """Return the generation of *view*'s checkpoint; open a new one if that is safe.
 
@@ -61,6 +114,7 @@ def settle_generation(ledger: Ledger, lease: ScopeLease, view: CheckpointView) -
         CheckpointRefused: continuing would repeat or skip records.
     """
     scope = lease.scope
+    note_topics(ledger, scope, view.range)
     known = ledger.generations(scope)
     for generation in reversed(known):
         if generation.checkpoint == view.id:
@@ -73,12 +127,13 @@ def settle_generation(ledger: Ledger, lease: ScopeLease, view: CheckpointView) -
                 )
             _check_finished(ledger, scope, generation, view)
             return generation
+    _refuse_owned(ledger, scope, view.id)
     if view.last_finished is not None:
         raise CheckpointRefused(
             str(scope),
             f"checkpoint {view.id} has run batches up to {view.last_finished} that are not in "
             f"this ledger",
-            "take it over with `semel adopt`, or start with a new checkpoint",
+            "take it over with `semel adopt`",
         )
     positions = ledger.positions(scope)
     # Adopted, and no cycle has finished since: the operator accepted the batches before.
@@ -197,17 +252,29 @@ def adopt(
     why: str,
     state_lost: bool = False,
     repeat_files: bool = False,
+    topic_recreated: bool = False,
     takeover: Takeover = Takeover.WAIT,
 ) -> Generation:
     """Make *found* the scope's next generation and its start the scope's positions.
 
     Files that the checkpoint has read count as committed from now on.  *repeat_files*
-    forgets all others, so that a file source may read them again.  Records who did it and why.
+    forgets all others, so that a file source may read them again.  *topic_recreated* accepts
+    that topics were deleted and created again.  Records who did it and why.
 
     Raises:
         LeaseHeld: the pipeline is running.
-        NeedsOperator: something must be settled first, or the loss of state accepted.
+        NeedsOperator: something must be settled first, or a loss accepted; or the checkpoint
+            belongs to another scope.
     """
+    _refuse_owned(ledger, scope, found.checkpoint)
+    changed = changed_topics(ledger, scope)
+    read = {partition.rpartition("/")[0] for _, partition in found.positions}
+    if (again := sorted(read & changed.keys())) and not topic_recreated:
+        raise NeedsOperator(
+            f"{scope}: topic {again[0]} was deleted and created again (its id was "
+            f"{changed[again[0]][0]} and is {changed[again[0]][1]}); what the checkpoint skips of "
+            f"the new one is never read: see --dry-run, and accept it with --topic-recreated"
+        )
     earlier = ledger.generations(scope)
     new = bool(earlier) and earlier[-1].checkpoint != found.checkpoint
     if new and found.is_stateful and not state_lost:
@@ -224,13 +291,21 @@ def adopt(
                 f"with `semel recover` before adopting a checkpoint"
             )
         _refuse_repetition(ledger, scope, found)
-        known = {} if repeat_files else ledger.positions(scope).paths
+        standing = ledger.positions(scope)
+        known = {} if repeat_files else standing.paths
         paths = {
             source: {*known.get(source, ()), *found.paths.get(source, ())}
             for source in {*known, *found.paths}
         }
         generation = ledger.adopt_generation(
-            lease, found.checkpoint, found.first_batch, found.positions, paths
+            lease,
+            found.checkpoint,
+            found.first_batch,
+            {
+                where: replace(at, topic_id=_topic_id(where, at, standing, changed))
+                for where, at in found.positions.items()
+            },
+            paths,
         )
         detail = {
             "checkpoint": found.checkpoint,
@@ -239,11 +314,23 @@ def adopt(
             "positions": {f"{s} {p}": at.end for (s, p), at in found.positions.items()},
             "state_lost": state_lost,
             "repeat_files": repeat_files,
+            "topics_recreated": {topic: changed[topic] for topic in again},
         }
         ledger.record_act(scope, who, "adopt", why, detail)
     finally:
         ledger.release(lease)
     return generation
+
+
+def _topic_id(
+    where: tuple[str, str], at: Position, standing: Positions, changed: Mapping[str, list[str]]
+) -> str:
+    """Return the id that the next batch must find: a topic created again is never taken on."""
+    topic = where[1].rpartition("/")[0]
+    if topic in changed:
+        return changed[topic][1]
+    known = standing.ends.get(where)
+    return at.topic_id or (known.topic_id if known else "")
 
 
 def _refuse_repetition(ledger: Ledger, scope: Scope, found: Adoptable) -> None:

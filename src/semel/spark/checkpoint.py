@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -58,6 +58,14 @@ class LocalFiles:
             return [entry.name for entry in (self._root / path).iterdir()]
         except FileNotFoundError:
             return []
+
+    def write(self, path: str, text: str) -> None:
+        """Replace a file at once, and remove the checksum that Hadoop keeps beside it."""
+        file = self._root / path
+        (file.parent / f".{file.name}.crc").unlink(missing_ok=True)
+        new = file.parent / f".{file.name}.semel"
+        new.write_text(text, encoding="utf-8")
+        new.replace(file)
 
 
 class CheckpointUnreadable(Retryable):
@@ -262,6 +270,47 @@ class Checkpoint:
         read = {} if last is None else self._paths_through(last)
         return Adoptable(self.id, next_batch, positions, self.is_stateful, read)
 
+    def leave_out(self, committed: Mapping[str, Collection[str]]) -> int:
+        """Make a new checkpoint of file sources go on behind the *committed* files, by source.
+
+        Its first batch becomes that of the committed files, and is marked as done: Spark then
+        reads every other file, and none of these.  Repeatable after a crash.  Returns the
+        number of files.
+
+        Raises:
+            NeedsOperator: the checkpoint is not new, or has state or other sources.
+        """
+        ends = self._offsets(0) or []
+        if (
+            not isinstance(self._files, LocalFiles)
+            or self.last_planned != 0
+            or self.last_finished is not None
+            or self.is_stateful
+            or not all(is_file_log(end) for end in ends)
+        ):
+            raise NeedsOperator(
+                f"checkpoint {self.root}: files can be left out only of a new checkpoint on this "
+                f"host that has planned its first batch and not finished it, of a query without "
+                f"state whose sources are all of files"
+            )
+        for index in range(len(ends)):
+            entry = f"sources/{index}/0"
+            version, *lines = self._require(entry).splitlines()
+            planned = [json.loads(line) for line in lines]
+            written_at = {fields["path"]: fields["timestamp"] for fields in planned}
+            # Spark forgets old files, and takes no file for new that is older than those: the
+            # time of the newest one keeps a file that this batch does not list.
+            newest = max(written_at.values(), default=0)
+            kept = [
+                {"path": path, "timestamp": written_at.get(path, newest), "batchId": 0}
+                for path in sorted(committed.get(str(index), ()))
+            ]
+            texts = [json.dumps(fields, separators=(",", ":")) for fields in kept]
+            self._files.write(entry, "\n".join([version, *texts]))
+        # Last: until then Spark would plan the batch again, and the ledger would refuse it.
+        self._files.write("commits/0", 'v1\n{"nextBatchWatermarkMs":0}')
+        return sum(len(committed.get(str(index), ())) for index in range(len(ends)))
+
     def _paths_through(self, batch: int) -> dict[str, tuple[str, ...]]:
         """Return every file that batches up to *batch* have read, by source."""
         return {
@@ -293,34 +342,42 @@ class Checkpoint:
 
     def _paths(self, index: int, after: int, through: int) -> tuple[str, ...]:
         """Return the files of a file source's entries in ``(after, through]``."""
-        wanted = set(range(after + 1, through + 1))
-        paths: dict[str, None] = {}
         folder = f"sources/{index}"
-        compacted: list[tuple[int, str]] | None = None
-        for entry in sorted(wanted):
-            found = self._files.read(f"{folder}/{entry}")
+        paths: dict[str, None] = {}
+        compacted: list[int] | None = None
+        entry = after + 1
+        while entry <= through:
+            read, found = entry, self._entries(f"{folder}/{entry}", entry - 1, through)
             if found is None:
                 # Only now: to list a folder costs a call into the JVM for every file in it.
                 compacted = self._compacted(folder) if compacted is None else compacted
-                later = next((name for number, name in compacted if number >= entry), None)
-                found = self._files.read(f"{folder}/{later}") if later else None
+                later = [number for number in compacted if number >= entry]
+                # Each has all entries before it: one file instead of many.
+                read = max([n for n in later if n <= through], default=min(later, default=-1))
+                found = self._entries(f"{folder}/{read}.compact", entry - 1, through)
             if found is None:
                 raise NeedsOperator(
                     f"checkpoint {self.root}: {folder}/{entry} is missing, so it is unknown "
                     f"which files the batch reads"
                 )
-            for line in found.decode().splitlines()[1:]:
-                fields = json.loads(line)
-                if fields["batchId"] == entry:
-                    paths[fields["path"]] = None
+            paths.update(found)
+            entry = read + 1
         return tuple(paths)
 
-    def _compacted(self, folder: str) -> list[tuple[int, str]]:
-        return sorted(
-            (int(name.removesuffix(".compact")), name)
+    def _compacted(self, folder: str) -> list[int]:
+        return [
+            int(name.removesuffix(".compact"))
             for name in self._files.names(folder)
             if re.fullmatch(r"\d+\.compact", name)
-        )
+        ]
+
+    def _entries(self, path: str, after: int, through: int) -> dict[str, None] | None:
+        """Return the files of one log file's entries in ``(after, through]``."""
+        found = self._files.read(path)
+        if found is None:
+            return None
+        lines = [json.loads(line) for line in found.decode().splitlines()[1:]]
+        return {f["path"]: None for f in lines if after < f["batchId"] <= through}
 
     def _offsets(self, batch: int) -> list[Any] | None:
         found = self._files.read(f"offsets/{batch}")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
+from semel.lease import Owner
 from semel.ledger.sqlite import SqliteLedger
 from semel.pipeline.driver import Driver
-from semel.pipeline.source import BatchRange, SourceKind, SourceRange
+from semel.pipeline.source import BatchRange, Position, SourceKind, SourceRange, Span
 from semel.pipeline.txn import CycleId
 from semel.testing.local import local_stage
 from tests.unit.cli.cli_world import Shell, World
@@ -152,6 +154,135 @@ def test_files_that_would_be_read_again_are_counted(world, shell, tmp_path):
     plan = adopt(shell, root, "--dry-run")["plan"]
 
     assert plan["files_repeated"] == [f"source 0: {path}"]
+
+
+def committed_files(world: World, *paths: str) -> None:
+    files = BatchRange((SourceRange("0", SourceKind.FILES, paths=paths),))
+    world.driver.start()
+    cycle = CycleId(world.scope, 1, 2)
+    world.driver.run_cycle(cycle, lambda: files, local_stage(world.sinks, ["r"]))
+    world.stop()
+
+
+def test_committed_files_are_left_out_of_a_new_checkpoint(world, shell, tmp_path):
+    committed_files(world, "file:///in/a", "file:///in/b")
+    root = tmp_path / "cp"
+    write_checkpoint(root, [0], finished=None)
+    (root / "offsets/0").write_text('v1\n{}\n{"logOffset":0}')
+    planned = [{"path": f"file:///in/{n}", "timestamp": 7, "batchId": 0} for n in "bc"]
+    (root / "sources/0/0").write_text("\n".join(["v1", *map(json.dumps, planned)]))
+    (root / "sources/0/.0.crc").write_text("of what Spark wrote")
+
+    for _ in range(2):  # as after a crash in between
+        document = adopt(shell, root, *WHY, "--yes", "--leave-out-files")
+
+        assert (document["plan"]["first_batch"], document["plan"]["files_repeated"]) == (1, [])
+        version, *lines = (root / "sources/0/0").read_text().splitlines()
+        kept = [{"path": f"file:///in/{n}", "timestamp": 7, "batchId": 0} for n in "ab"]
+        assert (version, [json.loads(line) for line in lines]) == ("v1", kept)
+        assert (root / "commits/0").exists()
+        assert not (root / "sources/0/.0.crc").exists()
+    paths = world.ledger.positions(world.scope).paths["0"]
+    assert set(paths) == {"file:///in/a", "file:///in/b"}
+
+
+def test_a_checkpoint_with_other_sources_is_left_as_it_is(world, shell, tmp_path):
+    write_checkpoint(tmp_path / "cp", [20, 30], finished=None)
+
+    refused = adopt(shell, tmp_path / "cp", *WHY, "--yes", "--leave-out-files", code=4)
+
+    assert "whose sources are all of files" in refused["error"]
+    assert not list((tmp_path / "cp/commits").iterdir())
+
+
+def recreated(world: World, begin: int) -> None:
+    """Commit one batch with a topic's id, then meet another topic of the same name."""
+
+    def read(start: int, topic_id: str) -> BatchRange:
+        span = {"orders/0": Span(start, start + 10)}
+        return BatchRange(
+            (SourceRange("0", SourceKind.OFFSETS, span, topic_ids={"orders": topic_id}),)
+        )
+
+    world.driver.start()
+    for batch, found in ((2, read(20, "id-one")), (3, read(begin, "id-two"))):
+        outcome = world.driver.run_cycle(
+            CycleId(world.scope, 1, batch),
+            lambda found=found: found,
+            local_stage(world.sinks, ["r"]),
+        )
+    assert "created again" in outcome.reason
+    world.stop()
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (30, "offsets 0 to 30 of the new one are never processed; to read it from its beginning"),
+        (0, "goes on at the beginning of the new one"),
+    ],
+)
+def test_a_topic_that_was_created_again_needs_a_flag(world, shell, tmp_path, start, words):
+    recreated(world, begin=30)
+    write_checkpoint(tmp_path / "cp", [start, start + 10], finished=None)
+
+    (change,) = adopt(shell, tmp_path / "cp", "--dry-run")["plan"]["positions"]
+    assert change["means"] == "recreated"
+    assert "its id was id-one and is id-two" in change["words"]
+    assert words in change["words"]
+    refused = adopt(shell, tmp_path / "cp", *WHY, "--yes", code=4)
+    assert "--topic-recreated" in refused["error"]
+
+    adopt(shell, tmp_path / "cp", *WHY, "--yes", "--topic-recreated")
+    position = world.ledger.positions(world.scope).ends["0", "orders/0"]
+    assert (position.end, position.topic_id) == (start, "id-two")
+
+
+def test_an_adoption_keeps_the_ids_of_topics(world, shell, tmp_path):
+    ledger, scope = world.ledger, world.scope
+    lease = ledger.acquire(scope, Owner.here(), 30.0)
+    ledger.adopt_generation(lease, "old", 0, {("0", "orders/0"): Position(20, "id-one")})
+    ledger.release(lease)
+    write_checkpoint(tmp_path / "cp", [20, 30], finished=None)
+
+    adopt(shell, tmp_path / "cp", *WHY, "--yes")
+
+    assert ledger.positions(scope).ends["0", "orders/0"] == Position(20, "id-one")
+
+
+def test_the_checkpoint_of_another_app_is_recognised(world, shell, tmp_path):
+    write_checkpoint(tmp_path / "cp", [20, 30], finished=0, name="checkpoint-1")
+    command = ("adopt", "--app", "store", "--checkpoint", str(tmp_path / "cp"), "--json")
+
+    plan = json.loads(shell.type(*command, "--dry-run").stdout)["plan"]
+    refused = shell.type(*command, *WHY, "--yes")
+
+    assert plan["belongs_to"] == "shop/main"
+    assert refused.exit_code == 4
+    error = json.loads(refused.stdout)["error"]
+    assert "this checkpoint belongs to shop/main" in error
+    assert "semel app rename --from shop" in error
+
+
+def test_four_thousand_batches_of_files_are_adopted_in_seconds(world, shell, tmp_path):
+    root, batches = tmp_path / "cp", 4000
+    write_checkpoint(root, [0], finished=None)
+    last = batches - 1
+    (root / f"offsets/{last}").write_text(f'v1\n{{}}\n{{"logOffset":{last}}}')
+    (root / f"commits/{last}").write_text("v1\n{}")
+    (root / "sources/0/0").unlink()
+    for compacted in (last - 10, last):  # Spark keeps all entries in each, and deletes the others
+        entries = [
+            json.dumps({"path": f"file:///in/{n}", "timestamp": n, "batchId": n})
+            for n in range(compacted + 1)
+        ]
+        (root / f"sources/0/{compacted}.compact").write_text("\n".join(["v1", *entries]))
+
+    began = time.monotonic()
+    adopt(shell, root, *WHY, "--yes")
+
+    assert time.monotonic() - began < 10
+    assert len(world.ledger.positions(world.scope).paths["0"]) == batches
 
 
 @pytest.mark.parametrize("missing", ["cp", "s3://bucket/cp"])

@@ -12,7 +12,14 @@ from semel.cli.preamble import Operator, changing, command
 from semel.cli.render import Field, Line, Rows, Shape, counted, red
 from semel.cli.target import ledger_url, open_existing
 from semel.ledgers import open_ledger
-from semel.operate.adoption import Adoption, AdoptionPlan, Means, PositionChange, plan_adoption
+from semel.operate.adoption import (
+    Adoption,
+    AdoptionPlan,
+    Means,
+    PositionChange,
+    leave_out,
+    plan_adoption,
+)
 from semel.operate.adoption import adopt as go_on
 from semel.pipeline.txn import Scope
 
@@ -41,6 +48,16 @@ def adopt(
     ] = False,
     repeat_files: Annotated[
         bool, option("--repeat-files", "Forget which files were committed: read them again.")
+    ] = False,
+    leave_out_files: Annotated[
+        bool,
+        option(
+            "--leave-out-files",
+            "Write into a new checkpoint of file sources that the committed files are done.",
+        ),
+    ] = False,
+    topic_recreated: Annotated[
+        bool, option("--topic-recreated", "Accept that a topic was deleted and created again.")
     ] = False,
     create_ledger: Annotated[
         bool, option("--create-ledger", "Make the ledger if there is none yet.")
@@ -75,6 +92,9 @@ def adopt(
     operator.answer.print(_plan_lines(plan))
     question = f"Adopt {checkpoint} for {scope}?"
     operator.confirm("adopting changes positions", question)
+    if leave_out_files:
+        found = leave_out(opened, plan, found_at, operator.takeover)
+        plan = plan_adoption(opened, scope, checkpoint, found_at, found)
     done = go_on(
         opened,
         plan,
@@ -83,6 +103,7 @@ def adopt(
         why=operator.why,
         state_lost=state_lost,
         repeat_files=repeat_files,
+        topic_recreated=topic_recreated,
         takeover=operator.takeover,
     )
     operator.answer.reply(done, _adopted_lines)
@@ -104,9 +125,12 @@ def _plan_lines(plan: AdoptionPlan) -> Iterator[Line | Rows]:
         count = counted(len(plan.files_repeated), "file")
         yield red(
             "overlap",
-            f" {count} of the next batch committed already; semel refuses that batch unless "
-            f"--repeat-files is given: {', '.join(plan.files_repeated[:5])}",
+            f" {count} of the next batch committed already; semel refuses that batch: "
+            f"--leave-out-files goes on without them, --repeat-files reads them again: "
+            f"{', '.join(plan.files_repeated[:5])}",
         )
+    if plan.belongs_to:
+        yield red("in the way", f"  this checkpoint belongs to {plan.belongs_to}")
     for cycle in plan.open_cycles:
         yield red("in the way", f"  {cycle}: settle it with `semel recover` first")
 
