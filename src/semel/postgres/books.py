@@ -13,6 +13,7 @@ and two pipelines a schema.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -101,7 +102,7 @@ class Known:
             return self._another_attempt(self.proof)
         held = self.digest if self.state == "prepared" else None
         digest = self.proof.digest if self.proof else held
-        if digest not in (None, promise.digest):
+        if digest not in (None, promise.seal):
             return SinkFatal(f"{self.txn} was prepared before, with other rows")
         if self.proof is not None:
             return SinkOK(promise.token())
@@ -113,12 +114,14 @@ class Known:
             )
         return None
 
-    def settled(self) -> SinkOutcome | None:
+    def settled(self, promise: PreparedToken) -> SinkOutcome | None:
         """Answer a commit from the cycle's proof, if there is a finished one."""
         if self.proof is None:
             return None
         if not self.is_proved:
             return self._another_attempt(self.proof)
+        if self.proof.digest != promise.seal:
+            return SinkFatal(f"{self.txn}: the token differs from what was committed")
         return SinkOK() if self.proof.finished else None
 
     def not_held(self, promise: PreparedToken) -> SinkFatal | None:
@@ -127,8 +130,8 @@ class Known:
             return SinkFatal(f"{self.txn} was aborted")
         if self.state is None:
             return SinkFatal(f"{self.txn} is not held here: never prepared, or lost")
-        if self.digest != promise.digest:
-            return SinkFatal(f"{self.txn} is held with other rows than those of its token")
+        if self.digest != promise.seal:
+            return SinkFatal(f"{self.txn}: the token differs from what was prepared")
         return None
 
     def _another_attempt(self, proof: CommitProof) -> SinkFatal:
@@ -266,7 +269,11 @@ class SinkBooks:
             digest,
             tuple(pieces),
             since,
-            tuple(Piece(name, task, rows, int(tally)) for name, task, rows, tally in staged),
+            tuple(
+                Piece(name, task, rows, int(tally))
+                for name, task, rows, tally in staged
+                if is_staging_table(txn, name)
+            ),
         )
 
     def ask(self, connection: Connection, txn: SinkTxnId) -> Known:
@@ -363,7 +370,7 @@ class SinkBooks:
         return self.insert(
             "sink_proof",
             txn,
-            digest=promise.digest,
+            digest=promise.seal,
             rows=promise.rows,
             row_hash=promise.row_hash,
             finished=finished,
@@ -401,6 +408,14 @@ def _constant(value: Any) -> str:
     if isinstance(value, int):
         return str(value)
     return f"ARRAY[{', '.join(map(literal, value))}]::text[]"
+
+
+def is_staging_table(txn: SinkTxnId, name: str) -> bool:
+    """Return whether a recorded name can be that of a staging table of this attempt.
+
+    Tables of other names are never read and never dropped, even if a record names them.
+    """
+    return re.fullmatch(rf"stg_{txn.slug}_[0-9a-f]{{16}}", name) is not None
 
 
 def lock_key(*parts: str) -> int:

@@ -9,14 +9,14 @@ can be run again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, Final
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from semel.errors import Fenced, Permanent, Retryable
+from semel.errors import Fenced, NeedsOperator, Permanent, Retryable
 from semel.pipeline.txn import Scope, SinkTxnId
 from semel.postgres.books import Known, SinkBooks, lock_key, run
 from semel.postgres.connect import (
@@ -60,14 +60,15 @@ class SinkDatabase:
         self._address = address
         self._epochs: dict[Scope, int] = {}
         self._held: dict[SinkTxnId, Connection] = {}
+        self._seals: dict[SinkTxnId, Mapping[str, str]] = {}
         self._is_ready = False
 
     def join(self, leader: SinkDatabase) -> None:
         """Share the held transactions of another sink of the same database."""
-        self._held = leader._held
+        self._held, self._seals = leader._held, leader._seals
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": {}, "_is_ready": False}
+        return {**self.__dict__, "_held": {}, "_seals": {}, "_is_ready": False}
 
     @property
     def address(self) -> Address:
@@ -299,12 +300,22 @@ class SinkDatabase:
         finally:
             give_back(connection)
 
-    def hold(self, txn: SinkTxnId, connection: Connection) -> None:
-        """Store an open transaction until it is committed or released."""
+    def hold(self, txn: SinkTxnId, connection: Connection, seals: Mapping[str, str]) -> None:
+        """Store an open transaction, with the seals of its tokens, until it is over."""
         self._held[txn] = connection
+        self._seals[txn] = seals
 
-    def held(self, txn: SinkTxnId) -> Connection | None:
-        """Return and remove the open transaction of *txn*, if this process still has it."""
+    def held(self, txn: SinkTxnId, seals: Mapping[str, str]) -> Connection | None:
+        """Return and remove the open transaction of *txn*, if this process still has it.
+
+        Raises:
+            NeedsOperator: a token differs from what was prepared; nothing is removed.
+        """
+        known = self._seals.get(txn, {})
+        for sink, seal in seals.items():
+            if txn in self._held and known.get(sink) != seal:
+                raise NeedsOperator(f"{txn}: the token of {sink} differs from what was prepared")
+        self._seals.pop(txn, None)
         connection = self._held.pop(txn, None)
         if connection is not None and connection.closed:
             give_back(connection)
@@ -313,6 +324,7 @@ class SinkDatabase:
 
     def release(self, txn: SinkTxnId) -> None:
         """Roll back an open transaction; its rows stay staged."""
+        self._seals.pop(txn, None)
         connection = self._held.pop(txn, None)
         if connection is not None:
             give_back(connection)

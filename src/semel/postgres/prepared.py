@@ -128,6 +128,8 @@ class Prepared:
         self._database = database
         self._books = database.books
         self._sink = database.sink
+        # Its own transactions, and those that it shares with other sinks of these books.
+        self._sinks = {database.sink, shared_name(database.books.schema)}
 
     def clear_way(self, connection: Connection, txn: SinkTxnId) -> None:
         """Roll back transactions that tasks of older owners prepared for this cycle.
@@ -157,15 +159,18 @@ class Prepared:
     def gids(self, connection: Connection, of: Scope | SinkTxnId) -> list[Gid]:
         """List the prepared transactions of a scope, or of one attempt."""
         scope, place = (of, "") if isinstance(of, Scope) else (of.scope, Gid.place(of))
-        # Those that it shares with other sinks of these books, and those of its own.
-        sinks = {self._sink, shared_name(self._books.schema)}
         rows = connection.execute(
             "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = current_database() "
             "AND owner = current_user AND starts_with(gid, %s) AND strpos(gid, %s) > 0",
             [f"semel:{scope.slug}:", place],
         ).fetchall()
-        found = [Gid.parse(scope, sinks, name) for (name,) in rows]
+        found = [Gid.parse(scope, self._sinks, name) for (name,) in rows]
         return [gid for gid in found if gid is not None and of in (scope, gid.txn)]
+
+    def is_piece(self, txn: SinkTxnId, name: str) -> bool:
+        """Return whether *name* can be a prepared transaction of this attempt."""
+        gid = Gid.parse(txn.scope, self._sinks, name)
+        return gid is not None and gid.txn == txn
 
     def prepare(self, txn: SinkTxnId, parts: Sequence[Part]) -> Outcomes:
         """Check that every winner is prepared, record the attempt, and roll the losers back."""
@@ -199,7 +204,7 @@ class Prepared:
             answers: dict[str, SinkOutcome] = {}
             for part in parts:
                 of = known[part.sink]
-                answer = of.settled() or of.not_held(part.promise)
+                answer = of.settled(part.promise) or of.not_held(part.promise)
                 if answer is not None:
                     answers[part.sink] = answer
                 elif (
@@ -246,7 +251,7 @@ class Prepared:
         self, connection: Connection, txn: SinkTxnId, part: Part, pieces: set[str]
     ) -> SinkOutcome:
         """Look again: another process may have finished, and deleted the tasks' proofs."""
-        return part.books.ask(connection, txn).settled() or SinkFatal(
+        return part.books.ask(connection, txn).settled(part.promise) or SinkFatal(
             f"{txn} is lost: {len(pieces)} prepared transactions are missing and were not "
             f"committed, among them {min(pieces)}"
         )

@@ -250,6 +250,11 @@ class TargetTable:
         """A key that can name a row; empty if there is none."""
         return min((tuple(sorted(key)) for key in self.keys), key=len, default=())
 
+    def takes(self, name: str, cast: str) -> bool:
+        """Return whether staged values of a column are written to it, by this cast."""
+        column = self.column(name)
+        return column is not None and cast in ("", column.type.cast_sql)
+
     def column(self, name: str) -> Column | None:
         """Return a column by its exact name."""
         return next((column for column in self.columns if column.name == name), None)

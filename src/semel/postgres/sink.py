@@ -218,6 +218,39 @@ class PostgresSink:
             assert self._checked is not None
         return self._checked
 
+    def _checked_now(self, scope: Scope) -> Checked:
+        if self._checked is not None:
+            return self._checked
+        with self._database.session(scope) as connection:
+            return self._check_again(connection)
+
+    def _read(self, token: Token, txn: SinkTxnId) -> PreparedToken:
+        """Read a token, which is evidence: what is done is what this sink is set to do.
+
+        Raises:
+            NeedsOperator: it differs from the settings or the table.
+        """
+        promise = PreparedToken.of(token, txn)
+        target, wanted = self._checked_now(txn.scope).target, self._wanted
+        own = {
+            "target": str(target.name),
+            "write": wanted.write.value,
+            "key": wanted.key,
+            "version_column": wanted.version_column,
+            "cycle_column": wanted.cycle_column,
+        }
+        differing = [name for name, value in own.items() if getattr(promise, name) != value]
+        if not all(target.takes(name, cast) for name, cast in promise.columns):
+            differing.append("columns")
+        if not all(self._way(promise.mode).is_piece(txn, piece) for piece in promise.pieces):
+            differing.append("pieces")
+        if differing:
+            raise NeedsOperator(
+                f"{txn}: the token differs from the settings of sink {self.name}, or from its "
+                f"table, in {', '.join(differing)}: set back what was changed, and start again"
+            )
+        return promise
+
     def _is_hasty(self, connection: Connection, txn: SinkTxnId) -> bool:
         """Return whether this sink can use prepared mode for this attempt."""
         return self._check_again(connection).mode == "prepared" and not self._is_slow(txn.cycle)
@@ -282,7 +315,7 @@ class PostgresSink:
         self, sinks: Sequence[PostgresSink], txn: SinkTxnId, tokens: Mapping[str, Token]
     ) -> Mapping[str, SinkOutcome]:
         def commit() -> Outcomes:
-            parts = [Part(sink._books, PreparedToken.of(tokens[sink.name], txn)) for sink in sinks]
+            parts = [Part(sink._books, sink._read(tokens[sink.name], txn)) for sink in sinks]
             outcomes: dict[str, SinkOutcome] = {}
             for mode in sorted({part.promise.mode for part in parts}):
                 same = [part for part in parts if part.promise.mode == mode]
@@ -399,7 +432,7 @@ class PostgresSink:
             digest=digest_of(receipts),
             rows=tally.rows,
             row_hash=tally.hash,
-            target=str(self._checked.target.name if self._checked else wanted.table),
+            target=str(self._checked_now(txn.scope).target.name),
             pieces=tuple(r.detail["piece"] for r in sorted(full, key=_in_order_of_tasks)),
             columns=tuple((name, cast) for name, cast in detail["columns"]),
             write=wanted.write.value,
@@ -531,7 +564,7 @@ class PostgresSink:
         texts whose spaces were cut off at the column's length, dates outside of the years 1 to
         9999.
         """
-        promise = PreparedToken.of(token, SinkTxnId(cycle, str(token.get("attempt"))))
+        promise = self._read(token, SinkTxnId(cycle, str(token.get("attempt"))))
         with self._database.asking(cycle.scope) as connection:
             return read_tally(connection, promise, cycle)
 
@@ -556,7 +589,7 @@ class PostgresSink:
             NeedsOperator: the transaction is not held here.
             Misuse: it was staged in prepared mode, which cannot get stuck.
         """
-        promise = PreparedToken.of(token, txn)
+        promise = self._read(token, txn)
         if promise.mode != "staging":
             raise Misuse(f"{txn} was staged in {promise.mode} mode: there is nothing to divert")
         return self._staging.divert(txn, Part(self._books, promise), reject_table)

@@ -22,7 +22,7 @@ from semel.errors import NeedsOperator, reason_of
 from semel.events import log
 from semel.pipeline.sink import Receipt, SinkFatal, SinkOK, SinkOutcome, SinkRetryable, Tally
 from semel.pipeline.txn import Scope, SinkTxnId
-from semel.postgres.books import Known, SinkBooks, affected, run
+from semel.postgres.books import Known, SinkBooks, affected, is_staging_table, run
 from semel.postgres.connect import TWO_ROWS_FOR_ONE_KEY, Connection, is_permanent, outcome_of, words
 from semel.postgres.database import SinkDatabase, give_back
 from semel.postgres.refusals import explained
@@ -110,7 +110,7 @@ class Part:
     def remember(self, txn: SinkTxnId, mode: str) -> str:
         """Return the statement that records the attempt as prepared."""
         promise = self.promise
-        return self.books.remember(txn, "prepared", mode, promise.digest, promise.pieces)
+        return self.books.remember(txn, "prepared", mode, promise.seal, promise.pieces)
 
 
 Outcomes: TypeAlias = Mapping[str, SinkOutcome]
@@ -162,12 +162,13 @@ class Staging:
         except BaseException:
             give_back(connection)
             raise
-        self._database.hold(txn, connection)
+        self._database.hold(txn, connection, {part.sink: part.promise.seal for part in new})
         return answers | {part.sink: SinkOK(part.promise.token()) for part in new}
 
     def commit(self, txn: SinkTxnId, parts: Sequence[Part]) -> Outcomes:
         """Commit the held transaction; if it is lost, look for the proof or run it again."""
-        connection = self._database.held(txn)
+        seals = {part.sink: part.promise.seal for part in parts}
+        connection = self._database.held(txn, seals)
         if connection is None:
             return self._run_again(txn, parts)
         try:
@@ -196,7 +197,7 @@ class Staging:
             answers: dict[str, SinkOutcome] = {}
             for part in parts:
                 of = known[part.sink]
-                answer = of.settled() or of.not_held(part.promise)
+                answer = of.settled(part.promise) or of.not_held(part.promise)
                 if answer is not None:
                     answers[part.sink] = answer
             if failed := not_ok(answers):
@@ -284,7 +285,7 @@ class Staging:
         with self._database.session(txn.scope) as connection:
             promise = part.promise
             known = self._database.begin(connection, txn, part.books, with_cycle=True)[part.sink]
-            refused = known.settled() or known.not_held(promise)
+            refused = known.settled(promise) or known.not_held(promise)
             if refused is not None:
                 connection.execute("ROLLBACK")
                 if known.is_proved:
@@ -303,6 +304,10 @@ class Staging:
             [self._books.schema, f"stg_{txn.slug}_"],
         ).fetchall()
         return {name for (name,) in rows}
+
+    def is_piece(self, txn: SinkTxnId, name: str) -> bool:
+        """Return whether *name* can be a staging table of this attempt."""
+        return is_staging_table(txn, name)
 
     def abort(self, connection: Connection, txn: SinkTxnId) -> SinkOutcome:
         """Drop this attempt's tables, and record that it was aborted."""
@@ -337,7 +342,8 @@ class Staging:
         try:
             staged = books.table("sink_staged")
             pieces = run(connection, [f"SELECT piece FROM {staged} WHERE {books.where(txn)}"])
-            drop(connection, books, txn, [piece for (piece,) in pieces[0]], books.forget(txn))
+            named = [piece for (piece,) in pieces[0] if is_staging_table(txn, piece)]
+            drop(connection, books, txn, named, books.forget(txn))
         except psycopg.Error as error:
             with suppress(psycopg.Error):
                 connection.execute("ROLLBACK")

@@ -5,10 +5,11 @@ Names are kept exactly as written, and always quoted.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
 
@@ -75,6 +76,9 @@ class Write(StrEnum):
     """The new row replaces it; with a version column, only if its version is higher."""
 
 
+MODES: Final = ("staging", "prepared")
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedToken:
     """The content of a token: everything that another process needs to commit or abort."""
@@ -105,6 +109,11 @@ class PreparedToken:
     schema: str = ""
     """The rows' Arrow schema, if they can be read back exactly."""
 
+    @property
+    def seal(self) -> str:
+        """A hash of the whole token: the books keep it, and a token that differs is refused."""
+        return hashlib.sha256(json.dumps(self.token(), sort_keys=True).encode()).hexdigest()
+
     def token(self) -> dict[str, Any]:
         """Return the token as the ledger gives it back: tuples are lists in JSON."""
         fields: dict[str, Any] = json.loads(json.dumps(asdict(self)))
@@ -117,10 +126,9 @@ class PreparedToken:
         Raises:
             NeedsOperator: it is not this transaction's, or not a token of this sink.
         """
-        try:
-            promise = cls(**{name: _as_tuples(value) for name, value in token.items()})
-        except TypeError as error:
-            raise NeedsOperator(f"{txn}: the token is not one of this sink's") from error
+        if {*token} != {each.name for each in fields(cls)} or token["mode"] not in MODES:
+            raise NeedsOperator(f"{txn}: the token is not one of this sink's")
+        promise = cls(**{name: _as_tuples(value) for name, value in token.items()})
         if (promise.cycle, promise.attempt) != (txn.cycle.label, txn.attempt):
             raise NeedsOperator(
                 f"{txn}: the token belongs to {promise.cycle}.{promise.attempt[:8]}"

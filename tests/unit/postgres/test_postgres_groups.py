@@ -25,7 +25,7 @@ from semel.spark.staging import Tee
 from semel.testing import Crash
 from semel.testing.crash import crash_at
 from semel.testing.services import PostgresServer
-from tests.unit.postgres.postgres_place import left_behind, rows_of, txn
+from tests.unit.postgres.postgres_place import left_behind, prepared, row, rows_of, txn
 
 pytestmark = pytest.mark.postgres
 
@@ -361,3 +361,63 @@ def test_a_task_waits_while_the_server_has_too_many_clients(tmp_path):
 
         assert writer.finish().tally.rows == 1
         pool().close_all()
+
+
+def test_a_record_that_names_a_foreign_table_drops_nothing(url, database):
+    sink, of = PostgresSink(url, "entries"), txn()
+    sink.fence(of.scope, 1)
+    database.execute("CREATE TABLE semel.stg_precious (id bigint)")
+    forged = ("sink_fence", "stg_precious", 'stg_precious", "sink_fence')
+    for number, name in enumerate(forged):
+        database.execute(
+            "INSERT INTO semel.sink_staged VALUES (%s, 'postgres', 1, %s, %s, %s, %s, 1, 1)",
+            [of.scope.slug, of.cycle.batch, of.attempt, f"task-{number}", name],
+        )
+
+    assert isinstance(sink.abort(of, None), SinkOK)
+    sink.sweep(of.scope, lambda found: True)
+
+    left = "SELECT count(*) FROM pg_tables WHERE schemaname = 'semel' AND tablename = ANY (%s)"
+    assert database.execute(left, [["sink_fence", "stg_precious"]]).fetchone() == (2,)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("target", '"public"."precious"'),
+        ("columns", [["id", "bigint); DROP TABLE precious; --"], ["amount", ""], ["note", ""]]),
+        ("write", "ignore"),
+        ("pieces", ["entries"]),
+    ],
+)
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_token_that_was_changed_in_the_ledger_writes_nothing(
+    url, database, field, value, is_held
+):
+    database.execute("CREATE TABLE precious (id bigint, amount numeric, note text)")
+    sink, of = PostgresSink(url, "entries"), txn()
+    sink.fence(of.scope, 1)
+    token = prepared(sink, of, [row(1)])
+    if not is_held:
+        pool().close_all()
+        sink = PostgresSink(url, "entries")
+        sink.fence(of.scope, 2)
+
+    outcome = sink.commit(of, {**token, field: value})
+
+    assert isinstance(outcome, SinkFatal)
+    assert rows_of(database, "SELECT * FROM precious") == rows_of(database) == []
+    assert isinstance(sink.commit(of, token), SinkOK)
+    assert len(rows_of(database)) == 1
+
+
+def test_a_setting_that_was_changed_while_a_cycle_is_open_is_refused_and_named(url, database):
+    of = txn()
+    token = prepared(PostgresSink(url, "entries"), of, [row(1)])
+    pool().close_all()
+
+    outcome = PostgresSink(url, "entries", key=["id"]).commit(of, token)
+
+    assert isinstance(outcome, SinkFatal)
+    assert "in write, key" in outcome.reason
+    assert isinstance(PostgresSink(url, "entries").commit(of, token), SinkOK)
