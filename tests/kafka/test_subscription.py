@@ -68,6 +68,21 @@ def test_a_group_that_starts_at_the_end_reads_what_comes_after_its_first_assignm
     asyncio.run(scenario())
 
 
+def test_the_start_of_a_new_group_is_known_without_waiting_behind_a_fetch(kafka_server, topic):
+    async def scenario():
+        await publish(kafka_server, topic, "a")
+        slow = {"fetch.wait.max.ms": 5_000}
+        member = await KafkaBroker(kafka_server.bootstrap, config=slow).subscribe(topic, [topic])
+        await take(member, 1)
+        await member.fetch(1, 0.2)  # now a fetch waits at the broker
+
+        async with asyncio.timeout(2):
+            assert await member.committed(Partition(topic, 0)) == 0
+        await member.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_topic_that_was_deleted_and_made_again_stops_the_group(kafka_server, topic):
     async def scenario():
         group, broker = f"group-{topic}", KafkaBroker(kafka_server.bootstrap)

@@ -56,6 +56,7 @@ class ConsumerSubscription(ConsumerRebalanceListener):  # type: ignore[misc]
         self._listeners: list[Revoked] = []
         self._owned: frozenset[Partition] = frozenset()
         self._not_begun: set[Partition] = set()
+        self._edges: dict[Partition, int] = {}
         self._may_fetch = asyncio.Event()
         self._closed = False
         self._error: SemelError | None = None
@@ -123,8 +124,11 @@ class ConsumerSubscription(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def _edge(self, client: AIOKafkaConsumer, partition: Partition) -> int:
         """Return where a partition without a committed offset begins."""
-        ask = client.end_offsets if self._start == "latest" else client.beginning_offsets
-        return int((await ask([_place(partition)]))[_place(partition)])
+        # Asked once: the answer waits behind a fetch that waits for records.
+        if partition not in self._edges:
+            ask = client.end_offsets if self._start == "latest" else client.beginning_offsets
+            self._edges[partition] = (await ask([_place(partition)]))[_place(partition)]
+        return self._edges[partition]
 
     async def _records_are_gone(self, client: AIOKafkaConsumer, error: Any) -> None:
         ((place, offset),) = error.args[0].items()
@@ -206,6 +210,7 @@ class ConsumerSubscription(ConsumerRebalanceListener):  # type: ignore[misc]
                 log.exception("a revocation listener failed", extra={"group": self._group})
         self._owned = frozenset()
         self._not_begun.clear()
+        self._edges.clear()
 
     # The consumer's answers.
 

@@ -83,6 +83,8 @@ CONSUMER: Final[Mapping[str, Any]] = {
     # A position that no longer exists is an error, and never a silent jump.
     "auto.offset.reset": "error",
     "isolation.level": "read_committed",
+    # The broker answers in order: a question about the lag waits behind a fetch without records.
+    "fetch.wait.max.ms": 100,
     # An empty partition answers, too.
     "enable.partition.eof": True,
     # What is prefetched is dropped when a partition is paused: a little is enough.

@@ -107,6 +107,9 @@ class KafkaSubscription:
         """Something came of each partition of the first assignment: a record, or its end."""
 
         self._unread: set[Partition] = set()
+        self._begun: dict[Partition, int] = {}
+        """Where partitions without a committed offset began."""
+
         self._join()
         self._thread = threading.Thread(target=self._run, name=f"semel-kafka-{group}", daemon=True)
         self._thread.start()
@@ -421,8 +424,11 @@ class KafkaSubscription:
         places = _checked(self._client.committed(_places(partitions), timeout=CALL_SECONDS))
         new = [place for place in places if place.offset < 0]
         for place in new:
-            low, high = self._watermarks(_place(place))
-            place.offset = low if self._start is Start.BEGINNING else high
+            # Asked once: the answer waits behind a fetch that waits for records.
+            if (at := _place(place)) not in self._begun:
+                low, high = self._watermarks(at)
+                self._begun[at] = low if self._start is Start.BEGINNING else high
+            place.offset = self._begun[at]
         return places, new
 
     def _watermarks(self, partition: Partition) -> tuple[int, int]:
@@ -529,6 +535,7 @@ class KafkaSubscription:
             for partition in partitions:
                 self._buffer.pop(partition, None)
                 self._seeks.pop(partition, None)
+                self._begun.pop(partition, None)
 
     def _ring(self) -> None:
         self._on_loop(self._arrived.set)
