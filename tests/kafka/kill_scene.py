@@ -148,7 +148,7 @@ class KafkaScene(Scene):
         self.worker = Service(**{**asdict(self.worker), **on_kafka})
         self._started: list[Running] = []
         if protocol is GroupProtocol.CONSUMER:
-            self._shorten_sessions()
+            shorten_sessions(self._admin, self.topic)
 
     def start(self, **given: Any) -> Running:
         """Start a service, which kills or stops itself at a window, if one is named."""
@@ -161,20 +161,6 @@ class KafkaScene(Scene):
             if not one.ends_within(0.0):
                 one.kill()
         self.broker.close()
-
-    def _shorten_sessions(self) -> None:
-        """The broker decides how long a session of the new protocol lasts, group by group."""
-        admin = kafka.admin
-        entry = admin.ConfigEntry(
-            "consumer.session.timeout.ms",
-            str(SESSION_MS),
-            incremental_operation=admin.AlterConfigOpType.SET,
-        )
-        group = admin.ConfigResource(
-            admin.ResourceType.GROUP, self.topic, incremental_configs=[entry]
-        )
-        for answer in self._admin.incremental_alter_configs([group]).values():
-            answer.result(30)
 
     def has_ended(self, pid: int) -> None:
         """The broker itself notices a member's end."""
@@ -260,6 +246,19 @@ class KafkaScene(Scene):
             return await audit_completeness(
                 database, consumer_of(self.worker).name, extents, reader
             )
+
+
+def shorten_sessions(client: Any, group: str) -> None:
+    """The broker decides how long a session of the new protocol lasts, group by group."""
+    admin = kafka.admin
+    entry = admin.ConfigEntry(
+        "consumer.session.timeout.ms",
+        str(SESSION_MS),
+        incremental_operation=admin.AlterConfigOpType.SET,
+    )
+    place = admin.ConfigResource(admin.ResourceType.GROUP, group, incremental_configs=[entry])
+    for answer in client.incremental_alter_configs([place]).values():
+        answer.result(30)
 
 
 def kill_at_random(scene: KafkaScene, size: int, kills: int, seed: int) -> str:

@@ -62,7 +62,7 @@ API_KEYS = {"produce": 0, "fetch": 1, "commit": 8}
     [
         pytest.param("fetch", "lose_request", "consumer", marks=pytest.mark.soak),
         ("fetch", "swallow_reply_to", "classic"),
-        ("commit", "lose_request", "classic"),
+        pytest.param("commit", "lose_request", "classic", marks=pytest.mark.soak),
         ("commit", "swallow_reply_to", "consumer"),
         pytest.param("produce", "lose_request", "consumer", marks=pytest.mark.soak),
         ("produce", "swallow_reply_to", "classic"),
