@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pyarrow.dataset
 
-from examples.demo.payments import Payment, read_source
+from examples.demo.payments import Payment, read_source, read_topic
 from examples.demo.place import Place, Variant
 from semel.testing import audit_sinks
 
@@ -54,8 +54,10 @@ class Counts:
 
 
 def count(variant: Variant, place: Place) -> Counts:
-    """Read the source's files and both sinks, and compare them."""
+    """Read the source and both sinks, and compare them."""
     source = read_source(place.input)
+    if place.bootstrap:
+        source = read_topic(place.bootstrap, place.topic)
     large = [payment for payment in source if payment.is_large]
     left = left_behind(place) if variant is Variant.SEMEL else {}
     return Counts(

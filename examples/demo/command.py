@@ -27,6 +27,7 @@ from semel import errors
 from semel.testing import services
 
 PER_SECOND: Final = 4_000
+PARTITIONS: Final = 2
 
 HEADINGS: Final = {
     Variant.SEMEL: "With semel: Postgres and Parquet under one decision",
@@ -40,9 +41,9 @@ def arguments() -> argparse.ArgumentParser:
     """Say what can be asked for."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.demo",
-        description="Send payments through Spark into Postgres and Parquet files while the Spark "
-        "driver is killed with SIGKILL at random moments, then compare the source with both sinks "
-        "row by row. Exits with 1 if a row is missing, doubled or foreign.",
+        description="Send payments from Kafka through Spark into Postgres and Parquet files while "
+        "the Spark driver is killed with SIGKILL at random moments, then compare the source with "
+        "both sinks row by row. Exits with 1 if a row is missing, doubled or foreign.",
     )
     parser.add_argument(
         "--seconds", type=_positive, default=30.0, help="how long payments arrive (default: 30)"
@@ -59,6 +60,11 @@ def arguments() -> argparse.ArgumentParser:
         type=int,
         default=1,
         help="chooses the payments and the moments of the kills (default: 1)",
+    )
+    parser.add_argument(
+        "--files",
+        action="store_true",
+        help="read payments from files, as it happens where no Kafka broker can be started",
     )
     parser.add_argument(
         "--no-contrast", action="store_true", help="leave out the run with a plain foreachBatch"
@@ -87,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         services.java()
         plan = Plan(given.seed, given.seconds, given.kills, PER_SECOND)
         variants = [Variant.SEMEL] if given.no_contrast else list(Variant)
-        return demo(plan, variants, console, keep_folder=given.keep)
+        return demo(plan, variants, console, keep_folder=given.keep, from_files=given.files)
     except services.ServiceUnavailable as missing:
         console.print(f"The demo cannot start: {missing}", style="bold red")
         return 2
@@ -96,7 +102,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def demo(plan: Plan, variants: Sequence[Variant], console: Console, *, keep_folder: bool) -> int:
+def demo(
+    plan: Plan,
+    variants: Sequence[Variant],
+    console: Console,
+    *,
+    keep_folder: bool,
+    from_files: bool,
+) -> int:
     """Run every variant, audit all of them, and clear away; return the exit code."""
     began = time.monotonic()
     with ExitStack() as stack:
@@ -105,8 +118,9 @@ def demo(plan: Plan, variants: Sequence[Variant], console: Console, *, keep_fold
         stack.callback(removal.remove)
         # Enter, but not list: PostgreSQL runs as another user where this one is root.
         folder.chmod(0o711)
+        broker = None if from_files else start_broker(stack, folder, console)
         console.print(
-            f"{plan.total:,} payments in {plan.seconds:g} s, "
+            f"{plan.total:,} payments in {plan.seconds:g} s from {'Kafka' if broker else 'files'}, "
             f"{number_of(plan.kills, 'kill', 'kills')} of the Spark driver, seed {plan.seed}"
         )
         server = stack.enter_context(services.PostgresServer(directory=folder / "postgres"))
@@ -115,7 +129,8 @@ def demo(plan: Plan, variants: Sequence[Variant], console: Console, *, keep_fold
         temporary = None if keep_folder else folder
         try:
             reports = [
-                _run(variant, folder, server, plan, console, temporary) for variant in variants
+                _run(variant, folder, (server, broker), plan, console, temporary)
+                for variant in variants
             ]
             audited = [count(report.variant, report.place) for report in reports]
         except (DemoFailed, errors.SemelError, psycopg.Error) as failure:
@@ -129,6 +144,17 @@ def demo(plan: Plan, variants: Sequence[Variant], console: Console, *, keep_fold
             removal.called_off = True
             keep(folder, server, reports[0].place, console)
     return code
+
+
+def start_broker(stack: ExitStack, folder: Path, console: Console) -> services.KafkaServer | None:
+    """Start Kafka until the end of the stack; None where that is not possible."""
+    if download := services.first_download():
+        console.print(download[0].upper() + download[1:], soft_wrap=True)
+    try:
+        return stack.enter_context(services.KafkaServer(directory=folder / "kafka"))
+    except services.ServiceUnavailable as missing:
+        console.print(f"Payments come from files, without Kafka: {missing}", soft_wrap=True)
+        return None
 
 
 def tell(
@@ -151,13 +177,17 @@ def tell(
 def _run(
     variant: Variant,
     folder: Path,
-    server: services.PostgresServer,
+    servers: tuple[services.PostgresServer, services.KafkaServer | None],
     plan: Plan,
     console: Console,
     temporary: Path | None,
 ) -> RunReport:
-    place = Place(folder / variant, server.create_database(variant))
+    server, broker = servers
+    url = server.create_database(variant)
+    place = Place(folder / variant, url, broker.bootstrap if broker else "")
     place.make()
+    if broker:
+        broker.create_topic(place.topic, PARTITIONS)
     with psycopg.connect(place.url) as connection:
         connection.execute(TABLE)
     with open_screen(console, HEADINGS[variant]) as screen:

@@ -1,7 +1,7 @@
 """The Spark driver process that the demo kills: ``python -m examples.demo.job FOLDER URL …``.
 
-It reads payments from a folder until the source has ended and everything is
-written, and tells what happens as JSON lines in a file.
+It reads payments from Kafka, or from a folder, until the source has ended and everything
+is written, and tells what happens as JSON lines in a file.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from examples.demo.payments import SCHEMA
 from examples.demo.place import Place, Variant
 from semel import events
+from semel.testing.services import connector_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,6 +31,8 @@ BatchFunction = Callable[["DataFrame", int], None]
 
 FILES_PER_BATCH: Final = 12
 """Three seconds of payments, so that a backlog is several batches."""
+
+RECORDS_PER_BATCH: Final = 12_000
 
 JVM_OPTIONS: Final = (
     "-XX:TieredStopAtLevel=1",  # quick to start; the demo never runs long enough for more
@@ -71,18 +74,34 @@ def spark_session(place: Place) -> SparkSession:
         .config("spark.local.dir", str(place.scratch))
         .config("spark.sql.warehouse.dir", str(place.scratch / "warehouse"))
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.jars", ",".join(connector_jars() if place.bootstrap else ()))
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("WARN")
     return spark
 
 
+def read(spark: SparkSession, place: Place) -> DataFrame:
+    """Read the stream of payments."""
+    if not place.bootstrap:
+        files = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", FILES_PER_BATCH)
+        return files.json(str(place.input))
+    return (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", place.bootstrap)
+        .option("subscribe", place.topic)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", RECORDS_PER_BATCH)
+        .load()
+        .selectExpr(f"from_json(cast(value AS string), '{SCHEMA}') AS payment")
+        .select("payment.*")
+    )
+
+
 def start_query(spark: SparkSession, place: Place, function: BatchFunction) -> StreamingQuery:
     """Start reading; the query stops by itself when the source has ended and all is written."""
     query = (
-        spark.readStream.schema(SCHEMA)
-        .option("maxFilesPerTrigger", FILES_PER_BATCH)
-        .json(str(place.input))
+        read(spark, place)
         .writeStream.foreachBatch(function)
         .option("checkpointLocation", str(place.checkpoint))
         .trigger(processingTime="200 milliseconds")
@@ -148,8 +167,9 @@ def main() -> None:
     arguments.add_argument("url", help="the database")
     arguments.add_argument("variant", type=Variant, choices=list(Variant))
     arguments.add_argument("driver", type=int, help="how many drivers there were before, plus one")
+    arguments.add_argument("bootstrap", help="the Kafka broker, or empty: from files")
     given = arguments.parse_args()
-    place = Place(given.folder.resolve(), given.url)
+    place = Place(given.folder.resolve(), given.url, given.bootstrap)
     # Spark makes folders where it is started.
     os.chdir(place.scratch)
     _use_own_spark()

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 SCHEMA: Final = "id string, account string, kind string, amount long"
 """What Spark reads; amounts are whole cents, so that sums are exact."""
@@ -86,6 +86,43 @@ class Producer:
         os.replace(hidden, self._folder / hidden.name.removeprefix("."))
         self._files += 1
         self.sent += len(rows)
+
+
+class TopicProducer(Producer):
+    """Sends payments to a topic of Kafka at a steady rate; what it counts as sent is durable."""
+
+    def __init__(self, bootstrap: str, topic: str, seed: int, total: int, per_second: int) -> None:
+        import confluent_kafka
+
+        super().__init__(Path(), seed, total, per_second)
+        self._topic = topic
+        self._client: Any = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
+
+    def _write(self, rows: list[Payment]) -> None:
+        for row in rows:
+            self._client.produce(self._topic, json.dumps(row._asdict()), row.account)
+        if self._client.flush(60):
+            raise OSError("Kafka does not take the payments")
+        self.sent += len(rows)
+
+
+def read_topic(bootstrap: str, topic: str) -> list[Payment]:
+    """Read back every payment that was sent to the topic."""
+    import confluent_kafka as kafka
+
+    settings = {"bootstrap.servers": bootstrap, "group.id": "audit", "enable.auto.commit": False}
+    client = kafka.Consumer(settings)
+    try:
+        found: list[Any] = []
+        numbers = client.list_topics(topic, timeout=30).topics[topic].partitions
+        places = [kafka.TopicPartition(topic, number, 0) for number in numbers]
+        end = sum(client.get_watermark_offsets(place, timeout=30)[1] for place in places)
+        client.assign(places)
+        while len(found) < end:
+            found += client.consume(10_000, 1.0)
+        return [Payment(**json.loads(message.value())) for message in found]
+    finally:
+        client.close()
 
 
 def read_source(folder: Path) -> list[Payment]:

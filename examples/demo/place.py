@@ -1,6 +1,7 @@
 """Where the demo keeps its files.
 
 <folder>/postgres/        the server's cluster and its log
+<folder>/kafka/           the broker's, if payments come from Kafka
 <folder>/<variant>/       input/, checkpoint/, large/ (Parquet), events-<n>.jsonl, spark.log
 <folder>/semel/           and ledger.db, pipeline.py
 """
@@ -30,9 +31,17 @@ class Place:
     url: str
     """The database that this variant writes to."""
 
+    bootstrap: str = ""
+    """The Kafka broker that payments come from; empty if they come from files."""
+
+    @property
+    def topic(self) -> str:
+        """Where payments arrive, if that is Kafka."""
+        return f"payments-{self.folder.name}"
+
     @property
     def input(self) -> Path:
-        """Where payments arrive."""
+        """Where payments arrive, if those are files."""
         return self.folder / "input"
 
     @property

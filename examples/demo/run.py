@@ -1,6 +1,6 @@
 """One run: payments arrive, a driver writes them, and is killed and started again.
 
-this process    produces files · reads the driver's events · kills · shows
+this process    sends payments · reads the driver's events · kills · shows
 the driver      Spark, in a process group of its own
 """
 
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 import psycopg
 
-from examples.demo.payments import Producer
+from examples.demo.payments import Producer, TopicProducer
 from examples.demo.place import Place, Variant
 from examples.demo.progress import Progress, Tail
 from semel.testing import services
@@ -117,7 +117,10 @@ class Run:
         self._place = place
         self._screen = screen
         self._report = RunReport(variant, place)
-        self._producer = Producer(place.input, plan.seed, plan.total, plan.per_second)
+        numbers = plan.seed, plan.total, plan.per_second
+        self._producer = Producer(place.input, *numbers)
+        if place.bootstrap:
+            self._producer = TopicProducer(place.bootstrap, place.topic, *numbers)
         self._producing_since: float | None = None
         self._moments = plan.moments
         self._progress = Progress(variant, driver=0)
@@ -271,7 +274,7 @@ def start_driver(
 ) -> services.Child:
     """Start the Spark driver in a process group of its own."""
     command = [sys.executable, "-m", "examples.demo.job"]
-    command += [str(place.folder), place.url, variant, str(number)]
+    command += [str(place.folder), place.url, variant, str(number), place.bootstrap]
     environment = {
         # Killed, Python and the JVM leave their temporary files; here they go with the folder.
         "TMPDIR": str(place.scratch),

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psycopg
@@ -20,11 +21,12 @@ import pytest
 from rich.console import Console
 
 from examples.demo.audit import count
-from examples.demo.command import tell
+from examples.demo.command import start_broker, tell
 from examples.demo.payments import Payment, Producer, read_source
 from examples.demo.pipeline import TABLE
 from examples.demo.place import Place, Variant
 from examples.demo.run import Kill, Plan, RunReport
+from semel.testing.services import jars
 from semel.testing.services.processes import java
 from tests.conftest import require
 
@@ -73,6 +75,7 @@ def assert_nothing_is_left(temporary: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.kafka
 @pytest.mark.postgres
 @pytest.mark.kill
 @pytest.mark.slow
@@ -81,6 +84,7 @@ def test_a_killed_run_passes_its_audit_and_leaves_nothing(temporary: Path):
     output, _ = demo.communicate(timeout=180)
 
     assert demo.returncode == 0, output
+    assert "in 3 s from Kafka" in output
     assert "kill -9" in output
     assert output.count("✓ once") == 2
     assert "12,000" in output
@@ -93,7 +97,7 @@ def test_a_killed_run_passes_its_audit_and_leaves_nothing(temporary: Path):
 @pytest.mark.postgres
 @pytest.mark.slow
 def test_ctrl_c_ends_every_process_and_removes_every_file(temporary: Path):
-    demo = start_demo(temporary, "--seconds=60", "--kills=0")
+    demo = start_demo(temporary, "--seconds=60", "--kills=0", "--files")
     wait_until(lambda: any(temporary.glob("*/semel/input/*.json")), seconds=90)
 
     demo.send_signal(signal.SIGINT)
@@ -103,6 +107,19 @@ def test_ctrl_c_ends_every_process_and_removes_every_file(temporary: Path):
     assert "nothing is left behind" in output
     assert "Traceback" not in output
     assert_nothing_is_left(temporary)
+
+
+def test_without_kafka_the_payments_come_from_files(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("SEMEL_SERVICES_DIR", str(tmp_path / "services"))
+    monkeypatch.setattr(jars, "java", lambda: "/bin/false")
+    console = Console(file=io.StringIO(), width=120)
+
+    with ExitStack() as stack:
+        assert start_broker(stack, tmp_path, console) is None
+
+    announced, why = console.file.getvalue().splitlines()
+    assert announced.startswith("Fetching Kafka once (55 MB)")
+    assert "come from files, without Kafka: the jars of Kafka could not be fetched" in why
 
 
 @pytest.fixture
