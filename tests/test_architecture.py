@@ -77,6 +77,7 @@ BETWEEN_BINDINGS = {
     ("postgres", "ledger"): "the ledger's statements are written once, for both databases",
     ("faststream", "sql"): "a service names its database by a URL",
     ("faststream", "memory"): "FastStream's test broker delivers without Kafka",
+    ("faststream", "kafka"): "semel's own consumer fetches for FastStream's confluent broker",
 }
 OTHER_EXCEPTIONS = {
     ("spark", "ledgers"): "ExactlyOnce takes a ledger's URL",

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("faststream")
 
-from faststream import Depends, FastStream
+from faststream import Depends, FastStream, confluent
 from faststream import kafka as theirs
 from pydantic import BaseModel
 from sqlalchemy import text
@@ -54,8 +54,9 @@ class Paid(BaseModel):
 class World:
     """A topic of its own, a database that outlives services, and what it must hold at the end."""
 
-    def __init__(self, server, folder, partitions=2):
+    def __init__(self, server, folder, partitions=2, client=theirs):
         self.server = server
+        self.client = client
         self.topic = f"payments-{uuid.uuid4().hex[:8]}"
         self.group = f"billing-{uuid.uuid4().hex[:8]}"
         self.path = folder / "shop.db"
@@ -104,7 +105,7 @@ class World:
         return await asyncio.to_thread(ask)
 
     def service(self, function: Callable[[Semel], Any], **options):
-        broker = theirs.KafkaBroker(self.server.bootstrap, **options)
+        broker = self.client.KafkaBroker(self.server.bootstrap, **options)
         semel = Semel(broker, database=self.url)
         function(semel)
         return broker
@@ -121,11 +122,14 @@ def encoded(number, **more):
     return f"k{number % 7}".encode(), value
 
 
-@pytest.mark.parametrize("mode", [Mode.TRANSACTIONAL, Mode.BATCHED])
+@pytest.mark.parametrize(
+    ("client", "mode"),
+    [(theirs, Mode.TRANSACTIONAL), (theirs, Mode.BATCHED), (confluent, Mode.BATCHED)],
+)
 def test_duplicates_poison_a_transient_failure_and_a_restart_leave_each_effect_once(
-    kafka_server, tmp_path, mode
+    kafka_server, tmp_path, client, mode
 ):
-    world = World(kafka_server, tmp_path)
+    world = World(kafka_server, tmp_path, client=client)
     failed: list[str] = []
     resolved: list[int] = []
 
@@ -182,8 +186,9 @@ def test_duplicates_poison_a_transient_failure_and_a_restart_leave_each_effect_o
     assert len(resolved) >= 100
 
 
-def test_headers_and_tombstones_arrive_as_they_were_sent(kafka_server, tmp_path):
-    world = World(kafka_server, tmp_path, partitions=1)
+@pytest.mark.parametrize("client", [theirs, confluent])
+def test_headers_and_tombstones_arrive_as_they_were_sent(kafka_server, tmp_path, client):
+    world = World(kafka_server, tmp_path, partitions=1, client=client)
     pairs = (("message-id", b"m1"), ("h", b"\xff"), ("h", None), ("empty", b""), ("h", b"last"))
     seen = []
 

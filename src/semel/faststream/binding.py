@@ -9,7 +9,6 @@ FastStream never sees a message outside of the runner's transaction, and never a
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -17,32 +16,29 @@ from importlib.util import find_spec
 from typing import Any, Final, Literal, TypeVar
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord
-from faststream import AckPolicy
 from faststream._internal.broker.registrator import Registrator
 from faststream.kafka.broker.registrator import KafkaRegistrator
 from faststream.kafka.subscriber.usecase import DefaultSubscriber
 from faststream.message import AckStatus, StreamMessage
-from faststream.response import Response, ensure_response
 
 from semel.codec import Codec, FromPayload, Place, Reading
 from semel.errors import Misuse
-from semel.faststream.delivery import PUBLISHER, Delivering, decode, taken_apart, through
-from semel.faststream.subscription import ConsumerSubscription
+from semel.faststream.delivery import PUBLISHER, RUNNER_OPTIONS, OnRunner, taken_apart, through
+from semel.faststream.subscription import ConsumerSubscription, record_of
 from semel.memory.broker import MemoryBroker
-from semel.message import Coordinates, Message, headers_from, pairs_of, raw_of, value_of
+from semel.message import Coordinates, Message, pairs_of, raw_of, value_of
 from semel.messaging.consumer import Consumer
 from semel.messaging.consumer import consumer as make_consumer
 from semel.messaging.failure import FailureClass, Rule
-from semel.messaging.receive.broker import Outgoing
-from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import ConsumerSettings, RunnerSettings, settings_of
 from semel.policy.model import Policy
 from semel.policy.vocabulary import RetryMode
 from semel.sql.database import SqlDatabase
 
 rabbit: Any = import_module("semel.faststream.rabbit") if find_spec("aio_pika") else None
-
-log = logging.getLogger("semel.faststream")
+confluent: Any = None
+if find_spec("confluent_kafka"):
+    confluent = import_module("semel.faststream.confluent")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -79,13 +75,13 @@ class Semel:
     """
 
     def __init__(self, broker: Registrator[Any, Any], *, database: SqlDatabase | str) -> None:
-        self._is_kafka = isinstance(broker, KafkaRegistrator)
+        self._is_confluent = confluent is not None and confluent.fits(broker)
+        self._is_kafka = self._is_confluent or isinstance(broker, KafkaRegistrator)
         if not self._is_kafka and not (rabbit and rabbit.fits(broker)):
             raise Misuse(
-                f"semel needs a KafkaBroker of faststream.kafka, or a RabbitBroker and "
-                f"pip install 'semel[rabbit]', got {type(broker).__module__}."
-                f"{type(broker).__name__}. For confluent-kafka without FastStream, use "
-                f"semel.messaging.KafkaBroker and a Runner"
+                f"semel needs a KafkaBroker of faststream.kafka, one of faststream.confluent and "
+                f"pip install 'semel[kafka]', or a RabbitBroker and pip install 'semel[rabbit]', "
+                f"got {type(broker).__module__}.{type(broker).__name__}"
             )
         self.broker = broker
         self._is_own = isinstance(database, str)
@@ -152,15 +148,17 @@ class Semel:
         settings = runner or RunnerSettings()
         # A revocation waits for the running messages; the group must wait for it.
         patience = settings.stop_seconds + settings.cancel_seconds + MARGIN_SECONDS
-        if self._is_kafka:
+        if self._is_kafka and not self._is_confluent:
             options.setdefault("rebalance_timeout_ms", round(patience * 1_000))
-        elif rabbit is not None:
+        elif rabbit is not None and not self._is_kafka:
             policy = rabbit.checked(consumer, policy, settings, id_from, reading)
 
         def decorate(function: Function) -> Function:
             given, seen, model = taken_apart(consumer, function, settings.mode)
             subscriber: Any
-            if rabbit is None or self._is_kafka:
+            if self._is_confluent:
+                subscriber = confluent.make_subscriber(self.broker, topics, group_id, **options)
+            elif self._is_kafka:
                 subscriber = make_subscriber(self.broker, topics, group_id, **options)
             else:
                 subscriber = rabbit.make_subscriber(self.broker, topics, settings, **options)
@@ -205,14 +203,10 @@ class Semel:
             await self.database.close()
 
 
-class RunnerSubscriber(Delivering, DefaultSubscriber):
+class RunnerSubscriber(OnRunner, DefaultSubscriber):
     """A subscriber of FastStream whose messages a runner fetches and handles."""
 
-    begins: str
-    """Where a partition without a committed offset begins."""
-
-    runner: Runner | None = None
-    work: asyncio.Task[None] | None = None
+    read = staticmethod(record_of)
 
     async def start(self) -> None:
         """Join the group, and start the runner."""
@@ -222,58 +216,12 @@ class RunnerSubscriber(Delivering, DefaultSubscriber):
         await super().start()
 
     async def _run_consume_loop(self, consumer: AIOKafkaConsumer) -> None:
-        """Run the runner; FastStream calls this in a task of its own."""
         assert isinstance(self._listener, ConsumerSubscription)
-        runner = Runner(self.made, self._listener, self.semel.database, self.settings)
-        # A task of our own: FastStream cancels the one that this is, and the runner must drain.
-        self.runner, self.work = runner, asyncio.create_task(runner.run())
-        await asyncio.wait({work := self.work})
-        if work.cancelled() or (error := work.exception()) is None:
-            return
-        log.critical("consumer %s stops, and needs a person", self.made.name, exc_info=error)
-        # Otherwise this member would hold its partitions, and nobody would handle them.
-        await consumer.stop()
-        if app := self._outer_config.context.get("app"):
-            app.exit()
-
-    async def stop(self) -> None:
-        """Let the runner finish what runs, then leave the group.
-
-        Raises:
-            NeedsOperator: that is why the runner had ended before.
-        """
-        try:
-            if self.runner is not None and self.work is not None:
-                self.runner.stop()
-                await self.work
-        finally:
-            await super().stop()
-            self.runner = self.work = None
-            await self.semel.close()
+        await self.run(self._listener)
 
     def incoming(self, message: Message) -> ConsumerRecord[Any, Any]:
         """Return the message as a record of aiokafka."""
         return _record_from(message)
-
-    async def process_message(self, msg: ConsumerRecord[Any, Any]) -> Response:
-        """Handle a record that `TestKafkaBroker` delivers, by a runner without Kafka."""
-        memory = self.semel.memory
-        async with self.semel.memory_lock:
-            await self.semel.open()
-            if not memory.partitions(msg.topic):
-                memory.create_topic(msg.topic)
-            member = await memory.subscribe(self.group_id or "", [msg.topic])
-            # It is the only member: the partition is its own as soon as its task has run.
-            while not member.assignment:
-                await asyncio.sleep(0)
-            record = Outgoing(msg.topic, msg.value, msg.key or None, headers_from(msg.headers))
-            await memory.publisher().publish([record])
-            settings = replace(self.settings, wait_seconds=0.0)
-            runner = Runner(self.made, member, self.semel.database, settings)
-            await runner.run_until_idle()
-            runner.stop()
-            await runner.run()
-        return ensure_response(None)
 
 
 def make_subscriber(
@@ -283,11 +231,9 @@ def make_subscriber(
     subscriber = broker.subscriber(
         *topics,
         group_id=group_id,
-        ack_policy=AckPolicy.MANUAL,
-        no_reply=True,
         parser=_parse,
-        decoder=decode,
         auto_offset_reset="none",
+        **RUNNER_OPTIONS,
         **{"isolation_level": "read_committed", "max_poll_interval_ms": NEVER_MS, **options},
     )
     # FastStream has no way to register a class of one's own; start and stop must be ours, because

@@ -8,28 +8,36 @@ own message of one of ours.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, Final
 
 from fast_depends.utils import get_typed_signature
+from faststream import AckPolicy
 from faststream._internal.broker import BrokerUsecase
 from faststream._internal.endpoint.call_wrapper import HandlerCallWrapper
 from faststream._internal.endpoint.subscriber import SubscriberUsecase
 from faststream.message import StreamMessage
+from faststream.response import Response, ensure_response
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.errors import Misuse
-from semel.message import Message
+from semel.message import Message, Record
 from semel.messaging.consumer import SECOND, Consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.lease import Lease
+from semel.messaging.receive.broker import Outgoing, Subscription
+from semel.messaging.receive.runner import Runner
 from semel.messaging.settings import RunnerSettings
 from semel.policy.vocabulary import Mode
+
+log = logging.getLogger("semel.faststream")
 
 PUBLISHER: Final = (
     "a publisher sends after the database's commit, so a crash between them loses the message; "
@@ -98,6 +106,71 @@ class Delivering(SubscriberUsecase[Any]):
         if not called.was_called:
             reason = "a middleware of FastStream did not pass the message on to the function"
             raise NonRetryableMessageError(reason, "NOT_CALLED")
+
+
+class OnRunner(Delivering):
+    """A subscriber on Kafka, for which a runner fetches, handles and commits."""
+
+    begins: str
+    """Where a partition without a committed offset begins."""
+
+    read: Callable[[Any], Record]
+    """Make a record of the client's message."""
+
+    group_id: str | None
+    runner: Runner | None = None
+    work: asyncio.Task[None] | None = None
+
+    async def run(self, member: Subscription) -> None:
+        """Run the runner; FastStream calls this in a task of its own."""
+        runner = Runner(self.made, member, self.semel.database, self.settings)
+        # A task of our own: FastStream cancels the one that this is, and the runner must drain.
+        self.runner, self.work = runner, asyncio.create_task(runner.run())
+        await asyncio.wait({work := self.work})
+        if work.cancelled() or (error := work.exception()) is None:
+            return
+        log.critical("consumer %s stops, and needs a person", self.made.name, exc_info=error)
+        if consumer := getattr(self, "consumer", None):
+            # Otherwise this member would hold its partitions, and nobody would handle them.
+            await consumer.stop()
+        if app := self._outer_config.context.get("app"):
+            app.exit()
+
+    async def stop(self) -> None:
+        """Let the runner finish what runs, then leave the group.
+
+        Raises:
+            NeedsOperator: that is why the runner had ended before.
+        """
+        try:
+            if self.runner is not None and self.work is not None:
+                self.runner.stop()
+                await self.work
+        finally:
+            await super().stop()
+            self.runner = self.work = None
+            await self.semel.close()
+
+    async def process_message(self, msg: Any) -> Response:
+        """Handle a record that `TestKafkaBroker` delivers, by a runner without Kafka."""
+        memory, record = self.semel.memory, self.read(msg)
+        topic = record.at.topic
+        async with self.semel.memory_lock:
+            await self.semel.open()
+            if not memory.partitions(topic):
+                memory.create_topic(topic)
+            member = await memory.subscribe(self.group_id or "", [topic])
+            # It is the only member: the partition is its own as soon as its task has run.
+            while not member.assignment:
+                await asyncio.sleep(0)
+            again = Outgoing(topic, record.value, record.key or None, record.headers)
+            await memory.publisher().publish([again])
+            settings = replace(self.settings, wait_seconds=0.0)
+            runner = Runner(self.made, member, self.semel.database, settings)
+            await runner.run_until_idle()
+            runner.stop()
+            await runner.run()
+        return ensure_response(None)
 
 
 @dataclass
@@ -178,3 +251,7 @@ def through(
 async def decode(message: StreamMessage[Any], original: Any) -> Any:
     """Return the payload that the runner has read and checked already."""
     return CALL.get().message.payload
+
+
+RUNNER_OPTIONS: Final = {"ack_policy": AckPolicy.MANUAL, "no_reply": True, "decoder": decode}
+"""What every subscriber behind a runner tells FastStream."""

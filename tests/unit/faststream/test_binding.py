@@ -54,8 +54,8 @@ class Rates(BaseModel):
 class Service:
     """A broker, its binding, and the rows of its handlers."""
 
-    def __init__(self, database="sqlite://", **options):
-        self.broker = KafkaBroker("nowhere:9092", **options)
+    def __init__(self, database="sqlite://", make=KafkaBroker, **options):
+        self.broker = make("nowhere:9092", **options)
         self.semel = Semel(self.broker, database=database)
         self.rates = 0
 
@@ -85,7 +85,7 @@ class Service:
             return [tuple(row) for row in found]
 
 
-def play(service, story):
+def play(service, story, test_broker=TestKafkaBroker):
     """Run a story between the start of the test broker and its end."""
 
     async def whole():
@@ -93,7 +93,7 @@ def play(service, story):
         async with service.semel.database.engine.begin() as connection:
             await connection.execute(text("CREATE TABLE payments (id TEXT, amount INTEGER)"))
         try:
-            async with TestKafkaBroker(service.broker):
+            async with test_broker(service.broker):
                 return await story()
         finally:
             await service.semel.close()
@@ -478,9 +478,40 @@ def test_a_session_under_leases_is_refused():
         service.on_paid(runner=RunnerSettings(mode=Mode.LEASED))
 
 
-def test_the_confluent_broker_is_refused_and_told_what_to_use():
-    with pytest.raises(Misuse, match=r"semel\.messaging\.KafkaBroker"):
-        Semel(confluent.KafkaBroker("nowhere:9092"), database="sqlite://")
+def test_another_broker_is_refused_and_told_what_to_use():
+    with pytest.raises(Misuse, match=r"one of faststream\.confluent"):
+        Semel(object(), database="sqlite://")
+
+
+def test_the_confluent_broker_has_the_same_effects():
+    service = Service(make=confluent.KafkaBroker)
+    service.on_paid(title="payments")
+    seen = []
+
+    @service.semel.subscriber("raw", consumer="raw", group_id="raw", id_from=FromHeader("id"))
+    async def on_raw(value: Any, message: Message, theirs: confluent.KafkaMessage) -> None:
+        raw = theirs.raw_message
+        seen.append((message.payload, raw.value(), raw.key(), raw.topic(), dict(raw.headers())))
+
+    async def story():
+        for _ in range(2):
+            await service.broker.publish(Paid(id="p1", amount=20), "payments")
+        await service.broker.publish({"id": "p2"}, "payments")
+        await service.broker.publish(b"7", "raw", key=b"k", headers={"id": "r1"})
+        return await service.rows(), await service.letters()
+
+    rows, letters = play(service, story, confluent.TestKafkaBroker)
+
+    assert rows == [("p1", 40)]
+    assert [id for id, _ in letters] == ["unreadable:payments/0/2"]
+    ((payload, value, key, topic, headers),) = seen
+    assert (payload, value, key, topic, headers["id"]) == (7, b"7", b"k", "raw", b"r1")
+
+
+@pytest.mark.parametrize("option", ["session_timeout_ms", "ack_policy", "on_assign"])
+def test_options_of_the_consumer_that_is_not_made_are_refused(option):
+    with pytest.raises(Misuse, match=f"{option}= is refused"):
+        Service(make=confluent.KafkaBroker).on_paid(**{option: 1})
 
 
 def test_the_id_comes_from_where_it_is_declared():
