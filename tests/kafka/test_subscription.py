@@ -104,6 +104,28 @@ def test_a_topic_that_was_deleted_and_made_again_stops_the_group(kafka_server, t
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("protocol", GroupProtocol)
+def test_a_topic_that_is_made_again_under_a_running_member_stops_it(kafka_server, topic, protocol):
+    async def scenario():
+        broker = KafkaBroker(kafka_server.bootstrap, protocol=protocol)
+        await publish(kafka_server, topic, "a", "b")
+        member = await broker.subscribe(topic, [topic])
+        await take(member, 2)
+        await member.commit({Partition(topic, 0): 2})
+        admin = broker._admin()
+        admin.delete_topics([topic])[topic].result(30)
+        while topic in admin.list_topics(timeout=30).topics:
+            await asyncio.sleep(0.1)
+        kafka_server.create_topic(topic)
+        await publish(kafka_server, topic, "c", "d", "e")
+
+        with pytest.raises(NeedsOperator, match="made again"):
+            await take(member, 3)
+        await member.close()
+
+    asyncio.run(scenario())
+
+
 def test_an_event_loop_that_does_not_answer_loses_its_partitions(kafka_server, topic, monkeypatch):
     monkeypatch.setattr(module, "LOOP_SECONDS", 2.0)
 
