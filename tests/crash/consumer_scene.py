@@ -25,6 +25,8 @@ POLICY: dict[str, Any] = {
     "retry": QUICK_RETRY,
     "held_retry_seconds": 0.05,
     "lease_seconds": 0.5,
+    # Many scripted failures in a row look like an outage, in which a consumer would stand still.
+    "circuit_failures": 0,
 }
 
 FINAL = {"poison": ClaimState.FAILED_TERMINAL, "kill": ClaimState.PARKED}
