@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from examples.demo.payments import SCHEMA
 from examples.demo.place import Place, Variant
 from semel import events
-from semel.testing.services import connector_jars
+from semel.testing import services
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,7 +74,7 @@ def spark_session(place: Place) -> SparkSession:
         .config("spark.local.dir", str(place.scratch))
         .config("spark.sql.warehouse.dir", str(place.scratch / "warehouse"))
         .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.jars", ",".join(connector_jars() if place.bootstrap else ()))
+        .config("spark.jars", ",".join(services.connector_jars() if place.bootstrap else ()))
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("WARN")
