@@ -72,6 +72,7 @@ TESTING = frozenset({"testing"})
 BETWEEN_BINDINGS = {
     ("files", "arrow"): "rows are Arrow batches, and the tally is the same in every sink",
     ("iceberg", "arrow"): "rows are Arrow batches, and attempts are files of Arrow's file systems",
+    ("kafka", "arrow"): "rows are Arrow batches, and the tally is the same in every sink",
     ("postgres", "arrow"): "rows are Arrow batches, and the tally is the same in every sink",
     ("spark", "arrow"): "the staging job hands Arrow batches on",
     ("postgres", "ledger"): "the ledger's statements are written once, for both databases",
@@ -112,7 +113,7 @@ CLIENTS = {
     "rich": {"cli"},
     "pytest": {"testing"},
     # The format that rows travel in, not a client of anything.
-    "pyarrow": {"arrow", "files", "iceberg", "postgres", "spark", "testing"},
+    "pyarrow": {"arrow", "files", "iceberg", "kafka", "postgres", "spark", "testing"},
     "numpy": {"arrow", "files", "postgres"},
 }
 """By third-party package: the parts that may import it.

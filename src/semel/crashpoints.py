@@ -72,6 +72,10 @@ class CrashPoint(StrEnum):
     ICEBERG_PREPARE_RECORDED = "iceberg_prepare_recorded:after"
     ICEBERG_COMMIT_SENT = "iceberg_commit_sent:after"
 
+    KAFKA_PREPARE_SEALED = "kafka_prepare_sealed:after"
+    KAFKA_SLOT_COMMIT_BEFORE = "kafka_slot_commit:before"
+    KAFKA_SLOT_COMMIT_AFTER = "kafka_slot_commit:after"
+
     SPARK_BATCH_BEFORE = "spark_batch:before"
     SPARK_BATCH_AFTER = "spark_batch:after"
 

@@ -1,6 +1,6 @@
 """The sinks that can take part in one commit decision, and the parts for your own sink.
 
-FilesSink, IcebergSink                  ready to use
+FilesSink, IcebergSink, KafkaSink       ready to use
 PostgresSink, MemorySink                ready to use
 TwoPhaseSink                            the methods of a sink
 SinkTxnId, Receipt, Tally               its arguments
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from semel.arrow.tally import tally
     from semel.files.sink import FilesSink
     from semel.iceberg.sink import IcebergSink
+    from semel.kafka.sink import KafkaSink
     from semel.memory.sink import MemorySink
     from semel.pipeline.sink import (
         CountsVisibleRows,
@@ -42,6 +43,7 @@ __all__ = [
     "Found",
     "Guarantee",
     "IcebergSink",
+    "KafkaSink",
     "KnowsItsPlace",
     "MemorySink",
     "PostgresSink",
@@ -66,6 +68,7 @@ __getattr__ = lazily(
         "Found": "semel.pipeline.sink",
         "Guarantee": "semel.pipeline.sink",
         "IcebergSink": "semel.iceberg.sink",
+        "KafkaSink": "semel.kafka.sink",
         "KnowsItsPlace": "semel.pipeline.sink",
         "MemorySink": "semel.memory.sink",
         "PostgresSink": "semel.postgres.sink",

@@ -1,0 +1,340 @@
+"""The Kafka sink: the records of a cycle, once each for readers with `read_committed`.
+
+    tasks: shards in a shared place ──prepare: checked, promised──▶ commit: one transaction a slot
+
+Spark's own Kafka writer sends at least once.  `semel.kafka.slots` has the transaction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from semel.arrow.tally import tally
+from semel.crashpoints import CrashPoint, reach
+from semel.errors import (
+    Fenced,
+    Misuse,
+    NeedsOperator,
+    Permanent,
+    Retryable,
+    SemelError,
+    reason_of,
+)
+from semel.kafka.client import CALL_SECONDS, bootstrap_of, make, settings_for
+from semel.kafka.slots import Marker, Proof, Slots, admin, answered
+from semel.kafka.staging import PREPARED, Area, ShardStager, check_columns
+from semel.pipeline.sink import (
+    Found,
+    Guarantee,
+    Receipt,
+    Schema,
+    SinkFatal,
+    SinkFinding,
+    SinkOK,
+    SinkOutcome,
+    SinkRetryable,
+    Tally,
+    Token,
+    digest_of,
+    tally_of,
+)
+from semel.pipeline.txn import Scope, SinkTxnId, checked_name
+
+# A record's own fields beside its key, value and headers, with room to spare.
+_OVERHEAD_BYTES: Final = 128
+
+
+class KafkaSink:
+    """Records for Kafka topics; rows have the columns of Spark's own writer.
+
+    Those are ``value``, and optionally ``key``, ``headers``, ``topic`` and ``partition``.
+    *staging* is a folder that the driver and all executors mount, or the URI of a bucket
+    (``s3://bucket/prefix?region=…``, as pyarrow reads it): what a batch sends is kept there until
+    the decision.  *slots* is how many producers send at once; each has a transaction of its own,
+    so readers may see a part of a batch for a moment.  *config* has further settings of the
+    client, under librdkafka's names.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str = "",
+        rows: Any = None,
+        *,
+        staging: str,
+        name: str = "kafka",
+        slots: int = 2,
+        transaction_seconds: float = 300.0,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = checked_name("sink", name)
+        self.rows = rows
+        self.topic = topic
+        if slots < 1:
+            raise Misuse(f"sink {name}: slots must be at least 1, got {slots}")
+        self._servers, given = bootstrap_of(bootstrap)
+        self._settings = settings_for(self._servers, {**given, **(config or {})})
+        self._area = Area(str(staging), name)
+        self._count, self._seconds = slots, transaction_seconds
+        self._epochs: dict[Scope, int] = {}
+        self._slots: dict[Scope, Slots] = {}
+
+    def __repr__(self) -> str:
+        return f"KafkaSink({self._servers!r}, {self.topic!r}, name={self.name!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_slots": {}}
+
+    def check(self, schema: Schema | None) -> None:
+        """Check the columns, the topic, the shared place, and that transactions are allowed."""
+        if schema is not None:
+            check_columns(self.name, schema, bool(self.topic))
+        if self.topic:
+            wrong = self._refusal({self.topic: [0, -1]})
+            if wrong:
+                raise Permanent(wrong)
+
+    def fence(self, scope: Scope, epoch: int) -> None:
+        newest = self._area.epoch(scope)
+        if epoch < newest:
+            raise Fenced(self._fenced(scope, epoch, newest))
+        self._area.raise_epoch(scope, epoch)
+        self._of(scope).make_topic()
+        self._epochs[scope] = epoch
+
+    def stager(self, txn: SinkTxnId) -> ShardStager:
+        return ShardStager(self._area, txn, self.topic)
+
+    def prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
+        """Check the shards and the topics, and write down which shards will be sent."""
+        return self._outcome(lambda: self._prepare(txn, receipts))
+
+    def _prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
+        mine, newest = self._epochs.get(txn.scope, 0), self._area.epoch(txn.scope)
+        if mine < newest:
+            return SinkFatal(self._fenced(txn.scope, mine, newest))
+        digest = digest_of(receipts)
+        token = _token(txn, digest)
+        marker = self._of(txn.scope).seen()
+        proof = marker.of(txn.cycle)
+        if proof == Proof(txn.cycle.label, txn.attempt, digest):
+            return SinkOK(token)
+        if wrong := _below(txn, marker):
+            return SinkFatal(wrong)
+        known = self._area.prepared(txn)
+        if known is not None:
+            if known["digest"] != digest:
+                return SinkFatal(f"{txn} was prepared before, with other rows")
+            return SinkOK(token)
+        shards = [_shard(receipt) for receipt in receipts if receipt.detail["file"]]
+        if lost := self._area.missing(txn, shards):
+            return SinkFatal(f"{txn}: {lost}")
+        if refusal := self._refusal(_largest(receipts)):
+            return SinkFatal(refusal)
+        folder = self._area.folder(txn)
+        if shards:
+            self._area.sync(folder)
+        rows = tally_of(receipts).rows
+        promise = {**token, "rows": rows, "slots": self._count, "shards": shards}
+        self._area.write(self._area.folder(txn, PREPARED), json.dumps(promise).encode())
+        reach(CrashPoint.KAFKA_PREPARE_SEALED, self.name)
+        return SinkOK(token)
+
+    def _refusal(self, topics: Mapping[str, Sequence[int]]) -> str | None:
+        """Say why Kafka would refuse records; by topic: the largest, the highest partition."""
+        if not topics:
+            return None
+        client = make("AdminClient", self._settings)
+        with answered(f"sink {self.name}"):
+            known = client.list_topics(timeout=CALL_SECONDS).topics
+            for topic, (_, partition) in topics.items():
+                if topic not in known or known[topic].error is not None:
+                    return f"sink {self.name}: topic {topic} does not exist; create it"
+                if partition >= len(known[topic].partitions):
+                    return f"sink {self.name}: topic {topic} has no partition {partition}"
+            kind = admin.RESOURCE_TOPIC
+            asked = client.describe_configs([admin.ConfigResource(kind, t) for t in topics])
+            for resource, answer in asked.items():
+                limit = int(answer.result(CALL_SECONDS)["max.message.bytes"].value)
+                size = topics[resource.name][0] + _OVERHEAD_BYTES
+                if size > limit:
+                    return (
+                        f"sink {self.name}: a record of {size} bytes is too large for topic "
+                        f"{resource.name}, whose max.message.bytes is {limit}"
+                    )
+        return None
+
+    def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        """Send what was prepared, one transaction a slot; the first slot's proof comes last."""
+        return self._outcome(lambda: self._commit(txn, token))
+
+    def _commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
+        slots, promise = self._of(txn.scope), self._area.prepared(txn)
+        if promise is None:
+            proof = slots.seen().of(txn.cycle)
+            if proof is None or proof.attempt != txn.attempt:
+                return SinkFatal(
+                    f"{txn} cannot be committed: its promise is not in {self._area.label}, and "
+                    f"Kafka has no proof of it: never prepared, aborted, or lost"
+                )
+            return SinkOK() if token == _token(txn, proof.digest) else SinkFatal(_forged(txn))
+        if token != _token(txn, promise["digest"]):
+            return SinkFatal(_forged(txn))
+        lost = self._area.missing(txn, promise["shards"])
+        if lost and not _is_done(slots.seen(), txn):
+            return SinkFatal(f"{txn} cannot be committed: {lost}")
+        digest, count = promise["digest"], promise["slots"]
+        shares = [promise["shards"][number::count] for number in range(count)]
+
+        def send(number: int) -> None:
+            slots.slot(number).send(txn, digest, lambda: self._records(txn, shares[number]))
+
+        others = [number for number in range(1, count) if shares[number]]
+        if others:
+            with ThreadPoolExecutor(len(others)) as pool:
+                for _ in pool.map(send, others):
+                    pass
+        send(0)
+        self._area.remove(txn)
+        return SinkOK()
+
+    def _records(self, txn: SinkTxnId, shards: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+        """Read shards, and raise if they are not what their tasks wrote."""
+        for shard in shards:
+            found = Tally()
+            for batch in self._area.batches(txn, shard["file"]):
+                found += tally(batch)
+                columns = [column.to_pylist() for column in batch.columns]
+                for topic, partition, key, value, headers in zip(*columns, strict=True):
+                    pairs = [(h["key"], h["value"]) for h in headers] if headers else None
+                    yield topic, partition, key, value, pairs
+            if [found.rows, found.hash] != shard["tally"]:
+                raise NeedsOperator(f"{txn}: {shard['file']} has other rows than its task wrote")
+
+    def abort(self, txn: SinkTxnId, token: Token | None) -> SinkOutcome:
+        return self._outcome(lambda: self._abort(txn))
+
+    def _abort(self, txn: SinkTxnId) -> SinkOutcome:
+        if _is_done(self._of(txn.scope).seen(), txn):
+            return SinkFatal(f"{txn} is committed and cannot be aborted; nothing was deleted")
+        self._area.remove(txn)
+        return SinkOK()
+
+    def look_up(self, txn: SinkTxnId, token: Token | None) -> SinkFinding:
+        """Look for the marker in Kafka, then for the promise in the shared place."""
+        try:
+            slots = self._of(txn.scope)
+            if _is_done(slots.seen(), txn):
+                return SinkFinding(Found.VISIBLE, f"topic {slots.topic} has its proof")
+            promise = self._area.prepared(txn)
+            if promise is None:
+                staged = len(self._area.names(self._area.folder(txn)))
+                return SinkFinding(Found.GONE, f"not prepared; {staged} tasks have staged for it")
+            if lost := self._area.missing(txn, promise["shards"]):
+                return SinkFinding(Found.GONE, f"prepared, but {lost}")
+            text = f"{promise['rows']} records are prepared in {self._area.label}"
+            return SinkFinding(Found.HELD, text)
+        except (SemelError, OSError) as error:
+            return SinkFinding(Found.UNREACHABLE, reason_of(error))
+
+    def recover(self, scope: Scope) -> list[SinkTxnId]:
+        marker = self._of(scope).seen()
+        held = [txn for txn in self._area.txns(scope) if self._area.prepared(txn) is not None]
+        return [txn for txn in held if not _is_done(marker, txn)]
+
+    def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
+        marker, swept = self._of(scope).seen(), []
+        for txn in self._area.txns(scope):
+            if _is_done(marker, txn) or is_loser(txn):
+                self._area.remove(txn)
+                swept.append(txn)
+        return swept
+
+    def mark(self, scope: Scope) -> SinkTxnId | None:
+        return self._of(scope).seen().last(scope)
+
+    def guarantee(self) -> Guarantee:
+        return Guarantee(
+            effect=f"the records of a cycle in topic {self.topic or '(by row)'}, once each",
+            readers_see=(
+                "with isolation.level=read_committed every record once; a batch appears slot by "
+                "slot, so a part of it may be seen first; other readers also see records that "
+                "were given up"
+            ),
+            not_covered=(
+                f"a place {self._area.label} that loses what it has confirmed",
+                "a topic that is deleted, or loses the right to be written, after the decision",
+                "another name of the sink, a new ledger, a deleted topic of markers: a topic "
+                "does not tell who has sent to it",
+            ),
+            weakened_by=()
+            if self._count == 1
+            else ("several slots: a batch appears in parts; slots=1 shows it whole",),
+        )
+
+    def close(self) -> None:
+        """Close the producers; the sink can be used again afterwards."""
+        for slots in self._slots.values():
+            slots.close()
+        self._slots.clear()
+
+    def _of(self, scope: Scope) -> Slots:
+        found = self._slots.get(scope)
+        if found is None:
+            found = Slots(self._settings, self.name, scope, self._count, self._seconds)
+            found = self._slots.setdefault(scope, found)
+        return found
+
+    def _fenced(self, scope: Scope, mine: int, newest: int) -> str:
+        return (
+            f"sink {self.name}: scope {scope} belongs to epoch {newest}, this process holds "
+            f"{mine}; it was fenced and must stop"
+        )
+
+    def _outcome(self, call: Callable[[], SinkOutcome]) -> SinkOutcome:
+        try:
+            return call()
+        except Retryable as error:
+            return SinkRetryable(reason_of(error))
+        except SemelError as error:
+            return SinkFatal(reason_of(error))
+        except OSError as error:
+            return SinkRetryable(f"sink {self.name}: {reason_of(error)}")
+
+
+def _token(txn: SinkTxnId, digest: str) -> dict[str, str]:
+    return {"attempt": txn.attempt, "digest": digest}
+
+
+def _forged(txn: SinkTxnId) -> str:
+    return f"{txn}: its token is not the one that prepare returned"
+
+
+def _is_done(marker: Marker, txn: SinkTxnId) -> bool:
+    proof = marker.of(txn.cycle)
+    return proof is not None and proof.attempt == txn.attempt
+
+
+def _below(txn: SinkTxnId, marker: Marker) -> str | None:
+    last = marker.last(txn.scope)
+    if last is None or last.cycle < txn.cycle:
+        return None
+    return f"{txn} is at or below the mark {last}: another attempt was committed"
+
+
+def _shard(receipt: Receipt) -> dict[str, Any]:
+    tally = [receipt.tally.rows, receipt.tally.hash]
+    return {"file": receipt.detail["file"], "size": receipt.detail["size"], "tally": tally}
+
+
+def _largest(receipts: Sequence[Receipt]) -> dict[str, list[int]]:
+    """Return by topic the size of the largest record, and the highest partition."""
+    found: dict[str, list[int]] = {}
+    for receipt in receipts:
+        for topic, values in receipt.detail["topics"].items():
+            known = found.setdefault(topic, [0, -1])
+            known[:] = map(max, known, values)
+    return found

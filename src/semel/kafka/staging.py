@@ -1,0 +1,319 @@
+"""The staged shards of the Kafka sink: Arrow files in a folder or bucket that all machines share.
+
+    <staging>/_semel/<scope slug>/<sink>/
+      fence/<epoch>                   empty files: the highest epoch
+      txn/<txn label>/<task>.arrow    the records of one task attempt
+      txn/<txn label>/_prepared.json  which of them were promised; without it nothing was
+
+Kafka has no transaction that many tasks could share, so what a cycle sends is kept here until
+the decision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from semel.arrow.tally import tally
+from semel.errors import Misuse, Permanent, Retryable, require
+from semel.pipeline.sink import Batch, Receipt, Schema, Tally
+from semel.pipeline.txn import Scope, SinkTxnId
+
+pa: Any = require("pyarrow", "kafka-sink")
+pc: Any = require("pyarrow.compute", "kafka-sink")
+fs: Any = require("pyarrow.fs", "kafka-sink")
+
+PREPARED: Final = "_prepared.json"
+
+RECORDS: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ]
+)
+"""The columns of Spark's own Kafka writer."""
+
+
+def check_columns(sink: str, schema: Schema, has_topic: bool) -> None:
+    """Raise Permanent unless rows of *schema* are records."""
+    for column in schema:
+        if column.name not in RECORDS.names:
+            raise Permanent(
+                f"sink {sink}: a record has the columns key, value, headers, topic and partition, "
+                f"not {column.name}; give rows=F.struct(…)"
+            )
+        wanted = RECORDS.field(column.name).type
+        is_text = pa.types.is_string(column.type) and pa.types.is_binary(wanted)
+        if not (is_text or _casts(column.type, wanted)):
+            raise Permanent(
+                f"sink {sink}: column {column.name} must be "
+                f"{'text or bytes' if pa.types.is_binary(wanted) else wanted}, not {column.type}"
+            )
+    if "value" not in schema.names:
+        raise Permanent(f"sink {sink}: the rows have no column value")
+    if not has_topic and "topic" not in schema.names:
+        raise Permanent(f"sink {sink}: give topic=…, or a column topic")
+
+
+def _casts(given: Any, wanted: Any) -> bool:
+    try:
+        pa.array([], given).cast(wanted)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return False
+    return True
+
+
+def as_records(batch: Batch, topic: str) -> Any:
+    """Return the rows with all columns of `RECORDS`; *topic* where they name none."""
+    columns = []
+    for wanted in RECORDS:
+        found = batch.column(wanted.name) if wanted.name in batch.schema.names else None
+        if found is None:
+            found = pa.nulls(batch.num_rows, wanted.type)
+        elif found.type != wanted.type:
+            found = found.cast(wanted.type)
+        if wanted.name == "topic":
+            found = pc.fill_null(found, topic) if topic else found
+            if found.null_count:
+                raise Permanent("a record has no topic; give topic=…, or a value in its column")
+        columns.append(found)
+    return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
+
+
+@dataclass(frozen=True)
+class Area:
+    """A shared folder, or the prefix of a bucket."""
+
+    uri: str = field(repr=False)
+    """May carry credentials, as pyarrow reads them: ``s3://key:secret@bucket/prefix?region=…``."""
+
+    sink: str
+
+    def __post_init__(self) -> None:
+        try:
+            self._open()
+        except (pa.ArrowInvalid, ValueError, OSError) as error:
+            raise Misuse(
+                f"sink {self.sink}: staging must be a folder or a URI that pyarrow can open, such "
+                f"as s3://bucket/prefix; got {self.label!r}"
+            ) from error
+
+    @property
+    def label(self) -> str:
+        """The place without credentials."""
+        text = re.sub(r"^([a-z0-9+]+://)[^/@]*@", r"\1", self.uri)
+        return text.partition("?")[0]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of this machine, perhaps a mounted one."""
+        return isinstance(self._open()[0], fs.LocalFileSystem)
+
+    def _open(self) -> tuple[Any, str]:
+        known: tuple[Any, str] | None = self.__dict__.get("_opened")
+        if known is None:
+            if "://" in self.uri:
+                known = fs.FileSystem.from_uri(self.uri)
+            else:
+                known = fs.LocalFileSystem(), os.path.abspath(self.uri)
+            self.__dict__["_opened"] = known
+        return known
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"uri": self.uri, "sink": self.sink}
+
+    @contextlib.contextmanager
+    def _faults(self) -> Iterator[Any]:
+        try:
+            yield self._open()[0]
+        except FileNotFoundError:
+            raise
+        except (OSError, pa.ArrowException) as error:
+            raise Retryable(f"sink {self.sink}: {self.label} does not answer: {error}") from error
+
+    def home(self, scope: Scope, *more: str) -> str:
+        """Return a path of this sink and scope."""
+        return "/".join([self._open()[1], "_semel", scope.slug, self.sink, *more])
+
+    def folder(self, txn: SinkTxnId, *more: str) -> str:
+        """Return a path of one attempt."""
+        return self.home(txn.scope, "txn", txn.label, *more)
+
+    def names(self, path: str) -> list[str]:
+        """List what is in a folder; nothing if there is none."""
+        with self._faults() as system:
+            found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
+            return sorted(info.base_name for info in found)
+
+    def sizes(self, path: str) -> dict[str, int]:
+        """List the files of a folder with their sizes."""
+        with self._faults() as system:
+            found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
+            return {info.base_name: info.size for info in found if info.is_file}
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a whole file, durably; readers never see a part of it."""
+        with self._faults() as system:
+            system.create_dir(path.rpartition("/")[0])
+            target = f"{path}.tmp" if self.is_local else path
+            with system.open_output_stream(target) as stream:
+                stream.write(content)
+            if self.is_local:
+                self.sync(target)
+                os.replace(target, path)
+                self.sync(os.path.dirname(path))
+
+    def read(self, path: str) -> bytes | None:
+        """Return a file's content; None if there is none."""
+        try:
+            with self._faults() as system, system.open_input_stream(path) as stream:
+                content: bytes = stream.read()
+                return content
+        except FileNotFoundError:
+            return None
+
+    def sync(self, path: str) -> None:
+        """Make a file or folder durable; an object store's are."""
+        if self.is_local:
+            number = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
+
+    def remove(self, txn: SinkTxnId) -> None:
+        """Remove everything of an attempt; the promise first, so that no half of it is kept."""
+        with self._faults() as system:
+            for path in (self.folder(txn, PREPARED), self.folder(txn)):
+                with contextlib.suppress(FileNotFoundError):
+                    (system.delete_file if path.endswith(PREPARED) else system.delete_dir)(path)
+
+    def txns(self, scope: Scope) -> list[SinkTxnId]:
+        """List the attempts of which anything is here."""
+        found = []
+        for name in self.names(self.home(scope, "txn")):
+            with contextlib.suppress(ValueError):  # not ours
+                found.append(SinkTxnId.parse(scope, name))
+        return sorted(found, key=lambda txn: (txn.cycle, txn.attempt))
+
+    def epoch(self, scope: Scope) -> int:
+        """Return the newest epoch that has fenced; 0 before the first."""
+        names = self.names(self.home(scope, "fence"))
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
+    def raise_epoch(self, scope: Scope, epoch: int) -> None:
+        """Store *epoch*, durably."""
+        self.write(self.home(scope, "fence", f"{epoch:012d}"), b"")
+
+    def prepared(self, txn: SinkTxnId) -> Mapping[str, Any] | None:
+        """Return what was promised for an attempt."""
+        content = self.read(self.folder(txn, PREPARED))
+        return None if content is None else json.loads(content)
+
+    def missing(self, txn: SinkTxnId, shards: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return the reason why the shards are not all here as they were written."""
+        here = self.sizes(self.folder(txn))
+        for shard in shards:
+            size = here.get(shard["file"])
+            if size != shard["size"]:
+                found = "is missing" if size is None else f"has {size} bytes, not {shard['size']}"
+                return (
+                    f"{shard['file']} {found}; if nothing removed it, {self.label} is not shared "
+                    f"by the driver and the executors"
+                )
+        return None
+
+    def batches(self, txn: SinkTxnId, file: str) -> Iterator[Any]:
+        """Read a shard."""
+        with self._faults() as system, system.open_input_stream(self.folder(txn, file)) as stream:
+            yield from pa.ipc.open_stream(stream)
+
+
+@dataclass(frozen=True)
+class ShardStager:
+    """What a task needs to stage records."""
+
+    area: Area
+    txn: SinkTxnId
+    topic: str
+
+    def open(self, task: str) -> ShardWriter:
+        return ShardWriter(self, task)
+
+
+class ShardWriter:
+    """The shard of one task attempt; a task without rows has none."""
+
+    def __init__(self, stager: ShardStager, task: str) -> None:
+        self._stager, self._task = stager, task
+        kept = re.sub(r"[^A-Za-z0-9-]", "-", task)[:40]
+        self._file = f"{kept}-{hashlib.sha256(task.encode()).hexdigest()[:12]}.arrow"
+        self._path = stager.area.folder(stager.txn, self._file)
+        self._stream: Any = None
+        self._writer: Any = None
+        self._tally = Tally()
+        self._topics: dict[str, list[Any]] = {}
+
+    def write(self, batch: Batch) -> None:
+        """Append records to the shard."""
+        records = as_records(batch, self._stager.topic)
+        if not records.num_rows:
+            return
+        with self._stager.area._faults() as system:
+            if self._writer is None:
+                system.create_dir(self._path.rpartition("/")[0])
+                self._stream = system.open_output_stream(self._path)
+                options = pa.ipc.IpcWriteOptions(compression="lz4")
+                self._writer = pa.ipc.new_stream(self._stream, RECORDS, options=options)
+            self._writer.write_batch(records)
+        self._tally += tally(records)
+        self._note(records)
+
+    def _note(self, records: Any) -> None:
+        """Keep by topic what prepare must ask Kafka about: the largest record and partition."""
+        sizes = pc.add(
+            pc.fill_null(pc.binary_length(records.column("key")), 0),
+            pc.fill_null(pc.binary_length(records.column("value")), 0),
+        )
+        if records.column("headers").null_count < records.num_rows:
+            texts = [
+                sum(len(h["key"]) + len(h["value"] or b"") + 8 for h in row or ())
+                for row in records.column("headers").to_pylist()
+            ]
+            sizes = pc.add(sizes, pa.array(texts, sizes.type))
+        table = pa.table(
+            [records.column("topic"), sizes, pc.fill_null(records.column("partition"), -1)],
+            ["topic", "size", "partition"],
+        )
+        largest = table.group_by("topic").aggregate([("size", "max"), ("partition", "max")])
+        for row in largest.to_pylist():
+            known = self._topics.setdefault(row["topic"], [0, -1])
+            known[:] = [max(known[0], row["size_max"]), max(known[1], row["partition_max"])]
+
+    def finish(self) -> Receipt:
+        size = 0
+        if self._writer is not None:
+            with self._stager.area._faults() as system:
+                self._writer.close()
+                self._stream.close()
+                self._stager.area.sync(self._path)
+                size = system.get_file_info(self._path).size
+        file = self._file if self._writer is not None else None
+        detail = {"file": file, "size": size, "topics": self._topics}
+        return Receipt(self._task, self._tally, detail)
+
+    def discard(self) -> None:
+        """Remove the shard, as far as possible."""
+        with contextlib.suppress(Exception):
+            if self._stream is not None:
+                self._stream.close()
+            self._stager.area._open()[0].delete_file(self._path)

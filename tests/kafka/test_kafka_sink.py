@@ -1,0 +1,286 @@
+"""The Kafka sink on a real broker: the contract, crashes at every window, what prepare finds."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import uuid
+from collections import Counter
+from itertools import count
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from semel.errors import Misuse, Permanent
+from semel.kafka.sink import KafkaSink
+from semel.pipeline.sink import Found, SinkFatal, SinkOK
+from semel.pipeline.txn import CycleId, Scope
+from semel.testing import SinkContract
+from semel.testing.chaos import world_of
+from semel.testing.explore import explore_crashes
+
+pytestmark = pytest.mark.kafka
+
+SCHEMA = pa.schema([("key", pa.string()), ("value", pa.string())])
+
+
+def read(server, topic, isolation="read_committed"):
+    """Return all records of a topic that such a reader sees now."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": server.bootstrap,
+            "group.id": "reader",
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 5,
+            "enable.auto.commit": False,
+        }
+    )
+    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+    left, found = set(partitions), []
+    while left:
+        record = consumer.poll(10)
+        assert record is not None, "no broker answers"
+        if record.error() is None:
+            found.append(record)
+        else:
+            left.discard(record.partition())
+    consumer.close()
+    return found
+
+
+class TestKafkaSink(SinkContract):
+    slots = 1
+
+    @pytest.fixture(autouse=True)
+    def topic_and_place(self, kafka_server, tmp_path):
+        self.server, self.path = kafka_server, tmp_path / "staging"
+        self.topic = f"sink-{uuid.uuid4().hex[:8]}"
+        kafka_server.create_topic(self.topic)
+        self.made = []
+        yield
+        for sink in self.made:
+            sink.close()
+
+    def make_sink(self):
+        sink = KafkaSink(
+            self.server.bootstrap,
+            self.topic,
+            staging=str(self.path),
+            slots=self.slots,
+            # All tests have the same scope, by which a broker finds the markers.
+            name=self.topic,
+        )
+        self.made.append(sink)
+        return sink
+
+    def schema(self):
+        return SCHEMA
+
+    def make_batch(self, ids):
+        rows = [{"key": str(i), "value": f"row {i}"} for i in ids]
+        return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+    def visible_rows(self, sink):
+        for record in read(self.server, self.topic):
+            yield {"id": int(record.key()), "text": record.value().decode()}
+
+    def leavings(self, sink):
+        return [str(path) for path in self.path.glob("_semel/*/*/txn/*/*")]
+
+    def lose(self, sink, txn):
+        shutil.rmtree(sink._area.folder(txn))
+
+
+@pytest.mark.soak
+class TestKafkaSinkWithSlots(TestKafkaSink):
+    slots = 3
+
+
+@pytest.fixture
+def topic(kafka_server):
+    name = f"sink-{uuid.uuid4().hex[:8]}"
+    kafka_server.create_topic(name, 2)
+    return name
+
+
+def txn_of(batch=0):
+    return CycleId(Scope("ledger", "app", "main"), 1, batch).attempt()
+
+
+def staged(sink, txn, *rows, schema=None):
+    writer = sink.stager(txn).open(f"task-{uuid.uuid4().hex[:8]}")
+    writer.write(pa.RecordBatch.from_pylist(list(rows), schema=schema))
+    return writer.finish()
+
+
+def sent(sink, *rows, schema=None, batch=0):
+    txn = txn_of(batch)
+    outcome = sink.prepare(txn, [staged(sink, txn, *rows, schema=schema)])
+    assert isinstance(outcome, SinkOK), outcome
+    assert sink.commit(txn, outcome.token) == SinkOK()
+
+
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_crash_at_any_window_loses_and_doubles_nothing(kafka_server, tmp_path, every):
+    topics, runs = {}, count(1)
+
+    def make_sink(place):
+        if place not in topics:
+            topics[place] = f"crash-{next(runs)}-{uuid.uuid4().hex[:8]}"
+            kafka_server.create_topic(topics[place])
+        sink = KafkaSink(
+            kafka_server.bootstrap,
+            topics[place],
+            staging=str(tmp_path / place),
+            slots=2,
+            name=topics[place],
+        )
+        sink.seen = topics[place]
+        return sink
+
+    def visible_rows(sink):
+        records = read(kafka_server, sink.seen)
+        return [{"key": r.key().decode(), "value": r.value().decode()} for r in records]
+
+    world = world_of(
+        make_sink,
+        visible_rows,
+        rows=[[{"key": f"k{b}{n}", "value": f"v{n}"} for n in range(4)] for b in range(3)],
+        as_batch=lambda rows: pa.RecordBatch.from_pylist(list(rows), schema=SCHEMA),
+        left_behind=lambda sink: list(tmp_path.glob(f"*/_semel/*/{sink.name}/txn/*/*")),
+    )
+
+    assert explore_crashes(world, depth=1, every=every).histories > 5
+
+
+def test_a_record_arrives_as_sparks_own_writer_would_send_it(kafka_server, topic, tmp_path):
+    sink = KafkaSink(kafka_server.bootstrap, staging=str(tmp_path), name=topic)
+    sink.fence(Scope("ledger", "app", "main"), 1)
+    headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    schema = pa.schema(
+        [
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("headers", headers),
+        ]
+    )
+    given = [{"key": "h", "value": b"\xff"}, {"key": "h", "value": None}]
+    named = {"topic": topic, "partition": 1, "key": b"\xfe", "value": b"v", "headers": given}
+    bare = {"topic": topic, "partition": None, "key": b"key", "value": None, "headers": None}
+
+    sent(sink, named, bare, schema=schema)
+
+    found = {record.key(): record for record in read(kafka_server, topic)}
+    assert found[b"\xfe"].partition() == 1
+    assert found[b"\xfe"].headers() == [("h", b"\xff"), ("h", None)]
+    # A Java client's murmur2 of these bytes, in two partitions.
+    assert (found[b"key"].partition(), found[b"key"].value()) == (murmur2(b"key") % 2, None)
+    sink.close()
+
+
+def murmur2(data):
+    """Kafka's own hash of a key, as its Java client documents it."""
+    mask, m, h = 0xFFFFFFFF, 0x5BD1E995, 0x9747B28C ^ len(data)
+    for at in range(0, len(data) // 4 * 4, 4):
+        k = int.from_bytes(data[at : at + 4], "little") * m & mask
+        h = (h * m & mask) ^ ((k ^ k >> 24) * m & mask)
+    rest = data[len(data) // 4 * 4 :]
+    if rest:
+        h = (h ^ int.from_bytes(rest, "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    return (h ^ h >> 15) & 0x7FFFFFFF
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"value": "x" * 1_100_000}, "too large for topic"),
+        ({"value": "x", "partition": 7}, "has no partition 7"),
+        ({"value": "x", "topic": "no-such-topic"}, "topic no-such-topic does not exist"),
+    ],
+)
+def test_what_kafka_would_refuse_is_found_in_prepare(kafka_server, topic, tmp_path, row, words):
+    sink = KafkaSink(kafka_server.bootstrap, topic, staging=str(tmp_path), name=topic)
+    sink.fence(Scope("ledger", "app", "main"), 1)
+    txn = txn_of()
+
+    outcome = sink.prepare(txn, [staged(sink, txn, row)])
+
+    assert isinstance(outcome, SinkFatal)
+    assert words in outcome.reason
+    sink.close()
+
+
+def test_wrong_rows_and_settings_are_refused_before_the_first_batch(kafka_server, topic, tmp_path):
+    sink = KafkaSink(kafka_server.bootstrap, topic, staging=str(tmp_path), name=topic)
+
+    with pytest.raises(Permanent, match="not amount"):
+        sink.check(pa.schema([("value", pa.string()), ("amount", pa.int64())]))
+    with pytest.raises(Permanent, match="no column value"):
+        sink.check(pa.schema([("key", pa.string())]))
+    with pytest.raises(Permanent, match="text or bytes"):
+        sink.check(pa.schema([("value", pa.list_(pa.int64()))]))
+    with pytest.raises(Permanent, match="does not exist"):
+        KafkaSink(kafka_server.bootstrap, "none", staging=str(tmp_path), name=topic).check(None)
+    with pytest.raises(Misuse, match=r"s3://bucket/prefix; got 'nothing://"):
+        KafkaSink(kafka_server.bootstrap, topic, staging="nothing://user:secret@here")
+
+
+def test_slots_share_a_batch_and_more_of_them_can_be_added(kafka_server, topic, tmp_path):
+    def send(slots, batch):
+        sink = KafkaSink(
+            kafka_server.bootstrap, topic, staging=str(tmp_path), slots=slots, name=topic
+        )
+        sink.fence(Scope("ledger", "app", "main"), batch + 1)
+        txn = txn_of(batch)
+        receipts = [staged(sink, txn, {"key": f"{batch}-{n}", "value": ""}) for n in range(5)]
+        token = sink.prepare(txn, receipts).token
+        assert sink.commit(txn, token) == SinkOK()
+        assert sink.mark(txn.scope) == txn
+        sink.close()
+
+    send(1, 0)
+    send(4, 1)
+
+    keys = Counter(record.key().decode() for record in read(kafka_server, topic))
+    assert keys == Counter(f"{batch}-{n}" for batch in (0, 1) for n in range(5))
+
+
+def test_the_proofs_of_old_cycles_go_and_their_mark_stays(kafka_server, topic, tmp_path):
+    sink = KafkaSink(kafka_server.bootstrap, topic, staging=str(tmp_path), slots=1, name=topic)
+    sink.fence(Scope("ledger", "app", "main"), 1)
+
+    for batch in range(40):
+        sent(sink, {"key": str(batch), "value": ""}, batch=batch)
+
+    other = KafkaSink(kafka_server.bootstrap, topic, staging=str(tmp_path), slots=1, name=topic)
+    other.fence(Scope("ledger", "app", "main"), 2)
+    assert other.mark(Scope("ledger", "app", "main")).cycle.batch == 39
+    late = txn_of(3)
+    assert isinstance(other.prepare(late, []), SinkFatal)
+    sink.close()
+    other.close()
+
+
+def test_shards_may_wait_in_an_object_store(kafka_server, topic, seaweedfs):
+    login = f"{seaweedfs.access_key}:{seaweedfs.secret_key}"
+    where = f"endpoint_override=127.0.0.1:{seaweedfs.port}&scheme=http&region={seaweedfs.region}"
+    staging = f"s3://{login}@{seaweedfs.bucket}/{topic}?{where}"
+    sink = KafkaSink(kafka_server.bootstrap, topic, staging=staging, name=topic)
+    sink.fence(Scope("ledger", "app", "main"), 1)
+    txn, loser = txn_of(), txn_of()
+    staged(sink, loser, {"value": "lost"})
+    outcome = sink.prepare(txn, [staged(sink, txn, {"value": "once"})])
+    held = pickle.loads(pickle.dumps(sink)).look_up(txn, outcome.token)
+
+    assert (held.found, sink.commit(txn, outcome.token)) == (Found.HELD, SinkOK())
+    assert sink.sweep(txn.scope, lambda found: found == loser) == [loser]
+    assert [record.value() for record in read(kafka_server, topic)] == [b"once"]
+    assert sink.recover(txn.scope) == []
+    assert seaweedfs.secret_key not in repr((sink, outcome, held, sink._area, sink.guarantee()))
+    sink.close()
