@@ -15,7 +15,7 @@ from tests.messaging.cli_books import CliBooks
 from tests.messaging.replay_world import Service
 
 MODULE = "shop_of_replays"
-CONSUMER = ("--consumer", f"{MODULE}:billing")
+CONSUMER = ("--handler", f"{MODULE}:billing")
 
 
 class Shop(CliBooks):

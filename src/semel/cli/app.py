@@ -15,6 +15,7 @@ from semel.cli.commands import (  # noqa: F401  each declares its commands
     adopt,
     audit,
     claims,
+    consumers,
     cycle,
     db,
     dlq,
@@ -98,7 +99,7 @@ PANELS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("status", "doctor", "recover", "verify", "history", "lint", "adopt"), PIPELINES
     ),
-    **dict.fromkeys(("run", "explain", "erase", "retention"), CONSUMERS),
+    **dict.fromkeys(("consumers", "inbox", "run", "explain", "erase", "retention"), CONSUMERS),
 }
 """The commands without a group, in the order of the help."""
 

@@ -23,7 +23,8 @@ from semel.cli.options import MOST_ROWS, DebugOption, JsonOption, YesOption, opt
 from semel.cli.plain import given
 from semel.cli.render import Line, Rows, lasting
 from semel.errors import MissingExtra, Misuse
-from semel.operate.stores import Account, OperatorDatabase, acting_from
+from semel.operate.acts import need_some
+from semel.operate.stores import Account, OperatorDatabase, OperatorUnit, acting_from
 from semel.secrets import masked
 
 DATABASE_VARIABLE: Final = "SEMEL_DATABASE"
@@ -145,6 +146,22 @@ class Actor(Books):
     def given(self) -> dict[str, str]:
         """What every act takes, and its answer repeats."""
         return {"actor": self.name, "reason": self.reason}
+
+    def confirm_about(
+        self,
+        need: Callable[[OperatorUnit, str, str], Awaitable[object]],
+        consumer: str,
+        messages: Iterable[str],
+        question: str,
+    ) -> None:
+        """Ask about messages that exist, unless --yes is given.
+
+        Raises:
+            NoSuchMessage: none of them exists, and nothing was asked.
+        """
+        if not (self.yes or self.answer.as_json):
+            self.ask(need_some, need, consumer, messages)
+        self.confirm(question)
 
     def confirm(self, question: str) -> None:
         """Ask, unless --yes is given.

@@ -38,6 +38,7 @@ from semel.errors import Misuse, SemelError
 from semel.lease import Takeover
 from semel.messaging.records import is_plain_text
 from semel.operate.acts import acting, write_down
+from semel.operate.consumers import need_consumer
 from semel.operate.stores import Account, OperatorDatabase, acting_from
 from semel.secrets import masked
 
@@ -163,6 +164,8 @@ def command(
             taken = {option.name: given.pop(option.name) for option in shared}
             with preamble(name, **_of(taken, begun)) as made:
                 _need_text(both, every)
+                if isinstance(made, Books) and given.get("consumer"):
+                    made.ask(need_consumer, given["consumer"])
                 getattr(made, "answer", made).can_rehearse = "dry_run" in given
                 more = [
                     make(**_of(taken, options))

@@ -24,7 +24,7 @@ from semel.policy.vocabulary import Mode
 HandlerOption: TypeAlias = Annotated[
     str,
     option(
-        "--consumer -c",
+        "--handler",
         "The consumer whose handler runs; looked for in this folder first.",
         "MODULE:NAME",
     ),
@@ -159,7 +159,7 @@ def time_of(text: str) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=dt.UTC)).timestamp()
 
 
-def load_consumer(spec: str, mode: Mode | None = None, option: str = "--consumer") -> Consumer:
+def load_consumer(spec: str, mode: Mode | None = None, option: str = "--handler") -> Consumer:
     """Import a consumer; of *mode*, where it does not say itself how its handler is called.
 
     Raises:

@@ -306,6 +306,9 @@ class Member:
     standing_since: float | None = None
     """When it began to stand still in an outage; None if it works."""
 
+    lag: int | None = None
+    """Records behind the ends of its partitions when the row was renewed; None if not known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Note:

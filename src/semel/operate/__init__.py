@@ -21,6 +21,7 @@ Of a pipeline (`Pipeline.of(driver)` says which sinks are asked):
 
 Of messages:
 
+    consumers      overview: every consumer on one page; inbox_messages
     replay         Replay: handle selected messages again; replays, replay_status, stop_replay,
                    abandon_replay
     selection      which messages: Ids, Letters, Waiting, Offsets, Times, parked_key
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         adoption,
         audit,
         completeness,
+        consumers,
         deadletters,
         deletion,
         doctor,
@@ -79,6 +81,7 @@ __all__ = [
     "adoption",
     "audit",
     "completeness",
+    "consumers",
     "deadletters",
     "deletion",
     "doctor",

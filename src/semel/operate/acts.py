@@ -108,6 +108,30 @@ async def need_waiting(unit: OperatorUnit, consumer: str, message_id: str) -> Wa
     return need_there(found, consumer, message_id, WAITING)
 
 
+async def need_some(
+    database: OperatorDatabase,
+    need: Callable[[OperatorUnit, str, str], Awaitable[object]],
+    consumer: str,
+    message_ids: Iterable[str],
+) -> None:
+    """Check that at least one of the messages exists, before a person is asked about them.
+
+    Raises:
+        NoSuchMessage: none of them does; it names the first.
+    """
+    missing: NoSuchMessage | None = None
+    async with database.begin() as unit:
+        for message_id in message_ids:
+            try:
+                await need(unit, consumer, message_id)
+            except NoSuchMessage as error:
+                missing = missing or error
+            else:
+                return
+    if missing is not None:
+        raise missing
+
+
 async def remove_letter(unit: OperatorUnit, consumer: str, message_id: str) -> None:
     """Remove a dead letter, or raise NoSuchMessage."""
     gone = await unit.dead_letters.remove(consumer, message_id)

@@ -23,6 +23,8 @@ from semel.messaging.database import (
     Database,
     DeadLetters,
     FailedAttempts,
+    InboxStore,
+    Members,
     OutboxStore,
     OutcomeStore,
     ProcessedMessageStore,
@@ -39,6 +41,7 @@ from semel.messaging.records import (
     FailedAttempt,
     Gap,
     HeldKey,
+    InboxMessage,
     MessageFilter,
     StoredMessage,
     WaitingFilter,
@@ -744,6 +747,23 @@ class OperatorVersions(Versions, Protocol):
         """Delete gaps that were closed longer ago than that; return how many."""
 
 
+class OperatorMembers(Members, Protocol):
+    """The running processes, and whose rows there are."""
+
+    async def consumers(self) -> Sequence[str]:
+        """Return the names of all consumers that have a row in any table, in order."""
+
+    async def outboxes(self) -> Sequence[str]:
+        """Return the names of all outboxes that hold a message or have had a relay, in order."""
+
+
+class OperatorInbox(InboxStore, Protocol):
+    """The inbox, with what operators ask."""
+
+    async def outlines(self, consumer: str, limit: int) -> Sequence[InboxMessage]:
+        """Return the messages that are not handled, in order, without their payloads."""
+
+
 class OperatorUnit(Unit, Protocol):
     """One open transaction with the stores that operators need beside the engine's."""
 
@@ -766,6 +786,14 @@ class OperatorUnit(Unit, Protocol):
     @property
     def outbox(self) -> OperatorOutbox:
         """The outgoing messages."""
+
+    @property
+    def members(self) -> OperatorMembers:
+        """The running processes."""
+
+    @property
+    def inbox(self) -> OperatorInbox:
+        """The messages that are stored first and handled later."""
 
     @property
     def outcomes(self) -> OperatorOutcomes:

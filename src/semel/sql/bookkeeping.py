@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
+    Column,
     ColumnElement,
     FromClause,
     Insert,
@@ -18,9 +19,11 @@ from sqlalchemy import (
     case,
     delete,
     exists,
+    func,
     insert,
     or_,
     select,
+    union,
     update,
 )
 
@@ -42,20 +45,53 @@ from semel.sql.tables import (
     consumer_member,
     consumer_outcome,
     crash_suspect,
+    dead_letter,
+    inbox_message,
+    outbox_leader,
+    outbox_message,
+    processed_message,
     sequence_gap,
+    waiting_message,
 )
 from semel.sql.types import now_us, partitions_to_text, to_seconds, to_us
 
 _M: Final = consumer_member.c
 _S: Final = crash_suspect.c
 ENTER: Final = insert_or_update(
-    consumer_member, ["owner", "partitions", "in_flight", "expires_at", "standing_since"]
+    consumer_member, ["owner", "partitions", "in_flight", "expires_at", "standing_since", "lag"]
 )
 SUSPECT: Final = insert_or_update(
     crash_suspect, ["writer", "noted_at"], tries=_S.tries + 1
 ).returning(_S.tries)
 NOTE: Final = insert_new(crash_suspect).returning(_S.message_id)
 _FOUND: Final = select(crash_suspect).order_by(_S.message_id)
+
+
+def _names(column: Column[str]) -> Select[Any]:
+    """Read the distinct values of an indexed column, one look into the index for each."""
+    named = select(func.min(column).label("name")).cte(f"in_{column.table.name}", recursive=True)
+    following = select(func.min(column)).where(column > named.c.name).scalar_subquery()
+    every = named.union_all(select(following).where(named.c.name.is_not(None)))
+    return select(every.c.name).where(every.c.name.is_not(None))
+
+
+CONSUMERS: Final = union(
+    _names(processed_message.c.consumer_name),
+    *(
+        _names(table.c.consumer)
+        for table in (
+            dead_letter,
+            waiting_message,
+            inbox_message,
+            consumer_member,
+            consumer_outcome,
+            sequence_gap,
+        )
+    ),
+).order_by("name")
+OUTBOXES: Final = union(_names(outbox_message.c.outbox), _names(outbox_leader.c.outbox)).order_by(
+    "name"
+)
 
 
 class SqlMembers(ConnectionStore, RecordStore[Member]):
@@ -82,6 +118,12 @@ class SqlMembers(ConnectionStore, RecordStore[Member]):
     async def running(self, consumer: str) -> Sequence[Member]:
         live = (_M.consumer == consumer, _M.expires_at > now_us())
         return await self._read(self._select(*live))
+
+    async def consumers(self) -> Sequence[str]:
+        return list((await self._run(CONSUMERS)).scalars())
+
+    async def outboxes(self) -> Sequence[str]:
+        return list((await self._run(OUTBOXES)).scalars())
 
     async def suspect(self, consumer: str, message_id: str, writer: str) -> int:
         one = _try(consumer, stored_id(message_id), writer)

@@ -27,7 +27,14 @@ from semel.errors import Misuse
 from semel.messaging.database import Sweep
 from semel.messaging.handle.claims import ERASED, WITHOUT_EFFECT, ClaimState
 from semel.messaging.records import InboxMessage, MessageFilter, stored_id
-from semel.sql.store import ConnectionStore, is_over, matching, record_of, values_of
+from semel.sql.store import (
+    ConnectionStore,
+    is_over,
+    matching,
+    record_of,
+    values_of,
+    without_payload,
+)
 from semel.sql.tables import dead_letter, inbox_message, processed_message, waiting_message
 from semel.sql.types import now_us, to_us
 
@@ -49,6 +56,12 @@ GET: Final = select(inbox_message).where(*_ME)
 
 _IS_DUE: Final = and_(_OF, _M.processed_at.is_(None), _M.due_at.is_not(None))
 DUE: Final = select(inbox_message).where(_IS_DUE).order_by(_M.place).limit(bindparam("most"))
+OPEN: Final = (
+    select(*without_payload(inbox_message))
+    .where(_OF, _M.processed_at.is_(None))
+    .order_by(_M.place)
+    .limit(bindparam("most"))
+)
 BOUNDS: Final = select(
     func.coalesce(func.min(_M.place), 0), func.coalesce(func.max(_M.place) + 1, 0)
 ).where(_IS_DUE)
@@ -168,6 +181,10 @@ class SqlInboxStore(ConnectionStore):
     async def get(self, consumer: str, message_id: str) -> InboxMessage | None:
         row = (await self._run(GET, _me(consumer, message_id))).one_or_none()
         return None if row is None else _message(row)
+
+    async def outlines(self, consumer: str, limit: int) -> Sequence[InboxMessage]:
+        found = await self._run(OPEN, {"of_consumer": consumer, "most": limit})
+        return [_message(row) for row in found]
 
     async def consumers_of(self, message_id: str) -> Sequence[str]:
         asked = {"of_id": stored_id(message_id)}

@@ -239,6 +239,7 @@ consumer_member: Final = Table(
     counted("in_flight", "records it may have had at once"),
     time_us("expires_at", "renewed while it runs"),
     time_us("standing_since", "since when it stands still in an outage", null=True),
+    Column("lag", BigInteger, nullable=True, comment="records behind, when it was renewed last"),
     comment="running processes; a row without its process may mean a message that kills",
 )
 

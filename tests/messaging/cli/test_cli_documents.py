@@ -56,6 +56,8 @@ def test_the_documents_about_dead_letters_keep_their_keys(scene, monkeypatch):
         scene.shop.fill(lambda world, name=name: bury(world, name))
     scene.shop.fill(lambda world: bury(world, "m4", payload=b"\xff\x00", key=None))
 
+    take("consumers", "consumers")
+    take("inbox", "inbox", *ON)
     take("dlq list", "dlq", "list")
     take("dlq show", "dlq", "show", "m1", *ON, "--actor", "ann")
     take("dlq show: bytes", "dlq", "show", "m4", *ON, "--actor", "ann")

@@ -85,7 +85,7 @@ def test_a_gap_is_passed_over(shop):
 
     assert "2 to 3" in text
     assert "passed over" in text
-    assert "--consumer billing" in refused["error"]
+    assert "--handler MODULE:NAME" in refused["error"]
 
 
 def test_completeness_names_the_missing_offsets(shop):

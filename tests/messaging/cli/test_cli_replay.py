@@ -108,9 +108,9 @@ def test_a_leased_consumer_is_replayed_and_tried(shop):
     vars(shop.module).update(billing=handler, leased=replace(handler, mode=Mode.LEASED))
     letters = ("--dead-letters", "--mode", "leased")
 
-    dry = shop.ask("replay", "dry-run", "--consumer", f"{MODULE}:leased", "--dead-letters")
+    dry = shop.ask("replay", "dry-run", "--handler", f"{MODULE}:leased", "--dead-letters")
     dry_by_option = shop.ask("replay", "dry-run", *CONSUMER, *letters)
-    other = ("--consumer", f"{MODULE}:leased", "--dead-letters", "--mode", "transactional")
+    other = ("--handler", f"{MODULE}:leased", "--dead-letters", "--mode", "transactional")
     refused = shop.act("replay", "run", *other, code=2)
     done = shop.act("replay", "run", *CONSUMER, *letters)
 
@@ -225,8 +225,8 @@ def test_a_replay_that_does_not_run_cannot_be_stopped(shop):
         ((*CONSUMER, "--dead-letters", "--since", "noon"), "is not a time"),
         ((*CONSUMER, "--dead-letters", "--canary", "one"), "numbers with commas"),
         ((*CONSUMER, "--message", "m", "--reader", f"{MODULE}:number"), "reads no topics"),
-        (("--consumer", f"{MODULE}:number", "--dead-letters"), "found a int"),
-        (("--consumer", f"{MODULE}:nothing", "--dead-letters"), "has no 'nothing'"),
+        (("--handler", f"{MODULE}:number", "--dead-letters"), "found a int"),
+        (("--handler", f"{MODULE}:nothing", "--dead-letters"), "has no 'nothing'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(shop, arguments, why):

@@ -39,7 +39,7 @@ from semel.cli.render import Field, Line, Rows, Shape, at, column, counted, fact
 from semel.cli.selection import PolicyOption, rules_of
 from semel.messaging.records import DeadLetter, DeadLetterFilter
 from semel.operate import deadletters
-from semel.operate.acts import Acts
+from semel.operate.acts import Acts, need_letter
 from semel.operate.deletion import ask_to_delete_dead_letter
 
 LETTER = Shape(
@@ -126,7 +126,12 @@ def retry(
 
     Example: semel dlq retry m-17 m-18 --consumer billing --reason "fixed in 2.4.1"
     """
-    actor.confirm(f"Send {counted(len(messages), 'dead letter')} back to {consumer}?")
+    actor.confirm_about(
+        need_letter,
+        consumer,
+        messages,
+        f"Send {counted(len(messages), 'dead letter')} back to {consumer}?",
+    )
     rules = rules_of(policy, consumer)
     act = partial(deadletters.retry_dead_letter, at_most=at_most, rules=rules)
     note = "sent back (attempt {})".format
@@ -139,7 +144,12 @@ def park(actor: Actor, *, messages: MessagesArgument, consumer: ConsumerOption) 
 
     Example: semel dlq park m-17 --consumer billing --reason "the amount must be corrected"
     """
-    actor.confirm(f"Park {counted(len(messages), 'dead letter')} of {consumer}?")
+    actor.confirm_about(
+        need_letter,
+        consumer,
+        messages,
+        f"Park {counted(len(messages), 'dead letter')} of {consumer}?",
+    )
     act_on_each(actor, deadletters.park_dead_letter, messages, "parked", consumer=consumer)
 
 
@@ -149,7 +159,12 @@ def skip(actor: Actor, *, messages: MessagesArgument, consumer: ConsumerOption) 
 
     Example: semel dlq skip m-17 --consumer billing --reason "a test order"
     """
-    actor.confirm(f"Skip {counted(len(messages), 'dead letter')} of {consumer} permanently?")
+    actor.confirm_about(
+        need_letter,
+        consumer,
+        messages,
+        f"Skip {counted(len(messages), 'dead letter')} of {consumer} permanently?",
+    )
     act_on_each(actor, deadletters.skip_dead_letter, messages, "skipped", consumer=consumer)
 
 
@@ -161,7 +176,9 @@ def delete(actor: Actor, *, message: MessageArgument, consumer: ConsumerOption) 
 
     Example: semel dlq delete m-17 --consumer billing --reason "sent to the wrong topic"
     """
-    actor.confirm(f"Ask to delete the dead letter {message} of {consumer}?")
+    actor.confirm_about(
+        need_letter, consumer, [message], f"Ask to delete the dead letter {message} of {consumer}?"
+    )
     reply_asked(actor, ask_to_delete_dead_letter, consumer, message)
 
 

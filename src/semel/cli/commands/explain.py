@@ -25,6 +25,7 @@ from semel.cli.selection import load_consumer
 from semel.errors import Misuse
 from semel.messaging.records import FailedAttempt, Gap
 from semel.operate.explain import (
+    MOST_GAPS,
     Explanation,
     Moment,
     close_gaps,
@@ -123,15 +124,16 @@ def list_gaps(books: Books, *, consumer: ConsumerFilter = None, limit: LimitOpti
 def close(
     actor: Actor,
     *,
-    consumer: Annotated[
-        str,
-        option(
-            "--consumer -c",
-            "The consumer; with --pass-over as MODULE:NAME, whose code reads the versions.",
-            "NAME",
-        ),
-    ],
     key: Annotated[str, option("--key", "The aggregate's key.", "KEY", parser=given)],
+    consumer: ConsumerFilter = None,
+    spec: Annotated[
+        str | None,
+        option(
+            "--handler",
+            "With --pass-over, instead of --consumer: its code reads the versions.",
+            "MODULE:NAME",
+        ),
+    ] = None,
     pass_over: Annotated[
         bool, option("--pass-over", "The versions never come: the lowest one that waits is next.")
     ] = False,
@@ -144,11 +146,16 @@ def close(
     """
     if not actor.reason.strip():
         raise Misuse("closing a gap needs a reason, which the audit trail keeps: add --reason '…'")
-    if pass_over:
-        handler = load_consumer(consumer)
+    if pass_over is (spec is None) or pass_over is (consumer is not None):
+        raise Misuse("give --consumer NAME, or --pass-over with --handler MODULE:NAME")
+    if spec is not None:
+        handler = load_consumer(spec)
         actor.confirm(f"Go on without the missing versions of {key!r} for {handler.name}?")
         gaps = actor.ask(pass_over_gaps, handler, key, **actor.given)
-    else:
+    elif consumer is not None:
+        known = actor.ask(open_gaps, consumer, MOST_GAPS)
+        if not any(gap.key == key for gap in known):
+            raise Misuse(f"consumer {consumer} has no open gap under the key {key!r}")
         actor.confirm(f"Close the gaps of {key!r} for {consumer}?")
         gaps = actor.ask(close_gaps, consumer, key, **actor.given)
     word = "passed over" if pass_over else "closed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, TypeAlias
 
 from semel.cli.database import (
@@ -16,7 +16,7 @@ from semel.cli.database import (
     asking,
 )
 from semel.cli.messages import ACTED, act_on_each
-from semel.cli.options import option
+from semel.cli.options import MOST_ROWS, option
 from semel.cli.preamble import command
 from semel.cli.render import (
     Field,
@@ -36,6 +36,7 @@ from semel.lease import Owner
 from semel.messaging.send.outbox import Leader, OutboxEntry
 from semel.operate.acts import Acts
 from semel.operate.outbox import (
+    NotParked,
     OutboxStatus,
     ParkedEntries,
     outbox_status,
@@ -135,6 +136,7 @@ def retry(
     if every:
         meant = actor.ask(parked_ids, outbox, topic=topic, refused_with=refused_with)
     if meant:
+        _need_parked(actor, outbox, meant)
         actor.confirm(f"Send {counted(len(meant), 'message')} of {outbox} again?")
     act_on_each(actor, send_again, meant, "the relay sends it again", outbox=outbox)
 
@@ -147,8 +149,18 @@ def drop(actor: Actor, *, messages: MessagesArgument, outbox: OutboxOption = "ou
 
     Example: semel outbox drop m-17 --reason "the customer was called"
     """
+    _need_parked(actor, outbox, messages)
     actor.confirm(f"Drop {counted(len(messages), 'message')} of {outbox} permanently?")
     act_on_each(actor, drop_message, messages, "dropped", outbox=outbox)
+
+
+def _need_parked(actor: Actor, outbox: str, messages: Sequence[str]) -> None:
+    """Ask nothing about messages that are not parked."""
+    if actor.yes or actor.answer.as_json:
+        return
+    parked = actor.ask(parked_entries, outbox, MOST_ROWS).messages
+    if not {entry.message_id for entry in parked}.intersection(messages):
+        raise NotParked(outbox, messages[0])
 
 
 def _status_lines(status: OutboxStatus) -> Iterator[Line]:

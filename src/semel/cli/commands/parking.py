@@ -51,7 +51,7 @@ from semel.errors import Misuse
 from semel.messaging.handle.claims import ClaimState
 from semel.messaging.records import HeldKey, WaitingFilter, WaitingMessage, Waits
 from semel.operate import deletion, parking
-from semel.operate.acts import Acts, Done, need_reason
+from semel.operate.acts import Acts, Done, need_reason, need_waiting
 from semel.operate.stores import Approval, ApprovalDecision, Revision, readable_diff
 
 SHARED_VARIABLE: Final = "SEMEL_SHARED_ACCOUNT"
@@ -188,7 +188,12 @@ def classify_messages(
 
     Example: semel parking classify m-17 --consumer billing --label data
     """
-    actor.confirm(f"Classify {counted(len(messages), 'message')} of {consumer} as {label!r}?")
+    actor.confirm_about(
+        need_waiting,
+        consumer,
+        messages,
+        f"Classify {counted(len(messages), 'message')} of {consumer} as {label!r}?",
+    )
     act, note = partial(parking.classify, label=label), f"classified as {label}"
     act_on_each(actor, act, messages, note, consumer=consumer)
 
@@ -224,7 +229,9 @@ def fix_message(
     seen = actor.ask(parking.inspect, consumer, message, actor=actor.name)
     diff = readable_diff(seen.message.payload, new)
     actor.answer.console.print(diff, markup=False, end="")
-    actor.confirm(f"Replace the payload of {message} of {consumer}?")
+    actor.confirm_about(
+        need_waiting, consumer, [message], f"Replace the payload of {message} of {consumer}?"
+    )
     done = actor.ask(parking.fix, consumer, message, new, ids=ids, **actor.given)
     line = (
         f"revision {done.revision.number} of {message} will be handled as {done.message_id}; "
@@ -255,7 +262,12 @@ def release_messages(
     if bool(messages) == (key is not None):
         raise Misuse("say what to release: message ids, or --key")
     if messages:
-        actor.confirm(f"Release {counted(len(messages), 'message')} of {consumer}?")
+        actor.confirm_about(
+            need_waiting,
+            consumer,
+            messages,
+            f"Release {counted(len(messages), 'message')} of {consumer}?",
+        )
         act = partial(parking.release, rules=rules_of(policy, consumer))
         act_on_each(actor, act, messages, "released", consumer=consumer)
         return
@@ -274,7 +286,12 @@ def skip_messages(actor: Actor, *, messages: MessagesArgument, consumer: Consume
 
     Example: semel parking skip m-17 --consumer billing --reason "a test order"
     """
-    actor.confirm(f"Skip {counted(len(messages), 'message')} of {consumer} permanently?")
+    actor.confirm_about(
+        need_waiting,
+        consumer,
+        messages,
+        f"Skip {counted(len(messages), 'message')} of {consumer} permanently?",
+    )
     act_on_each(actor, parking.skip, messages, "skipped", consumer=consumer)
 
 
@@ -284,7 +301,9 @@ def delete(actor: Actor, *, message: MessageArgument, consumer: ConsumerOption) 
 
     Example: semel parking delete m-17 --consumer billing --reason "sent to the wrong topic"
     """
-    actor.confirm(f"Ask to delete message {message} of {consumer}?")
+    actor.confirm_about(
+        need_waiting, consumer, [message], f"Ask to delete message {message} of {consumer}?"
+    )
     reply_asked(actor, deletion.ask_to_delete, consumer, message)
 
 

@@ -133,7 +133,7 @@ def run(
     actor: Actor,
     selection: Selection | None,
     *,
-    consumer: HandlerOption,
+    spec: HandlerOption,
     name: Annotated[str, option("--name", "Of the replay; give it again to resume.")] = "",
     reader: ReaderOption = None,
     policy: StricterOption = None,
@@ -166,9 +166,9 @@ def run(
     that was stopped or killed is resumed by its --name alone.  Exit code 1: a message failed,
     or a person has to look at one.
 
-    Example: semel replay run --consumer shop:billing --dead-letters --reason "fixed in 2.4.1"
+    Example: semel replay run --handler shop:billing --dead-letters --reason "fixed in 2.4.1"
     """
-    handler = load_consumer(consumer, mode)
+    handler = load_consumer(spec, mode)
     if selection is None and not name:
         raise Misuse("say what to replay: --message, --dead-letters, --parked or --partition")
     settings = ReplaySettings(
@@ -228,7 +228,7 @@ def dry_run(
     books: Books,
     selection: Selection | None,
     *,
-    consumer: HandlerOption,
+    spec: HandlerOption,
     reader: ReaderOption = None,
     mode: ModeOption = None,
     limit: LimitOption = 10,
@@ -238,9 +238,9 @@ def dry_run(
     Shows row changes and outgoing messages, without secrets.  What the handler does outside
     of its database really happens.  Exit code 1: it fails for a message.
 
-    Example: semel replay dry-run --consumer shop:billing --message m-17
+    Example: semel replay dry-run --handler shop:billing --message m-17
     """
-    handler = load_consumer(consumer, mode)
+    handler = load_consumer(spec, mode)
     if selection is None:
         raise Misuse("say what to try: --message, --dead-letters, --parked or --partition")
     read_again = load_reader(reader)

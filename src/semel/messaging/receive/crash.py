@@ -435,12 +435,12 @@ class Membership:
         """The row says that the consumer stands still and it does not, or the other way round."""
         return bool(self._entered) and self._standing_since != self._consumer.circuit.since
 
-    async def renew(self) -> None:
+    async def renew(self, lag: int | None = None) -> None:
         """Renew the row."""
         if self._entered:
-            await self._enter(self._entered)
+            await self._enter(self._entered, lag)
 
-    async def _enter(self, partitions: frozenset[Partition]) -> None:
+    async def _enter(self, partitions: frozenset[Partition], lag: int | None = None) -> None:
         since = self._consumer.circuit.since
         member = Member(
             self._consumer.name,
@@ -449,6 +449,7 @@ class Membership:
             partitions,
             self._in_flight,
             standing_since=since,
+            lag=lag,
         )
         async with self._database.begin() as unit:
             if partitions:

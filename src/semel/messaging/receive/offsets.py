@@ -370,6 +370,15 @@ class Settling:
             self._subscription.resume(partition)
         return min(self._resume_at.values()) - now if self._resume_at else None
 
+    async def lag(self) -> int:
+        """Return how many records its partitions are behind their ends, together."""
+        behind = 0
+        for partition in self._subscription.assignment:
+            place = self._places.get(partition)
+            done = place.committed if place else await self._subscription.committed(partition)
+            behind += max(await self._subscription.end(partition) - done, 0)
+        return behind
+
     async def measure_lag(self) -> None:
         """Measure how far each assigned partition is behind its end, in records and in seconds.
 

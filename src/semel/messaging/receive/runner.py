@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.codec import Unreadable
-from semel.errors import Fenced, InDoubt, Misuse, Retryable
+from semel.errors import Fenced, InDoubt, Misuse, Retryable, SemelError
 from semel.events import EVENTS
 from semel.lease import Owner
 from semel.message import Coordinates, Message, Partition, Record
@@ -378,7 +378,11 @@ class Runner:
         now = self._clock.monotonic()
         if now >= self._next_renewal or self._membership.tells_otherwise:
             self._next_renewal = now + self.settings.member_seconds / 3
-            await self._membership.renew()
+            try:
+                lag = await self._settling.lag()
+            except SemelError:
+                lag = None  # people read it, and nothing else
+            await self._membership.renew(lag)
 
     def _keep_workers(self) -> None:
         """Start the workers, or raise the error of one that failed."""

@@ -1,0 +1,91 @@
+"""`semel consumers` and `semel inbox`: what each consumer has, and what is stuck."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from semel.cli.database import Books, ConsumerOption, LimitOption, asking
+from semel.cli.messages import is_erased
+from semel.cli.preamble import command
+from semel.cli.render import Field, Line, Rows, Shape, at, bold, cell_of, name_of, some_of
+from semel.messaging.records import InboxMessage
+from semel.operate.consumers import ConsumerOverview, InboxList, Overview, inbox_messages, overview
+from semel.operate.outbox import OutboxStatus
+
+
+def _red(value: object) -> str:
+    return "bold red" if value else ""
+
+
+CONSUMER = Shape(
+    ConsumerOverview,
+    Field("consumer", head="consumer"),
+    Field("processes", head="processes", right=True),
+    Field("lag", head="lag", right=True),
+    Field("standing_since", head="stands still since", cell=at, style=_red),
+    Field("inbox", head="inbox", right=True),
+    Field("retries", head="retries", right=True),
+    Field("dead_letters", head="dead letters", right=True, style=_red),
+    Field("parked", head="parked", right=True, style=_red),
+    Field("parked_keys", head="keys", right=True),
+    Field("gaps", head="gaps", right=True, style=_red),
+    Field("stale_claims", head="stale claims", right=True, style=_red),
+    Field("needs_attention"),
+)
+MESSAGE = Shape(
+    InboxMessage,
+    Field("message_id", head="message", cell=name_of),
+    Field("key", head="key", cell=name_of),
+    Field("received_at", head="received", cell=at),
+    Field("due_at", head="due", cell=at, means="Null where its worker has settled it."),
+    Field("attempts", head="attempts", right=True),
+    Field("error", head="error"),
+    Field("erased", is_erased),
+)
+
+
+@command("consumers", asking, Overview)
+def consumers(books: Books) -> None:
+    """Show every consumer: its processes and lag, and what waits for a person.
+
+    The lag is what its processes wrote last, every 20 seconds.  Exit code 1: something needs a
+    person, stands still, or waits without a process.
+
+    Example: semel consumers --database postgresql://db/shop
+    """
+    books.reply(books.ask(overview), _overview_lines)
+
+
+@command("inbox", asking, InboxList)
+def inbox(books: Books, *, consumer: ConsumerOption, limit: LimitOption = 50) -> None:
+    """List what a consumer's inbox has not handled, the oldest first, without payloads.
+
+    Exit code 1: one of them failed; `semel explain` tells its story.
+
+    Example: semel inbox --consumer billing --database postgresql://db/shop
+    """
+    books.reply(books.ask(inbox_messages, consumer, limit), _inbox_lines)
+
+
+def _overview_lines(found: Overview) -> Iterator[Line | Rows]:
+    if found.consumers:
+        yield CONSUMER.table(found.consumers)
+    else:
+        yield "no consumer has written anything here"
+    for one in found.outboxes:
+        yield _outbox_line(one)
+
+
+def _outbox_line(status: OutboxStatus) -> Line:
+    numbers = status.numbers
+    line = f"outbox {status.outbox}: {cell_of(numbers.pending)} pending"
+    line += f", {cell_of(numbers.parked)} parked"
+    if status.leader is None or status.leader.seconds_left <= 0:
+        line += ", no relay runs"
+    return bold(line, _red(status.needs_attention))
+
+
+def _inbox_lines(found: InboxList) -> Iterator[Line | Rows]:
+    yield MESSAGE.table(found.messages)
+    yield some_of(len(found.messages), len(found.messages), "message", f"inbox {found.consumer}")
+    yield f"{cell_of(found.due)} due"
