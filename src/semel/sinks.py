@@ -1,7 +1,8 @@
 """The sinks that can take part in one commit decision, and the parts for your own sink.
 
 FilesSink, IcebergSink, KafkaSink       ready to use
-PostgresSink, MemorySink                ready to use
+PostgresSink, S3Sink, MemorySink        ready to use
+committed_objects, read_committed       what readers of an S3 sink see
 TwoPhaseSink                            the methods of a sink
 SinkTxnId, Receipt, Tally               its arguments
 SinkOK, SinkRetryable, SinkFatal        its answers
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     )
     from semel.pipeline.txn import SinkTxnId
     from semel.postgres.sink import PostgresSink
+    from semel.s3.reading import committed_objects, read_committed
+    from semel.s3.sink import S3Sink
 
 __all__ = [
     "CountsVisibleRows",
@@ -48,6 +51,7 @@ __all__ = [
     "MemorySink",
     "PostgresSink",
     "Receipt",
+    "S3Sink",
     "SinkFatal",
     "SinkFinding",
     "SinkOK",
@@ -56,7 +60,9 @@ __all__ = [
     "Tally",
     "Tenant",
     "TwoPhaseSink",
+    "committed_objects",
     "digest_of",
+    "read_committed",
     "tally",
 ]
 
@@ -73,6 +79,7 @@ __getattr__ = lazily(
         "MemorySink": "semel.memory.sink",
         "PostgresSink": "semel.postgres.sink",
         "Receipt": "semel.pipeline.sink",
+        "S3Sink": "semel.s3.sink",
         "SinkFatal": "semel.pipeline.sink",
         "SinkFinding": "semel.pipeline.sink",
         "SinkOK": "semel.pipeline.sink",
@@ -81,7 +88,9 @@ __getattr__ = lazily(
         "Tally": "semel.pipeline.sink",
         "Tenant": "semel.pipeline.sink",
         "TwoPhaseSink": "semel.pipeline.sink",
+        "committed_objects": "semel.s3.reading",
         "digest_of": "semel.pipeline.sink",
+        "read_committed": "semel.s3.reading",
         "tally": "semel.arrow.tally",
     },
 )

@@ -12,6 +12,7 @@ MODULES = (
     "semel.files.sink",
     "semel.iceberg.sink",
     "pyiceberg.catalog.sql",
+    "semel.s3.sink",
     "semel.postgres.sink",
     "semel.postgres.ledger",
     "semel.ledger.sqlite",

@@ -76,6 +76,14 @@ def sink_of(spec: str) -> TwoPhaseSink:
         mode: Any = kind.partition("-")[2]
         table = f"{TABLE}_{mode}"
         return PostgresSink(where, table, name=kind, mode=mode, cycle_column="cycle")
+    if kind == "s3":
+        from semel.s3.sink import S3Sink
+        from semel.testing.services import SeaweedServer
+
+        os.environ["AWS_ACCESS_KEY_ID"] = SeaweedServer.access_key
+        os.environ["AWS_SECRET_ACCESS_KEY"] = SeaweedServer.secret_key
+        endpoint, _, url = where.partition(",")
+        return S3Sink(url, name=kind, endpoint=endpoint, region=SeaweedServer.region)
     raise SystemExit(f"no sink is called {kind!r}")
 
 

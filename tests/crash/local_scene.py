@@ -14,14 +14,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import load_catalog
 
+from semel.arrow.tally import schema_from_text
 from semel.ledgers import open_ledger
 from semel.pipeline.txn import Scope
+from semel.s3.reading import rows_of
+from semel.s3.sink import S3Sink
 from semel.testing.audit import Audit, audit_sinks
 from semel.testing.kill import Forked, Zygote
-from tests.crash.local_driver import APP, TABLE, sql_catalog
+from semel.testing.services import SeaweedServer
+from tests.crash.local_driver import APP, TABLE, sink_of, sql_catalog
 
 BATCH_ROWS = 6
-KINDS = ("files", "jsonl", "postgres-staging", "postgres-prepared", "iceberg")
+KINDS = ("files", "jsonl", "postgres-staging", "postgres-prepared", "iceberg", "s3")
 
 Rows = list[dict[str, Any]]
 
@@ -38,6 +42,7 @@ class Scene:
         postgres: str = "",
         through: str = "",
         ledger: str = "",
+        s3: SeaweedServer | None = None,
     ) -> None:
         """*through* is where the driver reaches PostgreSQL, if not at *postgres* itself.
 
@@ -47,6 +52,7 @@ class Scene:
         self.folder = folder
         self.kinds = kinds
         self.postgres = postgres
+        self.s3 = s3
         numbers = range(batches * BATCH_ROWS)
         self.rows: Rows = [{"id": n, "name": f"row {n}", "amount": n * 10} for n in numbers]
         (folder / "source.jsonl").write_text("".join(json.dumps(r) + "\n" for r in self.rows))
@@ -61,6 +67,10 @@ class Scene:
         self.program: Forked = zygote.program(folder / "log", *arguments)
 
     def _place(self, kind: str, postgres: str) -> str:
+        if kind == "s3":
+            assert self.s3 is not None
+            # A folder per scene: scenes share the bucket.
+            return f"{self.s3.endpoint},s3://{self.s3.bucket}{self.folder}"
         return postgres if kind.startswith("postgres") else str(self.folder / kind)
 
     def _create_table(self, kind: str) -> None:
@@ -119,6 +129,8 @@ class Scene:
             return self._rows_in_postgres(kind)
         if kind == "iceberg":
             return self._rows_in_iceberg()
+        if kind == "s3":
+            return self._rows_in_s3()
         cycles = {}
         for folder in (self.folder / kind).glob("cycle=*"):
             label = folder.name.removeprefix("cycle=").partition("-")[0]
@@ -135,6 +147,23 @@ class Scene:
                 cycles.setdefault(cycle[1] if cycle else "rewritten", []).extend(rows)
         return cycles
 
+    def _rows_in_s3(self) -> Mapping[str, Rows]:
+        sink = self._s3_sink()
+        found = {}
+        for name, _ in sink.store.names("_commits/"):
+            manifest = sink.store.get(f"_commits/{name}")
+            schema = schema_from_text(manifest["token"]["schema"])
+            batches = rows_of(sink.store, manifest, schema)
+            rows = [row for batch in batches for row in batch.to_pylist()]
+            found[name.partition("-")[0]] = rows
+        sink.close()
+        return found
+
+    def _s3_sink(self) -> S3Sink:
+        sink = sink_of(f"s3={self._place('s3', '')}")
+        assert isinstance(sink, S3Sink)
+        return sink
+
     def _rows_in_postgres(self, kind: str) -> Mapping[str, Rows]:
         cycles: dict[str, Rows] = {}
         with psycopg.connect(self.postgres, autocommit=True) as connection:
@@ -150,6 +179,12 @@ class Scene:
             data = self.folder / "iceberg" / "lake" / "db" / TABLE / "data"
             files = [path for path in data.rglob("*.parquet") if f"file://{path}" not in used]
             return [str(path) for path in [*files, *data.glob("semel-*/prepared/*")]]
+        if kind == "s3":
+            sink = self._s3_sink()
+            left = [name for name, _ in sink.store.names("_semel/") if "/prepared/" in name]
+            left += [upload.key for upload in sink.open_uploads()]
+            sink.close()
+            return left
         if not kind.startswith("postgres"):
             hidden = self.folder / kind / "_semel"
             return [

@@ -24,9 +24,11 @@ DECIDED = "commit_txn:after"
 
 
 @pytest.fixture
-def all_sinks(zygote: Zygote, tmp_path: Path, postgres_url: str):
+def all_sinks(zygote: Zygote, tmp_path: Path, postgres_url: str, seaweedfs):
     """Make scenes with every sink at once."""
-    return lambda batches=4: Scene(zygote, tmp_path / "scene", KINDS, batches, postgres_url)
+    return lambda batches=4: Scene(
+        zygote, tmp_path / "scene", KINDS, batches, postgres_url, s3=seaweedfs
+    )
 
 
 def test_a_run_in_peace_is_clean(all_sinks):
@@ -44,14 +46,17 @@ def test_the_audit_convicts_every_kind_of_sink(all_sinks):
         connection.execute("insert into entries_staging select * from entries_staging limit 1")
         connection.execute("delete from entries_prepared where id = 7")
     shutil.rmtree(next((scene.folder / "files").glob("cycle=*")))
+    sink = scene._s3_sink()
+    sink.store.delete([f"_commits/{sink.store.names('_commits/')[0][0]}"])
+    sink.close()
     lines = next((scene.folder / "jsonl").glob("cycle=*/*.jsonl"))
     lines.write_text(lines.read_text().replace("row", "raw"))
     with scene._lake() as lake:
         lake.load_table("db.entries").delete("id = 7")
 
-    files, jsonl, staging, prepared, iceberg = scene.audit().sinks
+    files, jsonl, staging, prepared, iceberg, s3 = scene.audit().sinks
 
-    assert len(files.missing) == 6
+    assert len(files.missing) == len(s3.missing) == 6
     assert len(jsonl.missing) == len(jsonl.foreign) > 0
     assert len(staging.duplicated) == 1
     assert (len(prepared.missing), len(prepared.torn)) == (1, 1)
@@ -86,7 +91,7 @@ def ways(make_scene) -> list[Way]:
 
 
 @pytest.fixture(scope="module")
-def found(zygote, tmp_path_factory, postgres_server) -> Iterator[list[Way]]:
+def found(zygote, tmp_path_factory, postgres_server, seaweedfs) -> Iterator[list[Way]]:
     """Every window of a pipeline with all sinks."""
     databases = []
 
@@ -94,7 +99,7 @@ def found(zygote, tmp_path_factory, postgres_server) -> Iterator[list[Way]]:
         name = f"walk_{len(databases)}"
         databases.append(name)
         url = postgres_server.create_database(name)
-        return Scene(zygote, tmp_path_factory.mktemp("walk"), KINDS, 3, url)
+        return Scene(zygote, tmp_path_factory.mktemp("walk"), KINDS, 3, url, s3=seaweedfs)
 
     yield ways(make_scene)
     for name in databases:
@@ -129,11 +134,11 @@ def test_a_driver_killed_at_one_window_after_another_loses_and_repeats_nothing(
 @pytest.mark.parametrize("kinds", [(kind,) for kind in KINDS], ids=lambda kinds: kinds[0])
 @pytest.mark.parametrize("occurrence", [1, 2])
 def test_a_driver_of_one_sink_killed_at_any_window_loses_and_repeats_nothing(
-    zygote, tmp_path, postgres_url, found, kinds, occurrence
+    zygote, tmp_path, postgres_url, found, kinds, occurrence, seaweedfs
 ):
     others = [kind for kind in KINDS if kind not in kinds]
     mine = [way for way in found if not any(f":{kind}:" in way.window for kind in others)]
-    scene = Scene(zygote, tmp_path / "scene", kinds, 4 * len(mine), postgres_url)
+    scene = Scene(zygote, tmp_path / "scene", kinds, 4 * len(mine), postgres_url, s3=seaweedfs)
 
     for way in mine:
         rare = way.killed_before_at or way.options or way.window.startswith(("acquire", "fence"))

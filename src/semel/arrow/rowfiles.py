@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,8 @@ NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 
 # The characters that Spark escapes, and readers unescape; any other stays as it is.
 _UNSAFE: Final = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
+
+_TASK_NAME_LENGTH: Final = 64
 
 # Each open file keeps a row group and a part in memory.
 _OPEN_AT_ONCE: Final = 16
@@ -131,6 +134,14 @@ def split(batch: Batch, columns: Sequence[str]) -> Iterator[tuple[Values, Batch]
             values = tuple(group.column(name)[at].as_py() for name in columns)
             rows = group.column("row_list")[at].values
             yield values, batch.take(rows).select(kept)
+
+
+def safe_name(task: str) -> str:
+    """Return a file name for a task, unique per task."""
+    kept = re.sub(r"[^A-Za-z0-9-]", "-", task)[:_TASK_NAME_LENGTH]
+    if task and kept == task:
+        return task
+    return f"{kept}-{hashlib.sha256(task.encode()).hexdigest()[:12]}"
 
 
 def hive_folder(columns: Sequence[str], values: Values) -> str:

@@ -19,10 +19,8 @@ that a stopped process could hold, and cannot be half-written.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -37,8 +35,6 @@ TOKEN_FILE: Final = "_semel-token.json"
 # A listing that races with a new mark may miss it; with this many older marks it never
 # misses all.
 _KEEP: Final = 8
-
-_TASK_NAME_LENGTH: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,14 +198,6 @@ def what_is_wrong(folder: str, files: Mapping[str, int]) -> str | None:
 def is_hidden(name: str) -> bool:
     """Return whether readers skip a name."""
     return name.startswith(("_", "."))
-
-
-def safe_name(task: str) -> str:
-    """Return a file name for a task, unique per task."""
-    kept = re.sub(r"[^A-Za-z0-9-]", "-", task)[:_TASK_NAME_LENGTH]
-    if task and kept == task:
-        return task
-    return f"{kept}-{hashlib.sha256(task.encode()).hexdigest()[:12]}"
 
 
 def _touch(path: str) -> None:

@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from semel.arrow.formats import Format, RowFile, extension, open_rows
+from semel.arrow.rowfiles import safe_name
 from semel.arrow.tally import schema_to_text, tally
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Permanent
 from semel.files.disk import faults, names_in, remove_tree
-from semel.files.layout import TOKEN_FILE, Layout, StagedFile, is_hidden, safe_name, seal
+from semel.files.layout import TOKEN_FILE, Layout, StagedFile, is_hidden, seal
 from semel.pipeline.sink import Batch, Receipt, Tally, tally_of
 from semel.pipeline.txn import SinkTxnId
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from semel.arrow.rowfiles import safe_name
 from semel.errors import Fenced, Misuse, Permanent
-from semel.files.layout import safe_name
 from semel.files.sink import FilesSink
 from semel.ledger.sqlite import SqliteLedger
 from semel.memory.ledger import MemoryLedger
