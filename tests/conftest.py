@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 # Without it, Spark runs Python tasks (those of our subprocesses, too) on PATH's python3.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
+# Executors inherit the environment in which Spark's JVM starts, long before a store does.
+os.environ["AWS_ACCESS_KEY_ID"] = SeaweedServer.access_key
+os.environ["AWS_SECRET_ACCESS_KEY"] = SeaweedServer.secret_key
+
 # The JVMs of tests live for seconds: the optimizing compiler costs them half as much again.
 for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
     os.environ.setdefault(name, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

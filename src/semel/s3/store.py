@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -249,6 +250,10 @@ def store_of(url: str, endpoint: str | None = None, region: str | None = None) -
         raise Misuse(f"{url!r} is not the URL of a prefix; write s3://bucket/prefix")
     if endpoint is not None and "@" in endpoint:
         raise Misuse("endpoint has credentials in it; boto3 finds them in its own chain")
+    # The driver's, because executors may have another environment; they need only credentials.
+    chain = os.environ
+    endpoint = endpoint or chain.get("AWS_ENDPOINT_URL_S3") or chain.get("AWS_ENDPOINT_URL")
+    region = region or chain.get("AWS_REGION") or chain.get("AWS_DEFAULT_REGION")
     prefix = parts.path.strip("/")
     if "//" in prefix or ".." in prefix.split("/"):
         raise Misuse(f"{url!r} has an empty or a relative folder in it")
