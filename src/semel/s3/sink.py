@@ -36,6 +36,7 @@ from semel.pipeline.sink import (
     SinkOutcome,
     SinkRetryable,
     Tally,
+    Tenant,
     Token,
     digest_of,
     tally_of,
@@ -157,8 +158,7 @@ class S3Sink:
             books = self._books(scope)
             if epoch < books.epoch:
                 raise Fenced(self._fenced(scope, epoch, books.epoch))
-            about = {"ledger": scope.ledger, "app": scope.app, "query": scope.query}
-            self.store.put_new(f"{_home(scope)}scope.json", about)
+            self.store.put_new(f"{_home(scope)}scope.json", _about(scope, self.name))
             self.store.put(f"{_home(scope)}fence/{epoch:012d}", epoch)
             self.store.delete(books.stale)
         self._epochs[scope] = epoch
@@ -411,17 +411,33 @@ class S3Sink:
         with self._telling():
             return self._books(scope).mark
 
-    def scopes_of(self, app: str, query: str) -> list[Scope]:
+    def find_place(self) -> str:
+        return f"prefix {self.place}"
+
+    def tenants(self) -> list[Tenant]:
+        found = []
         with self._telling():
-            found = []
             for name, _ in self.store.names(_HIDDEN):
                 if not name.endswith("/scope.json"):
                     continue
-                with contextlib.suppress(TypeError, ValueError, Misuse):
-                    scope = Scope(**self.store.get(f"{_HIDDEN}{name}"))
-                    if (scope.app, scope.query) == (app, query) and self._books(scope).mark:
-                        found.append(scope)
-            return found
+                with contextlib.suppress(TypeError, ValueError, KeyError):
+                    about = self.store.get(f"{_HIDDEN}{name}")
+                    sink, scope = str(about.pop("sink")), Scope(**about)
+                    if (mark := self._books(scope).mark) is not None:
+                        found.append(Tenant(scope, sink, mark.label))
+        return found
+
+    def rename(self, old: Tenant, new: Tenant) -> None:
+        """Copy the marks and the fence, then remove the old ones; objects keep their names."""
+        before, after = _home(old.scope), _home(new.scope)
+        with self._telling():
+            names = [name for name, _ in self.store.names(before)] if before != after else []
+            for name in names:
+                if name.startswith(("marks/", "fence/")):
+                    self.store.put(f"{after}{name}", name)
+            if names or self.store.names(after):
+                self.store.put(f"{after}scope.json", _about(new.scope, new.sink))
+            self.store.delete([f"{before}{name}" for name in names])
 
     def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
         """Read the cycle's objects again, and count and hash their rows."""
@@ -536,6 +552,10 @@ class S3Sink:
 
 def _home(scope: Scope) -> str:
     return f"{_HIDDEN}{scope.slug}/"
+
+
+def _about(scope: Scope, sink: str) -> dict[str, str]:
+    return {"ledger": scope.ledger, "app": scope.app, "query": scope.query, "sink": sink}
 
 
 def _sealed(txn: SinkTxnId) -> str:
