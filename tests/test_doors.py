@@ -235,7 +235,7 @@ def test_the_tree_of_contributing_has_every_part():
         if path.is_dir() or path.suffix == ".py"
     }
 
-    drawn = set(re.findall(r"[a-z]+", tree))
+    drawn = set(re.findall(r"[a-z0-9]+", tree))
     assert {part for part in parts if not part.startswith("__")} - drawn == set()
 
 

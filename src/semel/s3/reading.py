@@ -11,7 +11,7 @@ from semel.arrow.formats import Format, read_rows
 from semel.arrow.tally import schema_from_text
 from semel.errors import require
 from semel.pipeline.sink import Batch, Schema
-from semel.s3.store import Store, store_of, together
+from semel.s3.store import ObjectStore, store_of, together
 
 pa: Any = require("pyarrow", "s3")
 
@@ -52,7 +52,7 @@ def read_committed(url: str, *, endpoint: str | None = None, region: str | None 
     return pa.RecordBatchReader.from_batches(whole, batches())
 
 
-def rows_of(store: Store, manifest: Mapping[str, Any], schema: Schema) -> Iterator[Batch]:
+def rows_of(store: ObjectStore, manifest: Mapping[str, Any], schema: Schema) -> Iterator[Batch]:
     """Read the rows of one cycle as they were staged.
 
     Raises:
@@ -71,7 +71,7 @@ def rows_of(store: Store, manifest: Mapping[str, Any], schema: Schema) -> Iterat
                 yield _with_columns(batch, schema, values)
 
 
-def _manifests(store: Store) -> list[Mapping[str, Any]]:
+def _manifests(store: ObjectStore) -> list[Mapping[str, Any]]:
     names = [f"{COMMITS}{name}" for name, _ in store.names(COMMITS)]
     return [found for found in together(store.get, names) if found and "objects" in found]
 

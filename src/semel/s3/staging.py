@@ -13,7 +13,7 @@ from semel.arrow.rowfiles import CountedFile, RowFiles, Values, hive_folder, saf
 from semel.arrow.tally import schema_to_text, tally
 from semel.pipeline.sink import Batch, Receipt, Tally
 from semel.pipeline.txn import Scope, SinkTxnId
-from semel.s3.store import Store
+from semel.s3.store import ObjectStore
 
 # S3 takes 10,000 parts of an object, each but the last of 5 MiB or more.
 PARTS: Final = 10_000
@@ -64,7 +64,7 @@ def metadata_of(txn: SinkTxnId) -> dict[str, str]:
 class S3Stager:
     """The settings that a task needs to write for one transaction."""
 
-    store: Store
+    store: ObjectStore
     txn: SinkTxnId
     format: Format
     compression: str
@@ -139,7 +139,7 @@ class S3Writer:
 class UploadedFile(CountedFile):
     """A file whose bytes are uploaded in parts while they are written."""
 
-    def __init__(self, store: Store, name: str, upload_id: str, part_bytes: int) -> None:
+    def __init__(self, store: ObjectStore, name: str, upload_id: str, part_bytes: int) -> None:
         super().__init__()
         self.name = name
         self.upload_id = upload_id

@@ -58,7 +58,7 @@ class Upload:
 
 
 @dataclass(eq=False)
-class Store:
+class ObjectStore:
     """One prefix of one bucket.  It can be pickled; credentials come from boto3's own chain."""
 
     bucket: str
@@ -239,7 +239,7 @@ def _descriptions() -> Any:
     return botocore_session.get_session().get_component("data_loader")
 
 
-def store_of(url: str, endpoint: str | None = None, region: str | None = None) -> Store:
+def store_of(url: str, endpoint: str | None = None, region: str | None = None) -> ObjectStore:
     """Return the store of a URL such as ``s3://bucket/prefix``.
 
     Raises:
@@ -257,7 +257,7 @@ def store_of(url: str, endpoint: str | None = None, region: str | None = None) -
     prefix = parts.path.strip("/")
     if "//" in prefix or ".." in prefix.split("/"):
         raise Misuse(f"{url!r} has an empty or a relative folder in it")
-    return Store(parts.netloc, prefix, endpoint, region)
+    return ObjectStore(parts.netloc, prefix, endpoint, region)
 
 
 def together(call: Callable[[In], Out], items: Iterable[In]) -> Iterator[Out]:

@@ -15,7 +15,7 @@ from semel.crashpoints import CrashPoint
 from semel.errors import Misuse, Permanent, Retryable
 from semel.pipeline.sink import Found, SinkFatal, SinkOK, SinkRetryable, tally_of
 from semel.pipeline.txn import CycleId, Scope
-from semel.s3.store import Store
+from semel.s3.store import ObjectStore
 from semel.sinks import S3Sink, committed_objects, read_committed
 from semel.testing.services import CutProxy
 
@@ -159,14 +159,14 @@ def test_open_uploads_are_listed_over_all_pages_with_their_time(place, monkeypat
     txns = [CycleId(SCOPE, 1, 0).attempt() for _ in range(7)]
     for txn in txns:
         sink.stager(txn).open("task").write(ROWS)
-    call = Store.call
+    call = ObjectStore.call
 
     def two_at_once(store, operation, name=None, **arguments):
         if operation == "list_multipart_uploads":
             arguments["MaxUploads"] = 2
         return call(store, operation, name, **arguments)
 
-    monkeypatch.setattr(Store, "call", two_at_once)
+    monkeypatch.setattr(ObjectStore, "call", two_at_once)
     uploads = sink.open_uploads()
 
     assert len({one.upload_id for one in uploads}) == 7
@@ -211,13 +211,13 @@ def test_lifecycle_rules_that_would_delete_rows_are_named_in_the_guarantee(place
 def test_a_store_without_conditional_put_works_and_the_guarantee_says_what_is_weaker(
     place, monkeypatch
 ):
-    call = Store.call
+    call = ObjectStore.call
 
     def unconditional(store, operation, name=None, **arguments):
         arguments.pop("IfNoneMatch", None)
         return call(store, operation, name, **arguments)
 
-    monkeypatch.setattr(Store, "call", unconditional)
+    monkeypatch.setattr(ObjectStore, "call", unconditional)
     sink = place.sink()
     sink.check(None)
 
