@@ -72,8 +72,8 @@ class CrashPoint(StrEnum):
     POSTGRES_COMMIT_SENT = "postgres_commit_sent:after"
     POSTGRES_PROOF_WRITTEN = "postgres_proof_written:after"
     POSTGRES_COMMIT_PREPARED_ONE = "postgres_commit_prepared_one:after"
-    ICEBERG_PREPARE_RECORDED = "iceberg_prepare_recorded:after"
-    ICEBERG_COMMIT_SENT = "iceberg_commit_sent:after"
+    TABLE_PREPARE_RECORDED = "table_prepare_recorded:after"
+    TABLE_COMMIT_SENT = "table_commit_sent:after"
 
     KAFKA_PREPARE_SEALED = "kafka_prepare_sealed:after"
     KAFKA_SLOT_COMMIT_BEFORE = "kafka_slot_commit:before"

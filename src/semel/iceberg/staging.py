@@ -6,12 +6,14 @@ import base64
 import contextlib
 import hashlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from semel.arrow.attempts import folder_of
+from semel.arrow.tables import storage_faults
 from semel.arrow.tally import schema_to_text, tally
-from semel.errors import Permanent, Retryable, require
+from semel.errors import Permanent, require
 from semel.pipeline.sink import Batch, Receipt, Schema, Tally
 from semel.pipeline.txn import SinkTxnId
 
@@ -25,22 +27,6 @@ typedef: Any = require("pyiceberg.typedef", "iceberg")
 
 DataFile = Any
 """A `pyiceberg.manifest.DataFile`."""
-
-
-@contextlib.contextmanager
-def storage_faults(doing: str) -> Iterator[None]:
-    """Translate the errors of the table's storage.
-
-    Raises:
-        Permanent: it refuses access.
-        Retryable: anything else; no row became visible.
-    """
-    try:
-        yield
-    except PermissionError as error:
-        raise Permanent(f"{doing}: {error}; semel reads and writes below the table") from error
-    except OSError as error:
-        raise Retryable(f"{doing}: {error}; it may work later") from error
 
 
 def file_system(io: Any, location: str) -> tuple[Any, str]:
@@ -132,11 +118,15 @@ class IcebergWriter:
     def finish(self) -> Receipt:
         self._flush()
         detail = {
-            "files": [file_to_json(file, self._table) for file in self._files],
-            "spec": self._table.default_spec_id,
+            "files": [self._described(file) for file in self._files],
+            "layout": self._table.default_spec_id,
             "schema": None if self._schema is None else schema_to_text(self._schema),
         }
         return Receipt(self._task, self._tally, detail)
+
+    def _described(self, file: DataFile) -> dict[str, Any]:
+        inside = file.file_path.removeprefix(self._stager.folder)
+        return file_to_json(file, f"{folder_of(self._stager.txn)}{inside}", self._table)
 
     def discard(self) -> None:
         """Remove the task's folder, as far as possible."""
@@ -191,10 +181,10 @@ def _in_utc(column: Any) -> Any:
 
 _COUNTS: Final = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 _BOUNDS: Final = ("lower_bounds", "upper_bounds")
-_PLAIN: Final = ("file_path", "record_count", "file_size_in_bytes", "split_offsets")
+_PLAIN: Final = ("record_count", "split_offsets")
 
 
-def file_to_json(file: DataFile, table: Any) -> dict[str, Any]:
+def file_to_json(file: DataFile, path: str, table: Any) -> dict[str, Any]:
     """Write a data file with its statistics and partition as JSON."""
     kinds = table.spec().partition_type(table.schema()).fields
     values = [
@@ -204,6 +194,9 @@ def file_to_json(file: DataFile, table: Any) -> dict[str, Any]:
         for i, kind in enumerate(kinds)
     ]
     return {
+        "path": path,
+        "size": file.file_size_in_bytes,
+        "spec": table.default_spec_id,
         **{name: getattr(file, name) for name in _PLAIN},
         **{name: getattr(file, name) for name in _COUNTS},
         **{name: _texts(getattr(file, name)) for name in _BOUNDS},
@@ -212,9 +205,9 @@ def file_to_json(file: DataFile, table: Any) -> dict[str, Any]:
     }
 
 
-def file_from_json(content: Mapping[str, Any], spec: int, table: Any) -> DataFile:
-    """Read what `file_to_json` wrote for files of this partition *spec* of the table."""
-    kinds = table.specs()[spec].partition_type(table.schema()).fields
+def file_from_json(content: Mapping[str, Any], root: str, table: Any) -> DataFile:
+    """Read what `file_to_json` wrote; *root* is the URL of the folder of data files."""
+    kinds = table.specs()[content["spec"]].partition_type(table.schema()).fields
     values = [
         None if text is None else conversions.from_bytes(kind.field_type, base64.b64decode(text))
         for kind, text in zip(kinds, content["partition"], strict=True)
@@ -226,21 +219,15 @@ def file_from_json(content: Mapping[str, Any], spec: int, table: Any) -> DataFil
             name: {key: base64.b64decode(text) for key, text in _by_id(content[name]).items()}
             for name in _BOUNDS
         },
+        file_path=f"{root}/{content['path']}",
+        file_size_in_bytes=content["size"],
         content=manifest.DataFileContent.DATA,
         file_format=manifest.FileFormat(content["file_format"]),
         partition=typedef.Record(*values),
-        spec_id=spec,
         sort_order_id=None,
         equality_ids=None,
         key_metadata=None,
     )
-
-
-def paths_of(files: Sequence[Mapping[str, Any]], root: str) -> dict[str, int]:
-    """Return the sizes of data files by their path below *root*, the URL of the data folder."""
-    return {
-        file["file_path"].removeprefix(f"{root}/"): file["file_size_in_bytes"] for file in files
-    }
 
 
 def _by_id(values: Mapping[Any, Any] | None) -> dict[int, Any]:
