@@ -12,6 +12,7 @@ A `semel.messaging.send.relay.Relay` publishes it later.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import uuid
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from semel.messaging.send.outbox import (
     CAUSATION_HEADER,
     CORRELATION_HEADER,
     MESSAGE_ID_HEADER,
+    TRACE_HEADERS,
     OutboxConflict,
     OutboxEntry,
     outgoing_id,
@@ -49,6 +51,7 @@ class Outbox:
         headers: Mapping[str, str | bytes] | None = None,
         message_id: str | None = None,
         cause: Message | None = None,
+        not_before: dt.datetime | None = None,
     ) -> str:
         """Write a message into the transaction of *session*, and return its id.
 
@@ -66,11 +69,16 @@ class Outbox:
         pass a *message_id* that is the same when your code runs again; the default is random,
         and code that runs twice sends two messages.
 
+        With *not_before*, a time with its zone, the relay sends it then or a little later, and
+        later messages of its key overtake it.  Until it is sent, `cancel` takes it back.
+
         Raises:
-            Misuse: the session, the payload, the key or the id cannot be used.
+            Misuse: the session, the payload, the key, the id or the time cannot be used.
             OutboxConflict: *message_id* exists with another topic, key or payload.
         """
         value = _value(payload)
+        if not_before is not None and not_before.tzinfo is None:
+            raise Misuse("not_before must have a time zone: datetime.now(timezone.utc) + …")
         now = handling_now()
         cause = _cause(cause, now)
         is_given = message_id is not None
@@ -91,6 +99,7 @@ class Outbox:
             outbox=self.name,
             parent=parent_of(now.consumer, cause.id) if now and cause else "",
             parent_key=cause.key if now and cause else None,
+            not_before=None if not_before is None else not_before.timestamp(),
         )
         try:
             await store.add([entry])
@@ -101,6 +110,17 @@ class Outbox:
         if is_relayed_here(self.name):
             after_commit(session, self.name, wake_relays)
         return message_id
+
+    async def cancel(self, session: Any, message_id: str) -> bool:
+        """Take a message back, in the transaction of *session*; False if it is not there.
+
+        It was sent then, or never written.  One that is due may be on its way to the broker while
+        it is taken back: only one whose time has not come is certain not to be sent.
+        """
+        from semel.sql.outbox import store_of
+
+        store: OutboxStore = store_of(session)
+        return await store.cancel(self.name, message_id)
 
 
 def _cause(given: Message | None, now: Handling | None) -> Message | None:
@@ -155,6 +175,7 @@ def _headers(given: Mapping[str, str | bytes], cause: Message | None) -> dict[st
         correlation_id = cause.correlation_id or cause.id
         headers[CORRELATION_HEADER] = raw_of(correlation_id)
         headers[CAUSATION_HEADER] = raw_of(cause.id)
+        headers |= {name: cause.headers[name] for name in TRACE_HEADERS if name in cause.headers}
     for name, value in given.items():
         headers[name] = raw_of(value) if isinstance(value, str) else bytes(value)
     return headers

@@ -447,6 +447,9 @@ class OutboxStore(Protocol):
             OutboxConflict: an id is there with another topic, key or payload.
         """
 
+    async def cancel(self, outbox: str, message_id: str) -> bool:
+        """Delete an entry that was not sent; False if there is none."""
+
     async def lead(
         self, outbox: str, owner: str, seconds: float, *, instead_of: str = ""
     ) -> Leadership | None:

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Executable,
     Select,
     Text,
+    and_,
     bindparam,
     case,
     delete,
@@ -112,6 +113,7 @@ UNPARK: Final = (
 )
 
 DROP: Final = delete(outbox_message).where(*_MEANT)
+CANCEL: Final = delete(outbox_message).where(*_MEANT[:2])
 
 # What the relay reads: entries that are neither parked nor erased.
 _PENDING_ENTRY: Final = (
@@ -133,9 +135,11 @@ def _entries(*where: ColumnElement[bool]) -> Select[Any]:
     return select(*_ENTRY).where(*where).order_by(_M.place)
 
 
+_IS_DUE: Final = or_(_M.not_before.is_(None), _M.not_before <= now_us())
+
 READ: Final = (
     select(*_PENDING_ENTRY)
-    .where(_OF, _M.place > bindparam("after_place"), _M.parked_reason.is_(None))
+    .where(_OF, _M.place > bindparam("after_place"), _M.parked_reason.is_(None), _IS_DUE)
     .order_by(_M.place)
     .limit(bindparam("most"))
 )
@@ -156,7 +160,8 @@ PARKED_KEYS: Final = (
     .distinct()
 )
 
-_PENDING: Final = _M.parked_reason.is_(None)
+# One that waits for its time is not late.
+_PENDING: Final = and_(_M.parked_reason.is_(None), _IS_DUE)
 
 NUMBERS: Final = select(
     func.count().filter(_PENDING),
@@ -197,6 +202,9 @@ class SqlOutboxStore(Store):
             # An entry that a relay sent and deleted between the statements is not found here.
             for there in await self._known(list(new)):
                 refuse_another(there, new.pop(_place_of(there)))
+
+    async def cancel(self, outbox: str, message_id: str) -> bool:
+        return await self._change_one(CANCEL, outbox, message_id)
 
     async def lead(
         self, outbox: str, owner: str, seconds: float, *, instead_of: str = ""
@@ -379,6 +387,7 @@ def _row(entry: OutboxEntry) -> dict[str, Any]:
         "key": key_to_text(entry.key),
         "payload": entry.value,
         "headers": headers_to_text(entry.headers),
+        "not_before": None if entry.not_before is None else to_us(entry.not_before),
         "parent": entry.parent,
         "parent_key": None if entry.parent_key is None else stored_id(entry.parent_key),
     }

@@ -203,6 +203,7 @@ outbox_message: Final = Table(
     payload_bytes("the bytes to send; NULL once erased"),
     short_text("headers", "JSON object, or list of pairs, of base64"),
     time_us("created_at", "when it was written"),
+    time_us("not_before", "when it may be sent; NULL: at once", null=True),
     counted("attempts", "failed publications"),
     text_column("parked_reason", "why the broker will never take it", null=True),
     short_text("parent", "length:consumer/message id of the inbound message"),

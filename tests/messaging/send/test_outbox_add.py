@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import uuid
+from dataclasses import replace
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
@@ -285,5 +287,59 @@ def test_a_relay_of_this_process_is_woken_by_a_handler(database):
                 await Outbox().add(unit.session, "t", b"", message_id="1")
             await until(lambda: broker.ids == ["1"])
             working.stop()
+
+    run(database, test)
+
+
+def test_a_message_waits_for_its_time_and_may_be_cancelled_until_it_is_sent(database):
+    async def test(world):
+        outbox, broker = Outbox(), Broker()
+        now = dt.datetime.now(dt.UTC)
+        async with world.database.begin() as unit:
+            for name, seconds in (("past", -1), ("soon", 2), ("late", 3600), ("never", 3600)):
+                at = now + dt.timedelta(seconds=seconds)
+                await outbox.add(unit.session, "t", {}, message_id=name, not_before=at)
+            assert (await unit.outbox.numbers("outbox")).pending == 1
+        async with world.database.begin() as unit:
+            assert await outbox.cancel(unit.session, "never")
+            assert not await outbox.cancel(unit.session, "never")
+
+        sending = relay(world, broker)
+        running = asyncio.create_task(sending.run())
+        await until(lambda: len(broker.taken) == 2)
+        sending.stop()
+        await running
+
+        assert [one.headers["message-id"] for one in broker.taken] == [b"past", b"soon"]
+        assert await left(world) == []
+        async with world.database.begin() as unit:
+            assert await outbox.cancel(unit.session, "late")
+
+    run(database, test)
+
+
+def test_a_time_without_a_zone_is_refused(database):
+    naive = dt.datetime.now(dt.UTC).replace(tzinfo=None)
+
+    async def test(world):
+        async with world.database.begin() as unit:
+            with pytest.raises(Misuse, match="time zone"):
+                await Outbox().add(unit.session, "t", {}, not_before=naive)
+
+    run(database, test)
+
+
+def test_the_trace_of_the_inbound_message_travels_with_what_it_sends(database):
+    async def test(world):
+        trace = {"traceparent": b"00-1", "tracestate": b"a=1", "other": b"x"}
+        async with world.database.begin() as unit:
+            with handling("billing", replace(ORDER, headers=trace)):
+                await Outbox().add(unit.session, "t", {})
+                await Outbox().add(unit.session, "t", {}, headers={"traceparent": "00-2"})
+            first, second = await unit.outbox.read("outbox", 0, 9)
+
+        assert first.headers["traceparent"] == b"00-1"
+        assert (second.headers["traceparent"], second.headers["tracestate"]) == (b"00-2", b"a=1")
+        assert "other" not in first.headers
 
     run(database, test)

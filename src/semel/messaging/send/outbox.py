@@ -26,6 +26,9 @@ CORRELATION_HEADER: Final = "correlation-id"
 
 CAUSATION_HEADER: Final = "causation-id"
 
+TRACE_HEADERS: Final = ("traceparent", "tracestate")
+"""The headers of W3C Trace Context, which an outgoing message inherits."""
+
 
 def outgoing_id(consumer: str, message_id: str, destination: str, ordinal: int) -> str:
     """Return the id of the *ordinal*-th message to *destination* that handling a message sends."""
@@ -78,6 +81,9 @@ class OutboxEntry(NamedTuple):
     erased_at: float | None = None
     parent_key: str | None = None
     """The key of the inbound message; only `erase` uses it, and reads do not return it."""
+
+    not_before: float | None = None
+    """When it may be sent (UTC); None: at once.  Reads do not return it."""
 
 
 Lane: TypeAlias = tuple[str, str] | int
