@@ -88,7 +88,7 @@ class TestKafkaSink(SinkContract):
             yield {"id": int(record.key()), "text": record.value().decode()}
 
     def leavings(self, sink):
-        return [str(path) for path in self.path.glob("_semel/*/*/txn/*/*")]
+        return [*self.path.glob("*/semel-*/prepared/*"), *self.path.glob("*/semel-*/from=*/*/*")]
 
     def lose(self, sink, txn):
         shutil.rmtree(sink._area.folder(txn))
@@ -150,7 +150,7 @@ def test_a_crash_at_any_window_loses_and_doubles_nothing(kafka_server, tmp_path,
         visible_rows,
         rows=[[{"key": f"k{b}{n}", "value": f"v{n}"} for n in range(4)] for b in range(3)],
         as_batch=lambda rows: pa.RecordBatch.from_pylist(list(rows), schema=SCHEMA),
-        left_behind=lambda sink: list(tmp_path.glob(f"*/_semel/*/{sink.name}/txn/*/*")),
+        left_behind=lambda sink: list(tmp_path.glob(f"*/{sink.name}/semel-*/from=*/*/*")),
     )
 
     assert explore_crashes(world, depth=1, every=every).histories > 5

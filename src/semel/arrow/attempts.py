@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -169,11 +170,23 @@ class Attempts:
         self._fs.create_dir(path.rpartition("/")[0], recursive=True)
         with self._fs.open_output_stream(f"{path}.tmp") as file:
             file.write(content)
+        sync(self._fs, f"{path}.tmp")
         self._fs.move(f"{path}.tmp", path)
+        sync(self._fs, path.rpartition("/")[0])
 
     def _delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._fs.delete_file(path)
+
+
+def sync(system: Any, path: str) -> None:
+    """Make a file or a folder durable; what an object store has taken, is."""
+    if system.type_name == "local":
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 def _home(scope: Scope) -> str:

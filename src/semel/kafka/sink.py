@@ -7,11 +7,11 @@ Spark's own Kafka writer sends at least once.  `semel.kafka.slots` has the trans
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from semel.arrow.attempts import PREPARED, sync
 from semel.arrow.tally import tally
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import (
@@ -25,7 +25,7 @@ from semel.errors import (
 )
 from semel.kafka.client import CALL_SECONDS, bootstrap_of, make, settings_for
 from semel.kafka.slots import Marker, Proof, Slots, admin, answered
-from semel.kafka.staging import PREPARED, Area, ShardStager, check_columns
+from semel.kafka.staging import Area, ShardStager, check_columns
 from semel.pipeline.sink import (
     Found,
     Guarantee,
@@ -98,10 +98,11 @@ class KafkaSink:
                 raise Permanent(wrong)
 
     def fence(self, scope: Scope, epoch: int) -> None:
-        newest = self._area.epoch(scope)
-        if epoch < newest:
-            raise Fenced(self._fenced(scope, epoch, newest))
-        self._area.raise_epoch(scope, epoch)
+        with self._area.faults():
+            newest = self._area.attempts(scope).epoch()
+            if epoch < newest:
+                raise Fenced(self._fenced(scope, epoch, newest))
+            self._area.attempts(scope).raise_epoch(epoch)
         self._of(scope).make_topic()
         self._epochs[scope] = epoch
 
@@ -113,7 +114,8 @@ class KafkaSink:
         return self._outcome(lambda: self._prepare(txn, receipts))
 
     def _prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
-        mine, newest = self._epochs.get(txn.scope, 0), self._area.epoch(txn.scope)
+        attempts = self._area.attempts(txn.scope)
+        mine, newest = self._epochs.get(txn.scope, 0), attempts.epoch()
         if mine < newest:
             return SinkFatal(self._fenced(txn.scope, mine, newest))
         digest = digest_of(receipts)
@@ -124,7 +126,7 @@ class KafkaSink:
             return SinkOK(token)
         if wrong := _below(txn, marker):
             return SinkFatal(wrong)
-        known = self._area.prepared(txn)
+        known = attempts.read(PREPARED, txn)
         if known is not None:
             if known["digest"] != digest:
                 return SinkFatal(f"{txn} was prepared before, with other rows")
@@ -134,12 +136,11 @@ class KafkaSink:
             return SinkFatal(f"{txn}: {lost}")
         if refusal := self._refusal(_largest(receipts)):
             return SinkFatal(refusal)
-        folder = self._area.folder(txn)
         if shards:
-            self._area.sync(folder)
+            sync(self._area.opened()[0], self._area.folder(txn))
         rows = tally_of(receipts).rows
         promise = {**token, "rows": rows, "slots": self._count, "shards": shards}
-        self._area.write(self._area.folder(txn, PREPARED), json.dumps(promise).encode())
+        attempts.write(PREPARED, txn, promise)
         reach(CrashPoint.KAFKA_PREPARE_SEALED, self.name)
         return SinkOK(token)
 
@@ -172,7 +173,8 @@ class KafkaSink:
         return self._outcome(lambda: self._commit(txn, token))
 
     def _commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
-        slots, promise = self._of(txn.scope), self._area.prepared(txn)
+        slots = self._of(txn.scope)
+        promise = self._area.attempts(txn.scope).read(PREPARED, txn)
         if promise is None:
             proof = slots.seen().of(txn.cycle)
             if proof is None or proof.attempt != txn.attempt:
@@ -229,9 +231,10 @@ class KafkaSink:
             slots = self._of(txn.scope)
             if _is_done(slots.seen(), txn):
                 return SinkFinding(Found.VISIBLE, f"topic {slots.topic} has its proof")
-            promise = self._area.prepared(txn)
+            attempts = self._area.attempts(txn.scope)
+            promise = attempts.read(PREPARED, txn)
             if promise is None:
-                staged = len(self._area.names(self._area.folder(txn)))
+                staged = len(attempts.files(txn))
                 return SinkFinding(Found.GONE, f"not prepared; {staged} tasks have staged for it")
             if lost := self._area.missing(txn, promise["shards"]):
                 return SinkFinding(Found.GONE, f"prepared, but {lost}")
@@ -242,15 +245,19 @@ class KafkaSink:
 
     def recover(self, scope: Scope) -> list[SinkTxnId]:
         marker = self._of(scope).seen()
-        held = [txn for txn in self._area.txns(scope) if self._area.prepared(txn) is not None]
+        with self._area.faults():
+            held = self._area.attempts(scope).records(PREPARED)
         return [txn for txn in held if not _is_done(marker, txn)]
 
     def sweep(self, scope: Scope, is_loser: Callable[[SinkTxnId], bool]) -> list[SinkTxnId]:
-        marker, swept = self._of(scope).seen(), []
-        for txn in self._area.txns(scope):
-            if _is_done(marker, txn) or is_loser(txn):
-                self._area.remove(txn)
-                swept.append(txn)
+        marker, attempts = self._of(scope).seen(), self._area.attempts(scope)
+        swept = []
+        with self._area.faults():
+            left = {*attempts.records(PREPARED), *attempts.with_files(marker.last(scope))}
+            for txn in sorted(left, key=lambda txn: (txn.cycle, txn.attempt)):
+                if _is_done(marker, txn) or is_loser(txn):
+                    self._area.remove(txn)
+                    swept.append(txn)
         return swept
 
     def mark(self, scope: Scope) -> SinkTxnId | None:

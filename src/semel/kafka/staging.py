@@ -1,25 +1,20 @@
 """The staged shards of the Kafka sink: Arrow files in a folder or bucket that all machines share.
 
-    <staging>/_semel/<scope slug>/<sink>/
-      fence/<epoch>                   empty files: the highest epoch
-      txn/<txn label>/<task>.arrow    the records of one task attempt
-      txn/<txn label>/_prepared.json  which of them were promised; without it nothing was
-
-Kafka has no transaction that many tasks could share, so what a cycle sends is kept here until
-the decision.
+Kafka has no transaction that many tasks could share, so what a cycle sends is kept there until
+the decision.  `semel.arrow.attempts` draws the folders.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from semel.arrow.attempts import PREPARED, Attempts, folder_of, sync
 from semel.arrow.tally import tally
 from semel.errors import Misuse, Permanent, Retryable, require
 from semel.pipeline.sink import Batch, Receipt, Schema, Tally
@@ -28,8 +23,6 @@ from semel.pipeline.txn import Scope, SinkTxnId
 pa: Any = require("pyarrow", "kafka-sink")
 pc: Any = require("pyarrow.compute", "kafka-sink")
 fs: Any = require("pyarrow.fs", "kafka-sink")
-
-PREPARED: Final = "_prepared.json"
 
 RECORDS: Final = pa.schema(
     [
@@ -100,7 +93,7 @@ class Area:
 
     def __post_init__(self) -> None:
         try:
-            self._open()
+            self.opened()
         except (pa.ArrowInvalid, ValueError, OSError) as error:
             raise Misuse(
                 f"sink {self.sink}: staging must be a folder or a URI that pyarrow can open, such "
@@ -113,117 +106,41 @@ class Area:
         text = re.sub(r"^([a-z0-9+]+://)[^/@]*@", r"\1", self.uri)
         return text.partition("?")[0]
 
-    @property
-    def is_local(self) -> bool:
-        """Whether it is a folder of this machine, perhaps a mounted one."""
-        return isinstance(self._open()[0], fs.LocalFileSystem)
-
-    def _open(self) -> tuple[Any, str]:
+    def opened(self) -> tuple[Any, str]:
+        """Return the file system, and the folder of this sink in it."""
         known: tuple[Any, str] | None = self.__dict__.get("_opened")
         if known is None:
             if "://" in self.uri:
-                known = fs.FileSystem.from_uri(self.uri)
+                system, path = fs.FileSystem.from_uri(self.uri)
             else:
-                known = fs.LocalFileSystem(), os.path.abspath(self.uri)
-            self.__dict__["_opened"] = known
+                system, path = fs.LocalFileSystem(), os.path.abspath(self.uri)
+            known = self.__dict__["_opened"] = (system, f"{path.rstrip('/')}/{self.sink}")
         return known
 
     def __getstate__(self) -> dict[str, Any]:
         return {"uri": self.uri, "sink": self.sink}
 
     @contextlib.contextmanager
-    def _faults(self) -> Iterator[Any]:
+    def faults(self) -> Iterator[Any]:
+        """Say of an error that the place does not answer; give the file system."""
         try:
-            yield self._open()[0]
-        except FileNotFoundError:
-            raise
+            yield self.opened()[0]
         except (OSError, pa.ArrowException) as error:
             raise Retryable(f"sink {self.sink}: {self.label} does not answer: {error}") from error
 
-    def home(self, scope: Scope, *more: str) -> str:
-        """Return a path of this sink and scope."""
-        return "/".join([self._open()[1], "_semel", scope.slug, self.sink, *more])
+    def attempts(self, scope: Scope) -> Attempts:
+        """Return the fence, the promises and the shards of a scope."""
+        return Attempts(*self.opened(), scope)
 
-    def folder(self, txn: SinkTxnId, *more: str) -> str:
-        """Return a path of one attempt."""
-        return self.home(txn.scope, "txn", txn.label, *more)
-
-    def names(self, path: str) -> list[str]:
-        """List what is in a folder; nothing if there is none."""
-        with self._faults() as system:
-            found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
-            return sorted(info.base_name for info in found)
-
-    def sizes(self, path: str) -> dict[str, int]:
-        """List the files of a folder with their sizes."""
-        with self._faults() as system:
-            found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
-            return {info.base_name: info.size for info in found if info.is_file}
-
-    def write(self, path: str, content: bytes) -> None:
-        """Write a whole file, durably; readers never see a part of it."""
-        with self._faults() as system:
-            system.create_dir(path.rpartition("/")[0])
-            target = f"{path}.tmp" if self.is_local else path
-            with system.open_output_stream(target) as stream:
-                stream.write(content)
-            if self.is_local:
-                self.sync(target)
-                os.replace(target, path)
-                self.sync(os.path.dirname(path))
-
-    def read(self, path: str) -> bytes | None:
-        """Return a file's content; None if there is none."""
-        try:
-            with self._faults() as system, system.open_input_stream(path) as stream:
-                content: bytes = stream.read()
-                return content
-        except FileNotFoundError:
-            return None
-
-    def sync(self, path: str) -> None:
-        """Make a file or folder durable; an object store's are."""
-        if self.is_local:
-            number = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(number)
-            finally:
-                os.close(number)
-
-    def remove(self, txn: SinkTxnId) -> None:
-        """Remove everything of an attempt; the promise first, so that no half of it is kept."""
-        with self._faults() as system:
-            for path in (self.folder(txn, PREPARED), self.folder(txn)):
-                with contextlib.suppress(FileNotFoundError):
-                    (system.delete_file if path.endswith(PREPARED) else system.delete_dir)(path)
-
-    def txns(self, scope: Scope) -> list[SinkTxnId]:
-        """List the attempts of which anything is here."""
-        found = []
-        for name in self.names(self.home(scope, "txn")):
-            with contextlib.suppress(ValueError):  # not ours
-                found.append(SinkTxnId.parse(scope, name))
-        return sorted(found, key=lambda txn: (txn.cycle, txn.attempt))
-
-    def epoch(self, scope: Scope) -> int:
-        """Return the newest epoch that has fenced; 0 before the first."""
-        names = self.names(self.home(scope, "fence"))
-        return max((int(name) for name in names if name.isdecimal()), default=0)
-
-    def raise_epoch(self, scope: Scope, epoch: int) -> None:
-        """Store *epoch*, durably."""
-        self.write(self.home(scope, "fence", f"{epoch:012d}"), b"")
-
-    def prepared(self, txn: SinkTxnId) -> Mapping[str, Any] | None:
-        """Return what was promised for an attempt."""
-        content = self.read(self.folder(txn, PREPARED))
-        return None if content is None else json.loads(content)
+    def folder(self, txn: SinkTxnId) -> str:
+        """Return where the tasks of an attempt write."""
+        return f"{self.opened()[1]}/{folder_of(txn)}"
 
     def missing(self, txn: SinkTxnId, shards: Sequence[Mapping[str, Any]]) -> str | None:
         """Return the reason why the shards are not all here as they were written."""
-        here = self.sizes(self.folder(txn))
+        here = self.attempts(txn.scope).files(txn)
         for shard in shards:
-            size = here.get(shard["file"])
+            size = here.get(f"{folder_of(txn)}/{shard['file']}")
             if size != shard["size"]:
                 found = "is missing" if size is None else f"has {size} bytes, not {shard['size']}"
                 return (
@@ -234,8 +151,15 @@ class Area:
 
     def batches(self, txn: SinkTxnId, file: str) -> Iterator[Any]:
         """Read a shard."""
-        with self._faults() as system, system.open_input_stream(self.folder(txn, file)) as stream:
+        path = f"{self.folder(txn)}/{file}"
+        with self.faults() as system, system.open_input_stream(path) as stream:
             yield from pa.ipc.open_stream(stream)
+
+    def remove(self, txn: SinkTxnId) -> None:
+        """Remove everything of an attempt; the promise first, so that no half of it is kept."""
+        attempts = self.attempts(txn.scope)
+        attempts.remove_record(PREPARED, txn)
+        attempts.remove_files(txn)
 
 
 @dataclass(frozen=True)
@@ -257,7 +181,7 @@ class ShardWriter:
         self._stager, self._task = stager, task
         kept = re.sub(r"[^A-Za-z0-9-]", "-", task)[:40]
         self._file = f"{kept}-{hashlib.sha256(task.encode()).hexdigest()[:12]}.arrow"
-        self._path = stager.area.folder(stager.txn, self._file)
+        self._path = f"{stager.area.folder(stager.txn)}/{self._file}"
         self._stream: Any = None
         self._writer: Any = None
         self._tally = Tally()
@@ -268,7 +192,7 @@ class ShardWriter:
         records = as_records(batch, self._stager.topic)
         if not records.num_rows:
             return
-        with self._stager.area._faults() as system:
+        with self._stager.area.faults() as system:
             if self._writer is None:
                 system.create_dir(self._path.rpartition("/")[0])
                 self._stream = system.open_output_stream(self._path)
@@ -302,10 +226,10 @@ class ShardWriter:
     def finish(self) -> Receipt:
         size = 0
         if self._writer is not None:
-            with self._stager.area._faults() as system:
+            with self._stager.area.faults() as system:
                 self._writer.close()
                 self._stream.close()
-                self._stager.area.sync(self._path)
+                sync(system, self._path)
                 size = system.get_file_info(self._path).size
         file = self._file if self._writer is not None else None
         detail = {"file": file, "size": size, "topics": self._topics}
@@ -316,4 +240,4 @@ class ShardWriter:
         with contextlib.suppress(Exception):
             if self._stream is not None:
                 self._stream.close()
-            self._stager.area._open()[0].delete_file(self._path)
+            self._stager.area.opened()[0].delete_file(self._path)
