@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import psycopg
+
 from semel.errors import Permanent
 from semel.pipeline.sink import SinkFatal, SinkOK, SinkOutcome, Tenant
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
@@ -50,6 +52,9 @@ _TABLES: Final = {
         finished boolean NOT NULL, since timestamptz NOT NULL DEFAULT clock_timestamp(),
         PRIMARY KEY (scope, sink, generation, batch)""",
 }
+
+# A unique violation in the catalog, a duplicate schema, table or type.
+_MADE_MEANWHILE: Final = ("23505", "42P06", "42P07", "42710")
 
 # A replayed commit finds its proof; for older cycles the mark proves the commit.
 KEEP_PROOFS: Final = 1000
@@ -188,14 +193,17 @@ class SinkBooks:
         if has_tables:
             return
         self.check_rights(connection)
-        with connection.transaction():
-            # Two processes may start at once, and IF NOT EXISTS fails instead of waiting.
-            connection.execute("SELECT pg_advisory_xact_lock(%s)", [lock_key("books", name)])
-            if not exists:
-                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(name)}".encode())
-            for table, columns in _TABLES.items():
-                statement = f"CREATE TABLE IF NOT EXISTS {self.table(table)} ({columns})"
+        schema = [] if exists else [f"CREATE SCHEMA IF NOT EXISTS {quoted(name)}"]
+        for statement in schema + [
+            f"CREATE TABLE IF NOT EXISTS {self.table(table)} ({columns})"
+            for table, columns in _TABLES.items()
+        ]:
+            try:
                 connection.execute(statement.encode())
+            except psycopg.Error as error:
+                # Two processes may start at once, and IF NOT EXISTS fails instead of waiting.
+                if error.sqlstate not in _MADE_MEANWHILE:
+                    raise
 
     def _rights(self, connection: Connection) -> tuple[Any, ...]:
         row = connection.execute(

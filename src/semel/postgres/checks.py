@@ -9,7 +9,7 @@ from typing import Any, Final
 from semel.errors import Permanent
 from semel.events import log
 from semel.pipeline.sink import Guarantee
-from semel.postgres.connect import MOST_CONNECTIONS, Connection
+from semel.postgres.connect import MOST_CONNECTIONS, OWN_PATH, Connection
 from semel.postgres.schema import Fitted, TargetTable, create_statement, find_target, fit
 from semel.postgres.statements import TableName, Write, literal, quoted
 
@@ -69,7 +69,9 @@ def check(connection: Connection, wanted: Wanted, schema: Any) -> Checked | None
         if schema is None:
             return None
         statement = create_statement(wanted.table, schema, wanted.key, wanted.cycle_column)
-        connection.execute(statement.encode())
+        with connection.transaction():
+            connection.execute(OWN_PATH)
+            connection.execute(statement.encode())
         log.info("table created", extra={"sink": wanted.sink, "statement": statement})
         found = find_target(connection, wanted.table)
     if isinstance(found, str):

@@ -67,16 +67,24 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 
 # A held transaction waits for the decision, even if that takes long; its rows must be durable
 # when it commits; and times are written and read in UTC.  transaction_timeout is new in 17.
+#
+# Names and operators that other roles create must not be found instead of the server's own, so
+# the search path is pinned; `OWN_PATH` is for statements that find or fire what users wrote.
 _SESSION: Final = """
-SELECT set_config(name, wanted, false)
-  FROM pg_settings JOIN (VALUES ('idle_in_transaction_session_timeout', '0'),
+SELECT pg_catalog.set_config(name, wanted, false)
+  FROM pg_catalog.pg_settings JOIN (VALUES ('search_path', 'pg_catalog, pg_temp'),
+       ('idle_in_transaction_session_timeout', '0'),
        ('idle_session_timeout', '0'), ('statement_timeout', '0'), ('transaction_timeout', '0'),
        ('default_transaction_isolation', 'read committed'),
        ('default_transaction_read_only', 'off'), ('TimeZone', 'UTC'),
-       ('synchronous_commit', CASE current_setting('synchronous_commit')
-                              WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END)
+       ('synchronous_commit', CASE pg_catalog.current_setting('synchronous_commit')
+                              WHEN 'off' THEN 'on' ELSE pg_catalog.current_setting('synchronous_commit') END)
        ) AS ours (setting_name, wanted) ON name = setting_name
 """
+
+
+OWN_PATH: Final = "SET LOCAL search_path TO DEFAULT"
+"""The role's own search path, for a table without its schema, and for triggers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ _END_MILLIS: Final = 500
 _HOLDERS: Final = """
 SELECT DISTINCT l.pid, a.application_name
   FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
- WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.pid <> pg_backend_pid()
+ WHERE a.usename = session_user AND l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.pid <> pg_backend_pid()
    AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
    AND (l.classid::bigint << 32 | l.objid::bigint) = ANY (%s)
 """
@@ -185,10 +185,12 @@ class SinkDatabase:
         return True
 
     def _end_older(self, connection: Connection, scope: Scope, epoch: int) -> None:
+        # Sessions of other roles may have any name: the fence row is the fence, and they cannot
+        # lock it.
         sessions = connection.execute(
             "SELECT pid, application_name FROM pg_catalog.pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid() "
-            "AND starts_with(application_name, %s)",
+            "AND usename = session_user AND starts_with(application_name, %s)",
             [f"semel:{scope.slug}:"],
         ).fetchall()
         for pid, name in sessions:
@@ -237,6 +239,7 @@ class SinkDatabase:
             *books.questions(txn),
         ]
         deadline = time.monotonic() + self.lock_seconds
+        is_ours = True
         while True:
             _, _, epochs, locked, *answers = run(connection, statements)
             mine = self.epoch(txn.scope)
@@ -244,10 +247,12 @@ class SinkDatabase:
             if newest > mine:
                 connection.execute("ROLLBACK")
                 raise Fenced(self._fenced(txn.scope, mine, newest))
-            if all(locked[0]):
+            # A lock that another role has taken keeps out nobody of this one: the proof's key
+            # decides between two attempts, with or without the lock.
+            if all(locked[0]) or not is_ours:
                 return books.known(txn, answers)
             connection.execute("ROLLBACK")
-            self._evict(connection, txn.scope, keys)
+            is_ours = self._evict(connection, txn.scope, keys)
             if time.monotonic() > deadline:
                 raise Retryable(f"sink {self.sink}: {txn} is held by another session")
             time.sleep(_POLL_SECONDS)
@@ -275,14 +280,17 @@ class SinkDatabase:
     def _lock_key(self, txn: SinkTxnId, sink: str) -> int:
         return lock_key("attempt", txn.scope.slug, sink, txn.label)
 
-    def _evict(self, connection: Connection, scope: Scope, keys: Sequence[int]) -> None:
+    def _evict(self, connection: Connection, scope: Scope, keys: Sequence[int]) -> bool:
+        """End the sessions that hold *keys*; return whether this role has any."""
         ours = {held.info.backend_pid: txn for txn, held in self._held.items() if not held.closed}
-        for pid, name in connection.execute(_HOLDERS, [list(keys)]).fetchall():
+        holders = connection.execute(_HOLDERS, [list(keys)]).fetchall()
+        for pid, name in holders:
             theirs = epoch_of(name, scope)
             if pid in ours:
                 self.release(ours[pid])
             elif theirs is not None and theirs <= self.epoch(scope):
                 connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+        return bool(holders)
 
     # Held transactions
 

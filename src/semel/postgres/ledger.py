@@ -53,7 +53,7 @@ FAULTS: Final[Mapping[str, tuple[type[LedgerUnavailable | LedgerUnusable], str]]
 _END_HOLDERS: Final = """
     SELECT pid, pg_terminate_backend(pid, 5000) AS ended
       FROM pg_stat_activity
-     WHERE datname = current_database() AND pid <> pg_backend_pid()
+     WHERE datname = current_database() AND pid <> pg_backend_pid() AND usename = session_user
        AND application_name LIKE %(names)s
        AND CASE WHEN split_part(application_name, ':', 3) ~ '^[0-9]+$'
                 THEN split_part(application_name, ':', 3)::bigint <= %(epoch)s ELSE true END

@@ -22,7 +22,7 @@ from semel.events import log
 from semel.pipeline.sink import SinkFatal, SinkOK, SinkOutcome, SinkRetryable, Tally
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 from semel.postgres.books import SinkBooks, run
-from semel.postgres.connect import UNDEFINED_OBJECT, Connection
+from semel.postgres.connect import OWN_PATH, UNDEFINED_OBJECT, Connection
 from semel.postgres.database import SinkDatabase
 from semel.postgres.encode import field_of
 from semel.postgres.staging import Outcomes, Part, not_ok, together
@@ -96,7 +96,8 @@ class TaskTransaction:
     def opening(self) -> Sequence[str]:
         # If two tasks insert one key, the second waits for the first one's decision, which
         # waits for the second: the timeout ends this deadlock.
-        return "BEGIN", f"SET LOCAL lock_timeout = '{int(self._stager.lock_seconds * 1000)}ms'"
+        timeout = f"SET LOCAL lock_timeout = '{int(self._stager.lock_seconds * 1000)}ms'"
+        return "BEGIN", timeout, OWN_PATH
 
     def creating(self, rows: RowEncoder) -> Sequence[str]:
         return ()

@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 
 from semel.errors import Permanent, require
 from semel.postgres import encode
-from semel.postgres.connect import Connection
+from semel.postgres.connect import OWN_PATH, Connection
 from semel.postgres.encode import Encode
 from semel.postgres.statements import TableName, quoted
 
@@ -338,6 +338,7 @@ SELECT DISTINCT n.nspname, c.relname
 def find_target(connection: Connection, name: TableName) -> TargetTable | str:
     """Describe the table *name*, or return why it cannot be written to."""
     with connection.transaction():
+        connection.execute(OWN_PATH)
         row = connection.execute(_FIND, [str(name)]).fetchone()
         if row is None:
             return "does not exist"

@@ -39,7 +39,7 @@ from semel.postgres.checks import (
     refuse_pooler,
     slots_of,
 )
-from semel.postgres.connect import Address, Connection, Login, outcome_of
+from semel.postgres.connect import OWN_PATH, Address, Connection, Login, outcome_of
 from semel.postgres.database import SinkDatabase
 from semel.postgres.prepared import Prepared, TaskTransaction, roll_back, shared_name
 from semel.postgres.staging import Diverted, Outcomes, Part, Staging, TaskTable, drop
@@ -491,14 +491,17 @@ class PostgresSink:
     def _table(self, connection: Connection) -> str:
         """Return the table's full name; it need not exist yet."""
         name = self._wanted.table
-        found = connection.execute(
-            """
-            SELECT coalesce((SELECT n.nspname FROM pg_catalog.pg_class c
-                               JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-                              WHERE c.oid = pg_catalog.to_regclass(%s)), %s, current_schema())
-            """,
-            [str(name), name.schema],
-        ).fetchone()
+        with connection.transaction():
+            connection.execute(OWN_PATH)
+            found = connection.execute(
+                """
+                SELECT coalesce((SELECT n.nspname FROM pg_catalog.pg_class c
+                                   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+                                  WHERE c.oid = pg_catalog.to_regclass(%s)), %s,
+                                pg_catalog.current_schema())
+                """,
+                [str(name), name.schema],
+            ).fetchone()
         assert found is not None
         return str(TableName(found[0], name.table))
 

@@ -23,7 +23,14 @@ from semel.events import log
 from semel.pipeline.sink import Receipt, SinkFatal, SinkOK, SinkOutcome, SinkRetryable, Tally
 from semel.pipeline.txn import Scope, SinkTxnId
 from semel.postgres.books import Known, SinkBooks, affected, is_staging_table, run
-from semel.postgres.connect import TWO_ROWS_FOR_ONE_KEY, Connection, is_permanent, outcome_of, words
+from semel.postgres.connect import (
+    OWN_PATH,
+    TWO_ROWS_FOR_ONE_KEY,
+    Connection,
+    is_permanent,
+    outcome_of,
+    words,
+)
 from semel.postgres.database import SinkDatabase, give_back
 from semel.postgres.refusals import explained
 from semel.postgres.statements import (
@@ -219,6 +226,7 @@ class Staging:
         self, connection: Connection, txn: SinkTxnId, parts: Sequence[Part]
     ) -> tuple[str, SinkOutcome] | None:
         """Write the proofs and the rows, in order; None if all constraints accept them."""
+        run(connection, [OWN_PATH])
         for part in parts:
             if (answer := self._bring_one(connection, txn, part)) is not None:
                 return part.sink, answer
@@ -442,6 +450,7 @@ class _Diversion:
         run(
             self.connection,
             [
+                OWN_PATH,
                 f"CREATE TABLE IF NOT EXISTS {self.reject} (sink_table text, cycle text, "
                 f"reason text, sqlstate text, rejected jsonb, "
                 f"at timestamptz DEFAULT clock_timestamp())",
@@ -470,7 +479,7 @@ class _Diversion:
 
     def _try(self, table: str, group: Sequence[str]) -> psycopg.Error | None:
         listed = ", ".join(literal(row) for row in group)
-        where = f" WHERE s.ctid = ANY (ARRAY[{listed}]::tid[])"
+        where = f" WHERE s.ctid OPERATOR(pg_catalog.=) ANY (ARRAY[{listed}]::tid[])"
         try:
             affected(
                 self.connection,
@@ -497,6 +506,6 @@ class _Diversion:
             [
                 f"INSERT INTO {self.reject} (sink_table, cycle, reason, sqlstate, rejected) "
                 f"SELECT {listed}, to_jsonb(s) FROM {table} AS s "
-                f"WHERE s.ctid = {literal(row)}::tid"
+                f"WHERE s.ctid OPERATOR(pg_catalog.=) {literal(row)}::tid"
             ],
         )

@@ -224,4 +224,4 @@ def _guard(promise: PreparedToken) -> str:
     if not promise.version_column:
         return ""
     version = quoted(promise.version_column)
-    return f" WHERE t.{version} IS NULL OR EXCLUDED.{version} > t.{version}"
+    return f" WHERE t.{version} IS NULL OR EXCLUDED.{version} OPERATOR(pg_catalog.>) t.{version}"

@@ -1,0 +1,171 @@
+"""A role with few rights is enough for the PostgreSQL sink; a hostile one does no harm."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from semel.lease import Takeover
+from semel.ledger.sqlite import SqliteLedger
+from semel.pipeline.cycle import CommitSucceeded
+from semel.pipeline.driver import Driver
+from semel.pipeline.sink import Found, SinkOK
+from semel.pipeline.source import BatchRange
+from semel.pipeline.txn import CycleId
+from semel.postgres.books import lock_key
+from semel.postgres.connect import pool
+from semel.postgres.sink import PostgresSink
+from tests.unit.postgres.postgres_place import (
+    SCOPE,
+    left_behind,
+    prepared,
+    row,
+    rows_of,
+    stage,
+    txn,
+)
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def roles(database):
+    """`payer` may insert into the table and owns its schema; `mallory` may only connect."""
+    for role in ("payer", "mallory"):
+        database.execute(f"CREATE ROLE {role} LOGIN")
+    database.execute("CREATE SCHEMA semel AUTHORIZATION payer")
+    database.execute("GRANT INSERT ON entries TO payer")
+    database.execute("CREATE SCHEMA trap AUTHORIZATION mallory")
+    yield
+    pool().close_all()
+    for role in ("payer", "mallory"):
+        # The server needs a moment to see that sessions are closed.
+        database.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = %s",
+            [role],
+        )
+        database.execute(f"DROP OWNED BY {role} CASCADE")
+        database.execute(f"DROP ROLE {role}")
+
+
+def as_role(url, role):
+    return url.replace("postgres@", f"{role}@")
+
+
+@contextmanager
+def mallory(url, application):
+    """A session that takes every lock of the newest attempts, under a name like ours."""
+    with psycopg.connect(
+        as_role(url, "mallory"), autocommit=True, application_name=application
+    ) as session:
+        yield session
+
+
+@pytest.mark.parametrize("mode", ["staging", "prepared"])
+def test_insert_on_the_table_and_a_schema_of_its_own_are_all_that_a_role_needs(
+    url, database, roles, tmp_path, mode
+):
+    def driver():
+        sink = PostgresSink(as_role(url, "payer"), "entries", mode=mode)
+        sink.check(None)
+        return Driver("payments", SqliteLedger(tmp_path / "ledger"), [sink])
+
+    def ran(owner, number):
+        cycle = CycleId(owner.scope, generation, number)
+        read = BatchRange.of_offsets({"topic/0": (number, number + 1)})
+        rows = [row(2 * number)], [row(2 * number + 1)]
+        (sink,) = owner.sinks
+        return owner.run_cycle(cycle, lambda: read, lambda of: {sink.name: stage(sink, of, *rows)})
+
+    first = driver()
+    first.start()
+    generation = first.ledger.open_generation(first.lease, "test").number
+    assert isinstance(ran(first, 0), CommitSucceeded)
+    second = driver()
+    second.settings = type(second.settings)(takeover=Takeover.FORCE)
+    second.start()
+    assert isinstance(ran(second, 1), CommitSucceeded)
+
+    assert len(rows_of(database)) == 4
+    assert left_behind(database) == []
+    second.stop()
+
+
+@pytest.mark.parametrize("mode", ["staging", "prepared"])
+def test_sessions_that_imitate_ours_block_neither_a_fence_nor_a_commit(url, database, roles, mode):
+    first, second = (
+        PostgresSink(as_role(url, "payer"), "entries", mode=mode, lock_seconds=20) for _ in "ab"
+    )
+    first.fence(SCOPE, 1)
+    of = txn()
+    keys = [
+        lock_key("attempt", SCOPE.slug, "postgres", of.label),
+        lock_key("cycle", SCOPE.slug, "postgres", of.cycle.label),
+        lock_key("books", "semel"),
+    ]
+    began = time.monotonic()
+    with mallory(url, f"semel:{SCOPE.slug}:1") as session:
+        for key in keys:
+            session.execute("SELECT pg_advisory_lock(%s)", [key])
+
+        token = prepared(first, of, [row(1)])
+        pool().close_all()
+        second.fence(SCOPE, 2)
+        assert second.look_up(of, token).found is Found.HELD
+        assert isinstance(second.commit(of, token), SinkOK)
+        assert isinstance(second.abort(txn(), None), SinkOK)
+        assert session.execute("SELECT 1").fetchone() == (1,)
+
+    assert time.monotonic() - began < 10
+    assert len(rows_of(database)) == 1
+    assert left_behind(database) == []
+
+
+@pytest.mark.parametrize("mode", ["staging", "prepared"])
+def test_functions_of_another_role_are_never_called(url, database, roles, mode):
+    database.execute("GRANT USAGE ON SCHEMA trap TO payer")
+    for function in (
+        "starts_with(text, text)",
+        "pg_backend_pid()",
+        "pg_try_advisory_xact_lock(bigint)",
+        "unnest(text[])",
+        "clock_timestamp()",
+        "current_database()",
+    ):
+        database.execute(
+            f"CREATE FUNCTION trap.{function} RETURNS bigint LANGUAGE plpgsql "
+            f"AS $$ BEGIN RAISE EXCEPTION 'trapped'; END $$"
+        )
+    database.execute("ALTER ROLE payer SET search_path = trap, public, pg_catalog")
+    sink = PostgresSink(as_role(url, "payer"), "entries", mode=mode)
+    sink.fence(SCOPE, 1)
+    of = txn()
+
+    token = prepared(sink, of, [row(1)])
+    assert isinstance(sink.commit(of, token), SinkOK)
+    assert sink.sweep(SCOPE, lambda found: True) == []
+
+    assert sink.mark(SCOPE) == of
+    assert len(rows_of(database)) == 1
+
+
+@pytest.mark.parametrize("mode", ["staging", "prepared"])
+def test_triggers_run_with_the_roles_own_search_path(url, database, roles, mode):
+    database.execute("CREATE TABLE journal (id bigint)")
+    database.execute("GRANT INSERT ON journal TO payer")
+    database.execute(
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql "
+        "AS $$ BEGIN INSERT INTO journal VALUES (NEW.id); RETURN NEW; END $$"
+    )
+    database.execute(
+        "CREATE TRIGGER noted BEFORE INSERT ON entries FOR EACH ROW EXECUTE FUNCTION note()"
+    )
+    sink, of = PostgresSink(as_role(url, "payer"), "entries", mode=mode), txn()
+
+    token = prepared(sink, of, [row(7)])
+    assert isinstance(sink.commit(of, token), SinkOK)
+
+    assert rows_of(database, "SELECT id FROM journal") == [(7,)]
