@@ -78,7 +78,8 @@ SELECT pg_catalog.set_config(name, wanted, false)
        ('default_transaction_isolation', 'read committed'),
        ('default_transaction_read_only', 'off'), ('TimeZone', 'UTC'),
        ('synchronous_commit', CASE pg_catalog.current_setting('synchronous_commit')
-                              WHEN 'off' THEN 'on' ELSE pg_catalog.current_setting('synchronous_commit') END)
+                              WHEN 'off' THEN 'on'
+                              ELSE pg_catalog.current_setting('synchronous_commit') END)
        ) AS ours (setting_name, wanted) ON name = setting_name
 """
 

@@ -42,7 +42,8 @@ _END_MILLIS: Final = 500
 _HOLDERS: Final = """
 SELECT DISTINCT l.pid, a.application_name
   FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
- WHERE a.usename = session_user AND l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.pid <> pg_backend_pid()
+ WHERE a.usename = session_user AND l.pid <> pg_backend_pid()
+   AND l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
    AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
    AND (l.classid::bigint << 32 | l.objid::bigint) = ANY (%s)
 """
@@ -247,8 +248,8 @@ class SinkDatabase:
             if newest > mine:
                 connection.execute("ROLLBACK")
                 raise Fenced(self._fenced(txn.scope, mine, newest))
-            # A lock that another role has taken keeps out nobody of this one: the proof's key
-            # decides between two attempts, with or without the lock.
+            # A lock that another role has taken keeps no session of this one out; the key of
+            # the proof decides between two attempts, with or without the lock.
             if all(locked[0]) or not is_ours:
                 return books.known(txn, answers)
             connection.execute("ROLLBACK")
