@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from bench.harness import Alternative, Benchmark, Row, Scale, Spread, Table, measure, timed
+from bench.harness import Alternative, Benchmark, Scale, Table, compared, measure, timed
 from bench.server import Database, postgres
 from semel.ledger.sqlite import SqliteLedger
 from semel.pipeline.cycle import CommitSucceeded
@@ -25,25 +25,31 @@ WARM_UPS = 5
 
 ABOUT = """\
 A pipeline of `PostgresSink`s in staging mode, each with a table of its own in one database, and
-100 rows for each of them in a cycle: a local ledger, one task, without Spark. The sinks share one
-transaction per task and one for the decision. A figure is the median cycle of one run."""
+100 rows for each of them in a cycle: a local ledger, one task, without Spark. The sinks of one
+bookkeeping schema share one transaction per task and one for the decision; with a schema each they
+do not. A figure is the median cycle of one run."""
+
+
+APART = "6 tables, a transaction each"
 
 
 def run(scale: Scale) -> list[Table]:
-    """Measure one table and six."""
+    """Measure one table, and six with one transaction and with six."""
     cycles = scale.pick(40, 5)
     with postgres() as database:
         times = measure(
-            {f"{n} tables": _pipeline(database, n, cycles) for n in (1, 6)}, scale.rounds_or(5)
+            {
+                APART: _pipeline(database, 6, cycles, books=6),
+                "6 tables, one transaction": _pipeline(database, 6, cycles),
+                "1 table": _pipeline(database, 1, cycles),
+            },
+            scale.rounds_or(5),
         )
-    rows = []
-    for name, seconds in times.seconds.items():
-        found = Spread.of([1000 * value for value in seconds])
-        rows.append(Row(name, [found.text(0)]))
-    return [Table(f"{ROWS} rows a table, {cycles} cycles a run", ["ms"], rows, times.rounds)]
+    caption = f"{ROWS} rows a table, {cycles} cycles a run"
+    return [compared(caption, times, APART, {"6 tables, one transaction": 3.0})]
 
 
-def _pipeline(database: Database, tables: int, cycles: int) -> Alternative:
+def _pipeline(database: Database, tables: int, cycles: int, books: int = 1) -> Alternative:
     rows = pa.RecordBatch.from_pydict({"id": list(range(ROWS)), "name": ["payment"] * ROWS})
 
     def alternative() -> float:
@@ -51,7 +57,10 @@ def _pipeline(database: Database, tables: int, cycles: int) -> Alternative:
         app = f"bench-{home.name[-8:].lower()}"
         names = [f"{app}-{number}" for number in range(tables)]
         database.run(*(f'CREATE TABLE "{name}" (id bigint, name text)' for name in names))
-        sinks = [PostgresSink(database.url, name, name=name, write="append") for name in names]
+        sinks = [
+            PostgresSink(database.url, name, name=name, bookkeeping_schema=f"semel{n % books}")
+            for n, name in enumerate(names)
+        ]
         for sink in sinks:
             sink.check(rows.schema)
         ledger = SqliteLedger(home / "bench.ledger")
