@@ -8,6 +8,7 @@ do not change until the commit.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from semel.pipeline.ledger import (
     ScopeRecord,
 )
 from semel.pipeline.sink import Token
-from semel.pipeline.source import BatchRange, Position, Positions, SourceKind
+from semel.pipeline.source import BatchRange, Position, Positions
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
 # Between two backups, a scope has fewer starts than this.
@@ -121,6 +122,7 @@ class SqlLedger:
             _move(session, lease.scope, positions, opened.number)
             if paths is not None:
                 session.run(statements.FORGET_PATHS, _keys(lease.scope))
+                session.run(statements.FORGET_FOLDERS, _keys(lease.scope))
                 _add_paths(session, lease.scope, paths)
             return opened
 
@@ -262,7 +264,7 @@ class SqlLedger:
             # Upwards first: the numbers must stay unique at every moment.
             (top,) = session.run(statements.LAST_ACT, _keys(new))
             session.run(statements.SHIFT_ACTS, {**_keys(new), "by": last["seq"] + top["seq"]})
-            for table in ("generation", "attempt", "position", "path", "act"):
+            for table in ("generation", "attempt", "position", "folder", "act"):
                 session.run(statements.RENAME_ROWS.format(table=f"semel_{table}"), renamed)
         return new
 
@@ -468,26 +470,48 @@ def _read_paths(session: Session, scope: Scope, batch: BatchRange | None) -> dic
     found: dict[str, set[str]] = {}
     if batch is None:
         for row in session.run(statements.LIST_PATHS, _keys(scope)):
-            found.setdefault(row["source"], set()).add(row["path"])
+            found.setdefault(row["source"], set()).add(row["folder"] + row["name"])
         return found
-    for source in batch.sources:
-        if source.kind is not SourceKind.FILES:
-            continue
-        known = found.setdefault(source.source, set())
-        for start in range(0, len(source.paths), PATHS_AT_ONCE):
-            asked = source.paths[start : start + PATHS_AT_ONCE]
-            values = {f"path{number}": path for number, path in enumerate(asked)}
-            statement = statements.FIND_PATHS.format(paths=", ".join(f":{name}" for name in values))
-            listed = session.run(statement, {**_keys(scope), "source": source.source, **values})
-            known.update(row["path"] for row in listed)
+    for source, paths in batch.paths.items():
+        known = found.setdefault(source, set())
+        for folder, names in _by_folder(paths).items():
+            number = _find_folder(session, scope, source, folder)
+            for start in range(0, 0 if number is None else len(names), PATHS_AT_ONCE):
+                asked = names[start : start + PATHS_AT_ONCE]
+                values = {f"name{at}": name for at, name in enumerate(asked)}
+                named = ", ".join(f":{name}" for name in values)
+                statement = statements.FIND_PATHS.format(names=named)
+                listed = session.run(statement, {"folder": number, **values})
+                known.update(folder + row["name"] for row in listed)
     return found
 
 
 def _add_paths(session: Session, scope: Scope, paths: Mapping[str, Iterable[str]]) -> None:
     """Store files, by source, as committed."""
     for source, listed in paths.items():
-        added = {**_keys(scope), "source": source}
-        session.run_many(statements.ADD_PATH, ({**added, "path": path} for path in listed))
+        for folder, names in _by_folder(listed).items():
+            number = _find_folder(session, scope, source, folder)
+            if number is None:
+                number = secrets.randbits(62)
+                made = {"id": number, "source": source, "folder": folder}
+                session.run(statements.ADD_FOLDER, {**_keys(scope), **made})
+            rows = ({"folder": number, "name": name} for name in names)
+            session.run_many(statements.ADD_PATH, rows)
+
+
+def _find_folder(session: Session, scope: Scope, source: str, folder: str) -> int | None:
+    wanted = {**_keys(scope), "source": source, "folder": folder}
+    found = session.run(statements.FIND_FOLDER, wanted)
+    return found[0]["id"] if found else None
+
+
+def _by_folder(paths: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names by folder; a folder ends with its slash."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        head, slash, name = path.rpartition("/")
+        found.setdefault(head + slash, []).append(name)
+    return found
 
 
 def _move(

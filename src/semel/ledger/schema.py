@@ -5,7 +5,8 @@
     semel_generation    the checkpoints of a scope
     semel_attempt       every attempt at every cycle, with its decision
     semel_position      where each partition's committed records end
-    semel_path          the committed files of file sources
+    semel_folder        the folders of committed files
+    semel_path          the committed files of file sources, by folder
     semel_act           what operators did
 
 Times are microseconds since 1970; JSON is text.
@@ -98,14 +99,22 @@ TABLES: Final[Mapping[str, str]] = {
             PRIMARY KEY (app, query, source, source_partition)
         )
     """,
-    # Not in the table of positions: there are millions of files and few partitions.
-    "semel_path": """
-        CREATE TABLE semel_path (
+    # There are millions of files and few folders: what they share is written once.
+    "semel_folder": """
+        CREATE TABLE semel_folder (
+            id bigint PRIMARY KEY,
             app text NOT NULL,
             query text NOT NULL,
             source text NOT NULL,
-            path text NOT NULL,
-            PRIMARY KEY (app, query, source, path)
+            folder text NOT NULL,
+            UNIQUE (app, query, source, folder)
+        )
+    """,
+    "semel_path": """
+        CREATE TABLE semel_path (
+            folder bigint NOT NULL,
+            name text NOT NULL,
+            PRIMARY KEY (folder, name)
         )
     """,
     "semel_act": """

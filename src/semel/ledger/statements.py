@@ -187,21 +187,36 @@ MOVE_POSITION: Final = """
 # Only an operator's adopt does this.
 FORGET_POSITIONS: Final = "DELETE FROM semel_position WHERE app = :app AND query = :query"
 
-# Only an operator's `adopt --repeat-files` does this.
-FORGET_PATHS: Final = "DELETE FROM semel_path WHERE app = :app AND query = :query"
-
-LIST_PATHS: Final = "SELECT source, path FROM semel_path WHERE app = :app AND query = :query"
-
-# ``{paths}`` becomes the parameters of a slice of the batch's paths.
-FIND_PATHS: Final = """
-    SELECT path FROM semel_path
-     WHERE app = :app AND query = :query AND source = :source AND path IN ({paths})
+# Only an operator's `adopt --repeat-files` does these two.
+FORGET_PATHS: Final = """
+    DELETE FROM semel_path WHERE folder IN
+           (SELECT id FROM semel_folder WHERE app = :app AND query = :query)
 """
+
+FORGET_FOLDERS: Final = "DELETE FROM semel_folder WHERE app = :app AND query = :query"
+
+LIST_PATHS: Final = """
+    SELECT f.source AS source, f.folder AS folder, p.name AS name
+      FROM semel_folder f JOIN semel_path p ON p.folder = f.id
+     WHERE f.app = :app AND f.query = :query
+"""
+
+FIND_FOLDER: Final = """
+    SELECT id FROM semel_folder
+     WHERE app = :app AND query = :query AND source = :source AND folder = :folder
+"""
+
+# The id is random, so that two scopes never wait for each other.
+ADD_FOLDER: Final = """
+    INSERT INTO semel_folder (id, app, query, source, folder)
+    VALUES (:id, :app, :query, :source, :folder)
+"""
+
+# ``{names}`` becomes the parameters of a slice of the batch's names in one folder.
+FIND_PATHS: Final = "SELECT name FROM semel_path WHERE folder = :folder AND name IN ({names})"
 
 # A path that exists would be a file committed twice: the primary key refuses it.
-ADD_PATH: Final = """
-    INSERT INTO semel_path (app, query, source, path) VALUES (:app, :query, :source, :path)
-"""
+ADD_PATH: Final = "INSERT INTO semel_path (folder, name) VALUES (:folder, :name)"
 
 # The newest cycle that pruning may delete: the one after the cycles that are kept.
 FIRST_TO_PRUNE: Final = """

@@ -21,7 +21,7 @@ from semel.ledger.sqlite import SqliteLedger, network_file_system
 from semel.ledgers import open_ledger
 from semel.memory.ledger import MemoryLedger
 from semel.pipeline.ledger import CycleState, Decision
-from semel.testing.contracts.ledger_world import LedgerOwner, offsets, scope_of, together
+from semel.testing.contracts.ledger_world import LedgerOwner, files, offsets, scope_of, together
 
 
 @pytest.fixture
@@ -39,6 +39,26 @@ def connection_of(ledger):
     """The connection itself, to break it."""
     assert ledger.ledger_id
     return ledger._database._session._connection
+
+
+def test_committed_files_cost_little_more_than_their_names(ledger, path):
+    folder = f"file:///data/{'x' * 100}/date=2026-11-18/"
+    names = [f"part-{number:06}.json" for number in range(20_000)]
+    driver = LedgerOwner.of(ledger)
+    ledger.adopt_generation(driver.lease, "one", 0, {}, {"0": {folder + name for name in names}})
+    ledger.close()
+
+    assert path.stat().st_size / len(names) < 100  # twice the name, and not its folder
+    assert ledger.positions(driver.scope).paths["0"] == {folder + name for name in names}
+
+
+def test_paths_come_back_as_they_were_whatever_their_folders_are(ledger):
+    paths = {"a", "/a", "a/", "/", "//a", "s3a://bucket/a", "s3a://bucket/b/a"}
+    driver = LedgerOwner.of(ledger)
+    driver.commit(files(*paths))
+
+    assert ledger.positions(driver.scope).paths == {"0": paths}
+    assert ledger.positions(driver.scope, files("/a", "b/a")).paths == {"0": {"/a"}}
 
 
 class TestPlace:
