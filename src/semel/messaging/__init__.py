@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from semel.message import Coordinates, Partition, Record
     from semel.messaging import outcome
     from semel.messaging.classic import consume_envelope
+    from semel.messaging.consumer import dispatcher
     from semel.messaging.failed.retries import retry_due
     from semel.messaging.failure import FailureClass
     from semel.messaging.handle.attempt import classify, handle_message
@@ -102,6 +103,7 @@ __all__ = [
     "classify",
     "consume_envelope",
     "consume_many",
+    "dispatcher",
     "handle_leased",
     "handle_message",
     "idempotency_key",
@@ -154,6 +156,7 @@ __getattr__ = lazily(
         "classify": "semel.messaging.handle.attempt",
         "consume_envelope": "semel.messaging.classic",
         "consume_many": "semel.messaging.handle.batch",
+        "dispatcher": "semel.messaging.consumer",
         "handle_leased": "semel.messaging.handle.lease",
         "handle_message": "semel.messaging.handle.attempt",
         "idempotency_key": "semel.messaging.send.outbox",

@@ -26,6 +26,7 @@ from semel.messaging.failure import (
     Classification,
     Classified,
     FailureClass,
+    NonRetryableMessageError,
     Rule,
     listed_codes,
 )
@@ -223,6 +224,25 @@ class Consumer:
                 f"consumer {self.name}: the gap policy '{self.settings.gaps}' needs {needed}="
             )
 
+    def on(self, *types: str) -> Callable[[Handler], Handler]:
+        """Register the handler of some message types, on a `dispatcher`.
+
+        Raises:
+            Misuse: the consumer has one handler for all, or a type has one already.
+        """
+        if not isinstance(self.handler, _Dispatch):
+            raise Misuse(f"consumer {self.name} handles every type; make it with dispatcher(…)")
+        by_type = self.handler.by_type
+
+        def register(handler: Handler) -> Handler:
+            if known := by_type.keys() & set(types):
+                raise Misuse(f"consumer {self.name}: {min(known)!r} has a handler already")
+            one = replace(self, handler=handler)
+            by_type.update(dict.fromkeys(types, one))
+            return handler
+
+        return register
+
     async def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the handler directly, for unit tests."""
         return await self.handler(*arguments, **named)
@@ -371,6 +391,35 @@ def consumer(
         )
 
     return decorate
+
+
+class _Dispatch:
+    """The handler of a consumer that chooses by the message's type."""
+
+    def __init__(self) -> None:
+        self.by_type: dict[str, Consumer] = {}
+
+    async def __call__(self, message: Message, session: Any) -> Any:
+        chosen = self.by_type.get(message.type)
+        if chosen is None:
+            known = ", ".join(sorted(self.by_type)) or "none"
+            why = f"no handler for the type {message.type!r}; there are: {known}"
+            raise NonRetryableMessageError(why, "UNKNOWN_EVENT_TYPE")
+        return await chosen.invoke(message, session)
+
+
+def dispatcher(name: str, **options: Any) -> Consumer:
+    """Make a consumer with a handler for each message type, registered by `Consumer.on`.
+
+    A message of another type is a dead letter with the code UNKNOWN_EVENT_TYPE.  *options* are
+    those of `consumer`; ``reading=Reading(type_from=…)`` says where the type is.
+
+    Raises:
+        Misuse: as `consumer`, or for ``batches=True``: a batch has messages of several types.
+    """
+    if options.get("batches"):
+        raise Misuse(f"consumer {name}: a handler of batches cannot be chosen by type")
+    return consumer(name, **options)(_Dispatch())
 
 
 def unread(stored: StoredMessage) -> Message:
