@@ -1,6 +1,7 @@
 """The sinks that can take part in one commit decision, and the parts for your own sink.
 
 FilesSink, IcebergSink, KafkaSink       ready to use
+HttpSink, receiver                      rows to a service, and the service that takes them
 PostgresSink, S3Sink, MemorySink        ready to use
 committed_objects, read_committed       what readers of an S3 sink see
 TwoPhaseSink                            the methods of a sink
@@ -17,6 +18,8 @@ from semel.lazy import lazily
 if TYPE_CHECKING:
     from semel.arrow.tally import tally
     from semel.files.sink import FilesSink
+    from semel.http.receiver import receiver
+    from semel.http.sink import HttpSink
     from semel.iceberg.sink import IcebergSink
     from semel.kafka.sink import KafkaSink
     from semel.memory.sink import MemorySink
@@ -45,6 +48,7 @@ __all__ = [
     "FilesSink",
     "Found",
     "Guarantee",
+    "HttpSink",
     "IcebergSink",
     "KafkaSink",
     "KnowsItsPlace",
@@ -63,6 +67,7 @@ __all__ = [
     "committed_objects",
     "digest_of",
     "read_committed",
+    "receiver",
     "tally",
 ]
 
@@ -73,6 +78,7 @@ __getattr__ = lazily(
         "FilesSink": "semel.files.sink",
         "Found": "semel.pipeline.sink",
         "Guarantee": "semel.pipeline.sink",
+        "HttpSink": "semel.http.sink",
         "IcebergSink": "semel.iceberg.sink",
         "KafkaSink": "semel.kafka.sink",
         "KnowsItsPlace": "semel.pipeline.sink",
@@ -91,6 +97,7 @@ __getattr__ = lazily(
         "committed_objects": "semel.s3.reading",
         "digest_of": "semel.pipeline.sink",
         "read_committed": "semel.s3.reading",
+        "receiver": "semel.http.receiver",
         "tally": "semel.arrow.tally",
     },
 )

@@ -1,0 +1,7 @@
+"""Rows to a service by HTTP, and the reference of such a service.
+
+sink        chunks are sent by tasks; prepare, commit and abort are one request each
+client      the requests, their repetition, and what each answer means: one table
+receiver    an ASGI application that keeps the contract, for Starlette and FastAPI
+store       what the receiver remembers, in SQLite or PostgreSQL
+"""

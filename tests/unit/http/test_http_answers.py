@@ -1,0 +1,200 @@
+"""What the HTTP sink does after each answer, and after none."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
+from test_http_sink import Served, Service
+
+from semel.errors import Misuse, Permanent, Retryable
+from semel.http.client import ANSWERS, ReceiverClient, Response, meaning
+from semel.http.receiver import receiver
+from semel.pipeline.sink import Found, SinkFatal, SinkOK, SinkRetryable
+from semel.pipeline.txn import CycleId, Scope
+from semel.sinks import HttpSink
+from semel.testing.services import CutProxy
+
+SCOPE = Scope("ledger", "payments", "main")
+ROWS = pa.RecordBatch.from_pydict({"id": [1, 2], "text": ["a", None]})
+
+
+@pytest.fixture
+def service(tmp_path):
+    with Service(tmp_path) as service:
+        yield service
+
+
+def prepared(sink, number=0):
+    txn = CycleId(SCOPE, 1, number).attempt()
+    writer = sink.stager(txn).open("task")
+    writer.write(ROWS)
+    outcome = sink.prepare(txn, [writer.finish()])
+    assert isinstance(outcome, SinkOK), outcome
+    return txn, outcome.token
+
+
+@pytest.fixture
+def answers():
+    """A receiver that answers with the statuses of a list, and then with 200."""
+    left, seen = [], []
+
+    async def answer(request):
+        seen.append(request)
+        status, headers = left.pop(0) if left else (200, {})
+        return JSONResponse({"reason": "so it is"}, status, headers)
+
+    methods = ["GET", "PUT", "POST", "DELETE"]
+    with Served(Starlette(routes=[Route("/{path:path}", answer, methods=methods)])) as served:
+        yield served, left, seen
+
+
+@pytest.mark.parametrize("status", [*ANSWERS, 418, 500, 502, 503, 504])
+def test_every_status_has_its_consequence(answers, status):
+    served, left, seen = answers
+    client = ReceiverClient(served.url, tries=2)
+    left += [(status, {})]
+
+    match meaning(status)[0]:
+        case Response.DONE:
+            client.request("POST", "/commit/x", epoch=3)
+            assert len(seen) == 1
+        case Response.REFUSED:
+            with pytest.raises(Permanent, match=str(status)):
+                client.request("POST", "/commit/x", epoch=3)
+            assert len(seen) == 1
+        case Response.LATER:
+            client.request("POST", "/commit/x", epoch=3)
+            assert len(seen) == 2
+    client.close()
+    assert {request.headers["Semel-Epoch"] for request in seen} == {"3"}
+    assert {request.headers["Idempotency-Key"] for request in seen} == {"POST /commit/x"}
+
+
+def test_a_receiver_that_asks_for_time_gets_it_and_then_it_is_unknown(answers, monkeypatch):
+    served, left, seen = answers
+    waits = []
+    monkeypatch.setattr("semel.http.client.time.sleep", waits.append)
+    client = ReceiverClient(served.url, tries=3)
+    left += [(429, {"Retry-After": "4"}), (503, {"Retry-After": "9000"}), (425, {})]
+
+    with pytest.raises(Retryable, match="425, too early: so it is; what happened is unknown"):
+        client.request("POST", "/commit/x")
+
+    client.close()
+    assert waits == [4.0, 10.0]
+    assert len(seen) == 3
+
+
+def test_a_lost_reply_to_the_commit_is_answered_by_asking_again(service):
+    with CutProxy(service.port) as proxy:
+        sink = HttpSink(f"http://127.0.0.1:{proxy.port}", tries=1)
+        sink.fence(SCOPE, 1)
+        txn, token = prepared(sink)
+        proxy.swallow_reply_to(b"POST /commit/")
+
+        outcome = sink.commit(txn, token)
+
+        assert isinstance(outcome, SinkRetryable), outcome
+        assert proxy.wait_until_swallowed()
+        assert sink.look_up(txn, token).found is Found.VISIBLE
+        assert sink.commit(txn, token) == SinkOK()
+        sink.close()
+    assert service.query("SELECT count(*) FROM semel_received") == [(2,)]
+
+
+def test_without_a_receiver_the_answer_is_unknown(service):
+    sink = HttpSink("http://127.0.0.1:9", tries=2)
+    txn = CycleId(SCOPE, 1, 0).attempt()
+
+    assert isinstance(sink.commit(txn, {"place": sink.place}), SinkRetryable)
+    assert sink.look_up(txn, None).found is Found.UNREACHABLE
+    with pytest.raises(Retryable):
+        sink.recover(SCOPE)
+    sink.close()
+
+
+def test_a_service_mounts_the_receiver_and_applies_rows_in_the_transaction_of_the_commit(tmp_path):
+    total = []
+
+    def apply(connection, cycle, rows):
+        for row in rows:
+            if len(total) == 1:
+                total.append("failed")
+                raise RuntimeError("the service fails in the middle")
+            connection.exec_driver_sql("INSERT INTO entry VALUES (?)", (row["id"],))
+            total.append(row)
+
+    with Service(tmp_path, apply, mounted=True) as service:
+        service.query("CREATE TABLE entry (id integer)")
+        sink = HttpSink(f"{service.url}/semel", tries=1, compression="none")
+        sink.fence(SCOPE, 1)
+        sink.check(ROWS.schema)
+        txn, token = prepared(sink)
+
+        assert isinstance(sink.commit(txn, token), SinkRetryable)
+        assert service.query("SELECT id FROM entry") == []
+        sink.close()
+        assert sink.look_up(txn, token).found is Found.HELD
+        assert sink.commit(txn, token) == SinkOK()
+
+        assert service.query("SELECT id FROM entry ORDER BY id") == [(1,), (2,)]
+        sink.close()
+
+
+@pytest.mark.postgres
+def test_a_receiver_in_postgresql_commits_once_whoever_asks(postgres_url):
+    url = postgres_url.replace("postgresql://", "postgresql+psycopg://")
+    app = receiver(url)
+    with Served(app) as served:
+        sink = HttpSink(served.url)
+        sink.fence(SCOPE, 1)
+        txn, token = prepared(sink)
+        rival, rival_token = prepared(sink)
+
+        assert sink.commit(txn, token) == SinkOK()
+        assert sink.commit(txn, token) == SinkOK()
+        assert isinstance(sink.commit(rival, rival_token), SinkFatal)
+
+        with app.state.store.engine.connect() as connection:
+            rows = connection.exec_driver_sql("SELECT row FROM semel_received").scalars().all()
+        assert [json.loads(row)["id"] for row in rows] == [1, 2]
+        sink.close()
+    app.state.store.close()
+
+
+@pytest.mark.parametrize(
+    "path", ["/txn/x", "/txn/" + "a" * 20 + ".g1.b1..", "/pending/x", "/prepare/" + "a" * 20]
+)
+def test_names_that_no_sink_sends_are_refused(service, path):
+    client = ReceiverClient(service.url)
+
+    with pytest.raises(Permanent, match=r"40[045]"):
+        client.request("GET" if "prepare" not in path else "POST", path)
+
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("ftp://host", {}),
+        ("http://user:secret@host", {}),
+        ("http://host?key=secret", {}),
+        ("http://host", {"compression": "rar"}),
+        ("http://host", {"tries": 0}),
+    ],
+)
+def test_wrong_settings_of_an_http_sink_are_refused_at_once(url, options):
+    with pytest.raises(Misuse) as refused:
+        HttpSink(url, **options)
+
+    assert "secret" not in str(refused.value)
+
+
+def test_a_mount_is_one_line(service):
+    Starlette(routes=[Mount("/semel", service.app)])
