@@ -5,10 +5,13 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from semel.errors import Permanent
+from semel import Driver
+from semel.errors import NeedsOperator, Permanent
+from semel.memory.ledger import MemoryLedger
 from semel.pipeline.sink import Found, SinkFatal, SinkOK, Tenant
 from semel.postgres.connect import pool
 from semel.postgres.sink import PostgresSink
+from tests.unit.pipeline.test_places import run_one
 from tests.unit.postgres.postgres_place import (
     SCHEMA,
     SCOPE,
@@ -55,6 +58,19 @@ def test_a_table_is_a_place_whatever_the_sink_is_called(url, database):
     assert [t.sink for t in sink.tenants()] == ["again"]
     assert again.mark(SCOPE) is not None
     assert sink.mark(SCOPE) is None
+
+
+def test_people_meet_only_in_one_table_and_then_with_both_facts(url, database):
+    database.execute("CREATE TABLE anns (id bigint); CREATE TABLE bobs (id bigint)")
+    run_one(Driver("payments", MemoryLedger(), [PostgresSink(url, "anns")]))
+
+    run_one(Driver("payments", MemoryLedger(), [PostgresSink(url, "bobs")]))
+
+    ledger = MemoryLedger()
+    for app, name in (("payments", "x"), ("other", "postgres")):
+        with pytest.raises(NeedsOperator, match="another ledger"):
+            Driver(app, ledger, [PostgresSink(url, "anns", name=name)]).start()
+    assert rows_of(database, "SELECT count(*) FROM anns") == [(1,)]
 
 
 def test_a_missing_table_is_told_with_the_statement_that_makes_it(url, database):
