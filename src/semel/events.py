@@ -111,6 +111,15 @@ class CycleRecovered(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RowsRejected(Event):
+    """Rows of a committed cycle that can never be written are in the sink's reject table."""
+
+    cycle: str
+    sink: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class SinkReturned(Event):
     """A sink that was not configured for some cycles is back; it never gets their rows."""
 
@@ -209,6 +218,7 @@ class Metric(StrEnum):
     OUTBOX_PUBLISHED = "outbox.published.total"
     CYCLES = "pipeline.cycles.total"
     STEP_DURATION = "pipeline.step.duration"
+    REJECTED = "pipeline.rejected.total"
     STRANDED = "pipeline.stranded"
     STRANDED_OLDEST_SECONDS = "pipeline.stranded.oldest.age"
 
@@ -235,6 +245,7 @@ LABELS: Final[Mapping[Metric, tuple[str, ...]]] = {
     Metric.OUTBOX_PUBLISHED: ("outbox", "topic", "status"),
     Metric.CYCLES: ("scope", "outcome"),
     Metric.STEP_DURATION: ("scope", "step"),
+    Metric.REJECTED: ("scope", "sink"),
     Metric.STRANDED: ("scope", "sink"),
     Metric.STRANDED_OLDEST_SECONDS: ("scope", "sink"),
 }
@@ -252,6 +263,7 @@ class Measurement:
 
 _WARNINGS = (
     StepFailed,
+    RowsRejected,
     SinkRetried,
     SinkReturned,
     CommitSlow,
@@ -316,6 +328,8 @@ class Events:
                 self.measure(Metric.CYCLES, event.scope, event.outcome)
             case StepDone():
                 self.measure(Metric.STEP_DURATION, event.scope, event.step, value=event.seconds)
+            case RowsRejected():
+                self.measure(Metric.REJECTED, event.scope, event.sink, value=event.rows)
             case SinkStranded():
                 place = (event.scope, event.sink)
                 self.measure(Metric.STRANDED, *place, value=event.cycles)

@@ -11,7 +11,8 @@ from semel.clock import SYSTEM_CLOCK, Clock
 from semel.errors import Misuse
 from semel.pipeline.driver import Driver, Settings
 from semel.pipeline.ledger import AttemptRecord, Generation, Ledger, LedgerAct, ScopeRecord
-from semel.pipeline.sink import TwoPhaseSink
+from semel.pipeline.recovery import REMEMBERED
+from semel.pipeline.sink import REJECTED, TwoPhaseSink
 from semel.pipeline.source import BatchRange, SourceKind
 from semel.pipeline.txn import CycleId, Scope
 
@@ -114,6 +115,9 @@ class ScopeStatus:
     positions: list[SourceEnd]
     last: AttemptRecord | None
     """The newest attempt."""
+
+    rejected: dict[str, int] = field(default_factory=dict)
+    """By sink: the rows of remembered cycles that are in its reject table."""
 
     @property
     def needs_attention(self) -> bool:
@@ -251,7 +255,16 @@ def _of_scope(ledger: Ledger, scope: Scope, files: Files, now: float) -> ScopeSt
         oldest_open_seconds=max((now - one.planned_at for one in still_open), default=None),
         positions=_positions(ledger, scope, files, newest),
         last=newest[0] if newest else None,
+        rejected=_rejected(ledger, scope),
     )
+
+
+def _rejected(ledger: Ledger, scope: Scope) -> dict[str, int]:
+    counted: Counter[str] = Counter()
+    for attempt in ledger.history(scope, REMEMBERED):
+        if attempt.state.is_committed:
+            counted.update({name: token.get(REJECTED, 0) for name, token in attempt.tokens.items()})
+    return {name: rows for name, rows in sorted(counted.items()) if rows}
 
 
 def _positions(

@@ -15,7 +15,16 @@ from typing import Final, TypeAlias
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import Fenced, LeaseHeld, LeaseLost, Misuse, NeedsOperator, reason_of
-from semel.events import EVENTS, CycleEnded, Events, LeaseEnded, LeaseTaken, SinkStranded, log
+from semel.events import (
+    EVENTS,
+    CycleEnded,
+    Events,
+    LeaseEnded,
+    LeaseTaken,
+    RowsRejected,
+    SinkStranded,
+    log,
+)
 from semel.lease import Owner, Takeover
 from semel.pipeline.cycle import (
     AbortAnswer,
@@ -29,7 +38,15 @@ from semel.pipeline.cycle import (
 from semel.pipeline.generation import note_topics
 from semel.pipeline.ledger import AttemptRecord, CycleState, Decision, Ledger, ScopeLease
 from semel.pipeline.recovery import RecoveryReport, recover, sweep
-from semel.pipeline.sink import OwnsItsPlace, Receipt, SinkOK, Token, TwoPhaseSink, tally_of
+from semel.pipeline.sink import (
+    REJECTED,
+    OwnsItsPlace,
+    Receipt,
+    SinkOK,
+    Token,
+    TwoPhaseSink,
+    tally_of,
+)
 from semel.pipeline.source import BatchRange, discontinuities
 from semel.pipeline.twophase import (
     COMMIT_BACKOFF,
@@ -64,6 +81,9 @@ class LedgerCoordinator:
     receipts: Mapping[str, Sequence[Receipt]] = field(default_factory=dict)
     """Those of the winning tasks, by sink."""
 
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    """By sink: the rows that can never be written, and are in its reject table."""
+
     @property
     def label(self) -> str:
         return str(self.txn.cycle)
@@ -89,6 +109,9 @@ class LedgerCoordinator:
         return ()
 
     def keep_tokens(self, txn: SinkTxnId, tokens: Mapping[str, Token]) -> None:
+        self.rejected = {
+            name: rows for name, token in tokens.items() if (rows := token.get(REJECTED, 0))
+        }
         self.ledger.set_prepared(self.lease, txn, tokens, self.row_counts)
 
     def commit_txn(self) -> CommitAnswer:
@@ -453,12 +476,16 @@ class Driver:
             events=self._events,
             clock=self._clock,
         )
-        return run_commit_cycle(
+        outcome = run_commit_cycle(
             coordinator,
             interval_seconds=self.settings.interval_seconds,
             events=self._events,
             clock=self._clock,
         )
+        if isinstance(outcome, CommitSucceeded):
+            for sink, rows in base.rejected.items():
+                self._events.emit(RowsRejected(str(self.scope), str(cycle), sink, rows))
+        return outcome
 
     def _tidy(self, outcome: CycleOutcome) -> None:
         self._cycles += 1

@@ -18,9 +18,12 @@ import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+
+REJECTED: Final = "rejected"
+"""The key of a token under which a sink counts the rows of the cycle in its reject table."""
 
 Token: TypeAlias = Mapping[str, Any]
 """Everything another process needs to commit or abort, as JSON; never a secret."""

@@ -11,7 +11,7 @@ from semel.events import log
 from semel.pipeline.sink import Guarantee
 from semel.postgres.connect import MOST_CONNECTIONS, OWN_PATH, Connection
 from semel.postgres.schema import Fitted, TargetTable, create_statement, find_target, fit
-from semel.postgres.statements import TableName, Write, literal, quoted
+from semel.postgres.statements import TableName, Write, create_rejects, literal, quoted
 
 # Every task of a batch needs a slot, and so does every losing attempt until it is rolled back.
 SLOTS_WANTED: Final = 16
@@ -40,6 +40,9 @@ class Wanted:
     cycle_column: str
     mode: str
     create_table: str
+    rejects: str = ""
+    """The table for rows that can never be written, quoted; empty if there is none."""
+
     speculates: bool = False
     """Two copies of one task may run at the same time."""
 
@@ -79,6 +82,8 @@ def check(connection: Connection, wanted: Wanted, schema: Any) -> Checked | None
     problems = [*_rights(connection, wanted, found), *_columns(wanted, found)]
     if problems:
         raise Permanent(f"table {found.name}: {'; '.join(problems)}")
+    if wanted.rejects and isinstance(find_target(connection, TableName.parse(wanted.rejects)), str):
+        connection.execute(create_rejects(wanted.rejects).encode())
     fitted = None if schema is None else fit(found, schema, wanted.filled)
     if fitted is not None:
         _warn_about_nulls(wanted, schema, fitted)
@@ -229,7 +234,7 @@ def _mode(
     connection: Connection, wanted: Wanted, target: TargetTable, fitted: Sequence[Fitted] | None
 ) -> str:
     """Choose the mode, or check that the chosen one is possible."""
-    if wanted.mode == "staging":
+    if wanted.mode == "staging" or wanted.rejects:
         return "staging"
     slots, used = slots_of(connection)
     cast = [f.column.name for f in fitted or () if f.wire.is_cast]

@@ -73,6 +73,10 @@ class PostgresSink:
     every batch), the URL, or PGPASSWORD.  It travels to executors inside the pickled stager and
     appears in no token, repr, log or error.
 
+    *rejects* names a table: rows that can never be written (a value that its column cannot hold,
+    a failed constraint) go there, with the reason, in the same transaction, instead of failing
+    the batch.  It is created if it is missing.
+
     Sinks of one server, database, role and bookkeeping schema share one transaction, in the
     order in which the pipeline lists them: parents first.  *connections* is the most that one
     process opens to the database, 16 if not given.
@@ -91,6 +95,7 @@ class PostgresSink:
         version_column: str | None = None,
         cycle_column: str | None = None,
         create_table: Literal["never", "if-missing"] = "never",
+        rejects: str | None = None,
         password: Password = None,
         lock_seconds: float = _LOCK_SECONDS,
         bookkeeping_schema: str = "semel",
@@ -109,6 +114,7 @@ class PostgresSink:
             cycle_column=cycle_column or "",
             mode=mode,
             create_table=create_table,
+            rejects=str(TableName.parse(rejects)) if rejects else "",
         )
         self._login = Login(url, password, dict(connect or {}), connections)
         self._check_settings()
@@ -144,6 +150,11 @@ class PostgresSink:
             raise Misuse(
                 f"sink {self.name}: prepared mode can only append, and write is {wanted.write!r} "
                 f"(the default with a key); use write='append', mode='staging' or mode='auto'"
+            )
+        if wanted.mode == "prepared" and wanted.rejects:
+            raise Misuse(
+                f"sink {self.name}: rejects= needs mode='staging' or mode='auto': in prepared mode "
+                f"a task's rows are refused together"
             )
         if (most := self._login.most_connections) is not None and most < 1:
             raise Misuse(f"sink {self.name}: connections must be greater than 0, got {most}")
@@ -206,6 +217,7 @@ class PostgresSink:
             self._wanted.filled,
             self._database.lock_seconds,
             self._wanted.key or checked.target.shortest_key,
+            bool(self._wanted.rejects),
             shared_name(self._books.schema) if len(self._group) > 1 else "",
         )
 
@@ -238,12 +250,15 @@ class PostgresSink:
             "key": wanted.key,
             "version_column": wanted.version_column,
             "cycle_column": wanted.cycle_column,
+            "rejects": wanted.rejects,
         }
         differing = [name for name, value in own.items() if getattr(promise, name) != value]
         if not all(target.takes(name, cast) for name, cast in promise.columns):
             differing.append("columns")
         if not all(self._way(promise.mode).is_piece(txn, piece) for piece in promise.pieces):
             differing.append("pieces")
+        if promise.rejected and not promise.rejects:
+            differing.append("rejected")
         if differing:
             raise NeedsOperator(
                 f"{txn}: the token differs from the settings of sink {self.name}, or from its "
@@ -442,6 +457,7 @@ class PostgresSink:
             overriding=bool(detail["numbered"]),
             fixed=tuple(detail["numbered"]),
             schema=min(schemas, default="") if wanted.write is Write.APPEND else "",
+            rejects=wanted.rejects,
         )
 
     # What is there
@@ -622,7 +638,8 @@ _ROWS_AT_ONCE: Final = 10_000
 
 def read_tally(connection: Connection, promise: PreparedToken, cycle: CycleId) -> Tally | None:
     """Count and hash a cycle's visible rows; None if they cannot be found or compared."""
-    if not promise.cycle_column or (promise.rows and not promise.schema):
+    # With rejected rows, what is visible is not what was staged.
+    if not promise.cycle_column or promise.rejected or (promise.rows and not promise.schema):
         return None
     total = Tally()
     if not promise.rows:

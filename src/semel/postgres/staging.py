@@ -10,9 +10,10 @@ staging tables, which are ordinary, logged tables.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import psycopg
@@ -34,6 +35,8 @@ from semel.postgres.connect import (
 from semel.postgres.database import SinkDatabase, give_back
 from semel.postgres.refusals import explained
 from semel.postgres.statements import (
+    REASON,
+    ROW,
     PreparedToken,
     TableName,
     Write,
@@ -43,6 +46,8 @@ from semel.postgres.statements import (
     literal,
     newest,
     quoted,
+    reject,
+    repeated_keys,
     union,
 )
 from semel.postgres.writer import RowEncoder, TaskStager
@@ -67,7 +72,14 @@ class TaskTable:
         self._table = self._books.table(self.name)
 
     def fit(self, schema: Any) -> RowEncoder:
-        return RowEncoder(self._stager.target, schema, self._stager.filled, key=self._stager.key)
+        stager = self._stager
+        return RowEncoder(
+            stager.target,
+            schema,
+            stager.filled,
+            key=stager.key,
+            keeps_refused=stager.keeps_refused,
+        )
 
     @property
     def opening(self) -> Sequence[str]:
@@ -76,7 +88,12 @@ class TaskTable:
         return "BEGIN", "SET LOCAL synchronous_commit = off"
 
     def creating(self, rows: RowEncoder) -> Sequence[str]:
-        columns = ", ".join(f"{quoted(f.column.name)} {f.staged_type}" for f in rows.fitted)
+        notes = [f"{REASON} text", f"{ROW} text"] if rows.keeps_refused else []
+        staged = (
+            f"{quoted(f.column.name)} {_wide(f.staged_type) if notes else f.staged_type}"
+            for f in rows.fitted
+        )
+        columns = ", ".join([*staged, *notes])
         return (f"CREATE TABLE {self._table} ({columns}) WITH (autovacuum_enabled = off)",)
 
     def copying(self, rows: RowEncoder) -> str:
@@ -157,7 +174,8 @@ class Staging:
                 if answer is not None:
                     answers[part.sink] = answer
             new = [part for part in parts if part.sink not in answers]
-            failed = not_ok(answers) or self._bring(connection, txn, new)
+            rejected: dict[str, int] = {}
+            failed = not_ok(answers) or self._bring(connection, txn, new, rejected)
             if failed or not new:
                 give_back(connection)
                 return together(parts, failed) if failed else answers
@@ -170,7 +188,11 @@ class Staging:
             give_back(connection)
             raise
         self._database.hold(txn, connection, {part.sink: part.promise.seal for part in new})
-        return answers | {part.sink: SinkOK(part.promise.token()) for part in new}
+        counted = {part.sink: rejected.get(part.sink, 0) for part in new}
+        promises = [replace(part.promise, rejected=counted[part.sink]) for part in new]
+        return answers | {
+            part.sink: SinkOK(promise.token()) for part, promise in zip(new, promises, strict=True)
+        }
 
     def commit(self, txn: SinkTxnId, parts: Sequence[Part]) -> Outcomes:
         """Commit the held transaction; if it is lost, look for the proof or run it again."""
@@ -215,7 +237,7 @@ class Staging:
                 if any(of.state for of in known.values()):
                     self.tidy(connection, txn, parts)
                 return answers
-            if failed := self._bring(connection, txn, left):
+            if failed := self._bring(connection, txn, left, {}):
                 return together(parts, (failed[0], _stuck(txn, failed[1])))
             connection.execute("COMMIT")
             reach(CrashPoint.POSTGRES_COMMIT_SENT, self._sink)
@@ -223,12 +245,24 @@ class Staging:
         return {part.sink: SinkOK() for part in parts}
 
     def _bring(
-        self, connection: Connection, txn: SinkTxnId, parts: Sequence[Part]
+        self,
+        connection: Connection,
+        txn: SinkTxnId,
+        parts: Sequence[Part],
+        rejected: dict[str, int],
     ) -> tuple[str, SinkOutcome] | None:
-        """Write the proofs and the rows, in order; None if all constraints accept them."""
+        """Write the proofs and the rows, in order; None if all constraints accept them.
+
+        *rejected* gets how many rows went to reject tables, by sink.
+        """
         run(connection, [OWN_PATH])
         for part in parts:
-            if (answer := self._bring_one(connection, txn, part)) is not None:
+            if part.promise.rejects:
+                found = self._bring_or_reject(connection, txn, part)
+                if not isinstance(found, int):
+                    return part.sink, found
+                rejected[part.sink] = found
+            elif (answer := self._bring_one(connection, txn, part)) is not None:
                 return part.sink, answer
         try:
             run(connection, ["SET CONSTRAINTS ALL IMMEDIATE"])
@@ -249,12 +283,40 @@ class Staging:
         except psycopg.Error as error:
             return self._refused(connection, error, part)
         if promise.write == Write.APPEND and sum(counts) != promise.rows:
-            return SinkFatal(
-                f"{txn}: table {promise.target} took {sum(counts)} of {promise.rows} "
-                f"rows; a trigger or rule that drops or redirects rows cannot be accounted "
-                f"for: give the sink the table that they go to"
-            )
+            return _dropped(txn, promise, sum(counts), promise.rows)
         return None
+
+    def _bring_or_reject(
+        self, connection: Connection, txn: SinkTxnId, part: Part
+    ) -> int | SinkOutcome:
+        """Write what the table accepts, divert the rest, and return how many rows were diverted."""
+        promise, tables = part.promise, part.tables
+        sharing = _Diversion(connection, part.books, txn, promise, TableName.parse(promise.rejects))
+        try:
+            run(connection, [part.books.proof(txn, promise, finished=True)])
+            rejected = sharing.divert_unencoded()
+            run(connection, ["SAVEPOINT accepted"])
+            try:
+                if promise.write == Write.UPSERT and promise.version_column:
+                    self._bring_newest(connection, txn, promise, tables)
+                elif tables:
+                    counts = affected(connection, inserts(promise, tables, txn.cycle))
+                    if promise.write == Write.APPEND and sum(counts) != promise.rows - rejected:
+                        return _dropped(txn, promise, sum(counts), promise.rows - rejected)
+                run(connection, ["SET CONSTRAINTS ALL IMMEDIATE"])
+            except psycopg.Error as error:
+                if not is_permanent(error) or error.sqlstate == TWO_ROWS_FOR_ONE_KEY:
+                    raise
+                run(connection, ["ROLLBACK TO SAVEPOINT accepted"])
+                repeated = repeated_keys(promise, union(promise, tables)) if promise.key else ""
+                is_upsert = promise.write == Write.UPSERT and not promise.version_column
+                if is_upsert and run(connection, [repeated])[0]:
+                    raise  # as one statement would: in groups, the last row of a key would win
+                rejected += sharing.share_out()[1]
+            sharing.count(rejected)
+        except psycopg.Error as error:
+            return self._refused(connection, error, part)
+        return rejected
 
     def _refused(self, connection: Connection, error: psycopg.Error, part: Part) -> SinkOutcome:
         if not is_permanent(error):
@@ -435,6 +497,18 @@ class Diverted:
     reject_table: str
 
 
+def _dropped(txn: SinkTxnId, promise: PreparedToken, taken: int, rows: int) -> SinkFatal:
+    return SinkFatal(
+        f"{txn}: table {promise.target} took {taken} of {rows} rows; a trigger or rule that drops "
+        f"or redirects rows cannot be accounted for: give the sink the table that they go to"
+    )
+
+
+def _wide(kind: str) -> str:
+    """Return a type without its limits, so that the final transaction finds what is too large."""
+    return re.sub(r"^numeric\([\d,]+\)", "numeric", kind)
+
+
 @dataclass
 class _Diversion:
     """The rows of a stuck cycle in one transaction: the accepted in the target, the others not."""
@@ -446,7 +520,7 @@ class _Diversion:
     reject: TableName
 
     def run(self) -> tuple[int, int]:
-        """Insert smaller and smaller groups of rows until the refused rows are single."""
+        """Commit all that the target accepts; return how many rows it has taken, and has not."""
         run(
             self.connection,
             [
@@ -457,9 +531,34 @@ class _Diversion:
                 self.books.proof(self.txn, self.promise, finished=True),
             ],
         )
+        unencoded = self.divert_unencoded()
+        written, diverted = self.share_out()
+        self.count(unencoded + diverted)
+        run(self.connection, ["COMMIT"])
+        return written, unencoded + diverted
+
+    def divert_unencoded(self) -> int:
+        """Divert the rows that tasks could not encode; return their number."""
+        if not self.promise.rejects or not self.promise.pieces:
+            return 0
+        tables = map(self.books.table, self.promise.pieces)
+        cycle = self.txn.cycle
+        statements = [reject(self.promise, self.books.sink, cycle, table) for table in tables]
+        return sum(affected(self.connection, statements))
+
+    def count(self, diverted: int) -> None:
+        """Write the number of diverted rows into the proof."""
+        where = self.books.where(self.txn.cycle)
+        proof = self.books.table("sink_proof")
+        run(self.connection, [f"UPDATE {proof} SET diverted = {diverted} WHERE {where}"])
+
+    def share_out(self) -> tuple[int, int]:
+        """Insert smaller and smaller groups of rows until the refused rows are single."""
         written = diverted = 0
         for table in map(self.books.table, self.promise.pieces):
-            rows = [row for (row,) in run(self.connection, [f"SELECT ctid::text FROM {table}"])[0]]
+            where = f" WHERE {REASON} IS NULL" if self.promise.rejects else ""
+            listed = run(self.connection, [f"SELECT ctid::text FROM {table}{where}"])[0]
+            rows = [row for (row,) in listed]
             groups = [rows] if rows else []
             while groups:
                 group = groups.pop()
@@ -472,9 +571,6 @@ class _Diversion:
                 else:
                     self._reject(table, group[0], error)
                     diverted += 1
-        where = self.books.where(self.txn.cycle)
-        counted = f"UPDATE {self.books.table('sink_proof')} SET diverted = {diverted} WHERE {where}"
-        run(self.connection, [counted, "COMMIT"])
         return written, diverted
 
     def _try(self, table: str, group: Sequence[str]) -> psycopg.Error | None:
@@ -498,6 +594,11 @@ class _Diversion:
         return None
 
     def _reject(self, table: str, row: str, error: psycopg.Error) -> None:
+        if self.promise.rejects:
+            one = f"(SELECT * FROM {table} WHERE ctid = {literal(row)}::tid)"
+            facts = (self.promise, self.books.sink, self.txn.cycle, one)
+            run(self.connection, [reject(*facts, words(error), error.sqlstate or "")])
+            return
         cycle = cycle_text(self.txn.cycle)
         values = [self.promise.target, cycle, words(error), error.sqlstate or ""]
         listed = ", ".join(literal(value) for value in values)

@@ -109,10 +109,20 @@ class PreparedToken:
     schema: str = ""
     """The rows' Arrow schema, if they can be read back exactly."""
 
+    rejects: str = ""
+    """The table for rows that can never be written, if the sink has one."""
+
+    rejected: int = 0
+    """How many rows went there when the attempt was prepared."""
+
     @property
     def seal(self) -> str:
-        """A hash of the whole token: the books keep it, and a token that differs is refused."""
-        return hashlib.sha256(json.dumps(self.token(), sort_keys=True).encode()).hexdigest()
+        """A hash of the whole token: the books keep it, and a token that differs is refused.
+
+        Without the number of rejected rows: it is known after the books are written.
+        """
+        told = self.token() | {"rejected": 0}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     def token(self) -> dict[str, Any]:
         """Return the token as the ledger gives it back: tuples are lists in JSON."""
@@ -154,7 +164,8 @@ def inserts(promise: PreparedToken, tables: Sequence[str], cycle: CycleId) -> li
     if tables and promise.write == Write.UPSERT:
         # One statement, so that the server itself refuses a key that occurs twice.
         return [insert(promise, union(promise, tables), cycle)]
-    return [insert(promise, table, cycle) for table in tables]
+    where = f" WHERE s.{REASON} IS NULL" if promise.rejects else ""
+    return [insert(promise, table, cycle, where) for table in tables]
 
 
 def insert(promise: PreparedToken, rows: str, cycle: CycleId, where: str = "") -> str:
@@ -174,7 +185,39 @@ def insert(promise: PreparedToken, rows: str, cycle: CycleId, where: str = "") -
 def union(promise: PreparedToken, tables: Sequence[str]) -> str:
     """Return the union of all *tables*."""
     names = ", ".join(quoted(name) for name, _ in promise.columns)
-    return f"({' UNION ALL '.join(f'SELECT {names} FROM {table}' for table in tables)})"
+    where = f" WHERE {REASON} IS NULL" if promise.rejects else ""
+    return f"({' UNION ALL '.join(f'SELECT {names} FROM {table}{where}' for table in tables)})"
+
+
+# Of a sink with rejects=, a staging table has two more columns: why a row cannot be written,
+# and the row as JSON.  All other columns of such a row are null.
+REASON: Final = "semel_reason"
+ROW: Final = "semel_row"
+
+
+def create_rejects(rejects: TableName | str) -> str:
+    """Return the statement for a table of rejected rows."""
+    return (
+        f"CREATE TABLE {rejects} (sink text, target text, cycle text, reason text, "
+        f"sqlstate text, rejected json, at timestamptz DEFAULT clock_timestamp())"
+    )
+
+
+def reject(
+    promise: PreparedToken, sink: str, cycle: CycleId, table: str, why: str = "", state: str = ""
+) -> str:
+    """Return the statement that diverts the rows that could not be encoded.
+
+    With *why*, all rows of *table*, which the server has refused, are diverted.
+    """
+    facts = ", ".join(literal(fact) for fact in (sink, promise.target, cycle_text(cycle)))
+    reason = literal(why) if why else f"s.{REASON}"
+    row = f"(to_jsonb(s) - '{REASON}' - '{ROW}')::json" if why else f"s.{ROW}::json"
+    where = "" if why else f" WHERE s.{REASON} IS NOT NULL"
+    return (
+        f"INSERT INTO {promise.rejects} (sink, target, cycle, reason, sqlstate, rejected) "
+        f"SELECT {facts}, {reason}, {literal(state)}, {row} FROM {table} AS s{where}"
+    )
 
 
 def newest(promise: PreparedToken, rows: str) -> str:

@@ -20,11 +20,22 @@ from semel.pipeline.sink import Batch, Receipt, Tally
 from semel.pipeline.txn import SinkTxnId
 from semel.postgres.books import run
 from semel.postgres.connect import Address, Connection, pool, session, translated
-from semel.postgres.encode import HEADER, TRAILER, encode_rows, has_longer, plain
+from semel.postgres.encode import (
+    HEADER,
+    TRAILER,
+    EncodedColumn,
+    encode_rows,
+    has_longer,
+    json_text,
+    nothing,
+    plain,
+    texts,
+)
 from semel.postgres.schema import Fitted, TargetTable, fit
 from semel.postgres.statements import quoted
 
 pa: Any = require("pyarrow", "postgres")
+pc: Any = require("pyarrow.compute", "postgres")
 
 # The rows encoded at once: enough for numpy to be fast, few enough for memory.
 _MOST_ROWS: Final = 20_000
@@ -41,6 +52,8 @@ class RowEncoder:
         filled: Sequence[str] = (),
         last_field: bytes = b"",
         key: Sequence[str] = (),
+        *,
+        keeps_refused: bool = False,
     ) -> None:
         self.target = target
         self.schema = schema
@@ -48,6 +61,9 @@ class RowEncoder:
         self.fitted = fit(target, schema, filled)
         self._last_field = last_field
         self._key = key
+        self.keeps_refused = keeps_refused
+        """Whether a row that cannot be encoded is staged as JSON, with the reason."""
+
         self._began = False
         self._was_cut = False
 
@@ -86,9 +102,36 @@ class RowEncoder:
         step = max(1, min(_MOST_ROWS, rows * _MOST_BYTES // max(1, batch.nbytes)))
         for begin in range(0, rows, step):
             part = batch.slice(begin, step)
-            fields = [self._encoded(f, part, i) for i, f in enumerate(self.fitted)]
+            fields = self._fields(part)
             self.tally += tally(part)
             yield encode_rows(fields, part.num_rows, self._last_field)
+
+    def _fields(self, part: Batch) -> list[EncodedColumn]:
+        if not self.keeps_refused:
+            return [self._encoded(f, part, i) for i, f in enumerate(self.fitted)]
+        refused: dict[int, str] = {}
+        for i, fitted in enumerate(self.fitted):
+            kind = f"column {quoted(fitted.column.name)} ({fitted.column.type.sql})"
+            for place, why in _all_refused(fitted, plain(part.column(i))):
+                refused.setdefault(place, f"{kind}: {why}")
+        if not refused:
+            nulls = nothing(None)
+            return [*(self._encoded(f, part, i) for i, f in enumerate(self.fitted)), nulls, nulls]
+        self._was_cut = True  # what is visible will not be what was staged
+        is_good = pa.array([place not in refused for place in range(part.num_rows)])
+        kept = part.from_arrays(
+            [pc.if_else(is_good, plain(c), pa.scalar(None, plain(c).type)) for c in part.columns],
+            names=part.schema.names,
+        )
+        rows = {place: json_text(part.slice(place, 1).to_pylist()[0]) for place in refused}
+        notes = (
+            pa.array([note.get(place) for place in range(part.num_rows)], pa.string())
+            for note in (refused, rows)
+        )
+        return [
+            *(self._encoded(f, kept, i) for i, f in enumerate(self.fitted)),
+            *(texts(note) for note in notes),
+        ]
 
     def _encoded(self, fitted: Fitted, part: Batch, place: int) -> Any:
         values, most = plain(part.column(place)), fitted.wire.most_characters
@@ -99,10 +142,10 @@ class RowEncoder:
         except ValueError as error:  # Arrow's errors about values are ValueErrors
             name = quoted(fitted.column.name)
             row = _named(part.slice(_first_refused(fitted, values), 1), self._key)
-            # Arrow's own text quotes the value, and so would a traceback with the cause.
-            why = NOT_CONVERTED if isinstance(error, pa.ArrowException) else str(error)
+            # A traceback with the cause would quote the value.
             raise Permanent(
-                f"table {self.target.name}, column {name} ({fitted.column.type.sql}): {why}{row}"
+                f"table {self.target.name}, column {name} ({fitted.column.type.sql}): "
+                f"{_why(error)}{row}"
             ) from None
 
 
@@ -114,6 +157,24 @@ def _encoded(fitted: Fitted, values: Any) -> Any:
     if most is not None and has_longer(values, most, spaces=False):
         raise ValueError(f"a text has more than {most} characters")
     return fitted.wire.encode(values)
+
+
+def _why(error: ValueError) -> str:
+    """Return our own words; Arrow's text quotes the value."""
+    return NOT_CONVERTED if isinstance(error, pa.ArrowException) else str(error)
+
+
+def _all_refused(fitted: Fitted, values: Any, begin: int = 0) -> Iterator[tuple[int, str]]:
+    """Yield the place of every value that cannot be encoded, and why."""
+    try:
+        _encoded(fitted, values)
+    except ValueError as error:
+        if len(values) == 1:
+            yield begin, _why(error)
+            return
+        middle = len(values) // 2
+        yield from _all_refused(fitted, values.slice(0, middle), begin)
+        yield from _all_refused(fitted, values.slice(middle), begin + middle)
 
 
 def _first_refused(fitted: Fitted, values: Any) -> int:
@@ -156,6 +217,10 @@ class TaskStager:
     lock_seconds: float
     key: tuple[str, ...] = ()
     """The columns that name a row in errors."""
+
+    keeps_refused: bool = False
+    """Whether rows that cannot be encoded are staged for the reject table."""
+
     shared: str = ""
     """Equal for the sinks that write in one transaction; empty for a sink alone."""
 

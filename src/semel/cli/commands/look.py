@@ -161,6 +161,8 @@ def _scope_facts(scope: ScopeStatus) -> Iterator[tuple[str, object]]:
         why = f"; {last.reason}" if last.reason else ""
         ago = f"{lasting(age_seconds(last))} ago"
         yield "last cycle", f"{last.txn.cycle.label} {last.state}, {ago}{rows}{why}"
+    if scope.rejected:
+        yield "rejected rows", pairs(scope.rejected)
     if scope.advice:
         yield "next", red(scope.advice)
 

@@ -1,0 +1,173 @@
+"""Rows that can never be written are diverted to a reject table, inside the same decision."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from semel.errors import Misuse, Permanent
+from semel.events import Events, RowsRejected
+from semel.memory.ledger import MemoryLedger
+from semel.memory.sink import MemorySink
+from semel.operate.status import status_of
+from semel.pipeline.cycle import CommitSucceeded
+from semel.pipeline.driver import Driver
+from semel.pipeline.sink import SinkFatal, SinkOK
+from semel.pipeline.source import BatchRange
+from semel.pipeline.txn import CycleId
+from semel.postgres.sink import PostgresSink
+from tests.unit.postgres.postgres_place import (
+    committed,
+    left_behind,
+    prepared,
+    refused,
+    row,
+    rows_of,
+    stage,
+    txn,
+)
+
+pytestmark = pytest.mark.postgres
+
+SCHEMA = pa.schema([("id", pa.int64()), ("small", pa.int64()), ("note", pa.string())])
+ROWS = [
+    {"id": 1, "small": 1, "note": "fine"},
+    {"id": 2, "small": 99_999, "note": "too large"},
+    {"id": 3, "small": 3, "note": "a NUL \0"},
+    {"id": 4, "small": 4, "note": "much too long"},
+    {"id": 5, "small": -5, "note": "check"},
+    {"id": 6, "small": None, "note": None},
+    {"id": 1, "small": 7, "note": "twice"},
+]
+
+
+@pytest.fixture
+def numbers(database):
+    database.execute(
+        "CREATE TABLE numbers (id bigint PRIMARY KEY, small smallint CHECK (small > 0), "
+        "note varchar(9))"
+    )
+    return database
+
+
+def rejected(database, table="bad"):
+    found = rows_of(database, f"SELECT rejected, reason, sqlstate, sink FROM {table}")
+    return {(row["id"], row["note"]): rest for row, *rest in found}
+
+
+def test_what_can_never_be_written_is_diverted_with_its_reason(url, numbers):
+    sink = PostgresSink(url, "numbers", rejects="bad", name="numbers")
+    sink.check(SCHEMA)
+
+    _, token = committed(sink, ROWS[:4], ROWS[4:], schema=SCHEMA)
+
+    assert rows_of(numbers, "SELECT id, small, note FROM numbers ORDER BY 1") == [
+        (1, 1, "fine"),
+        (6, None, None),
+    ]
+    bad = rejected(numbers)
+    assert token["rejected"] == len(bad) == 5
+    assert bad[2, "too large"] == [
+        'column "small" (smallint): a value is out of range, or cannot be converted',
+        "",
+        "numbers",
+    ]
+    assert "NUL" in bad[3, "a NUL \0"][0]
+    assert "more than 9 characters" in bad[4, "much too long"][0]
+    assert bad[5, "check"][1] == "23514"
+    assert bad[1, "twice"][1] == "23505"
+    assert rows_of(numbers, "SELECT diverted FROM semel.sink_proof") == [(5,)]
+    assert left_behind(numbers) == []
+
+
+def test_a_batch_of_nothing_but_rejects_is_a_cycle_too(url, numbers):
+    sink = PostgresSink(url, "numbers", rejects="bad")
+    sink.check(SCHEMA)
+
+    committed(sink, [ROWS[1]], [ROWS[2]], schema=SCHEMA)
+
+    assert rows_of(numbers, "SELECT * FROM numbers") == []
+    assert len(rejected(numbers)) == 2
+
+
+def test_nothing_is_diverted_before_the_decision_or_after_an_abort(url, numbers):
+    sink = PostgresSink(url, "numbers", rejects="bad")
+    sink.check(SCHEMA)
+    of = txn()
+
+    prepared(sink, of, ROWS, schema=SCHEMA)
+    assert rejected(numbers) == {}
+    assert isinstance(sink.abort(of, None), SinkOK)
+
+    assert rejected(numbers) == {}
+    assert left_behind(numbers) == []
+
+
+def test_another_process_diverts_the_same_rows_after_a_crash(url, numbers):
+    first = PostgresSink(url, "numbers", rejects="bad")
+    first.check(SCHEMA)
+    of = txn()
+    token = json.loads(json.dumps(prepared(first, of, ROWS, schema=SCHEMA)))
+    first.close()
+
+    changed = PostgresSink(url, "numbers", rejects="elsewhere").commit(of, token)
+    assert isinstance(changed, SinkFatal)
+    assert "in rejects: set back" in changed.reason
+    second = PostgresSink(url, "numbers", rejects="bad")
+    for _ in range(2):
+        assert isinstance(second.commit(of, token), SinkOK)
+
+    assert len(rejected(numbers)) == 5
+    assert rows_of(numbers, "SELECT count(*) FROM numbers") == [(2,)]
+
+
+def test_an_upsert_diverts_rows_and_still_refuses_a_key_that_comes_twice(url, numbers):
+    sink = PostgresSink(url, "numbers", key="id", rejects="bad")
+    sink.check(SCHEMA)
+
+    committed(sink, ROWS[:6], schema=SCHEMA)
+    assert len(rejected(numbers)) == 4
+    of = txn()
+    outcome = sink.prepare(of, stage(sink, of, ROWS[4:], [ROWS[0]], schema=SCHEMA))
+
+    assert isinstance(outcome, SinkFatal)
+    assert isinstance(sink.abort(of, None), SinkOK)
+    assert len(rejected(numbers)) == 4
+
+
+def test_it_is_off_by_default_and_needs_staging_mode(url, numbers):
+    with pytest.raises(Permanent, match="row \\(id\\) = \\(2\\)"):
+        stage(PostgresSink(url, "numbers"), txn(), ROWS, schema=SCHEMA)
+    numbers.execute("ALTER TABLE entries ADD CHECK (amount > 0)")
+    assert "rows (id) = (8)" in refused(PostgresSink(url, "entries"), [row(8, "-1.00")])
+    with pytest.raises(Misuse, match="rejects= needs mode='staging'"):
+        PostgresSink(url, "numbers", rejects="bad", mode="prepared")
+
+
+def test_rejected_rows_are_counted_and_shown_by_the_status(url, numbers):
+    ledger, events, seen = MemoryLedger(), Events(), []
+    events.subscribe(seen.append)
+    sink = PostgresSink(url, "numbers", rejects="bad", name="numbers")
+    sink.check(SCHEMA)
+    other = MemorySink("other")
+    driver = Driver("app", ledger, [sink, other], events=events)
+    driver.start()
+    ledger.open_generation(driver.lease, "checkpoint")
+
+    def stage_all(of):
+        return {
+            "numbers": stage(sink, of, ROWS, schema=SCHEMA),
+            "other": stage(other, of, ROWS, schema=SCHEMA),
+        }
+
+    span = BatchRange.of_offsets({"": (0, 7)})
+    outcome = driver.run_cycle(CycleId(driver.scope, 1, 0), lambda: span, stage_all)
+
+    assert isinstance(outcome, CommitSucceeded)
+    (told,) = [event for event in seen if isinstance(event, RowsRejected)]
+    assert (told.sink, told.rows) == ("numbers", 5)
+    (scope,) = status_of(ledger).scopes
+    assert scope.rejected == {"numbers": 5}
+    driver.stop()
