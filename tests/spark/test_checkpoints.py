@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,16 +180,18 @@ def test_a_rate_source_is_carried_and_its_lost_checkpoint_refused(
     assert "without durable positions" in str(refused.failure)
 
 
-VIEWFS = "fs.viewfs.mounttable.demo.link./data"
-"""The setting under which viewfs://demo/data is a folder: a scheme that is not this host's."""
+MOUNT = "fs.viewfs.mounttable.{name}.link./data"
+"""The setting under which viewfs://name/data is a folder: a scheme that is not this host's."""
 
 
 @pytest.fixture
 def elsewhere(world: World) -> Iterator[str]:
     """A checkpoint's URL on a file system that only Spark can read."""
-    world.spark.conf.set(VIEWFS, f"file://{world.folder}")
-    yield "viewfs://demo/data/elsewhere"
-    world.spark.conf.unset(VIEWFS)
+    # A name of its own for each test: Hadoop keeps a file system by its scheme and name.
+    name = uuid.uuid4().hex
+    world.spark.conf.set(MOUNT.format(name=name), f"file://{world.folder}")
+    yield f"viewfs://{name}/data/elsewhere"
+    world.spark.conf.unset(MOUNT.format(name=name))
 
 
 def run_at(world: World, pipeline: ExactlyOnce, checkpoint: str) -> None:
