@@ -478,7 +478,9 @@ class _Recovery:
             why = "the first start with these sinks"
             self._ledger.record_act(self._scope, "semel", PLACES, why, {"places": places})
         for sink in self._sinks.values():
-            self._tell_missed(sink)
+            if missed := missed_cycles(self._ledger, self._scope, sink):
+                ends = str(missed[0]), str(missed[-1])
+                self._events.emit(SinkReturned(str(self._scope), sink.name, len(missed), *ends))
         losers, winners = self._decided(self._ledger.open_attempts(self._scope))
         for sink in self._sinks.values():
             given_up = {a.txn: a.tokens.get(sink.name) for a in losers}
@@ -511,13 +513,6 @@ class _Recovery:
         for sink, times in decided.items():
             oldest = max(0.0, now - min(times))
             self._events.emit(SinkStranded(str(self._scope), sink, len(times), oldest))
-
-    def _tell_missed(self, sink: TwoPhaseSink) -> None:
-        missed = missed_cycles(self._ledger, self._scope, sink)
-        if missed:
-            first, last = str(missed[0]), str(missed[-1])
-            told = SinkReturned(str(self._scope), sink.name, len(missed), first, last)
-            self._events.emit(told)
 
     def _decided(
         self, left: Sequence[AttemptRecord]
