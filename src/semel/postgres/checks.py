@@ -41,7 +41,7 @@ class Wanted:
     mode: str
     create_table: str
     rejects: str = ""
-    """The table for rows that can never be written, quoted; empty if there is none."""
+    """The table for rows that can never be written; empty if there is none."""
 
     speculates: bool = False
     """Two copies of one task may run at the same time."""
@@ -59,6 +59,8 @@ class Checked:
     target: TargetTable
     mode: str
     weaknesses: tuple[str, ...]
+    rejects: str = ""
+    """The reject table with its schema, quoted; empty if there is none."""
 
 
 def check(connection: Connection, wanted: Wanted, schema: Any) -> Checked | None:
@@ -82,12 +84,23 @@ def check(connection: Connection, wanted: Wanted, schema: Any) -> Checked | None
     problems = [*_rights(connection, wanted, found), *_columns(wanted, found)]
     if problems:
         raise Permanent(f"table {found.name}: {'; '.join(problems)}")
-    if wanted.rejects and isinstance(find_target(connection, TableName.parse(wanted.rejects)), str):
-        connection.execute(create_rejects(wanted.rejects).encode())
+    rejects = _rejects(connection, wanted, found)
     fitted = None if schema is None else fit(found, schema, wanted.filled)
     if fitted is not None:
         _warn_about_nulls(wanted, schema, fitted)
-    return Checked(found, _mode(connection, wanted, found, fitted), _weaknesses(connection))
+    mode = _mode(connection, wanted, found, fitted)
+    return Checked(found, mode, _weaknesses(connection), rejects)
+
+
+def _rejects(connection: Connection, wanted: Wanted, target: TargetTable) -> str:
+    """Return the reject table, created if it was missing, with its schema: the target's own."""
+    if not wanted.rejects:
+        return ""
+    name = TableName.parse(wanted.rejects)
+    name = TableName(name.schema or target.name.schema, name.table)
+    if isinstance(find_target(connection, name), str):
+        connection.execute(create_rejects(name).encode())
+    return str(name)
 
 
 def refuse_pooler(sink: str, one: Connection, other: Connection) -> None:

@@ -75,7 +75,7 @@ class PostgresSink:
 
     *rejects* names a table: rows that can never be written (a value that its column cannot hold,
     a failed constraint) go there, with the reason, in the same transaction, instead of failing
-    the batch.  It is created if it is missing.
+    the batch.  It is created if it is missing; without a schema it is in the target's.
 
     Sinks of one server, database, role and bookkeeping schema share one transaction, in the
     order in which the pipeline lists them: parents first.  *connections* is the most that one
@@ -114,7 +114,7 @@ class PostgresSink:
             cycle_column=cycle_column or "",
             mode=mode,
             create_table=create_table,
-            rejects=str(TableName.parse(rejects)) if rejects else "",
+            rejects=rejects or "",
         )
         self._login = Login(url, password, dict(connect or {}), connections)
         self._check_settings()
@@ -151,6 +151,8 @@ class PostgresSink:
                 f"sink {self.name}: prepared mode can only append, and write is {wanted.write!r} "
                 f"(the default with a key); use write='append', mode='staging' or mode='auto'"
             )
+        if wanted.rejects:
+            TableName.parse(wanted.rejects)
         if wanted.mode == "prepared" and wanted.rejects:
             raise Misuse(
                 f"sink {self.name}: rejects= needs mode='staging' or mode='auto': in prepared mode "
@@ -243,14 +245,15 @@ class PostgresSink:
             NeedsOperator: it differs from the settings or the table.
         """
         promise = PreparedToken.of(token, txn)
-        target, wanted = self._checked_now(txn.scope).target, self._wanted
+        checked, wanted = self._checked_now(txn.scope), self._wanted
+        target = checked.target
         own = {
             "target": str(target.name),
             "write": wanted.write.value,
             "key": wanted.key,
             "version_column": wanted.version_column,
             "cycle_column": wanted.cycle_column,
-            "rejects": wanted.rejects,
+            "rejects": checked.rejects,
         }
         differing = [name for name, value in own.items() if getattr(promise, name) != value]
         if not all(target.takes(name, cast) for name, cast in promise.columns):
@@ -440,6 +443,7 @@ class PostgresSink:
             full[0].detail if full else {"mode": "staging", "columns": [], "numbered": []}
         )
         tally, wanted = tally_of(receipts), self._wanted
+        checked = self._checked_now(txn.scope)
         return PreparedToken(
             mode=detail["mode"],
             cycle=txn.cycle.label,
@@ -447,7 +451,7 @@ class PostgresSink:
             digest=digest_of(receipts),
             rows=tally.rows,
             row_hash=tally.hash,
-            target=str(self._checked_now(txn.scope).target.name),
+            target=str(checked.target.name),
             pieces=tuple(r.detail["piece"] for r in sorted(full, key=_in_order_of_tasks)),
             columns=tuple((name, cast) for name, cast in detail["columns"]),
             write=wanted.write.value,
@@ -457,7 +461,7 @@ class PostgresSink:
             overriding=bool(detail["numbered"]),
             fixed=tuple(detail["numbered"]),
             schema=min(schemas, default="") if wanted.write is Write.APPEND else "",
-            rejects=wanted.rejects,
+            rejects=checked.rejects,
         )
 
     # What is there
