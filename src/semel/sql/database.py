@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, inspect, select, text
 from sqlalchemy.exc import InterfaceError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransaction
+from sqlalchemy.pool import QueuePool
 
 from semel.errors import Misuse
 from semel.messaging.failure import Classification
@@ -145,6 +146,16 @@ class SqlDatabase:
     def is_postgres(self) -> bool:
         """True for PostgreSQL, False for SQLite."""
         return self.engine.dialect.name == "postgresql"
+
+    @property
+    def most_connections(self) -> int | None:
+        """How many units may be open at once; None: as many as there are."""
+        pool = self.engine.sync_engine.pool
+        if self._turns is not None or not isinstance(pool, QueuePool):
+            return None
+        # Private to SQLAlchemy, but nothing public shows it; -1 is no limit.
+        overflow = pool._max_overflow
+        return None if overflow < 0 else pool.size() + overflow
 
     async def create_tables(self) -> None:
         """Create semel's tables; a second call changes nothing.  `semel db create` does the same.

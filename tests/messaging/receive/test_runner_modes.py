@@ -21,6 +21,8 @@ from semel.messaging.receive.runner import Runner
 from semel.messaging.records import WaitingFilter
 from semel.messaging.settings import ConsumerSettings, Order, RetryPolicy, RunnerSettings
 from semel.policy.vocabulary import BatchPolicy, Mode, RetryMode, StalePolicy
+from semel.sql.database import SqlDatabase
+from semel.sql.engine import open_engine
 from semel.sql.waiting import SqlWaitingStore
 from tests.messaging.worlds import Effect, effects, memory_database
 
@@ -211,5 +213,25 @@ def test_a_batch_that_stops_handles_nothing_behind_the_message_that_comes_back()
 
         firsts = list(dict.fromkeys(seen))
         assert firsts == [("m0", 1), ("m1", 1), ("m1", 2), ("m2", 1)]
+
+    asyncio.run(scenario())
+
+
+def test_more_workers_than_connections_are_refused(tmp_path):
+    async def scenario() -> None:
+        url = f"sqlite:///{tmp_path}/shop.db"
+        small = SqlDatabase(open_engine(url, pool_size=2, max_overflow=1))
+        subscription = await MemoryBroker({"t": 1}).subscribe("c", ["t"])
+
+        @consumer("c", id_from=FromHeader("message-id"))
+        async def handle(message: Message, session: Any) -> None:
+            pass
+
+        with pytest.raises(Misuse, match=r"concurrency is 4, and the pool .* has 3 connections"):
+            Runner(handle, subscription, small, RunnerSettings(concurrency=4))
+        Runner(handle, subscription, small, RunnerSettings(concurrency=3))
+        for many in (open_engine(url, pool_size=2, max_overflow=-1), "sqlite://"):
+            Runner(handle, subscription, SqlDatabase(many), RunnerSettings(concurrency=99))
+        await small.close()
 
     asyncio.run(scenario())

@@ -350,3 +350,21 @@ def test_sqlite_of_the_callers_own_is_made_ready(tmp_path):
         return again
 
     assert asyncio.run(ask()), "a released savepoint goes with its transaction"
+
+
+@with_engine
+async def test_a_claim_in_a_users_own_session_does_not_wait_for_ever(engine):
+    shown = text("SELECT current_setting('lock_timeout')")
+    other = create_async_engine(engine.url, connect_args={"timeout": 5})
+    async with AsyncSession(other) as first, AsyncSession(engine) as second:
+        assert await SqlAlchemyProcessedMessageStore(first).try_claim("c", M) == Claimed()
+        assert (await first.execute(shown)).scalar_one() == "0", "only the claim is limited"
+        async with asyncio.timeout(10):
+            with pytest.raises(Locked):
+                await SqlAlchemyProcessedMessageStore(second).try_claim("c", M)
+        await second.rollback()
+        await second.execute(text("SET LOCAL lock_timeout = '150ms'"))
+        async with asyncio.timeout(1.5):
+            with pytest.raises(Locked):
+                await SqlAlchemyProcessedMessageStore(second).try_claim("c", M)
+    await other.dispose()

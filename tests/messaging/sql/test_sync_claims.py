@@ -418,3 +418,11 @@ def test_a_session_of_an_asynchronous_engine_is_refused():
 
     with pytest.raises(Misuse, match="aiosqlite"):
         asyncio.run(claim())
+
+
+def test_a_claim_on_a_users_own_connection_does_not_wait_for_ever(pg):
+    with connect(pg) as first, connect(pg) as second:
+        assert claim_sync(first, consumer="c", message_id="m")
+        assert first.execute("SHOW lock_timeout").fetchone() == ("0",)
+        with pytest.raises(Locked):
+            claim_sync(second, consumer="c", message_id="m")

@@ -125,6 +125,7 @@ class Runner:
         self.database = database
         self.settings = settings or RunnerSettings()
         _check(consumer, self.settings)
+        _check_pool(consumer, database, self.settings)
         self._clock = consumer.circuit.clock = clock
         self._owner = owner or Owner.here()
         self._writer = Writer(self._owner.instance)
@@ -689,6 +690,22 @@ def _check(consumer: Consumer, settings: RunnerSettings) -> None:
         raise Misuse(f"consumer {consumer.name}: a duplicate has no lease to be invoked under")
     if consumer.takes_batches:
         raise Misuse(f"consumer {consumer.name}: in mode leased messages are handled one by one")
+
+
+def _check_pool(consumer: Consumer, database: Database, settings: RunnerSettings) -> None:
+    """Check that every worker can have a connection.
+
+    Raises:
+        Misuse: some would only wait for one, until their messages fail.
+    """
+    # Only a database with a pool has a limit.
+    most: int | None = getattr(database, "most_connections", None)
+    if most is not None and settings.concurrency > most:
+        raise Misuse(
+            f"consumer {consumer.name}: concurrency is {settings.concurrency}, and the pool of its "
+            f"database has {most} connections; open it with "
+            f"SqlDatabase(open_engine(url, pool_size={settings.concurrency})), or lower concurrency"
+        )
 
 
 def _at(arrival: Arrival) -> Coordinates:
