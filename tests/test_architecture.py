@@ -45,6 +45,7 @@ OPERATE = frozenset({"operate"})
 BINDINGS = frozenset(
     {
         "arrow",
+        "delta",
         "faststream",
         "files",
         "http",
@@ -71,6 +72,7 @@ TESTING = frozenset({"testing"})
 # fmt: off
 BETWEEN_BINDINGS = {
     ("files", "arrow"): "rows are Arrow batches, and the tally is the same in every sink",
+    ("delta", "arrow"): "rows are Arrow batches, and attempts are files of Arrow's file systems",
     ("iceberg", "arrow"): "rows are Arrow batches, and attempts are files of Arrow's file systems",
     ("kafka", "arrow"): "rows are Arrow batches, and the tally is the same in every sink",
     ("http", "arrow"): "rows are Arrow batches, and files have the same formats everywhere",
@@ -97,6 +99,7 @@ CLIENTS = {
     "boto3": {"s3"},
     "botocore": {"s3"},
     "pyiceberg": {"iceberg"},
+    "deltalake": {"delta"},
     "httpx": {"http"},
     "faststream": {"faststream"},
     "aiokafka": {"faststream"},
@@ -116,7 +119,9 @@ CLIENTS = {
     "rich": {"cli"},
     "pytest": {"testing"},
     # The format that rows travel in, not a client of anything.
-    "pyarrow": {"arrow", "files", "iceberg", "kafka", "postgres", "s3", "spark", "testing"},
+    "pyarrow": {
+        *("arrow", "delta", "files", "iceberg", "kafka", "postgres", "s3", "spark", "testing"),
+    },
     "numpy": {"arrow", "files", "postgres"},
 }
 """By third-party package: the parts that may import it.

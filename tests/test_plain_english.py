@@ -114,6 +114,7 @@ CLEAN = (
     "docs/howto/retention-and-erasure.md",
     "docs/howto/retries-dead-letters-parking.md",
     "docs/howto/several-queries.md",
+    "docs/howto/sinks/delta.md",
     "docs/howto/sinks/iceberg.md",
     "docs/howto/stateful-queries.md",
     "docs/index.md",

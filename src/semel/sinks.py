@@ -17,6 +17,7 @@ from semel.lazy import lazily
 
 if TYPE_CHECKING:
     from semel.arrow.tally import tally
+    from semel.delta.sink import DeltaSink
     from semel.files.sink import FilesSink
     from semel.http.receiver import receiver
     from semel.http.sink import HttpSink
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CountsVisibleRows",
+    "DeltaSink",
     "FilesSink",
     "Found",
     "Guarantee",
@@ -75,6 +77,7 @@ __getattr__ = lazily(
     __name__,
     {
         "CountsVisibleRows": "semel.pipeline.sink",
+        "DeltaSink": "semel.delta.sink",
         "FilesSink": "semel.files.sink",
         "Found": "semel.pipeline.sink",
         "Guarantee": "semel.pipeline.sink",

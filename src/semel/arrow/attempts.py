@@ -50,13 +50,16 @@ def is_file_of(txn: SinkTxnId, path: str) -> bool:
 
 
 class Attempts:
-    """The attempts of one scope under *root*, a path of the Arrow file system."""
+    """The attempts of one scope under *root*, a path of the Arrow file system.
 
-    def __init__(self, system: Any, root: str, scope: Scope) -> None:
+    Records lie in a folder whose name begins with *records*, data files in ``semel-…``.
+    """
+
+    def __init__(self, system: Any, root: str, scope: Scope, records: str = "semel") -> None:
         self.scope = scope
         self._fs = system
-        self._root = root.rstrip("/")
-        self._home = f"{self._root}/{_home(scope)}"
+        self._root = f"{root.rstrip('/')}/" if root else ""
+        self._records = f"{records}-{scope.slug}"
 
     def epoch(self) -> int:
         """Return the newest epoch that has fenced; 0 before the first."""
@@ -64,9 +67,9 @@ class Attempts:
 
     def raise_epoch(self, epoch: int) -> None:
         """Store *epoch*."""
-        self._put(f"{self._home}/fence/{epoch:012d}{_SUFFIX}", b"{}")
+        self._put(f"{self._root}{self._records}/fence/{epoch:012d}{_SUFFIX}", b"{}")
         for name in sorted(self._names("fence"))[:-_KEEP]:
-            self._delete(f"{self._home}/fence/{name}{_SUFFIX}")
+            self._delete(f"{self._root}{self._records}/fence/{name}{_SUFFIX}")
 
     def records(self, kind: str) -> list[SinkTxnId]:
         """List the attempts that have a record, in the order of their cycles."""
@@ -108,21 +111,21 @@ class Attempts:
 
     def files(self, txn: SinkTxnId) -> dict[str, int]:
         """Return the sizes of the attempt's data files, by their path below the root."""
-        return {
-            path: info.size for path, info in self._list(folder_of(txn)) if info.size is not None
-        }
+        return {path: info.size for path, info in self._list(folder_of(txn)) if info.size}
 
-    def with_files(self, mark: SinkTxnId | None) -> list[SinkTxnId]:
-        """List the attempts that have a folder, from the group before the mark's on."""
-        found = []
+    def with_files(self, mark: SinkTxnId | None) -> set[SinkTxnId]:
+        """List the attempts that have files, from the group before the mark's on."""
+        found = set()
         for group, _ in self._list(_home(self.scope), recursive=False):
             name = group.rpartition("/")[2]
             if not name.startswith(_GROUP) or not self._is_recent(name, mark):
                 continue
-            for folder, _ in self._list(group, recursive=False):
-                label = folder.rpartition(f"/{_FOLDER}")[2]
+            for path, info in self._list(group):
+                if not info.size:
+                    continue  # a folder, which some object stores list as an empty object
+                label = path.removeprefix(f"{group}/{_FOLDER}").partition("/")[0]
                 with contextlib.suppress(ValueError):  # not ours
-                    found.append(SinkTxnId.parse(self.scope, label))
+                    found.add(SinkTxnId.parse(self.scope, label))
         return found
 
     def _is_recent(self, group: str, mark: SinkTxnId | None) -> bool:
@@ -138,32 +141,34 @@ class Attempts:
     def remove_files(self, txn: SinkTxnId) -> None:
         """Remove the attempt's folder."""
         with contextlib.suppress(FileNotFoundError):
-            self._fs.delete_dir(f"{self._root}/{folder_of(txn)}")
+            self._fs.delete_dir(f"{self._root}{folder_of(txn)}")
 
     def remove_paths(self, paths: Iterable[str]) -> None:
         """Remove files, by their paths below the root."""
         for path in paths:
-            self._delete(f"{self._root}/{path}")
+            self._delete(f"{self._root}{path}")
 
     def _record(self, kind: str, txn: SinkTxnId) -> str:
-        return f"{self._home}/{kind}/{txn.label}{_SUFFIX}"
+        return f"{self._root}{self._records}/{kind}/{txn.label}{_SUFFIX}"
 
     def _names(self, kind: str) -> list[str]:
         return [
             path.rpartition("/")[2].removesuffix(_SUFFIX)
-            for path, _ in self._list(f"{_home(self.scope)}/{kind}", recursive=False)
+            for path, _ in self._list(f"{self._records}/{kind}", recursive=False)
             if path.endswith(_SUFFIX)
         ]
 
     def _list(self, below: str, recursive: bool = True) -> Iterator[tuple[str, Any]]:
-        folder = f"{self._root}/{below}"
+        folder = f"{self._root}{below}"
         what = fs.FileSelector(folder, allow_not_found=True, recursive=recursive)
         for info in self._fs.get_file_info(what):
-            yield info.path.removeprefix(f"{self._root}/"), info
+            yield info.path.removeprefix(self._root), info
 
     def _put(self, path: str, content: bytes) -> None:
         if self._fs.type_name != "local":
-            with self._fs.open_output_stream(path) as file:
+            # Unbuffered, Arrow hands its own buffers to file systems written in Python, and
+            # that of deltalake takes bytes only.
+            with self._fs.open_output_stream(path, buffer_size=len(content) + 1) as file:
                 file.write(content)
             return
         # Unlike an object store, a file system shows a file while it is being written.

@@ -1,0 +1,288 @@
+"""The Delta sink: one version of the table per cycle, with the proof in its transactions.
+
+    application transaction              version
+    semel-<scope>                        the mark: generation and batch of the highest cycle
+    semel-<scope>-attempt-<batch % 8>    a hash of the attempt that was committed
+    semel-<scope>-token-<batch % 8>      a hash of its token
+
+Delta keeps them in its log and its checkpoints.  They are numbers only, so the attempt's name
+is found in the records beside the table, and is believed if its hash is the table's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from semel.arrow.attempts import COMMITTED, PREPARED, Attempts, is_file_of
+from semel.arrow.tables import DEFAULT_FILE_BYTES, CommitRefused, TableSink, checked_label
+from semel.arrow.tally import schema_from_text, tally_all
+from semel.delta.staging import DeltaStager, can_partition, conform, file_system
+from semel.errors import Permanent, Retryable, SemelError, reason_of, require
+from semel.pipeline.sink import Guarantee, Schema, Tally, Token
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId
+
+pa: Any = require("pyarrow", "delta")
+pq: Any = require("pyarrow.parquet", "delta")
+delta: Any = require("deltalake", "delta")
+exceptions: Any = require("deltalake.exceptions", "delta")
+transaction: Any = require("deltalake.transaction", "delta")
+
+# The table keeps proofs of this many cycles for each scope.  One would do: a cycle starts
+# when the one before it is finished.
+_PROOFS: Final = 8
+
+_BATCH_BITS: Final = 40
+_HASH_DIGITS: Final = 15  # sixty bits: versions are signed numbers of sixty-four
+
+
+class DeltaSink(TableSink):
+    """Appends the rows of a cycle to a Delta table, as one version of it.
+
+    *table* is the folder or URL of a table that exists; *options* are the storage options of
+    `deltalake.DeltaTable`.  Executors write the data files themselves, below the table, and
+    need the same access to the storage as the driver.
+
+    A task writes a file when it has collected *file_bytes* of rows in memory.
+    """
+
+    kind = "delta"
+
+    def __init__(
+        self,
+        table: str | os.PathLike[str],
+        rows: Any = None,
+        *,
+        options: Mapping[str, str] | None = None,
+        name: str = "delta",
+        mode: str = "append",
+        file_bytes: int = DEFAULT_FILE_BYTES,
+    ) -> None:
+        uri = os.fspath(table)
+        # A relative path would differ on executors, which have another working folder.
+        super().__init__(
+            uri if "://" in uri else os.path.abspath(uri), rows, name, mode, file_bytes
+        )
+        self._options = dict(options or {})
+        if self.table.startswith(("s3://", "s3a://")):
+            # Without it two writers could both write the same version of the log.
+            self._options.setdefault("aws_conditional_put", "etag")
+
+    def __repr__(self) -> str:
+        return f"DeltaSink({self.table!r}, name={self.name!r})"
+
+    @property
+    def place(self) -> str:
+        """The table's folder."""
+        return f"delta:{self.table.rstrip('/')}"
+
+    def check(self, schema: Schema | None) -> None:
+        """Load the table, try to write beside its data, and compare the columns."""
+        loaded = self._load()
+        about = loaded.table.metadata()
+        wrong = [
+            f"{key}={value}"
+            for key, value in about.configuration.items()
+            if key.startswith("delta.constraints.")
+            or (key == "delta.columnMapping.mode" and value != "none")
+        ]
+        wrong += [
+            f"it is partitioned by {column}, a {loaded.schema.field(column).type}"
+            for column in about.partition_columns
+            if not can_partition(loaded.schema.field(column).type)
+        ]
+        if wrong:
+            raise Permanent(
+                f"delta sink {self.name}: {self.table} needs what the sink does not do for the "
+                f"files it writes: {'; '.join(wrong)}"
+            )
+        with self._storage_faults():
+            loaded.attempts(Scope("probe", "probe", "probe")).raise_epoch(1)
+        if schema is not None:
+            nothing = [pa.nulls(0, column.type) for column in schema]
+            conform(pa.RecordBatch.from_arrays(nothing, names=schema.names), loaded.schema)
+
+    def stager(self, txn: SinkTxnId) -> DeltaStager:
+        loaded = self._load()
+        columns = tuple(loaded.table.metadata().partition_columns)
+        return DeltaStager(
+            checked_label(txn), self.table, loaded.schema, columns, self.file_bytes, self._options
+        )
+
+    def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
+        """Read the cycle's files again; None once they were rewritten, or rows in them deleted."""
+        loaded = self._load()
+        txn = cycle.attempt(str(token["attempt"]))
+        with self._storage_faults():
+            adds = pa.table(loaded.table.get_add_actions(flatten=True)).to_pylist()
+            mine = [add for add in adds if is_file_of(txn, add["path"])]
+            if sum(add["num_records"] for add in mine) != token["rows"] and loaded.was_rewritten():
+                return None
+            if token.get("schema") is None:
+                return None if mine else Tally()
+            schema = schema_from_text(token["schema"])
+            return tally_all(batch for add in mine for batch in loaded.rows_of(add, schema))
+
+    def guarantee(self) -> Guarantee:
+        return Guarantee(
+            effect=f"the rows of a cycle in the Delta table {self.table}, once each",
+            readers_see="whole batches or nothing: a cycle is one version",
+            not_covered=(
+                "delta.setTransactionRetentionDuration: it makes the table forget its proofs",
+                "a vacuum with a retention shorter than a cycle is prepared",
+                "a table restored to an older version: the rows since are not written again",
+            ),
+        )
+
+    def close(self) -> None:
+        """Do nothing: no connection is held between calls."""
+
+    def _load(self) -> DeltaTable:
+        with self._table_faults():
+            found = delta.DeltaTable(self.table, storage_options=self._options or None)
+            return DeltaTable(found, self.table, self._options)
+
+    @contextlib.contextmanager
+    def _table_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except exceptions.TableNotFoundError as error:
+            raise Permanent(
+                f"delta sink {self.name}: {self.table} is not a Delta table; create it with "
+                f"deltalake.DeltaTable.create({self.table!r}, schema)"
+            ) from error
+        except SemelError:
+            raise
+        except Exception as error:  # storage errors have no class of their own
+            raise Retryable(
+                f"delta sink {self.name}: {self.table} does not answer: {reason_of(error)}"
+            ) from error
+
+
+class DeltaTable:
+    """A table as it is in its newest version."""
+
+    def __init__(self, table: Any, uri: str, options: Mapping[str, str]) -> None:
+        self.table = table
+        self.schema: Schema = pa.schema(table.schema().to_arrow())
+        self._fs = file_system(uri, options)
+
+    @property
+    def identity(self) -> str:
+        return str(self.table.metadata().id)
+
+    def attempts(self, scope: Scope) -> Attempts:
+        # A vacuum removes files that the log does not name, but not from hidden folders: data
+        # files of losers may go there, records may not.
+        return Attempts(self._fs, "", scope, records="_semel")
+
+    def proof(self, txn: SinkTxnId) -> str | None:
+        if self._version(_slot(txn, "attempt")) != _number(_hash(txn.label)):
+            return None
+        token = self._version(_slot(txn, "token"))
+        return None if token is None else f"{token:0{_HASH_DIGITS}x}"
+
+    def mark(self, scope: Scope) -> SinkTxnId | None:
+        """Return the highest cycle; its attempt's name comes from a record, checked by its hash.
+
+        Raises:
+            Permanent: the records beside the table are gone.
+        """
+        cycle = self._highest(scope)
+        if cycle is None:
+            return None
+        attempts = self.attempts(scope)
+        for kind in (COMMITTED, PREPARED):
+            for txn in attempts.records(kind):
+                if txn.cycle == cycle and self.proof(txn) is not None:
+                    return txn
+        raise Permanent(
+            f"the table has cycle {cycle}, and the folders _semel-… beside it, which name its "
+            f"attempt, are gone: restore them"
+        )
+
+    def may_have_forgotten(self, txn: SinkTxnId) -> bool:
+        highest = self._highest(txn.scope)
+        if highest is None or highest < txn.cycle:
+            return False
+        same = highest.generation == txn.cycle.generation
+        return not same or highest.batch - txn.cycle.batch >= _PROOFS
+
+    def live_paths(self) -> Iterator[str]:
+        return iter(self.table.file_uris())
+
+    def append(self, txn: SinkTxnId, files: Sequence[Mapping[str, Any]], digest: str) -> None:
+        now = int(time.time() * 1000)
+        adds = [
+            transaction.AddAction(
+                file["path"], file["size"], file["values"], now, True, file["stats"]
+            )
+            for file in files
+        ]
+        versions = {
+            _app(txn.scope): (txn.cycle.generation << _BATCH_BITS) + txn.cycle.batch,
+            _slot(txn, "attempt"): _number(_hash(txn.label)),
+            _slot(txn, "token"): _number(digest),
+        }
+        about = {"semel.cycle": str(txn.cycle), "semel.attempt": txn.attempt}
+        try:
+            self.table.create_write_transaction(
+                adds,
+                "append",
+                self.table.schema(),
+                partition_by=self.table.metadata().partition_columns,
+                commit_properties=delta.CommitProperties(
+                    app_transactions=[delta.Transaction(*one) for one in versions.items()],
+                    max_commit_retries=0,
+                    custom_metadata=about,
+                ),
+            )
+        except exceptions.CommitFailedError as error:
+            raise CommitRefused(str(error)) from error
+
+    def was_rewritten(self) -> bool:
+        """Return whether somebody has rewritten files, as far as the log goes back."""
+        rewrites = {"OPTIMIZE", "DELETE", "UPDATE", "MERGE", "REORG"}
+        return any(entry.get("operation") in rewrites for entry in self.table.history())
+
+    def rows_of(self, add: Mapping[str, Any], schema: Schema) -> Iterator[Any]:
+        """Read the rows of one file, with the partition's values, as they were staged."""
+        with self._fs.open_input_file(add["path"]) as file:
+            rows = pq.ParquetFile(file).read()
+        columns = [
+            rows[name].combine_chunks().cast(column.type)
+            if name in rows.column_names
+            else pa.array([add.get(f"partition.{name}")] * rows.num_rows, column.type)
+            for name, column in zip(schema.names, schema, strict=True)
+        ]
+        yield from pa.Table.from_arrays(columns, schema=schema).to_batches()
+
+    def _highest(self, scope: Scope) -> CycleId | None:
+        version = self._version(_app(scope))
+        if version is None:
+            return None
+        return CycleId(scope, version >> _BATCH_BITS, version % (1 << _BATCH_BITS))
+
+    def _version(self, app: str) -> int | None:
+        found = self.table.transaction_version(app)
+        return None if found is None else int(found)
+
+
+def _app(scope: Scope) -> str:
+    return f"semel-{scope.slug}"
+
+
+def _slot(txn: SinkTxnId, what: str) -> str:
+    return f"{_app(txn.scope)}-{what}-{txn.cycle.batch % _PROOFS}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _number(digest: str) -> int:
+    return int(digest[:_HASH_DIGITS], 16)

@@ -1,0 +1,223 @@
+"""The data files of tasks, written below the table, with what the table's log says of each."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from semel.arrow.attempts import folder_of
+from semel.arrow.tables import storage_faults
+from semel.arrow.tally import schema_to_text, tally
+from semel.errors import Permanent, require
+from semel.pipeline.sink import Batch, Receipt, Schema, Tally
+from semel.pipeline.txn import SinkTxnId
+
+pa: Any = require("pyarrow", "delta")
+pc: Any = require("pyarrow.compute", "delta")
+fs: Any = require("pyarrow.fs", "delta")
+pq: Any = require("pyarrow.parquet", "delta")
+delta_fs: Any = require("deltalake.fs", "delta")
+
+# Longer texts say nothing more in statistics, and the log keeps them for every file.
+_LONGEST_STATISTIC: Final = 32
+
+
+def file_system(uri: str, options: Mapping[str, str]) -> Any:
+    """Return the table's folder as an Arrow file system."""
+    return fs.PyFileSystem(delta_fs.DeltaStorageHandler(uri, dict(options)))
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaStager:
+    """The settings that a task needs to write for one transaction."""
+
+    txn: SinkTxnId
+    uri: str
+    schema: Schema
+    partition_by: tuple[str, ...]
+    file_bytes: int
+    options: Mapping[str, str] = field(repr=False)
+    """How to reach the storage; may hold credentials."""
+
+    def open(self, task: str) -> DeltaWriter:
+        return DeltaWriter(self, task)
+
+
+class DeltaWriter:
+    """The files of one task attempt; a task without rows has none."""
+
+    def __init__(self, stager: DeltaStager, task: str) -> None:
+        self._stager = stager
+        self._task = task
+        name = hashlib.sha256(task.encode()).hexdigest()[:16]
+        self._folder = f"{folder_of(stager.txn)}/task-{name}"
+        self._fs = file_system(stager.uri, stager.options)
+        self._schema: Any = None
+        self._tally = Tally()
+        self._waiting: list[Any] = []
+        self._bytes = 0
+        self._files: list[dict[str, Any]] = []
+
+    def write(self, batch: Batch) -> None:
+        """Collect the rows, and write a file (one per partition) when there are enough."""
+        if self._schema is None:
+            self._schema = batch.schema.remove_metadata()
+        if batch.num_rows == 0:
+            return
+        if not batch.schema.equals(self._schema):
+            raise Permanent(f"task {self._task}: a batch has another schema than the one before")
+        self._tally += tally(batch)
+        self._waiting.append(conform(batch, self._stager.schema))
+        self._bytes += batch.nbytes
+        if self._bytes >= self._stager.file_bytes:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        rows = pa.Table.from_batches(self._waiting)
+        with storage_faults(f"staging into {self._folder}"):
+            for values, part in _partitions(rows, self._stager.partition_by):
+                self._write_file(values, part)
+        self._waiting, self._bytes = [], 0
+
+    def _write_file(self, values: Mapping[str, Any], rows: Any) -> None:
+        path = f"{self._folder}/part-{len(self._files):05d}.parquet"
+        footers: list[Any] = []
+        with self._fs.open_output_stream(path) as stream:
+            pq.write_table(rows, stream, compression="snappy", metadata_collector=footers)
+            size = stream.tell()
+        self._files.append(
+            {
+                "path": path,
+                "size": size,
+                "values": {name: _partition_text(value) for name, value in values.items()},
+                "stats": statistics(footers[0]),
+            }
+        )
+
+    def finish(self) -> Receipt:
+        self._flush()
+        detail = {
+            "files": self._files,
+            "layout": list(self._stager.partition_by),
+            "schema": None if self._schema is None else schema_to_text(self._schema),
+        }
+        return Receipt(self._task, self._tally, detail)
+
+    def discard(self) -> None:
+        """Remove the task's folder, as far as possible."""
+        self._waiting = []
+        with contextlib.suppress(Exception):
+            self._fs.delete_dir(self._folder)
+
+
+def conform(batch: Batch, schema: Schema) -> Batch:
+    """Return the rows with the table's types.
+
+    Raises:
+        Permanent: a column is unknown to the table, or its values do not fit.
+    """
+    unknown = set(batch.schema.names) - set(schema.names)
+    absent = [one.name for one in schema if not one.nullable and one.name not in batch.schema.names]
+    if unknown or absent:
+        raise Permanent(
+            f"the rows do not fit the table: it has no columns {sorted(unknown)}"
+            if unknown
+            else f"the rows do not fit the table: it requires the columns {absent}"
+        )
+    columns, fields = [], []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        wanted = schema.field(name)
+        if column.null_count and not wanted.nullable:
+            raise Permanent(f"column {name} is required by the table, and a row has no value there")
+        try:
+            columns.append(column.cast(wanted.type))
+        except pa.ArrowException as error:
+            raise Permanent(
+                f"the rows do not fit the table: column {name} is {column.type} and not "
+                f"{wanted.type}"
+            ) from error
+        fields.append(wanted)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _partitions(rows: Any, by: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], Any]]:
+    if not by:
+        yield {}, rows
+        return
+    for values in rows.select(by).group_by(list(by)).aggregate([]).to_pylist():
+        chosen = None
+        for name, value in values.items():
+            column = rows[name]
+            same = pc.is_null(column) if value is None else pc.equal(column, value)
+            chosen = same if chosen is None else pc.and_kleene(chosen, same)
+        yield values, rows.filter(chosen).drop_columns(list(by))
+
+
+def _partition_text(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value.isoformat() if isinstance(value, dt.date) else str(value)
+
+
+def can_partition(kind: Any) -> bool:
+    """Return whether values of the type have one form in the log of a Delta table."""
+    types = pa.types
+    return any(
+        is_kind(kind)
+        for is_kind in (types.is_integer, types.is_string, types.is_boolean, types.is_date)
+    )
+
+
+def statistics(footer: Any) -> str:
+    """Return what readers skip files by: the number of rows, least and greatest values, nulls."""
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    unknown: set[str] = set()
+    for group in range(footer.num_row_groups):
+        for index in range(footer.num_columns):
+            column = footer.row_group(group).column(index)
+            name, found = column.path_in_schema, column.statistics
+            if "." in name or found is None:
+                continue
+            nulls[name] = nulls.get(name, 0) + (found.null_count or 0)
+            low, high = _plain(found.min), _plain(found.max)
+            if not found.has_min_max or low is None or high is None:
+                unknown.add(name)
+                continue
+            least[name] = min(least.get(name, low), low)
+            greatest[name] = max(greatest.get(name, high), high)
+    for name in unknown:
+        least.pop(name, None)
+        greatest.pop(name, None)
+    return json.dumps(
+        {
+            "numRecords": footer.num_rows,
+            "minValues": least,
+            "maxValues": greatest,
+            "nullCount": nulls,
+        }
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return the value as the log writes it; None if it has no exact or short form there."""
+    if isinstance(value, bool | dt.datetime):
+        return None
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value if len(value) <= _LONGEST_STATISTIC else None
+    return value if isinstance(value, int) else None

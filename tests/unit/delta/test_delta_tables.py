@@ -1,0 +1,291 @@
+"""Commits to a Delta table in every race, and what the table asks of rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from semel.errors import Misuse, Permanent
+from semel.pipeline.sink import Found, SinkFatal, SinkOK, SinkRetryable, Tally
+from semel.pipeline.txn import CycleId, Scope
+from semel.sinks import DeltaSink
+
+SCOPE = Scope("ledger-1", "payments", "main")
+SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
+
+
+@pytest.fixture
+def uri(tmp_path):
+    DeltaTable.create(tmp_path / "rows", SCHEMA)
+    return str(tmp_path / "rows")
+
+
+def txn(batch=0):
+    return CycleId(SCOPE, 1, batch).attempt()
+
+
+def rows(*ids):
+    return pa.RecordBatch.from_pylist([{"id": n, "text": f"row {n}"} for n in ids], schema=SCHEMA)
+
+
+def stage(sink, txn, *batches):
+    writer = sink.stager(txn).open(f"task-{uuid.uuid4().hex}")
+    for batch in batches:
+        writer.write(batch)
+    return writer.finish()
+
+
+def prepared(sink, txn, *batches):
+    outcome = sink.prepare(txn, [stage(sink, txn, *batches)])
+    assert isinstance(outcome, SinkOK), outcome
+    return outcome.token
+
+
+def committed(sink, txn, *batches):
+    token = prepared(sink, txn, *batches)
+    assert sink.commit(txn, token) == SinkOK()
+    return token
+
+
+def ids(uri):
+    return sorted(DeltaTable(uri).to_pyarrow_table()["id"].to_pylist())
+
+
+class Overtaken(DeltaSink):
+    """Somebody else's commit lands between its look for the proof and its own commit."""
+
+    overtake = None
+
+    def _append(self, *arguments):
+        overtake, self.overtake = self.overtake, None
+        if overtake is not None:
+            overtake()
+        super()._append(*arguments)
+
+
+class LosesReplies(DeltaSink):
+    """The answers to its commits are lost, and so are some of the commits themselves."""
+
+    lost_requests = lost_replies = 0
+
+    def _append(self, *arguments):
+        if self.lost_requests:
+            self.lost_requests -= 1
+            raise ConnectionError("no answer")
+        super()._append(*arguments)
+        if self.lost_replies:
+            self.lost_replies -= 1
+            raise ConnectionError("no answer")
+
+
+def test_two_recoverers_of_one_version_append_once(uri):
+    slow, one = Overtaken(uri), txn()
+    token = prepared(slow, one, rows(1, 2))
+    slow.overtake = lambda: DeltaSink(uri).commit(one, token)
+
+    assert slow.commit(one, token) == SinkOK()
+
+    assert ids(uri) == [1, 2]
+    assert DeltaTable(uri).version() == 1
+
+
+def test_a_loser_that_lost_the_race_is_refused(uri):
+    slow, loser = Overtaken(uri), txn()
+    token = prepared(slow, loser, rows(1))
+    slow.overtake = lambda: committed(DeltaSink(uri), txn(), rows(2))
+
+    assert isinstance(slow.commit(loser, token), SinkFatal)
+
+    assert ids(uri) == [2]
+
+
+def test_a_foreign_writer_beside_us_loses_nothing_and_costs_us_nothing(uri):
+    sink = Overtaken(uri)
+    for batch in range(3):
+        foreign = rows(100 + batch)
+        sink.overtake = lambda foreign=foreign: write_deltalake(uri, foreign, mode="append")
+        committed(sink, txn(batch), rows(batch))
+
+    assert ids(uri) == [0, 1, 2, 100, 101, 102]
+    assert sink.mark(SCOPE).cycle.batch == 2
+
+
+@pytest.mark.parametrize(("requests", "replies"), [(0, 1), (2, 0), (1, 1)])
+def test_a_commit_whose_reply_is_lost_is_looked_up_and_happens_once(uri, requests, replies):
+    sink, one = LosesReplies(uri), txn()
+    token = prepared(sink, one, rows(1, 2))
+    sink.lost_requests, sink.lost_replies = requests, replies
+
+    assert sink.commit(one, token) == SinkOK()
+
+    assert ids(uri) == [1, 2]
+    assert sink.recover(SCOPE) == []
+
+
+def test_a_storage_that_never_answers_leaves_the_cycle_prepared(uri):
+    sink, one = LosesReplies(uri), txn()
+    token = prepared(sink, one, rows(1))
+    sink.lost_requests = 99
+
+    assert isinstance(sink.commit(one, token), SinkRetryable)
+
+    assert sink.look_up(one, token).found is Found.HELD
+    assert DeltaSink(uri).commit(one, token) == SinkOK()
+    assert ids(uri) == [1]
+
+
+def test_the_proof_is_in_the_checkpoints_of_the_log(uri):
+    sink, one = DeltaSink(uri), txn()
+    token = committed(sink, one, rows(1))
+    table = DeltaTable(uri)
+    table.create_checkpoint()
+    table_log = Path(uri, "_delta_log")
+    for path in table_log.glob("*.json"):
+        path.unlink()
+    assert list(table_log.glob("*.checkpoint.parquet"))
+
+    assert sink.commit(one, token) == SinkOK()
+
+    assert sink.mark(SCOPE) == one
+    assert isinstance(sink.abort(one, token), SinkFatal)
+
+
+def test_a_cycle_whose_proof_is_forgotten_is_never_deleted(uri):
+    sink, first, loser = DeltaSink(uri), txn(0), txn(0)
+    prepared(sink, loser, rows(100))
+    token = committed(sink, first, rows(0))
+    for batch in range(1, 12):
+        committed(sink, txn(batch), rows(batch))
+
+    assert isinstance(sink.commit(first, token), SinkFatal)
+    assert isinstance(sink.abort(first, token), SinkFatal)
+    assert sink.sweep(SCOPE, lambda _: True) == [loser]
+
+    assert ids(uri) == list(range(12))
+
+
+def test_a_vacuum_keeps_the_records_and_what_is_committed(uri):
+    sink, one, two = DeltaSink(uri), txn(0), txn(1)
+    token = committed(sink, one, rows(1))
+    held = prepared(sink, two)
+
+    DeltaTable(uri).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+
+    assert sink.mark(SCOPE) == one
+    assert sink.commit(one, token) == SinkOK()
+    assert sink.commit(two, held) == SinkOK()
+    assert ids(uri) == [1]
+
+
+def test_a_table_that_was_made_again_is_not_written(uri):
+    sink, one = DeltaSink(uri), txn()
+    token = prepared(sink, one, rows(1))
+    DeltaTable.create(uri, SCHEMA, mode="overwrite")
+
+    outcome = sink.commit(one, token)
+
+    assert isinstance(outcome, SinkFatal)
+    assert "made again" in outcome.reason
+
+
+EVENTS = pa.schema(
+    [
+        ("id", pa.int32()),
+        ("day", pa.date32()),
+        ("kind", pa.string()),
+        ("at", pa.timestamp("us", "UTC")),
+    ]
+)
+
+
+def events(count=12):
+    found = [
+        {
+            "id": n,
+            "day": dt.date(2026, 1, 1 + n % 3),
+            "kind": None if n % 4 == 0 else f"a/b={n % 2}",
+            "at": dt.datetime(2026, 1, 1, n, tzinfo=dt.UTC),
+        }
+        for n in range(count)
+    ]
+    return pa.RecordBatch.from_pylist(found, schema=EVENTS)
+
+
+def test_rows_go_into_the_partitions_of_the_table(tmp_path):
+    uri = str(tmp_path / "events")
+    DeltaTable.create(uri, EVENTS, partition_by=["day", "kind"])
+    sink, one = DeltaSink(uri), txn()
+    sink.check(EVENTS)
+
+    token = committed(sink, one, events())
+
+    table = DeltaTable(uri)
+    found = table.to_pyarrow_table().sort_by("id").select(EVENTS.names).to_pylist()
+    assert found == events().to_pylist()
+    assert len(table.partitions()) == 9
+    assert sink.visible_tally(one.cycle, token) == Tally(token["rows"], token["hash"])
+
+
+def test_statistics_let_readers_skip_files(uri):
+    sink = DeltaSink(uri)
+    committed(sink, txn(0), rows(1, 2))
+    committed(sink, txn(1), rows(10, 11))
+
+    adds = pa.table(DeltaTable(uri).get_add_actions(flatten=True)).sort_by("min.id").to_pylist()
+
+    assert [(add["min.id"], add["max.id"], add["num_records"]) for add in adds] == [
+        (1, 2, 2),
+        (10, 11, 2),
+    ]
+    assert adds[0]["min.text"] == "row 1"
+    assert adds[0]["null_count.id"] == 0
+
+
+def test_a_tally_after_a_compaction_is_unknown_and_after_a_loss_is_not(uri):
+    sink, one, two = DeltaSink(uri), txn(0), txn(1)
+    token = committed(sink, one, rows(1))
+    committed(sink, two, rows(2))
+    assert sink.visible_tally(one.cycle, token) == Tally(token["rows"], token["hash"])
+
+    DeltaTable(uri).optimize.compact()
+
+    assert sink.visible_tally(one.cycle, token) is None
+    assert ids(uri) == [1, 2]
+
+
+def test_rows_that_do_not_fit_are_refused_before_the_first_batch(uri):
+    sink = DeltaSink(uri)
+    sink.check(pa.schema([("id", pa.int32())]))
+
+    with pytest.raises(Permanent, match="more"):
+        sink.check(pa.schema([("id", pa.int64()), ("more", pa.string())]))
+    with pytest.raises(Permanent, match="id"):
+        sink.check(pa.schema([("id", pa.list_(pa.int64()))]))
+
+
+def test_a_table_that_asks_for_more_than_files_is_refused(uri, tmp_path):
+    DeltaTable(uri).alter.add_constraint({"positive": "id > 0"})
+
+    with pytest.raises(Permanent, match="constraints"):
+        DeltaSink(uri).check(SCHEMA)
+    with pytest.raises(Permanent, match=r"DeltaTable\.create"):
+        DeltaSink(tmp_path / "nothing").check(None)
+    with pytest.raises(Misuse, match="it appends"):
+        DeltaSink(uri, mode="overwrite")
+
+
+def test_a_reader_of_another_lineage_reads_the_delta_table(uri, monkeypatch, tmp_path):
+    chdb = pytest.importorskip("chdb", reason="pip install chdb (180 MB): ClickHouse in process")
+    sink = DeltaSink(uri)
+    for batch in range(3):
+        committed(sink, txn(batch), rows(2 * batch, 2 * batch + 1))
+
+    monkeypatch.chdir(tmp_path)  # chDB reads below the working folder only
+    found = chdb.query(f"SELECT count(), sum(id), max(text) FROM deltaLakeLocal('{uri}')")
+
+    assert str(found).strip() == '6,15,"row 5"'
