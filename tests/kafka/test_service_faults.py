@@ -93,7 +93,7 @@ def test_a_lost_request_or_reply_costs_no_message(
     ("kind", "where", "protocol"),
     [
         ("batched", "settle:before", "consumer"),
-        ("single", "message_commit:before", "classic"),
+        pytest.param("single", "message_commit:before", "classic", marks=pytest.mark.soak),
         pytest.param("batched", "settle:before", "classic", marks=pytest.mark.soak),
         pytest.param("leased", "leased_complete:before", "consumer", marks=pytest.mark.soak),
         pytest.param("single", "handle:after", "consumer", marks=pytest.mark.soak),

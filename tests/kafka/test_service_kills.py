@@ -61,8 +61,8 @@ def test_services_killed_at_one_window_after_another_lose_and_repeat_nothing(
 
 RANDOM = [
     # kind, protocol, members, kills, seed
-    ("single", "consumer", 2, 4, 1),
-    ("batched", "classic", 4, 4, 2),
+    ("single", "consumer", 2, 2, 1),
+    ("batched", "classic", 4, 2, 2),
     *(
         pytest.param(kind, protocol, members, 30, seed, marks=pytest.mark.soak)
         for seed, (kind, protocol, members) in enumerate(
