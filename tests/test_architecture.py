@@ -114,7 +114,6 @@ CLIENTS = {
     "pydantic": {"policy", "faststream"},
     "pydantic_core": {"policy"},
     "starlette": {"http"},
-    "uvicorn": {"console"},
     "typer": {"cli"},
     "rich": {"cli"},
     "pytest": {"testing"},
@@ -319,6 +318,24 @@ def test_no_two_test_files_have_the_same_name():
 
     # pytest imports a test file by its name alone, and refuses the second one.
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_every_extra_installs_something_that_the_code_imports():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    imported = {one.module.split(".")[0] for one in imports()}
+    # Chosen by a URL, or by their framework's name.
+    imported |= {"asyncpg", "aiosqlite"}
+
+    def is_used(need: str) -> bool:
+        name = need.split(">")[0].split("[")[0].replace("-", "_")
+        return {"protobuf": "google"}.get(name, name) in imported
+
+    # The other two install what the repository itself runs.
+    offered = {name: needs for name, needs in extras.items() if name not in ("demo", "dev")}
+    assert [name for name, needs in offered.items() if not any(map(is_used, needs))] == []
+    there = {path.name for path in PACKAGE.iterdir()}
+    assert {part for parts in CLIENTS.values() for part in parts} <= there
 
 
 def test_both_engines_stay_small():

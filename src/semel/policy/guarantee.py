@@ -174,12 +174,11 @@ _FAILURES = ("process crash", "broker redelivery")
 
 
 def _rows(effective: Effective) -> Promise:
-    strategy = STRATEGIES[effective.consumer.idempotency.strategy]
     repetition, why = rows_repetition(effective)
     what = "rows in the handler's database"
     if repetition is Repetition.APPLIED:
         return _promise(effective, repetition, what, (), why)
-    under = (*_FAILURES, _replay_words(effective, strategy.outlives_claims))
+    under = (*_FAILURES, _replay_words(effective))
     return _promise(effective, repetition, what, under, _rests_on(effective))
 
 
@@ -205,7 +204,7 @@ def _written(effective: Effective, what: str, again: str) -> Promise:
     repetition, why = rows_repetition(effective)
     if repetition is Repetition.APPLIED:
         return _promise(effective, repetition, what, (), why)
-    under = (*_FAILURES, _replay_words(effective, outlives_claims=False))
+    under = (*_FAILURES, _replay_words(effective))
     return _promise(effective, repetition, what, under, again)
 
 
@@ -218,20 +217,32 @@ def _promise(
     return Promise(SEMANTICS[ack, repetition], what, tuple(under), caveat)
 
 
-def _replay_words(effective: Effective, outlives_claims: bool) -> str:
-    """Say until when a replay is recognised.
-
-    An old version is skipped before the handler runs; a strategy at the target saves the rows
-    and nothing else.
-    """
-    if effective.consumer.versioned or outlives_claims:
+def _replay_words(effective: Effective) -> str:
+    """Say until when a replay is recognised: by its claim, or at any time by its version."""
+    if effective.consumer.versioned:
         return "replay at any time"
     return f"replay within {duration_words(effective.claims_ttl)}"
 
 
+def unchecked(effective: Effective) -> str:
+    """Say what the promise rests on that the handler must do and nothing checks; or nothing.
+
+    A strategy at the target is only declared: it protects the rows if the handler's statements
+    really refuse a repetition.
+    """
+    own = effective.consumer
+    facts = STRATEGIES[own.idempotency.strategy]
+    met = f"as long as the handler's rows refuse a repetition ({own.idempotency.strategy})"
+    if own.versioned or not facts.at_target:
+        return ""
+    if own.mode is Mode.LEASED:
+        return met
+    return f"later {met}" if facts.outlives_claims else ""
+
+
 def _rests_on(effective: Effective) -> str:
     own = effective.consumer
-    parts = []
+    parts = [condition] if (condition := unchecked(effective)) else []
     if own.idempotency.duplicate_handling is Duplicates.INVOKE:
         parts.append("as long as the handler writes nothing for a duplicate")
     if own.mode is Mode.LEASED and not STRATEGIES[own.idempotency.strategy].at_target:

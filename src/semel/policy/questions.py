@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from semel.policy.guarantee import ACK, STRATEGIES, AckTime, Repetition, listing, rows_repetition
+from semel.policy.guarantee import (
+    ACK,
+    STRATEGIES,
+    AckTime,
+    Repetition,
+    listing,
+    rows_repetition,
+    unchecked,
+)
 from semel.policy.model import OVERLAPS, topic_path
 from semel.policy.reader import Path, path_words
 from semel.policy.rules import Case, Finding
@@ -163,7 +171,10 @@ def _replay_safe(case: Case) -> str:
     if refusal := case.effective.replay_refusal:
         return refusal
     first = case.guarantee.promises[0]
-    return f"allowed; {f'recognised: {first.under[-1]}' if first.under else first.caveat}"
+    if not first.under:
+        return f"allowed; {first.caveat}"
+    condition = unchecked(case.effective)
+    return f"allowed; recognised: {first.under[-1]}{f', {condition}' if condition else ''}"
 
 
 def _unreadable(case: Case) -> str | None:

@@ -56,7 +56,8 @@ def test_the_templates_consumers_have_the_guarantees_that_follow_from_it():
     assert [
         guarantee_of(policy.effective(name, "case-events")).sentence for name in policy.consumers
     ] == [
-        f"{ROWS} and replay at any time",
+        f"{ROWS} and replay within 14d, later as long as the handler's rows refuse a repetition "
+        "(aggregate-version-upsert)",
         f"{ROWS} and replay within 14d; effectively-once for side effect 'notification', under "
         "process crash, broker redelivery and replay, as long as its provider keeps the key",
     ]
@@ -68,7 +69,15 @@ def test_the_templates_consumers_have_the_guarantees_that_follow_from_it():
         ({}, f"{ROWS} and replay within 14d"),
         ({"claims": {"ttl": "90d"}}, f"{ROWS} and replay within 90d"),
         ({"versioned": True}, f"{ROWS} and replay at any time"),
-        ({"idempotency": {"strategy": "unique-event-id"}}, f"{ROWS} and replay at any time"),
+        (
+            {"idempotency": {"strategy": "unique-event-id"}},
+            f"{ROWS} and replay within 14d, later as long as the handler's rows refuse a "
+            "repetition (unique-event-id)",
+        ),
+        (
+            {"idempotency": {"strategy": "aggregate-version-upsert"}, "versioned": True},
+            f"{ROWS} and replay at any time",
+        ),
         ({"idempotency": {"strategy": "overwrite-by-key"}}, f"{ROWS} and replay within 14d"),
         (
             {"idempotency": {"duplicateHandling": "invoke"}},
@@ -100,7 +109,8 @@ def test_the_templates_consumers_have_the_guarantees_that_follow_from_it():
         ),
         (
             {"mode": "leased", "idempotency": {"strategy": "state-version-check"}},
-            f"{ROWS} and replay at any time",
+            f"{ROWS} and replay within 14d, as long as the handler's rows refuse a repetition "
+            "(state-version-check)",
         ),
         (
             {"offsetCommit": {"timing": "before-processing"}},
