@@ -3,6 +3,7 @@
 FilesSink, IcebergSink, KafkaSink       ready to use
 HttpSink, receiver                      rows to a service, and the service that takes them
 PostgresSink, S3Sink, MemorySink        ready to use
+DeltaSink                               ready to use
 committed_objects, read_committed       what readers of an S3 sink see
 TwoPhaseSink                            the methods of a sink
 SinkTxnId, Receipt, Tally               its arguments
