@@ -30,6 +30,7 @@ from semel.message import Partition
 from semel.messaging.database import Sweep
 from semel.messaging.failed.waiting import leave_waiting
 from semel.messaging.handle.claims import (
+    DELETED,
     ERASED,
     Claimed,
     ClaimRequest,
@@ -40,7 +41,7 @@ from semel.messaging.handle.claims import (
 )
 from semel.messaging.outcome import Mark
 from semel.messaging.receive.broker import Reader
-from semel.messaging.receive.offsets import Ended
+from semel.messaging.receive.offsets import Ended, mark
 from semel.messaging.records import (
     DeadLetterFilter,
     MessageFilter,
@@ -54,7 +55,7 @@ from semel.messaging.settings import (
     WEEK_SECONDS,
     _seconds,
 )
-from semel.operate.acts import acting, need_actor, need_reason, overrule, write_down
+from semel.operate.acts import acting, close_claim, need_actor, need_reason, overrule, write_down
 from semel.operate.stores import Act, OperatorDatabase, OperatorUnit
 from semel.policy import vocabulary as words
 
@@ -127,11 +128,16 @@ class Retention:
     parking_age_seconds: float = WEEK_SECONDS
     """How long a message may be parked."""
 
+    expire_dead_letters: bool = False
+    """Delete dead letters that are older than `dead_letter_age_seconds`."""
+
     safety: float = DEFAULT_SAFETY
     batch: int = 1000
     """How many rows one transaction deletes."""
 
     def __post_init__(self) -> None:
+        if self.expire_dead_letters and not self.dead_letter_age_seconds > 0:
+            raise Misuse("dead letters expire after an age, which is not given (`dlq.keep`)")
         if self.batch < 1:
             raise Misuse(f"batch must be at least 1, got {self.batch}")
         if not 0 < self.ttl_seconds <= MOST_DAYS * DAY_SECONDS:
@@ -164,6 +170,9 @@ class Pruned:
 
     claims: int = 0
     """Deleted; likewise the following."""
+
+    dead_letters: int = 0
+    """Dead letters that expired; the audit trail names each."""
 
     inbox: int = 0
     attempts: int = 0
@@ -212,14 +221,18 @@ async def prune(
 
     Raises:
         ReplayRuns: a replay of the consumer has not finished, or began meanwhile.
+        Misuse: dead letters expire, and no actor is named.
     """
     pruned = Pruned()
+    if settings.expire_dead_letters:
+        need_actor(actor)
 
     def act(name: str) -> Act | None:
         details = {"ttl_seconds": settings.ttl_seconds, **(asdict(pruned) if pruned.total else {})}
         return Act(need_actor(actor), name, consumer, "", reason, details) if actor else None
 
     for what, delete in (
+        *_expiring(consumer, settings, actor, reason),
         *_deletes(consumer, settings),
         *await _outcome_deletes(database, consumer, settings, reader),
     ):
@@ -233,6 +246,34 @@ async def prune(
         async with acting(database) as unit:
             await unit.audit.append(ended)
     return pruned
+
+
+def _expiring(
+    consumer: str, settings: Retention, actor: str, reason: str
+) -> list[tuple[str, Delete]]:
+    if not settings.expire_dead_letters:
+        return []
+
+    async def expire(unit: OperatorUnit) -> int:
+        until = await unit.now() - settings.dead_letter_age_seconds
+        which = DeadLetterFilter(consumer=consumer, until=until)
+        letters = await unit.dead_letters.outlines(which, settings.batch)
+        for letter in letters:
+            # As after a deletion by two people: the policy is the second one.
+            one = (consumer, letter.message_id)
+            await unit.dead_letters.remove(*one)
+            await mark(unit, consumer, Mark.DELETED, letter.source)
+            await unit.inbox.close(*one, DELETED)
+            await close_claim(unit, *one, ClaimState.FAILED_TERMINAL, DELETED)
+            await unit.attempts.erase(MessageFilter(*one))
+            said: dict[str, Any] = {
+                "hash": letter.payload_hash,
+                "first_failed_at": letter.first_failed_at,
+            }
+            await write_down(unit, actor, "dlq.expire", *one, reason, **said)
+        return len(letters)
+
+    return [("dead_letters", expire)]
 
 
 def _deletes(consumer: str, settings: Retention) -> list[tuple[str, Delete]]:
@@ -308,7 +349,12 @@ def retention_of(policy: Policy, consumer: str) -> Retention:
     }
     longest: dict[str, Any] = {name: max(lengths) for name, lengths in windows.items()}
     needed = SAFETY * max(longest.values())
-    return Retention(ttl_seconds=_seconds(own.claims.ttl, needed), safety=SAFETY, **longest)
+    return Retention(
+        ttl_seconds=_seconds(own.claims.ttl, needed),
+        expire_dead_letters=own.dlq.expire,
+        safety=SAFETY,
+        **longest,
+    )
 
 
 LEFT: Final = (

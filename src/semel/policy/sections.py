@@ -333,6 +333,10 @@ class Dlq(Section):
     """
     keep: Duration | None = None
     """How long a dead letter may wait for its replay."""
+    expire: Flag = False
+    """Whether `semel retention` deletes dead letters that have waited longer than `keep`,
+    which must be given then.
+    """
 
 
 class Poison(Section):

@@ -13,7 +13,7 @@ from semel.messaging.database import Sweep
 from semel.messaging.failed.retries import retry_due
 from semel.messaging.handle.claims import ClaimState, Failure
 from semel.messaging.outcome import OutcomeRange
-from semel.messaging.records import Gap, InboxMessage
+from semel.messaging.records import DeadLetterFilter, Gap, InboxMessage
 from semel.messaging.settings import DAY_SECONDS, ConsumerSettings
 from semel.operate.acts import NotPossible
 from semel.operate.completeness import audit_completeness
@@ -22,7 +22,7 @@ from semel.operate.replay import abandon_replay
 from semel.operate.retention import Pruned, ReplayRuns, Retention, prune, shortest_ttl
 from semel.operate.stores import ApprovalAsked, ApprovalDecision, ReplayRun, ReplayState
 from semel.policy.vocabulary import Duplicates
-from tests.messaging.act_world import BILLING, park, queue
+from tests.messaging.act_world import BILLING, acts, bury, claim_of, park, queue
 from tests.messaging.places import InPostgres, InSqlite
 from tests.messaging.replay_world import POLICY, Service
 from tests.stores.attempts import ATTEMPT
@@ -45,6 +45,28 @@ class Pruning(DatabaseContract):
         assert pruned == Pruned(claims=2)
         left = {"old FAILED_RETRYABLE", "old PARKED", "old IN_PROGRESS"}
         assert await known(world) == left | {f"new {state}" for state in ClaimState}
+
+    @in_world
+    async def test_dead_letters_expire_by_policy_and_the_trail_names_each(self, world):
+        for name in ("d1", "d2", "d3"):
+            await bury(world, name)
+        await world.age(2 * WEEK)
+        await bury(world, "new")
+        expiring = replace(SETTINGS, expire_dead_letters=True)
+
+        with pytest.raises(Misuse, match="after an age"):
+            replace(expiring, dead_letter_age_seconds=0.0)
+        with pytest.raises(Misuse, match="needs an actor"):
+            await prune(world.database, BILLING, expiring)
+        kept = await prune(world.database, BILLING, SETTINGS)
+        pruned = await prune(world.database, BILLING, expiring, actor="cron")
+
+        assert (kept.dead_letters, pruned.dead_letters) == (0, 3)
+        done = [(name, what) for _, what, name in await acts(world) if what == "dlq.expire"]
+        assert done == [(name, "dlq.expire") for name in ("d1", "d2", "d3")]
+        assert (await claim_of(world, "d1")).state is ClaimState.FAILED_TERMINAL
+        async with world.database.begin() as unit:
+            assert await unit.dead_letters.count(DeadLetterFilter()) == 1
 
     @in_world
     async def test_rows_are_deleted_in_small_transactions_with_progress(self, world):

@@ -127,12 +127,12 @@ def problem_of(body: str) -> str:
         (
             "      dlq:",
             "p.yaml:6: deliverySemantics.consumers.c.dlq: nothing stands here; expected the keys "
-            "enabled, topic, unreadableTopic, owner, manualReviewRequired, keep",
+            "enabled, topic, unreadableTopic, owner, manualReviewRequired, keep, expire",
         ),
         (
             "      dlq: [a-team]",
             "p.yaml:6: deliverySemantics.consumers.c.dlq: found a list; expected the keys enabled, "
-            "topic, unreadableTopic, owner, manualReviewRequired, keep",
+            "topic, unreadableTopic, owner, manualReviewRequired, keep, expire",
         ),
         (
             "      sideEffects: {name: mail}",

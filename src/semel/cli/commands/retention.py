@@ -102,6 +102,7 @@ def retention(
     the broker has deleted.  Refuses a time to live that is shorter than one of the windows,
     and stops while a replay of the consumer is neither finished nor abandoned.  With --policy
     its keys decide: claims.ttl, the topics' retention, replay.window, dlq.keep, parking.keep.
+    Dead letters expire only where it says dlq.expire.
 
     Example: semel retention --consumer billing --ttl-days 30 --topic-days 14 --yes
     """
@@ -127,7 +128,8 @@ def retention(
 
 def _pruned_lines(pruned: Pruned) -> Iterator[Line]:
     yield (
-        f"deleted: {counted(pruned.claims, 'claim')}, {pruned.inbox} of the inbox, "
+        f"deleted: {counted(pruned.claims, 'claim')}, "
+        f"{counted(pruned.dead_letters, 'expired dead letter')}, {pruned.inbox} of the inbox, "
         f"{counted(pruned.attempts, 'failed attempt')}, "
         f"{counted(pruned.keys, 'lock')} of keys, {counted(pruned.replays, 'replay')}, "
         f"{counted(pruned.gaps, 'gap')}, {counted(pruned.notes, 'crash note')}, "
