@@ -75,7 +75,11 @@ def sink_of(spec: str) -> TwoPhaseSink:
 
         mode: Any = kind.partition("-")[2]
         table = f"{TABLE}_{mode}"
-        return PostgresSink(where, table, name=kind, mode=mode, cycle_column="cycle")
+        # With books of its own each keeps its mode; together they would share one transaction.
+        books = f"semel_{mode}"
+        return PostgresSink(
+            where, table, name=kind, mode=mode, cycle_column="cycle", bookkeeping_schema=books
+        )
     if kind == "s3":
         from semel.s3.sink import S3Sink
         from semel.testing.services import SeaweedServer

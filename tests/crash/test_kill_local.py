@@ -109,7 +109,9 @@ def found(zygote, tmp_path_factory, postgres_server, seaweedfs) -> Iterator[list
 def test_every_crash_point_is_a_window_of_the_local_driver(found):
     reached = {(w.window.partition(":")[0], w.window.rpartition(":")[2]) for w in found}
 
-    assert {(point.step, point.side) for point in PIPELINE_POINTS} == reached
+    # Kafka's are crashed in tests/kafka/test_kafka_sink.py, with a broker.
+    here = [point for point in PIPELINE_POINTS if not point.step.startswith("kafka_")]
+    assert {(point.step, point.side) for point in here} == reached
 
 
 @pytest.mark.parametrize(

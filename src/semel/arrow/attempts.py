@@ -28,6 +28,7 @@ PREPARED: Final = "prepared"
 COMMITTED: Final = "committed"
 
 _SUFFIX: Final = ".avro"
+_UNFINISHED: Final = ".tmp"
 _GROUP: Final = "from="
 _FOLDER: Final = "txn="
 
@@ -97,6 +98,7 @@ class Attempts:
     def remove_record(self, kind: str, txn: SinkTxnId) -> None:
         """Remove the record; a missing one is no error."""
         self._delete(self._record(kind, txn))
+        self._delete(f"{self._record(kind, txn)}{_UNFINISHED}")
 
     def keep_committed(self, txn: SinkTxnId, content: Mapping[str, Any]) -> None:
         """Turn the promise of *txn* into the record of its commit, and drop the oldest ones."""
@@ -173,10 +175,10 @@ class Attempts:
             return
         # Unlike an object store, a file system shows a file while it is being written.
         self._fs.create_dir(path.rpartition("/")[0], recursive=True)
-        with self._fs.open_output_stream(f"{path}.tmp") as file:
+        with self._fs.open_output_stream(f"{path}{_UNFINISHED}") as file:
             file.write(content)
-        sync(self._fs, f"{path}.tmp")
-        self._fs.move(f"{path}.tmp", path)
+        sync(self._fs, f"{path}{_UNFINISHED}")
+        self._fs.move(f"{path}{_UNFINISHED}", path)
         sync(self._fs, path.rpartition("/")[0])
 
     def _delete(self, path: str) -> None:
