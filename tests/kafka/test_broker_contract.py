@@ -27,7 +27,7 @@ class OnKafka(BrokerContract):
     config: ClassVar = {}
     """Settings of every client."""
 
-    idle: ClassVar = {"max.poll.interval.ms": 4_000}
+    idle: ClassVar = {"max.poll.interval.ms": 2_500}
     """A member whose thread stands still is taken for dead after this time."""
 
     @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ class TestKafkaConsumerProtocol(OnKafka):
 
 class TestKafkaClassicProtocol(OnKafka):
     protocol = GroupProtocol.CLASSIC
-    config: ClassVar = {"session.timeout.ms": 3_000, "heartbeat.interval.ms": 300}
+    config: ClassVar = {"session.timeout.ms": 2_500, "heartbeat.interval.ms": 300}
 
 
 @pytest.mark.parametrize("protocol", GroupProtocol)
