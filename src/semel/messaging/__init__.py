@@ -10,6 +10,7 @@
     failure     classes of failures, their codes, and whether to try again
     redact      what may be logged of an exception
     records     the rows: claims, waiting messages, dead letters
+    changes     what a batch on Spark changes in these rows
     database    the protocol of the stores
     classic     the class for those who own their sessions
     receive/  handle/  failed/  send/    the four stations
