@@ -37,6 +37,8 @@ AGING = {
     "consumer_member": ("expires_at",),
     "crash_suspect": ("noted_at",),
     "sequence_gap": ("since", "closed_at"),
+    "consumer_engine": ("since",),
+    "cycle_outcome": ("at",),
     "approval": ("asked_at", "decided_at"),
     "message_revision": ("at",),
     "replay_run": ("began_at", "updated_at"),

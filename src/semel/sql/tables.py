@@ -13,6 +13,8 @@
     consumer_member     the running processes
     crash_suspect       messages that are being tried, and may kill the process
     consumer_outcome    the outcome of every offset, as ranges
+    consumer_engine     the consumers that Spark runs: no service may claim for them
+    cycle_outcome       the outcomes of every cycle on Spark: how many of each, per partition
     aggregate_version   the applied versions of aggregates
     sequence_gap        versions that did not come
     replay_run          replays, and the progress of each
@@ -268,6 +270,40 @@ consumer_outcome: Final = Table(
     Index("ix_consumer_outcome_place", "consumer", "topic", "partition", "first"),
     Index("ix_consumer_outcome_end", "consumer", "topic", "partition", "outcome", "last"),
     comment="what became of every offset, as ranges of neighbours",
+)
+
+consumer_engine: Final = Table(
+    "consumer_engine",
+    metadata,
+    text_column("consumer", "which consumer; without a row, services run it", key=True),
+    text_column("engine", "spark"),
+    text_column("scope", "of the pipeline, as the books of its sinks name it"),
+    text_column("app", "of the pipeline"),
+    text_column("query", "of the pipeline"),
+    text_column("ledger", "the id of the pipeline's ledger"),
+    counted("epoch", "of the pipeline's last start"),
+    text_column("books", "the schema with the books of its messages sink"),
+    time_us("since", "when it took the consumer over"),
+    comment="which pipeline runs a consumer; only a hand-over removes a row",
+)
+
+cycle_outcome: Final = Table(
+    "cycle_outcome",
+    metadata,
+    Column("number", NUMBER, Identity(), primary_key=True, comment="of the row"),
+    text_column("consumer", "which consumer"),
+    text_column("scope", "of the pipeline, as the books of its sinks name it"),
+    text_column("cycle", "generation and batch: g1.b42"),
+    text_column("attempt", "the attempt that was committed"),
+    text_column("topic", "of the records"),
+    Column("partition", Integer, nullable=False, comment="of the records"),
+    Column("first", BigInteger, nullable=False, comment="first offset of the cycle"),
+    Column("last", BigInteger, nullable=False, comment="last offset of the cycle, included"),
+    text_column("outcome", "what became of them"),
+    counted("total", "how many had this outcome"),
+    time_us("at", "when the cycle was committed; retention counts from here"),
+    Index("ix_cycle_outcome_place", "consumer", "topic", "partition", "first"),
+    comment="what became of the offsets of every cycle, as counts",
 )
 
 aggregate_version: Final = Table(
