@@ -13,24 +13,22 @@ A `semel.messaging.send.relay.Relay` publishes it later.
 from __future__ import annotations
 
 import datetime as dt
-import json
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from semel.errors import Misuse
-from semel.message import Message, raw_of, text_of
+from semel.message import Message, text_of
 from semel.messaging.database import OutboxStore
 from semel.messaging.handle.attempt import Handling, handling_now
 from semel.messaging.send.outbox import (
-    CAUSATION_HEADER,
-    CORRELATION_HEADER,
-    MESSAGE_ID_HEADER,
-    TRACE_HEADERS,
     OutboxConflict,
     OutboxEntry,
+    check_outgoing,
+    outgoing_headers,
     outgoing_id,
     parent_of,
+    value_of_payload,
 )
 from semel.messaging.send.relay import is_relayed_here, wake_relays
 
@@ -76,7 +74,7 @@ class Outbox:
             Misuse: the session, the payload, the key, the id or the time cannot be used.
             OutboxConflict: *message_id* exists with another topic, key or payload.
         """
-        value = _value(payload)
+        value = value_of_payload(payload)
         if not_before is not None and not_before.tzinfo is None:
             raise Misuse("not_before must have a time zone: datetime.now(timezone.utc) + …")
         now = handling_now()
@@ -84,7 +82,7 @@ class Outbox:
         is_given = message_id is not None
         if message_id is None:
             message_id = _next_id(now, cause, topic)
-        _check(topic, None if isinstance(key, bytes) else key, message_id)
+        check_outgoing(topic, None if isinstance(key, bytes) else key, message_id)
         key = text_of(key) if isinstance(key, bytes) else key
         # Imported here, because only programs that send need SQLAlchemy.
         from semel.sql.outbox import after_commit, store_of
@@ -95,7 +93,7 @@ class Outbox:
             topic,
             value,
             key,
-            _headers(headers or {}, cause),
+            outgoing_headers(headers or {}, cause),
             outbox=self.name,
             parent=parent_of(now.consumer, cause.id) if now and cause else "",
             parent_key=cause.key if now and cause else None,
@@ -143,63 +141,3 @@ def _next_id(now: Handling | None, cause: Message | None, topic: str) -> str:
     if now is None or cause is None:
         return str(uuid.uuid4())
     return outgoing_id(now.consumer, cause.id, topic, now.next_ordinal(cause, topic))
-
-
-def _value(payload: Any) -> bytes | None:
-    if payload is None or isinstance(payload, bytes):
-        return payload
-    if isinstance(payload, bytearray | memoryview):
-        return bytes(payload)
-    if isinstance(payload, str):
-        if not _is_unicode(payload):
-            raise Misuse("an outgoing text must not have a lone surrogate; give its bytes instead")
-        return payload.encode()
-    try:
-        text = json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        if not _is_unicode(text):
-            # JSON can escape a lone surrogate, which UTF-8 cannot encode.
-            text = json.dumps(payload, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise Misuse(
-            f"an outgoing payload must be bytes, text, or a value that JSON can represent, "
-            f"got {type(payload).__name__}: {error}"
-        ) from error
-    return text.encode()
-
-
-def _headers(given: Mapping[str, str | bytes], cause: Message | None) -> dict[str, bytes]:
-    if MESSAGE_ID_HEADER in given:
-        raise Misuse(f"the relay writes the header {MESSAGE_ID_HEADER!r}: give message_id instead")
-    headers: dict[str, bytes] = {}
-    if cause is not None:
-        correlation_id = cause.correlation_id or cause.id
-        headers[CORRELATION_HEADER] = raw_of(correlation_id)
-        headers[CAUSATION_HEADER] = raw_of(cause.id)
-        headers |= {name: cause.headers[name] for name in TRACE_HEADERS if name in cause.headers}
-    for name, value in given.items():
-        headers[name] = raw_of(value) if isinstance(value, str) else bytes(value)
-    return headers
-
-
-def _check(topic: str, key: str | None, message_id: str) -> None:
-    """Refuse a topic, key or id that a database would refuse.
-
-    Raises:
-        Misuse: names the value.
-    """
-    needed: dict[str, object] = {"topic": topic, "message id": message_id}
-    for what, given in needed.items():
-        if not isinstance(given, str) or not given:
-            raise Misuse(f"an outgoing message needs a {what}, a text that is not empty")
-    texts: dict[str, object] = {**needed, "key": "" if key is None else key}
-    for what, text in texts.items():
-        if not isinstance(text, str) or "\0" in text or not _is_unicode(text):
-            raise Misuse(f"the {what} {text!r} must be a text without NUL and lone surrogates")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

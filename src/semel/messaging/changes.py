@@ -81,7 +81,7 @@ class MessageChange:
     """The coordinates of the record, as a claim has them."""
 
     state: str = ""
-    """The claim's new state."""
+    """The claim's new state; COUNT: the outcome."""
 
     attempts: int = 0
     """The claim's, and the waiting row's, new number of attempts."""
@@ -155,6 +155,15 @@ def _in_json(name: str, value: Any) -> Any:
     return value
 
 
+LATEST_US: Final = 253_402_300_799_000_000
+"""The end of the year 9999."""
+
+
+def micros(seconds: float) -> int:
+    """Return a record's time in microseconds; producers write anything, so it is limited."""
+    return 0 if seconds != seconds else int(min(max(seconds * 1e6, 0.0), LATEST_US))
+
+
 def names_of(message_id: str, key: str | None) -> dict[str, Any]:
     """Return the fields of a change that name its message."""
     return {
@@ -172,6 +181,9 @@ class SeenClaim(NamedTuple):
     payload_hash: str
     is_due: bool
     """It failed and may be tried again, or its lease has ended; by the database's clock."""
+
+    waits: bool = False
+    """The waiting table has the message."""
 
     had_effect: bool = True
 
@@ -194,6 +206,9 @@ class SeenWaiting:
     timestamp: float
     claim_state: str
     """The state of its claim."""
+
+    is_due: bool = True
+    """Its time has come; a message behind others has no time of its own."""
 
     message_type: str = ""
     schema_version: str = ""
@@ -223,4 +238,16 @@ class MessagesReader(Protocol):
 
     def versions(self, keys: Iterable[str]) -> Mapping[str, int | None]:
         """Return the applied versions of those of these keys that have one, by key as given."""
+        ...
+
+    def suspects(self) -> Mapping[str, int]:
+        """Return how often the process died at each noted message, by stored id."""
+        ...
+
+    def note(self, message_ids: Sequence[str]) -> None:
+        """Note, durably and at once, that these messages (by stored id) are about to be tried."""
+        ...
+
+    def clear(self, message_ids: Sequence[str]) -> None:
+        """Remove the notes of messages that did not kill the process."""
         ...

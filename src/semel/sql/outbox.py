@@ -7,7 +7,6 @@ DELETE   delete what was sent, if the leadership still holds
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -33,8 +32,8 @@ from sqlalchemy.engine import CursorResult
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
 from semel.errors import Misuse
-from semel.message import headers_from_text, headers_to_text, raw_of, text_of
-from semel.messaging.records import is_plain_text, original_id, stored_id
+from semel.message import headers_from_text, headers_to_text
+from semel.messaging.records import original_id, stored_id
 from semel.messaging.redact import ERASED_REASON
 from semel.messaging.send.outbox import (
     NO_HEADERS,
@@ -43,6 +42,8 @@ from semel.messaging.send.outbox import (
     LeadershipLost,
     OutboxEntry,
     OutboxNumbers,
+    key_from_text,
+    key_to_text,
     refuse_another,
 )
 from semel.sql.faults import translated
@@ -355,23 +356,6 @@ def _unscoped(session: Any) -> Any:
 def _shown(leadership: Leadership) -> dict[str, Any]:
     """Return the parameters of the fence."""
     return {"of_outbox": leadership.outbox, "me": leadership.owner, "of_epoch": leadership.epoch}
-
-
-_BASE64: Final = "base64:"
-
-
-def key_to_text(key: str | None) -> str | None:
-    """Return a key as its column has it: bytes that are no plain text as base64."""
-    if key is None or (is_plain_text(key) and not key.startswith(_BASE64)):
-        return key
-    return _BASE64 + b64encode(raw_of(key)).decode("ascii")
-
-
-def key_from_text(text: str | None) -> str | None:
-    """Read what `key_to_text` wrote."""
-    if text is None or not text.startswith(_BASE64):
-        return text
-    return text_of(b64decode(text.removeprefix(_BASE64)))
 
 
 def _place_of(entry: OutboxEntry) -> tuple[str, str]:

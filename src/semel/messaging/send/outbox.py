@@ -6,15 +6,17 @@ and a counter, so handling the message again produces the same ids.
 
 from __future__ import annotations
 
+import json
 import uuid
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from semel.errors import Fenced, Misuse
-from semel.message import digest_of
-from semel.messaging.records import stored_id
+from semel.message import Message, digest_of, raw_of, text_of
+from semel.messaging.records import is_plain_text, stored_id
 
 NAMESPACE: Final = uuid.UUID("6f0d6c1e-8a55-5d0b-9d53-7a0d5e3a1c11")
 """The UUID namespace of outgoing ids; a change would give repeated messages new ids."""
@@ -178,3 +180,86 @@ def _described(entry: OutboxEntry) -> str:
     if entry.value is not None:
         payload += f" (sha256 {digest_of(entry.value)[:12]})"
     return f"{payload} for topic {entry.topic!r}, key {entry.key!r}"
+
+
+_BASE64: Final = "base64:"
+
+
+def key_to_text(key: str | None) -> str | None:
+    """Return a key as its column has it: bytes that are no plain text as base64."""
+    if key is None or (is_plain_text(key) and not key.startswith(_BASE64)):
+        return key
+    return _BASE64 + b64encode(raw_of(key)).decode("ascii")
+
+
+def key_from_text(text: str | None) -> str | None:
+    """Read what `key_to_text` wrote."""
+    if text is None or not text.startswith(_BASE64):
+        return text
+    return text_of(b64decode(text.removeprefix(_BASE64)))
+
+
+def value_of_payload(payload: Any) -> bytes | None:
+    """Return an outgoing payload as bytes.
+
+    Raises:
+        Misuse: it cannot be JSON.
+    """
+    if payload is None or isinstance(payload, bytes):
+        return payload
+    if isinstance(payload, bytearray | memoryview):
+        return bytes(payload)
+    if isinstance(payload, str):
+        if not _is_unicode(payload):
+            raise Misuse("an outgoing text must not have a lone surrogate; give its bytes instead")
+        return payload.encode()
+    try:
+        text = json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        if not _is_unicode(text):
+            # JSON can escape a lone surrogate, which UTF-8 cannot encode.
+            text = json.dumps(payload, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise Misuse(
+            f"an outgoing payload must be bytes, text, or a value that JSON can represent, "
+            f"got {type(payload).__name__}: {error}"
+        ) from error
+    return text.encode()
+
+
+def outgoing_headers(given: Mapping[str, str | bytes], cause: Message | None) -> dict[str, bytes]:
+    """Return an outgoing message's own headers, and those that it inherits from its cause."""
+    if MESSAGE_ID_HEADER in given:
+        raise Misuse(f"the relay writes the header {MESSAGE_ID_HEADER!r}: give message_id instead")
+    headers: dict[str, bytes] = {}
+    if cause is not None:
+        correlation_id = cause.correlation_id or cause.id
+        headers[CORRELATION_HEADER] = raw_of(correlation_id)
+        headers[CAUSATION_HEADER] = raw_of(cause.id)
+        headers |= {name: cause.headers[name] for name in TRACE_HEADERS if name in cause.headers}
+    for name, value in given.items():
+        headers[name] = raw_of(value) if isinstance(value, str) else bytes(value)
+    return headers
+
+
+def check_outgoing(topic: str, key: str | None, message_id: str) -> None:
+    """Refuse a topic, key or id that a database would refuse.
+
+    Raises:
+        Misuse: names the value.
+    """
+    needed: dict[str, object] = {"topic": topic, "message id": message_id}
+    for what, given in needed.items():
+        if not isinstance(given, str) or not given:
+            raise Misuse(f"an outgoing message needs a {what}, a text that is not empty")
+    texts: dict[str, object] = {**needed, "key": "" if key is None else key}
+    for what, text in texts.items():
+        if not isinstance(text, str) or "\0" in text or not _is_unicode(text):
+            raise Misuse(f"the {what} {text!r} must be a text without NUL and lone surrogates")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
