@@ -1,6 +1,7 @@
 """What a table sink keeps beside its table: data files by attempt, and small records of them.
 
     <root>/semel-<scope slug>/
+      about.avro                         whose they are: ledger, app, query and sink
       fence/<epoch>.avro                 the highest epoch
       prepared/<txn label>.avro          a promise: the token, and the files to commit
       committed/<txn label>.avro         the newest few: which files belong to the commit
@@ -29,6 +30,7 @@ COMMITTED: Final = "committed"
 
 _SUFFIX: Final = ".avro"
 _UNFINISHED: Final = ".tmp"
+_ABOUT: Final = f"about{_SUFFIX}"
 _GROUP: Final = "from="
 _FOLDER: Final = "txn="
 
@@ -71,6 +73,26 @@ class Attempts:
         self._put(f"{self._root}{self._records}/fence/{epoch:012d}{_SUFFIX}", b"{}")
         for name in sorted(self._names("fence"))[:-_KEEP]:
             self._delete(f"{self._root}{self._records}/fence/{name}{_SUFFIX}")
+
+    def name(self, sink: str) -> None:
+        """Record whose attempts these are: a scope's slug does not tell."""
+        names = [self.scope.ledger, self.scope.app, self.scope.query, sink]
+        self._put(f"{self._root}{self._records}/{_ABOUT}", json.dumps(names).encode())
+
+    def named(self) -> list[tuple[Scope, str]]:
+        """List the scopes that have named themselves beside this table, with their sinks."""
+        found = []
+        prefix = self._records.removesuffix(self.scope.slug)
+        for folder, _ in self._list("", recursive=False):
+            with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # not ours
+                if not folder.startswith(prefix):
+                    continue
+                with self._fs.open_input_stream(f"{self._root}{folder}/{_ABOUT}") as file:
+                    *names, sink = map(str, json.loads(file.read()))
+                scope = Scope(*names)
+                if folder == f"{prefix}{scope.slug}":
+                    found.append((scope, sink))
+        return found
 
     def records(self, kind: str) -> list[SinkTxnId]:
         """List the attempts that have a record, in the order of their cycles."""

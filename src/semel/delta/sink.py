@@ -23,7 +23,7 @@ from semel.arrow.tables import DEFAULT_FILE_BYTES, CommitRefused, TableSink, che
 from semel.arrow.tally import schema_from_text, tally_all
 from semel.delta.staging import DeltaStager, can_partition, conform, file_system
 from semel.errors import Permanent, Retryable, SemelError, reason_of, require
-from semel.pipeline.sink import Guarantee, Schema, Tally, Token
+from semel.pipeline.sink import Guarantee, Schema, Tally, Tenant, Token
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
 pa: Any = require("pyarrow", "delta")
@@ -37,6 +37,9 @@ transaction: Any = require("deltalake.transaction", "delta")
 _PROOFS: Final = 8
 
 _BATCH_BITS: Final = 40
+_RENAMED: Final = -1
+"""The version of a scope whose proofs have another name now: Delta forgets no transaction."""
+
 _HASH_DIGITS: Final = 15  # sixty bits: versions are signed numbers of sixty-four
 
 
@@ -105,6 +108,39 @@ class DeltaSink(TableSink):
         if schema is not None:
             nothing = [pa.nulls(0, column.type) for column in schema]
             conform(pa.RecordBatch.from_arrays(nothing, names=schema.names), loaded.schema)
+
+    def fence(self, scope: Scope, epoch: int) -> None:
+        super().fence(scope, epoch)
+        with self._storage_faults():
+            self._load().attempts(scope).name(self.name)
+
+    def find_place(self) -> str:
+        return f"delta table {self._load().identity}"
+
+    def tenants(self) -> list[Tenant]:
+        loaded = self._load()
+        with self._storage_faults():
+            named = loaded.attempts(Scope("probe", "probe", "probe")).named()
+            marks = [(scope, sink, loaded.mark(scope)) for scope, sink in named]
+        return [Tenant(scope, sink, mark.label) for scope, sink, mark in marks if mark is not None]
+
+    def rename(self, old: Tenant, new: Tenant) -> None:
+        """Give the proofs and the epoch to the new name, in one version of the table."""
+        loaded = self._load()
+        before, after = loaded.attempts(old.scope), loaded.attempts(new.scope)
+        with self._storage_faults():
+            mark = loaded.mark(old.scope)
+            if mark is None:
+                return
+            after.name(new.sink)
+            if old.scope == new.scope:
+                return
+            after.raise_epoch(before.epoch())
+            content = before.read(COMMITTED, mark) or before.read(PREPARED, mark) or {}
+            again = SinkTxnId.parse(new.scope, mark.label)
+            after.write(COMMITTED, again, content)
+        with self._table_faults():
+            loaded.rename(old.scope, new.scope)
 
     def stager(self, txn: SinkTxnId) -> DeltaStager:
         loaded = self._load()
@@ -229,16 +265,32 @@ class DeltaTable:
             _slot(txn, "token"): _number(digest),
         }
         about = {"semel.cycle": str(txn.cycle), "semel.attempt": txn.attempt}
+        self._commit(adds, versions, about)
+
+    def rename(self, old: Scope, new: Scope) -> None:
+        """Copy the transactions of one scope to another, and take the mark from the first."""
+        versions = {_app(old): _RENAMED}
+        apps = [f"-{what}-{n}" for what in ("attempt", "token") for n in range(_PROOFS)]
+        for rest in ("", *apps):
+            version = self._version(f"{_app(old)}{rest}")
+            if version is not None:
+                versions[f"{_app(new)}{rest}"] = version
+        self._commit([], versions, {"semel.renamed": f"{old} is {new}"})
+
+    def _commit(
+        self, adds: Sequence[Any], versions: Mapping[str, int], about: Mapping[str, str]
+    ) -> None:
+        """Commit once, on this state of the table."""
         try:
             self.table.create_write_transaction(
-                adds,
+                list(adds),
                 "append",
                 self.table.schema(),
                 partition_by=self.table.metadata().partition_columns,
                 commit_properties=delta.CommitProperties(
                     app_transactions=[delta.Transaction(*one) for one in versions.items()],
                     max_commit_retries=0,
-                    custom_metadata=about,
+                    custom_metadata=dict(about),
                 ),
             )
         except exceptions.CommitFailedError as error:
@@ -263,7 +315,7 @@ class DeltaTable:
 
     def _highest(self, scope: Scope) -> CycleId | None:
         version = self._version(_app(scope))
-        if version is None:
+        if version is None or version == _RENAMED:
             return None
         return CycleId(scope, version >> _BATCH_BITS, version % (1 << _BATCH_BITS))
 
