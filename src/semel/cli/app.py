@@ -97,7 +97,7 @@ app = typer.Typer(
 
 PANELS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
-        ("status", "doctor", "recover", "verify", "history", "lint", "adopt"), PIPELINES
+        ("status", "doctor", "recover", "verify", "history", "cut", "lint", "adopt"), PIPELINES
     ),
     **dict.fromkeys(("consumers", "inbox", "run", "explain", "erase", "retention"), CONSUMERS),
 }

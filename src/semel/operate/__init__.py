@@ -8,7 +8,8 @@ here prints.  Each module below is one noun:
 
 Of a pipeline (`Pipeline.of(driver)` says which sinks are asked):
 
-    status         status_of, history_of: who owns each scope, where it stands, what happened
+    status         status_of, history_of: who owns each scope, where it stands, what happened;
+                   cut_of: through which cycle all sinks are visible
     doctor         diagnose: what is stranded, with evidence, and what to read about it
     guarantee      guarantee_of: what happens once, and which settings weaken it
     recovery       plan_recovery, recover: settle what an earlier owner left

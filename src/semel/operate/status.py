@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from semel.clock import SYSTEM_CLOCK, Clock
-from semel.errors import Misuse
+from semel.errors import Misuse, reason_of
 from semel.pipeline.driver import Driver, Settings
 from semel.pipeline.ledger import AttemptRecord, Generation, Ledger, LedgerAct, ScopeRecord
 from semel.pipeline.recovery import REMEMBERED
 from semel.pipeline.sink import REJECTED, TwoPhaseSink
 from semel.pipeline.source import BatchRange, SourceKind
-from semel.pipeline.txn import CycleId, Scope
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,56 @@ class History:
     scopes: list[ScopeHistory]
 
 
+@dataclass(frozen=True, slots=True)
+class SinkCut:
+    """What one sink says about a cut."""
+
+    sink: str
+    mark: str | None
+    """The highest cycle that the sink shows."""
+
+    agrees: bool
+    """Whether the sink shows everything up to the cut."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Through which cycle, and which positions, every sink of a scope is visible."""
+
+    scope: Scope
+    cycle: str | None
+    """Every sink shows this cycle and all before it; later ones may be visible in some sinks."""
+
+    positions: list[SourceEnd]
+    """The next record after the cut, by source and partition."""
+
+    finished_at: float | None
+    """When the last sink showed the cycle; None once the ledger has forgotten it."""
+
+    sinks: list[SinkCut]
+    """What the sinks themselves say, where they were asked."""
+
+    @property
+    def needs_attention(self) -> bool:
+        """Return whether a sink does not answer, or shows less than the ledger has finished."""
+        return not all(sink.agrees for sink in self.sinks)
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """The answer of `cuts_of`."""
+
+    ledger: str
+    scopes: list[Cut]
+
+    @property
+    def needs_attention(self) -> bool:
+        """Return whether one of the scopes needs attention."""
+        return any(scope.needs_attention for scope in self.scopes)
+
+
 class Files(StrEnum):
     """Whether committed files are counted: there may be millions."""
 
@@ -201,6 +251,64 @@ def history_of(
         )
         found.append(ScopeHistory(scope, attempts, ledger.acts(scope)[:limit]))
     return History(ledger.url, found)
+
+
+def cut_of(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink] = ()) -> Cut:
+    """Find through which cycle all sinks are visible, and ask *sinks* whether it is so.
+
+    A cycle is finished when every sink shows it, so the ledger alone knows the cut.
+    """
+    mark, open_cycles = _progress(ledger, scope)
+    while True:
+        positions = ledger.positions(scope, BatchRange()).ends
+        before, (mark, open_cycles) = (mark, open_cycles), _progress(ledger, scope)
+        if before == (mark, open_cycles):
+            break  # no cycle was decided or finished while the positions were read
+    ends = {place: position.end for place, position in positions.items()}
+    for attempt in open_cycles:
+        # Its positions are in the ledger since the decision, and its rows not in every sink yet.
+        for source in attempt.range.sources if attempt.range else ():
+            ends |= {(source.source, name): span.start for name, span in source.spans.items()}
+    by_source: dict[str, dict[str, int]] = {}
+    for (source_place, partition), end in sorted(ends.items()):
+        by_source.setdefault(source_place, {})[partition] = end
+    known = ledger.attempt(mark) if mark else None
+    return Cut(
+        scope,
+        mark.cycle.label if mark else None,
+        [SourceEnd(source, found) for source, found in by_source.items()],
+        known.finished_at if known else None,
+        [_sink_cut(sink, scope, mark) for sink in sinks],
+    )
+
+
+def cuts_of(
+    ledger: Ledger, scopes: Iterable[Scope] | None = None, sinks: Iterable[TwoPhaseSink] = ()
+) -> Cuts:
+    """Find the cut of each of *scopes*, or of every scope; *sinks* are those of all of them."""
+    which = ledger.scopes() if scopes is None else scopes
+    asked = list(sinks)
+    return Cuts(ledger.url, [cut_of(ledger, scope, asked) for scope in which])
+
+
+def _progress(ledger: Ledger, scope: Scope) -> tuple[SinkTxnId | None, list[AttemptRecord]]:
+    """Return the mark, and the cycles that are committed and not finished."""
+    record = ledger.scope_record(scope)
+    found = [one for one in ledger.open_attempts(scope) if one.state.is_committed]
+    return (record.mark if record else None), found
+
+
+def _sink_cut(sink: TwoPhaseSink, scope: Scope, mark: SinkTxnId | None) -> SinkCut:
+    try:
+        own = sink.mark(scope)
+    except Exception as error:  # noqa: BLE001  one sink's silence must not hide the others' answers
+        return SinkCut(sink.name, None, False, reason_of(error))
+    label = own.cycle.label if own else None
+    if mark is None or (own is not None and own.cycle >= mark.cycle):
+        return SinkCut(sink.name, label, True)
+    return SinkCut(
+        sink.name, label, False, "it took no part in the last cycles, or was put back; see doctor"
+    )
 
 
 def owner_of(record: ScopeRecord | None) -> ScopeOwner:

@@ -44,6 +44,7 @@ def test_the_documents_about_a_pipeline_keep_their_keys(monkeypatch, tmp_path):
     take("status", "status", *PIPELINE)
     take("status --files", "status", "--files", *PIPELINE)
     take("history", "history", *PIPELINE)
+    take("cut", "cut", *PIPELINE)
     take("doctor", "doctor", *PIPELINE)
     take("recover: owned", "recover", *PIPELINE, "--who", "ann")
     world.stop()

@@ -1,9 +1,12 @@
-"""`semel status` and `semel history`: what the ledger knows."""
+"""`semel status`, `semel history` and `semel cut`: what the ledger knows."""
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 from semel.cli.options import MOST_ROWS, option
@@ -17,6 +20,7 @@ from semel.cli.render import (
     at,
     bold,
     counted,
+    document,
     facts,
     lasting,
     listed,
@@ -25,12 +29,16 @@ from semel.cli.render import (
     start_of,
 )
 from semel.cli.target import Target
+from semel.errors import Misuse
 from semel.operate.status import (
+    Cuts,
     Files,
     History,
     ScopeStatus,
+    SinkCut,
     SourceEnd,
     Status,
+    cuts_of,
     history_of,
     range_words,
     status_of,
@@ -87,6 +95,13 @@ ACT = Shape(
     Field("why", head="why"),
     Field("detail"),
 )
+SINK_CUT = Shape(
+    SinkCut,
+    Field("sink", head="sink"),
+    Field("mark", head="shows up to"),
+    Field("agrees", head="agrees"),
+    Field("reason", head="reason"),
+)
 Shape(
     ScopeStatus,
     Field("scope"),
@@ -130,6 +145,58 @@ def history(
     Example: semel history --ledger sqlite:///payments.ledger --limit 50
     """
     target.answer.reply(history_of(target.ledger, target.scopes, limit, cycle), _history_lines)
+
+
+@command("cut", looking, Cuts)
+def cut(
+    target: Target,
+    *,
+    to: Annotated[
+        Path | None,
+        option("--to", "Also put the cut of the one scope there, as JSON, in one step.", "FILE"),
+    ] = None,
+) -> None:
+    """Show through which cycle, and which offsets, every sink is visible.
+
+    Readers that need the same rows in several sinks read no further than this cycle.  With
+    --pipeline each sink is asked, too.  Exit code 1: one does not answer, or shows less.
+
+    Example: semel cut --ledger sqlite:///payments.ledger --app payments --to cut.json
+    """
+    sinks = target.pipeline.sinks if target.pipeline else ()
+    found = cuts_of(target.ledger, target.scopes, sinks)
+    if to is not None:
+        if len(found.scopes) != 1:
+            raise Misuse(f"--to is for one scope, and there are {len(found.scopes)}: give --app")
+        write_new(to, json.dumps(document(found.scopes[0])))
+    target.answer.reply(found, _cut_lines)
+
+
+def write_new(file: Path, text: str) -> None:
+    """Replace a file, so that its readers see the old text or the new one.
+
+    Raises:
+        Misuse: its folder cannot be written.
+    """
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text + "\n")
+        unfinished.replace(file)
+    except OSError as error:
+        raise Misuse(f"--to {file}: {error.strerror}") from error
+
+
+def _cut_lines(found: Cuts) -> Iterator[Line | Rows]:
+    yield f"ledger {found.ledger}"
+    for scope in found.scopes:
+        yield None
+        yield bold(scope.scope)
+        since = "" if scope.finished_at is None else f", since {at(scope.finished_at)}"
+        through = f"{scope.cycle}{since}" if scope.cycle else "nothing finished yet"
+        ends = {f"source {one.source}": _position_words(one) for one in scope.positions}
+        yield facts({"all sinks through": through, **ends})
+        if scope.sinks:
+            yield SINK_CUT.table(scope.sinks)
 
 
 def _status_lines(status: Status) -> Iterator[Line | Rows]:
