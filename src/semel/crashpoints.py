@@ -73,6 +73,7 @@ class CrashPoint(StrEnum):
     POSTGRES_PROOF_WRITTEN = "postgres_proof_written:after"
     POSTGRES_COMMIT_PREPARED_ONE = "postgres_commit_prepared_one:after"
     TABLE_PREPARE_RECORDED = "table_prepare_recorded:after"
+    TABLE_COMMIT_REWRITTEN = "table_commit_rewritten:after"
     TABLE_COMMIT_SENT = "table_commit_sent:after"
 
     KAFKA_PREPARE_SEALED = "kafka_prepare_sealed:after"

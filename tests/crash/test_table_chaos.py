@@ -27,8 +27,9 @@ def _quiet():
     log.setLevel(level)
 
 
+@pytest.mark.parametrize("key", [(), pytest.param(["id"], marks=pytest.mark.soak)])
 @pytest.mark.parametrize("every", EVERY)
-def test_the_iceberg_sink_is_proved(tmp_path, every):
+def test_the_iceberg_sink_is_proved(tmp_path, every, key):
     where = sql_catalog(str(tmp_path))
     with ExitStack() as opened:
         lake = opened.enter_context(closing(load_catalog("lake", **where)))
@@ -37,7 +38,7 @@ def test_the_iceberg_sink_is_proved(tmp_path, every):
         def make_sink(place):
             table = f"db.{place.replace('-', '_')}"
             lake.create_table_if_not_exists(table, schema=COLUMNS)
-            sink = IcebergSink(table, catalog="lake", properties=where, name=place)
+            sink = IcebergSink(table, catalog="lake", properties=where, name=place, key=key)
             opened.enter_context(closing(sink))
             return sink
 

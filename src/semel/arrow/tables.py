@@ -16,6 +16,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from semel.arrow.attempts import PREPARED, Attempts, folder_of, is_file_of
@@ -45,6 +46,22 @@ _LOST_REPLIES: Final = 3
 _PAUSE_SECONDS: Final = 0.05
 
 
+class TableWrite(StrEnum):
+    """What the rows of a cycle do to those that are in the table."""
+
+    APPEND = "append"
+    """They are added to them."""
+
+    UPSERT = "upsert"
+    """They replace those with the same key."""
+
+    DELETE = "delete"
+    """They delete those with the same key."""
+
+    OVERWRITE = "overwrite"
+    """They replace all rows of the partitions that they are in."""
+
+
 class CommitRefused(Exception):
     """The table has moved on since it was loaded; nothing was committed."""
 
@@ -71,29 +88,36 @@ class LoadedTable(Protocol):
     def live_paths(self) -> Iterable[str]:
         """List the data files that readers read now."""
 
-    def append(self, txn: SinkTxnId, files: Sequence[Mapping[str, Any]], digest: str) -> None:
-        """Commit the files and the proof, once, on this state of the table.
+    def refusal(self, record: Mapping[str, Any]) -> str | None:
+        """Return why the record could never be committed, as far as one can say before."""
+
+    def commit(self, txn: SinkTxnId, record: Mapping[str, Any], digest: str) -> None:
+        """Commit the record's files and the proof, once, on this state of the table.
 
         Raises:
-            CommitRefused: nothing was committed; any other error: unknown.
+            CommitRefused, SemelError: nothing was committed; any other error: unknown.
         """
+
+    def files_of(self, txn: SinkTxnId, record: Mapping[str, Any]) -> set[str] | None:
+        """Return the paths of the data files that the commit of *txn* added; None if unknown."""
 
 
 class TableSink:
     """What every sink over a table does; a subclass loads the table."""
 
     kind = "table"
+    writes: tuple[TableWrite, ...] = tuple(TableWrite)
 
-    def __init__(self, table: str, rows: Any, name: str, mode: str, file_bytes: int) -> None:
+    def __init__(self, table: str, rows: Any, name: str, write: str, file_bytes: int) -> None:
         self.name = checked_name("sink", name)
         self.rows = rows
         self.table = table
         self.file_bytes = file_bytes
-        if mode != "append":
+        if write not in self.writes:
             raise Misuse(
-                f"{self.kind} sink {name}: mode {mode!r} is not supported; it appends. Upserts and "
-                f"overwrites would read and rewrite data files after the decision"
+                f"{self.kind} sink {name}: write is one of {', '.join(self.writes)}, got {write!r}"
             )
+        self.write = TableWrite(write)
         self._epochs: dict[Scope, int] = {}
 
     def _load(self) -> LoadedTable:
@@ -120,7 +144,7 @@ class TableSink:
             if mine < newest:
                 return SinkFatal(self._fenced(txn.scope, mine, newest))
             try:
-                token, record = _record(table, txn, receipts)
+                token, record = _record(table, self.write, txn, receipts)
             except ValueError as error:
                 return SinkFatal(f"{txn}: {error}")
             proof, known = table.proof(txn), attempts.read(PREPARED, txn)
@@ -134,12 +158,14 @@ class TableSink:
             lost = _missing(attempts, txn, record)
             if lost:
                 return SinkFatal(f"{txn}: {lost}, though a task staged it")
+            if (never := table.refusal(record)) is not None:
+                return SinkFatal(f"{self.kind} sink {self.name}, {txn}: {never}")
             attempts.write(PREPARED, txn, record)
             reach(CrashPoint.TABLE_PREPARE_RECORDED, self.name)
         return SinkOK(token)
 
     def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
-        """Append the recorded files and set the proof, in one commit of the table."""
+        """Add the recorded files and set the proof, in one commit of the table."""
         return _outcome(lambda: self._commit(txn, token))
 
     def _commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
@@ -158,11 +184,15 @@ class TableSink:
                     f"is lost"
                 )
             if (wrong := self._broken_promise(table, txn, token, record)) is not None:
-                return SinkFatal(f"{txn} cannot be committed: {wrong}")
+                # Another process may have committed it since, and removed what is used no more.
+                said = self._settled(self._load(), txn, token)
+                return said or SinkFatal(f"{txn} cannot be committed: {wrong}")
             try:
-                self._append(table, txn, record)
+                self._send(table, txn, record)
             except CommitRefused:
                 continue
+            except SemelError:
+                raise
             except Exception as error:  # noqa: BLE001  after any error the commit may have landed
                 lost_replies += 1
                 reason = f"the answer to the commit is unknown: {reason_of(error)}"
@@ -208,18 +238,20 @@ class TableSink:
         with self._storage_faults():
             return _missing(table.attempts(txn.scope), txn, record)
 
-    def _append(self, table: LoadedTable, txn: SinkTxnId, record: Mapping[str, Any]) -> None:
-        table.append(txn, record["files"], _digest(record["token"]))
+    def _send(self, table: LoadedTable, txn: SinkTxnId, record: Mapping[str, Any]) -> None:
+        table.commit(txn, record, _digest(record["token"]))
 
     def _tidy(self, table: LoadedTable, txn: SinkTxnId, record: Mapping[str, Any] | None) -> None:
         """Drop the promise and what losing tasks wrote; a failure leaves them for a sweep."""
         if record is None:
             return
-        attempts = table.attempts(txn.scope)
         try:
-            attempts.remove_paths(_others(attempts, txn, record))
+            attempts = table.attempts(txn.scope)
+            # Which files a write by key added is read from its commit.
+            now = self._load() if record.get("keys") else table
+            attempts.remove_paths(_others(now, txn, record))
             attempts.keep_committed(txn, record)
-        except OSError as error:
+        except (OSError, SemelError) as error:
             log.warning(
                 "staged files left for the next sweep",
                 extra={"cycle": str(txn.cycle), "sink": self.name, "reason": reason_of(error)},
@@ -277,7 +309,7 @@ class TableSink:
         with self._storage_faults():
             for txn in {*attempts.records(PREPARED), *attempts.with_files(table.mark(scope))}:
                 if table.proof(txn) is not None:
-                    if _sweep_committed(attempts, txn):
+                    if _sweep_committed(table, txn):
                         swept.append(txn)
                 elif is_loser(txn) and not _is_committed(table, txn):
                     _remove(attempts, txn)
@@ -326,13 +358,15 @@ def checked_label(txn: SinkTxnId) -> SinkTxnId:
 
 
 def _record(
-    table: LoadedTable, txn: SinkTxnId, receipts: Sequence[Receipt]
+    table: LoadedTable, write: TableWrite, txn: SinkTxnId, receipts: Sequence[Receipt]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the token and the record; a `ValueError` says why they cannot be made."""
     files = [file for receipt in receipts for file in receipt.detail["files"]]
     layouts = {json.dumps(receipt.detail["layout"]) for receipt in receipts if receipt.tally.rows}
     schemas = {text for receipt in receipts if (text := receipt.detail["schema"]) is not None}
-    paths = [file["path"] for file in files]
+    # Only writes by key have them: the keys of the rows, in files of their own.
+    keys = [file for receipt in receipts for file in receipt.detail.get("keys", ())]
+    paths = [file["path"] for file in (*files, *keys)]
     if len(schemas) > 1 or len(layouts) > 1:
         raise ValueError("tasks of one batch staged rows of different schemas or partitions")
     if len(set(paths)) < len(paths):
@@ -351,7 +385,7 @@ def _record(
         "table": table.identity,
         "schema": schemas.pop() if schemas else None,
     }
-    return token, {"token": token, "files": files}
+    return token, {"token": token, "write": str(write), "files": files, "keys": keys}
 
 
 def _digest(token: Mapping[str, Any]) -> str:
@@ -373,23 +407,27 @@ def _is_committed(table: LoadedTable, txn: SinkTxnId) -> bool:
 
 def _missing(attempts: Attempts, txn: SinkTxnId, record: Mapping[str, Any]) -> str | None:
     present = attempts.files(txn)
-    for file in record["files"]:
+    for file in (*record["files"], *record.get("keys", ())):
         if present.get(file["path"]) != file["size"]:
             return f"{file['path']} is missing or has another size than {file['size']} bytes"
     return None
 
 
-def _others(attempts: Attempts, txn: SinkTxnId, record: Mapping[str, Any]) -> list[str]:
-    winners = {file["path"] for file in record["files"]}
-    return [path for path in attempts.files(txn) if path not in winners]
+def _others(table: LoadedTable, txn: SinkTxnId, record: Mapping[str, Any]) -> list[str]:
+    """List the files of a committed attempt that its commit did not add."""
+    winners = table.files_of(txn, record)
+    if winners is None:
+        return []
+    return [path for path in table.attempts(txn.scope).files(txn) if path not in winners]
 
 
-def _sweep_committed(attempts: Attempts, txn: SinkTxnId) -> bool:
+def _sweep_committed(table: LoadedTable, txn: SinkTxnId) -> bool:
+    attempts = table.attempts(txn.scope)
     promise = attempts.read(PREPARED, txn)
     record = promise or attempts.committed(txn)
     if record is None:
         return False  # an older one: which of its files the table uses is not known any more
-    others = _others(attempts, txn, record)
+    others = _others(table, txn, record)
     attempts.remove_paths(others)
     if promise is not None:
         attempts.keep_committed(txn, promise)

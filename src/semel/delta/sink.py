@@ -17,11 +17,24 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import unquote
 
 from semel.arrow.attempts import COMMITTED, PREPARED, Attempts, is_file_of
-from semel.arrow.tables import DEFAULT_FILE_BYTES, CommitRefused, TableSink, checked_label
+from semel.arrow.tables import (
+    DEFAULT_FILE_BYTES,
+    CommitRefused,
+    TableSink,
+    TableWrite,
+    checked_label,
+)
 from semel.arrow.tally import schema_from_text, tally_all
-from semel.delta.staging import DeltaStager, can_partition, conform, file_system
+from semel.delta.staging import (
+    DeltaStager,
+    can_partition,
+    conform,
+    file_system,
+    partition_texts,
+)
 from semel.errors import Permanent, Retryable, SemelError, reason_of, require
 from semel.pipeline.sink import Guarantee, Schema, Tally, Tenant, Token
 from semel.pipeline.txn import CycleId, Scope, SinkTxnId
@@ -44,16 +57,18 @@ _HASH_DIGITS: Final = 15  # sixty bits: versions are signed numbers of sixty-fou
 
 
 class DeltaSink(TableSink):
-    """Appends the rows of a cycle to a Delta table, as one version of it.
+    """Writes the rows of a cycle to a Delta table, as one version of it.
 
     *table* is the folder or URL of a table that exists; *options* are the storage options of
     `deltalake.DeltaTable`.  Executors write the data files themselves, below the table, and
     need the same access to the storage as the driver.
 
-    A task writes a file when it has collected *file_bytes* of rows in memory.
+    *write* is ``append``, or ``overwrite`` of the partitions that have rows.  A task writes a
+    file when it has collected *file_bytes* of rows in memory.
     """
 
     kind = "delta"
+    writes = (TableWrite.APPEND, TableWrite.OVERWRITE)
 
     def __init__(
         self,
@@ -62,13 +77,13 @@ class DeltaSink(TableSink):
         *,
         options: Mapping[str, str] | None = None,
         name: str = "delta",
-        mode: str = "append",
+        write: str = "append",
         file_bytes: int = DEFAULT_FILE_BYTES,
     ) -> None:
         uri = os.fspath(table)
         # A relative path would differ on executors, which have another working folder.
         super().__init__(
-            uri if "://" in uri else os.path.abspath(uri), rows, name, mode, file_bytes
+            uri if "://" in uri else os.path.abspath(uri), rows, name, write, file_bytes
         )
         self._options = dict(options or {})
         if self.table.startswith(("s3://", "s3a://")):
@@ -98,6 +113,8 @@ class DeltaSink(TableSink):
             for column in about.partition_columns
             if not can_partition(loaded.schema.field(column).type)
         ]
+        if self.write is TableWrite.OVERWRITE:
+            wrong += _obstacles_of_overwrite(about)
         if wrong:
             raise Permanent(
                 f"delta sink {self.name}: {self.table} needs what the sink does not do for the "
@@ -156,7 +173,10 @@ class DeltaSink(TableSink):
         with self._storage_faults():
             adds = pa.table(loaded.table.get_add_actions(flatten=True)).to_pylist()
             mine = [add for add in adds if is_file_of(txn, add["path"])]
-            if sum(add["num_records"] for add in mine) != token["rows"] and loaded.was_rewritten():
+            rows = sum(add["num_records"] for add in mine)
+            # A later cycle may have replaced some of the partitions.
+            replaces = self.write is TableWrite.OVERWRITE
+            if rows != token["rows"] and (replaces or loaded.was_rewritten()):
                 return None
             if token.get("schema") is None:
                 return None if mine else Tally()
@@ -165,7 +185,10 @@ class DeltaSink(TableSink):
 
     def guarantee(self) -> Guarantee:
         return Guarantee(
-            effect=f"the rows of a cycle in the Delta table {self.table}, once each",
+            effect=(
+                f"the rows of a cycle{_IN_PLACE_OF[self.write]} in the Delta table {self.table}, "
+                f"once each"
+            ),
             readers_see="whole batches or nothing: a cycle is one version",
             not_covered=(
                 "delta.setTransactionRetentionDuration: it makes the table forget its proofs",
@@ -251,21 +274,29 @@ class DeltaTable:
     def live_paths(self) -> Iterator[str]:
         return iter(self.table.file_uris())
 
-    def append(self, txn: SinkTxnId, files: Sequence[Mapping[str, Any]], digest: str) -> None:
+    def refusal(self, record: Mapping[str, Any]) -> str | None:
+        return None
+
+    def files_of(self, txn: SinkTxnId, record: Mapping[str, Any]) -> set[str] | None:
+        return {file["path"] for file in record["files"]}
+
+    def commit(self, txn: SinkTxnId, record: Mapping[str, Any], digest: str) -> None:
         now = int(time.time() * 1000)
-        adds = [
+        actions = [
             transaction.AddAction(
                 file["path"], file["size"], file["values"], now, True, file["stats"]
             )
-            for file in files
+            for file in record["files"]
         ]
+        if record.get("write") == TableWrite.OVERWRITE:
+            actions += self._removed(record["files"], now)
         versions = {
             _app(txn.scope): (txn.cycle.generation << _BATCH_BITS) + txn.cycle.batch,
             _slot(txn, "attempt"): _number(_hash(txn.label)),
             _slot(txn, "token"): _number(digest),
         }
         about = {"semel.cycle": str(txn.cycle), "semel.attempt": txn.attempt}
-        self._commit(adds, versions, about)
+        self._commit(actions, versions, about)
 
     def rename(self, old: Scope, new: Scope) -> None:
         """Copy the transactions of one scope to another, and take the mark from the first."""
@@ -278,12 +309,12 @@ class DeltaTable:
         self._commit([], versions, {"semel.renamed": f"{old} is {new}"})
 
     def _commit(
-        self, adds: Sequence[Any], versions: Mapping[str, int], about: Mapping[str, str]
+        self, actions: Sequence[Any], versions: Mapping[str, int], about: Mapping[str, str]
     ) -> None:
         """Commit once, on this state of the table."""
         try:
             self.table.create_write_transaction(
-                list(adds),
+                list(actions),
                 "append",
                 self.table.schema(),
                 partition_by=self.table.metadata().partition_columns,
@@ -295,6 +326,16 @@ class DeltaTable:
             )
         except exceptions.CommitFailedError as error:
             raise CommitRefused(str(error)) from error
+
+    def _removed(self, files: Sequence[Mapping[str, Any]], now: int) -> list[Any]:
+        """Return what removes the files in the partitions of *files*."""
+        partitions = {frozenset(file["values"].items()) for file in files}
+        return [
+            # The log has the path as a URL, and the library writes it as a URL again.
+            transaction.RemoveAction(unquote(add["path"]), True, now, add["size_bytes"], values)
+            for add in pa.table(self.table.get_add_actions()).to_pylist()
+            if frozenset((values := partition_texts(add["partition"])).items()) in partitions
+        ]
 
     def was_rewritten(self) -> bool:
         """Return whether somebody has rewritten files, as far as the log goes back."""
@@ -322,6 +363,19 @@ class DeltaTable:
     def _version(self, app: str) -> int | None:
         found = self.table.transaction_version(app)
         return None if found is None else int(found)
+
+
+_IN_PLACE_OF: Final = {
+    TableWrite.APPEND: "",
+    TableWrite.OVERWRITE: ", in place of all others of their partitions,",
+}
+
+
+def _obstacles_of_overwrite(about: Any) -> list[str]:
+    wrong = [] if about.partition_columns else ["it has no partitions to overwrite"]
+    settings = ("delta.appendOnly", "delta.enableDeletionVectors")
+    on = [key for key in settings if about.configuration.get(key, "").lower() == "true"]
+    return wrong + [f"{key}=true, and an overwrite removes files" for key in on]
 
 
 def _app(scope: Scope) -> str:

@@ -97,7 +97,7 @@ class DeltaWriter:
             {
                 "path": path,
                 "size": size,
-                "values": {name: _partition_text(value) for name, value in values.items()},
+                "values": partition_texts(values),
                 "stats": statistics(footers[0]),
             }
         )
@@ -159,6 +159,11 @@ def _partitions(rows: Any, by: tuple[str, ...]) -> Iterator[tuple[dict[str, Any]
             same = pc.is_null(column) if value is None else pc.equal(column, value)
             chosen = same if chosen is None else pc.and_kleene(chosen, same)
         yield values, rows.filter(chosen).drop_columns(list(by))
+
+
+def partition_texts(values: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the values of a partition as the table's log spells them."""
+    return {name: _partition_text(value) for name, value in values.items()}
 
 
 def _partition_text(value: Any) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -18,10 +19,20 @@ from semel.arrow.tables import (
     DEFAULT_FILE_BYTES,
     CommitRefused,
     TableSink,
+    TableWrite,
     checked_label,
 )
 from semel.arrow.tally import schema_from_text, tally_all
+from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse, Permanent, Retryable, SemelError, reason_of, require
+from semel.iceberg.replacing import (
+    Replaced,
+    in_partitions,
+    read_keys,
+    tasks_for,
+    twice,
+    without_keys,
+)
 from semel.iceberg.staging import (
     IcebergStager,
     check_columns,
@@ -42,8 +53,11 @@ locations: Any = require("pyiceberg.table.locations", "iceberg")
 arrow_io: Any = require("pyiceberg.io.pyarrow", "iceberg")
 snapshots: Any = require("pyiceberg.table.snapshots", "iceberg")
 updates: Any = require("pyiceberg.table.update", "iceberg")
+types: Any = require("pyiceberg.types", "iceberg")
 
 ADD_COLUMNS: Final = "add-columns"
+
+_BY_KEY: Final = (TableWrite.UPSERT, TableWrite.DELETE)
 
 # The table keeps proofs of this many cycles for each scope.  One would do: a cycle starts
 # when the one before it is finished.
@@ -51,11 +65,15 @@ _PROOFS: Final = 8
 
 
 class IcebergSink(TableSink):
-    """Appends the rows of a cycle to an Iceberg table, as one snapshot.
+    """Writes the rows of a cycle to an Iceberg table, as one snapshot.
 
     *table* is ``namespace.name``; *catalog* and *properties* are the arguments of
     `pyiceberg.catalog.load_catalog`.  Executors write the data files themselves, straight to
     where the table keeps its data, and need the same access to the storage as the driver.
+
+    *write* is ``append``, ``upsert`` or ``delete`` by *key*, or ``overwrite`` of the partitions
+    that have rows; it defaults to ``upsert`` if there is a *key*.  An upsert deletes the keys of
+    the rows in whose *delete_column* is true; the table does not have this column.
 
     *evolve* is ``"add-columns"`` if columns that the table lacks may be added to it, before
     the first batch.  A task writes a file when it has collected *file_bytes* of rows in memory.
@@ -71,11 +89,21 @@ class IcebergSink(TableSink):
         catalog: str = "default",
         properties: Mapping[str, str] | None = None,
         name: str = "iceberg",
-        mode: str = "append",
+        write: str | None = None,
+        key: Sequence[str] = (),
+        delete_column: str | None = None,
         evolve: str | None = None,
         file_bytes: int = DEFAULT_FILE_BYTES,
     ) -> None:
-        super().__init__(table, rows, name, mode, file_bytes)
+        key = (key,) if isinstance(key, str) else tuple(key)
+        write = write or (TableWrite.UPSERT if key else TableWrite.APPEND)
+        super().__init__(table, rows, name, write, file_bytes)
+        if bool(key) != (self.write in _BY_KEY):
+            raise Misuse(f"iceberg sink {name}: key=[…] belongs to write='upsert' and 'delete'")
+        if delete_column and self.write is not TableWrite.UPSERT:
+            raise Misuse(f"iceberg sink {name}: a delete_column belongs to write='upsert'")
+        self.key = key
+        self.delete_column = delete_column or ""
         if "." not in table:
             raise Misuse(f"iceberg sink {name}: {table!r} has no namespace; write namespace.table")
         if evolve not in (None, ADD_COLUMNS):
@@ -105,17 +133,57 @@ class IcebergSink(TableSink):
         if schema is None:
             return
         table = loaded.table
+        schema = self._stored(schema)
         missing = [column for column in schema if column.name not in table.schema().column_names]
         if missing and self.evolve == ADD_COLUMNS:
             with self._catalog_faults(), table.update_schema() as change:
                 change.union_by_name(pa.schema([column.with_nullable(True) for column in missing]))
             table = self._load().table
-        check_columns(table.metadata, conform_schema(schema, table))
+        self._check_write(table)
+        if self.write is not TableWrite.DELETE:
+            check_columns(table.metadata, conform_schema(schema, table))
+
+    def _stored(self, schema: Schema) -> Schema:
+        """Return the columns of the rows that go into the table, after a look at the others."""
+        absent = [
+            name for name in (*self.key, self.delete_column) if name not in ("", *schema.names)
+        ]
+        if absent:
+            raise Permanent(f"iceberg sink {self.name}: the rows have no column {absent[0]}")
+        if self.write is TableWrite.DELETE and len(self.key) < len(schema.names):
+            raise Permanent(
+                f"iceberg sink {self.name}: a delete takes the columns of its key alone; give "
+                f"rows=F.struct({', '.join(map(repr, self.key))})"
+            )
+        if self.delete_column and not pa.types.is_boolean(schema.field(self.delete_column).type):
+            raise Permanent(f"iceberg sink {self.name}: {self.delete_column} is not a boolean")
+        return pa.schema([column for column in schema if column.name != self.delete_column])
+
+    def _check_write(self, table: Any) -> None:
+        for name in self.key:
+            kind = table.schema().find_type(name)
+            if not kind.is_primitive or isinstance(kind, types.FloatType | types.DoubleType):
+                raise Permanent(
+                    f"iceberg sink {self.name}: column {name} ({kind}) cannot be a part of a key"
+                )
+        if self.write is TableWrite.OVERWRITE and table.spec().is_unpartitioned():
+            raise Permanent(
+                f"iceberg sink {self.name}: {self.table} has no partitions, so an overwrite would "
+                f"replace all of it in every cycle; partition it, or use write='upsert'"
+            )
 
     def stager(self, txn: SinkTxnId) -> IcebergStager:
         loaded = self._load()
         folder = f"{loaded.root}/{folder_of(checked_label(txn))}"
-        return stager_of(txn, loaded.table, folder, self.file_bytes)
+        return stager_of(
+            txn,
+            loaded.table,
+            folder,
+            self.file_bytes,
+            write=self.write,
+            key=self.key,
+            delete_column=self.delete_column,
+        )
 
     def find_place(self) -> str:
         return f"iceberg table {self._load().identity}"
@@ -142,7 +210,12 @@ class IcebergSink(TableSink):
             change.set_properties({_key(new.scope): Marks.parse(marks).renamed(new)})
 
     def visible_tally(self, cycle: CycleId, token: Token) -> Tally | None:
-        """Read the cycle's files through the table again; None once they were rewritten."""
+        """Read the cycle's files through the table again; None once they were rewritten.
+
+        None for writes by key, too: later cycles replace and delete rows.
+        """
+        if self.write in _BY_KEY:
+            return None
         table = self._load().table
         txn = cycle.attempt(str(token["attempt"]))
         rewritten = any(
@@ -152,6 +225,9 @@ class IcebergSink(TableSink):
         with self._storage_faults():
             scan = table.scan()
             files = [one for one in scan.plan_files() if is_file_of(txn, one.file.file_path)]
+            if self.write is TableWrite.OVERWRITE:
+                # A later cycle has replaced some of its partitions.
+                rewritten = sum(one.file.record_count for one in files) != token["rows"]
             if token.get("schema") is None or rewritten:
                 return None if files or rewritten else Tally()
             schema = schema_from_text(token["schema"])
@@ -164,7 +240,7 @@ class IcebergSink(TableSink):
 
     def guarantee(self) -> Guarantee:
         return Guarantee(
-            effect=f"the rows of a cycle in the Iceberg table {self.table}, once each",
+            effect=f"{_EFFECTS[self.write]} Iceberg table {self.table}, once each",
             readers_see="whole batches or nothing: a cycle is one snapshot",
             not_covered=(
                 "removing the table's properties that begin with semel.",
@@ -248,19 +324,58 @@ class IcebergTable:
             for entry in listed.fetch_manifest_entry(self.table.io):
                 yield entry.data_file.file_path
 
-    def append(self, txn: SinkTxnId, files: Sequence[Mapping[str, Any]], digest: str) -> None:
+    def refusal(self, record: Mapping[str, Any]) -> str | None:
+        if record["keys"]:
+            keys = read_keys(self.table, self.root, record["keys"])
+            if (again := twice(keys)) is not None:
+                return f"key {again} comes twice in the batch, and which row is meant is unknown"
+            try:
+                list(tasks_for(self.table, keys))
+            except ValueError as error:
+                return f"the table's files cannot be read to replace rows: {error}"
+        if record["write"] == TableWrite.OVERWRITE:
+            try:
+                in_partitions(self.table, self._files(record))
+            except Permanent as error:
+                return reason_of(error)
+        return None
+
+    def _files(self, record: Mapping[str, Any]) -> list[Any]:
+        base = self.table.metadata
+        return [file_from_json(file, self.root, base) for file in record["files"]]
+
+    def files_of(self, txn: SinkTxnId, record: Mapping[str, Any]) -> set[str] | None:
+        if not record.get("keys"):
+            return {file["path"] for file in record["files"]}
+        for snapshot in self.table.metadata.snapshots:
+            if snapshot.summary and snapshot.summary.get("semel.txn") == _name(txn):
+                added = [
+                    entry.data_file.file_path.removeprefix(f"{self.root}/")
+                    for listed in snapshot.manifests(self.table.io)
+                    if listed.added_snapshot_id == snapshot.snapshot_id
+                    for entry in listed.fetch_manifest_entry(self.table.io)
+                ]
+                return set(added)
+        return None  # the snapshot has expired
+
+    def commit(self, txn: SinkTxnId, record: Mapping[str, Any], digest: str) -> None:
         """Add a snapshot, even without files: a change of properties alone is not checked."""
         table, base = self.table, self.table.metadata
-        found = [file_from_json(file, self.root, base) for file in files]
+        found = self._files(record)
         if found:
             # pyiceberg writes the manifest for the table's current partitioning, and that may
             # have changed since the files were staged.
-            table.metadata = base.model_copy(update={"default_spec_id": files[0]["spec"]})
+            spec = record["files"][0]["spec"]
+            table.metadata = base.model_copy(update={"default_spec_id": spec})
+        replaced = self._replaced(txn, record, found)
         about = {"semel.txn": _name(txn), "semel.proof": digest, "semel.cycle": str(txn.cycle)}
         draft = table.transaction()
-        with draft.update_snapshot(snapshot_properties=about).fast_append() as append:
-            for file in found:
-                append.append_data_file(file)
+        update = draft.update_snapshot(snapshot_properties=about)
+        with update.overwrite() if replaced.gone else update.fast_append() as change:
+            for file in (*found, *replaced.instead):
+                change.append_data_file(file)
+            for file in replaced.gone:
+                change.delete_data_file(file)
         marks = Marks.of(table, txn.scope).raised(txn, digest, self._sink)
         draft.set_properties({_key(txn.scope): marks})
         right_table = updates.AssertTableUUID(uuid=base.table_uuid)
@@ -268,6 +383,20 @@ class IcebergTable:
             self._catalog.commit_table(table, (right_table, *draft._requirements), draft._updates)
         except exceptions.CommitFailedException as error:
             raise CommitRefused(str(error)) from error
+
+    def _replaced(
+        self, txn: SinkTxnId, record: Mapping[str, Any], found: Sequence[Any]
+    ) -> Replaced:
+        if record.get("write") == TableWrite.OVERWRITE:
+            return in_partitions(self.table, found)
+        if not record.get("keys"):
+            return Replaced()
+        keys = read_keys(self.table, self.root, record["keys"])
+        # A folder of its own for each try: another process may be doing the same.
+        folder = f"{self.root}/{folder_of(txn)}/rewritten-{uuid.uuid4().hex}"
+        replaced = without_keys(self.table, keys, folder)
+        reach(CrashPoint.TABLE_COMMIT_REWRITTEN, self._sink)
+        return replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +462,13 @@ class Marks:
             }
         )
 
+
+_EFFECTS: Final = {
+    TableWrite.APPEND: "the rows of a cycle in the",
+    TableWrite.UPSERT: "the rows of a cycle, in place of those with the same key, in the",
+    TableWrite.DELETE: "the deletion of the keys of a cycle from the",
+    TableWrite.OVERWRITE: "the rows of a cycle, in place of all others of their partitions, in the",
+}
 
 _PREFIX: Final = "semel.marks."
 

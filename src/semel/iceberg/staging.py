@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from semel.arrow.attempts import folder_of
-from semel.arrow.tables import storage_faults
+from semel.arrow.tables import TableWrite, storage_faults
 from semel.arrow.tally import schema_to_text, tally
 from semel.errors import Permanent, require
 from semel.pipeline.sink import Batch, Receipt, Schema, Tally
 from semel.pipeline.txn import SinkTxnId
 
 pa: Any = require("pyarrow", "iceberg")
+pc: Any = require("pyarrow.compute", "iceberg")
+pq: Any = require("pyarrow.parquet", "iceberg")
 conversions: Any = require("pyiceberg.conversions", "iceberg")
 iceberg_io: Any = require("pyiceberg.io", "iceberg")
 arrow_io: Any = require("pyiceberg.io.pyarrow", "iceberg")
@@ -59,16 +61,34 @@ class IcebergStager:
     io: Mapping[str, Any] = field(repr=False)
     """How to reach the storage; may hold credentials."""
 
+    write: TableWrite = TableWrite.APPEND
+    key: tuple[str, ...] = ()
+    """The columns by which a write finds the rows that it replaces or deletes."""
+
+    delete_column: str = ""
+    """An upsert deletes the row's key where this column is true."""
+
+    def to_store(self, batch: Batch) -> Batch:
+        """Return the rows, and of them the columns, that the table will have."""
+        if self.write is TableWrite.DELETE:
+            return batch.slice(0, 0)
+        if not self.delete_column:
+            return batch
+        goes = pc.fill_null(batch.column(self.delete_column), False)
+        return batch.filter(pc.invert(goes)).drop_columns([self.delete_column])
+
     def open(self, task: str) -> IcebergWriter:
         return IcebergWriter(self, task)
 
 
-def stager_of(txn: SinkTxnId, table: Any, folder: str, file_bytes: int) -> IcebergStager:
+def stager_of(
+    txn: SinkTxnId, table: Any, folder: str, file_bytes: int, **write: Any
+) -> IcebergStager:
     """Take what tasks need from a loaded table."""
     slim: dict[str, Any] = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "refs": {}}
     text = table.metadata.model_copy(update={**slim, "current_snapshot_id": None})
     settings = {key: value for key, value in table.io.properties.items() if key != "auth.manager"}
-    return IcebergStager(txn, folder, file_bytes, text.model_dump_json(), settings)
+    return IcebergStager(txn, folder, file_bytes, text.model_dump_json(), settings, **write)
 
 
 class IcebergWriter:
@@ -87,6 +107,8 @@ class IcebergWriter:
         self._waiting: list[Any] = []
         self._bytes = 0
         self._files: list[DataFile] = []
+        self._keys: list[Any] = []
+        self._key_files: list[dict[str, Any]] = []
 
     def write(self, batch: Batch) -> None:
         """Collect the rows, and write a file (one per partition) when there are enough."""
@@ -97,7 +119,13 @@ class IcebergWriter:
         if not batch.schema.equals(self._schema):
             raise Permanent(f"task {self._task}: a batch has another schema than the one before")
         self._tally += tally(batch)
-        conformed = conform(batch, self._table.schema())
+        if self._stager.key:
+            self._keys.append(_keys_of(batch, self._stager.key))
+            self._bytes += self._keys[-1].nbytes
+        rows = self._stager.to_store(batch)
+        if rows.num_rows == 0:
+            return
+        conformed = conform(rows, self._table.schema())
         if not self._waiting:
             check_columns(self._table, conformed.schema)
         self._waiting.append(conformed)
@@ -106,19 +134,32 @@ class IcebergWriter:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._waiting:
-            return
-        rows = pa.Table.from_batches(self._waiting)
         with storage_faults(f"staging into {self._folder}"):
-            self._files += arrow_io._dataframe_to_data_files(
-                self._table, rows, self._io, write_uuid=uuid.uuid4()
-            )
-        self._waiting, self._bytes = [], 0
+            if self._waiting:
+                rows = pa.Table.from_batches(self._waiting)
+                self._files += arrow_io._dataframe_to_data_files(
+                    self._table, rows, self._io, write_uuid=uuid.uuid4()
+                )
+            if self._keys:
+                self._write_keys()
+        self._waiting, self._keys, self._bytes = [], [], 0
+
+    def _write_keys(self) -> None:
+        name = f"keys-{len(self._key_files):05d}.parquet"
+        with self._io.new_output(f"{self._folder}/{name}").create() as stream:
+            pq.write_table(pa.Table.from_batches(self._keys), stream)
+            size = stream.tell()
+        path = f"{folder_of(self._stager.txn)}{self._below()}/{name}"
+        self._key_files.append({"path": path, "size": size})
+
+    def _below(self) -> str:
+        return self._folder.removeprefix(self._stager.folder)
 
     def finish(self) -> Receipt:
         self._flush()
         detail = {
             "files": [self._described(file) for file in self._files],
+            "keys": self._key_files,
             "layout": self._table.default_spec_id,
             "schema": None if self._schema is None else schema_to_text(self._schema),
         }
@@ -130,10 +171,19 @@ class IcebergWriter:
 
     def discard(self) -> None:
         """Remove the task's folder, as far as possible."""
-        self._waiting = []
+        self._waiting, self._keys = [], []
         with contextlib.suppress(Exception):
             system, path = file_system(self._io, self._folder)
             system.delete_dir(path)
+
+
+def _keys_of(batch: Batch, key: tuple[str, ...]) -> Batch:
+    keys = batch.select(key)
+    for name, column in zip(key, keys.columns, strict=True):
+        if column.null_count:
+            raise Permanent(f"column {name} is a part of the key, and a row has no value there")
+    columns = [_in_utc(column) for column in keys.columns]
+    return pa.RecordBatch.from_arrays(columns, names=list(key))
 
 
 def check_columns(table: Any, schema: Schema) -> None:
@@ -185,7 +235,7 @@ _PLAIN: Final = ("record_count", "split_offsets")
 
 
 def file_to_json(file: DataFile, path: str, table: Any) -> dict[str, Any]:
-    """Write a data file with its statistics and partition as JSON."""
+    """TableWrite a data file with its statistics and partition as JSON."""
     kinds = table.spec().partition_type(table.schema()).fields
     values = [
         None

@@ -61,11 +61,11 @@ class Overtaken(DeltaSink):
 
     overtake = None
 
-    def _append(self, *arguments):
+    def _send(self, *arguments):
         overtake, self.overtake = self.overtake, None
         if overtake is not None:
             overtake()
-        super()._append(*arguments)
+        super()._send(*arguments)
 
 
 class LosesReplies(DeltaSink):
@@ -73,11 +73,11 @@ class LosesReplies(DeltaSink):
 
     lost_requests = lost_replies = 0
 
-    def _append(self, *arguments):
+    def _send(self, *arguments):
         if self.lost_requests:
             self.lost_requests -= 1
             raise ConnectionError("no answer")
-        super()._append(*arguments)
+        super()._send(*arguments)
         if self.lost_replies:
             self.lost_replies -= 1
             raise ConnectionError("no answer")
@@ -231,6 +231,48 @@ def test_rows_go_into_the_partitions_of_the_table(tmp_path):
     assert sink.visible_tally(one.cycle, token) == Tally(token["rows"], token["hash"])
 
 
+def test_an_overwrite_replaces_the_partitions_that_have_rows_and_no_others(tmp_path):
+    uri = str(tmp_path / "events")
+    DeltaTable.create(uri, EVENTS, partition_by=["day", "kind"])
+    write_deltalake(uri, events(12), mode="append")
+    sink = DeltaSink(uri, write="overwrite")
+    sink.check(EVENTS)
+
+    # Of day 1 the kinds a/b=1 and null, of which ids 3, 9, and 0 are in the table.
+    mine = events().take([3, 0])
+    token = committed(sink, txn(0), mine)
+
+    assert ids(uri) == [n for n in range(12) if n != 9]
+    assert sink.visible_tally(txn(0).cycle, token) == Tally(token["rows"], token["hash"])
+    committed(sink, txn(1), events().take([9]))
+    assert ids(uri) == [n for n in range(12) if n != 3]
+    assert sink.visible_tally(txn(0).cycle, token) is None
+    committed(sink, txn(2))
+    assert len(ids(uri)) == 11
+
+
+def test_an_overwrite_replaces_what_a_foreign_writer_adds_meanwhile(tmp_path):
+    uri = str(tmp_path / "events")
+    DeltaTable.create(uri, EVENTS, partition_by=["day"])
+    sink = Overtaken(uri, write="overwrite")
+    token = prepared(sink, one := txn(), events().take([0]))
+    sink.overtake = lambda: write_deltalake(uri, events().take([1, 3]), mode="append")
+
+    assert sink.commit(one, token) == SinkOK()
+
+    assert ids(uri) == [0, 1]
+
+
+def test_tables_whose_files_must_stay_refuse_an_overwrite(uri, tmp_path):
+    for number, setting in enumerate(["delta.appendOnly", "delta.enableDeletionVectors"]):
+        table = str(tmp_path / f"t{number}")
+        DeltaTable.create(table, EVENTS, partition_by=["day"], configuration={setting: "true"})
+        with pytest.raises(Permanent, match=setting):
+            DeltaSink(table, write="overwrite").check(None)
+    with pytest.raises(Permanent, match="no partitions"):
+        DeltaSink(uri, write="overwrite").check(None)
+
+
 def test_statistics_let_readers_skip_files(uri):
     sink = DeltaSink(uri)
     committed(sink, txn(0), rows(1, 2))
@@ -275,8 +317,8 @@ def test_a_table_that_asks_for_more_than_files_is_refused(uri, tmp_path):
         DeltaSink(uri).check(SCHEMA)
     with pytest.raises(Permanent, match=r"DeltaTable\.create"):
         DeltaSink(tmp_path / "nothing").check(None)
-    with pytest.raises(Misuse, match="it appends"):
-        DeltaSink(uri, mode="overwrite")
+    with pytest.raises(Misuse, match="append, overwrite"):
+        DeltaSink(uri, write="upsert")
 
 
 def test_a_reader_of_another_lineage_reads_the_delta_table(uri, monkeypatch, tmp_path):

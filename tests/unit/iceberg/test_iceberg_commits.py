@@ -20,11 +20,11 @@ class Overtaken(IcebergSink):
 
     overtake = None
 
-    def _append(self, *arguments):
+    def _send(self, *arguments):
         overtake, self.overtake = self.overtake, None
         if overtake is not None:
             overtake()
-        super()._append(*arguments)
+        super()._send(*arguments)
 
 
 class LosesReplies(IcebergSink):
@@ -33,11 +33,11 @@ class LosesReplies(IcebergSink):
     lost_requests = 0
     lost_replies = 0
 
-    def _append(self, *arguments):
+    def _send(self, *arguments):
         if self.lost_requests:
             self.lost_requests -= 1
             raise ConnectionError("no answer")
-        super()._append(*arguments)
+        super()._send(*arguments)
         if self.lost_replies:
             self.lost_replies -= 1
             raise ConnectionError("no answer")

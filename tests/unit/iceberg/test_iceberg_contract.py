@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import count
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as fs
@@ -19,6 +21,7 @@ NUMBERS = count()
 
 class TestIceberg(SinkContract):
     table = "db.rows"
+    write: Mapping[str, Any] = {}
 
     @pytest.fixture(autouse=True)
     def lake(self, tmp_path):
@@ -40,7 +43,8 @@ class TestIceberg(SinkContract):
         self.catalog.close()
 
     def make_sink(self):
-        self.sinks.append(IcebergSink(self.table, catalog="lake", properties=self.properties))
+        where = {"catalog": "lake", "properties": self.properties}
+        self.sinks.append(IcebergSink(self.table, **where, **self.write))
         return self.sinks[-1]
 
     def visible_rows(self, sink):
@@ -67,6 +71,13 @@ class TestIceberg(SinkContract):
         for path in self.files(self.catalog.load_table(self.table)):
             if path.endswith(f"/prepared/{txn.label}.avro"):
                 self.system.delete_file(path)
+
+
+@pytest.mark.soak
+class TestIcebergUpserts(TestIceberg):
+    write = {"key": ["id"]}  # noqa: RUF012
+
+    test_equal_rows_are_all_kept = None  # of rows with one key there can be only one
 
 
 @pytest.mark.seaweedfs

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+from contextlib import closing
 from decimal import Decimal
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog import load_catalog
 from pyiceberg.transforms import (
     BucketTransform,
     DayTransform,
@@ -15,7 +17,7 @@ from pyiceberg.transforms import (
     TruncateTransform,
 )
 
-from semel.errors import Misuse, Permanent
+from semel.errors import Permanent
 from semel.pipeline.sink import SinkOK, Tally
 from semel.sinks import IcebergSink
 from tests.unit.iceberg.iceberg_place import SCOPE, committed, prepared, rows, stage, txn
@@ -158,12 +160,6 @@ def test_a_table_that_does_not_exist_is_named_with_what_creates_it(lake):
         lake.sink().check(None)
 
 
-@pytest.mark.parametrize("mode", ["upsert", "overwrite", "delete"])
-def test_modes_that_would_rewrite_files_after_the_decision_are_refused(mode):
-    with pytest.raises(Misuse, match="it appends"):
-        IcebergSink("db.rows", mode=mode)
-
-
 def test_a_place_is_told_without_the_catalogs_password():
     uri = "postgresql://semel:hunter2@db/catalog"
     sink = IcebergSink("db.rows", properties={"uri": uri, "s3.secret-access-key": "hunter2"})
@@ -182,13 +178,36 @@ def test_an_old_epoch_is_fenced_even_if_its_table_was_loaded_before(plain):
     assert new.recover(SCOPE) == []
 
 
-def test_a_reader_of_another_lineage_finds_the_rows(plain, monkeypatch):
-    chdb = pytest.importorskip("chdb", reason="pip install chdb (180 MB): ClickHouse in process")
-    sink = plain.sink()
+@pytest.fixture
+def chdb():
+    return pytest.importorskip("chdb", reason="pip install chdb (180 MB): ClickHouse in process")
+
+
+def test_a_reader_of_another_lineage_finds_the_rows(plain, monkeypatch, chdb):
+    sink = plain.sink(key="id")
     for batch in range(3):
         committed(sink, txn(batch), rows(2 * batch, 2 * batch + 1))
+    committed(sink, txn(3), pa.RecordBatch.from_pydict({"id": [2, 5], "text": ["z", "z"]}))
 
     monkeypatch.chdir(plain.folder)  # chDB reads below the working folder only
-    found = chdb.query("SELECT count(), sum(id), max(text) FROM icebergLocal('lake/db/rows')")
+    found = chdb.query("SELECT id, text FROM icebergLocal('lake/db/rows') ORDER BY id")
+
+    assert str(found).split() == [
+        *('0,"row', '0"', '1,"row', '1"', '2,"z"', '3,"row', '3"', '4,"row', '4"', '5,"z"')
+    ]
+
+
+@pytest.mark.seaweedfs
+def test_a_reader_of_another_lineage_finds_the_rows_on_s3(seaweedfs, chdb):
+    where, name = seaweedfs.catalog_properties(), "db.seen_by_others"
+    with closing(load_catalog("lake", **where)) as lake:
+        lake.create_namespace_if_not_exists("db")
+        place = lake.create_table(name, schema=rows(1).schema).location().removeprefix("s3://")
+    with closing(IcebergSink(name, catalog="lake", properties=where)) as sink:
+        for batch in range(3):
+            committed(sink, txn(batch), rows(2 * batch, 2 * batch + 1))
+
+    url = f"'{seaweedfs.endpoint}/{place}/', '{seaweedfs.access_key}', '{seaweedfs.secret_key}'"
+    found = chdb.query(f"SELECT count(), sum(id), max(text) FROM icebergS3({url})")
 
     assert str(found).strip() == '6,15,"row 5"'
