@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -203,3 +205,14 @@ def test_an_error_that_is_not_semels_ends_it(pipeline):
     code, queries = run(pipeline, failing(pipeline, ValueError("x")))
 
     assert (code, len(queries)) == (Exit.FAILED, 1)
+
+
+def test_the_settings_of_supervisors_in_the_docs_name_the_codes_that_a_restart_cannot_help():
+    text = Path("docs/operate/index.md").read_text(encoding="utf-8")
+    helpless = {Exit.FENCED, Exit.OPERATOR, Exit.REFUSED}
+
+    for setting in (r"RestartPreventExitStatus=([\d ]+)", r"operator: In, values: \[([\d, ]+)\]"):
+        (found,) = re.findall(setting, text)
+        assert {int(code) for code in re.findall(r"\d+", found)} == helpless
+    restarted = f"should restart on {Exit.FAILED:d}, {Exit.STRANDED:d} and {Exit.GAVE_UP:d}"
+    assert restarted in text
