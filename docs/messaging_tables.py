@@ -13,6 +13,7 @@ from semel.messaging.handle.claims import CLAIM_TABLE
 from semel.messaging.outcome import Told
 from semel.messaging.records import Waits
 from semel.policy.vocabulary import BatchPolicy, GapPolicy, StalePolicy
+from semel.postgres.message_statements import STATEMENTS
 from semel.testing import BrokerContract
 from tests.stores.approvals import ApprovalsContract
 from tests.stores.attempts import AttemptsContract
@@ -103,11 +104,21 @@ def messaging_rules() -> str:
     return "\n\n".join(parts)
 
 
+def message_statements() -> str:
+    """The statements of the messages sink, in their order."""
+    rows = [
+        (f"`{one.name}`", one.does, "one for each change" if one.is_exact else "any number")
+        for one in STATEMENTS
+    ]
+    return table(("statement", "what it does", "rows that it must change"), rows)
+
+
 MESSAGING: Final[dict[str, Callable[[], str]]] = {
     "batch-policies": words(BatchPolicy, "policy"),
     "claim-table": claim_table,
     "failure-codes": failure_codes,
     "gap-policies": words(GapPolicy, "policy"),
+    "message-statements": message_statements,
     "messaging-rules": messaging_rules,
     "metrics": metrics,
     "outcomes": outcomes,

@@ -3,6 +3,7 @@
 FilesSink, IcebergSink, KafkaSink       ready to use
 HttpSink, receiver                      rows to a service, and the service that takes them
 PostgresSink, S3Sink, MemorySink        ready to use
+MessagesSink                            what a batch of messages changes in semel's tables
 DeltaSink                               ready to use
 committed_objects, read_committed       what readers of an S3 sink see
 TwoPhaseSink                            the methods of a sink
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         digest_of,
     )
     from semel.pipeline.txn import SinkTxnId
+    from semel.postgres.messages import MessagesSink
     from semel.postgres.sink import PostgresSink
     from semel.s3.reading import committed_objects, read_committed
     from semel.s3.sink import S3Sink
@@ -56,6 +58,7 @@ __all__ = [
     "KafkaSink",
     "KnowsItsPlace",
     "MemorySink",
+    "MessagesSink",
     "PostgresSink",
     "Receipt",
     "S3Sink",
@@ -87,6 +90,7 @@ __getattr__ = lazily(
         "KafkaSink": "semel.kafka.sink",
         "KnowsItsPlace": "semel.pipeline.sink",
         "MemorySink": "semel.memory.sink",
+        "MessagesSink": "semel.postgres.messages",
         "PostgresSink": "semel.postgres.sink",
         "Receipt": "semel.pipeline.sink",
         "S3Sink": "semel.s3.sink",

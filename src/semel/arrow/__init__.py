@@ -1,6 +1,7 @@
 """Arrow batches: the format in which rows travel to every sink.
 
 tally     a row count and a hash of whole batches that does not depend on their order
+changes   message changes as batches, for their sink
 formats   rows as Parquet, JSON lines or CSV, written as streams and read back
 rowfiles  the open files of a task: the next one at a target size, one per Hive-style folder
 attempts  what a table sink keeps beside its table: data files and records, by attempt

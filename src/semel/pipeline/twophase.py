@@ -64,8 +64,8 @@ def in_groups(sinks: Iterable[TwoPhaseSink], only: Collection[str] | None = None
     """Join the sinks that can share a transaction; return the groups, or *only* their part."""
     found: dict[Hashable, list[TwoPhaseSink]] = {}
     for sink in sinks:
-        key = sink.transaction_key if isinstance(sink, SharesTransaction) else sink.name
-        found.setdefault((type(sink), key), []).append(sink)
+        shared = sink.transaction_key if isinstance(sink, SharesTransaction) else None
+        found.setdefault((shared, sink.name if shared is None else ""), []).append(sink)
     for group in found.values():
         for sink in group:
             if len(group) > 1 and isinstance(sink, SharesTransaction):

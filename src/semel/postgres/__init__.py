@@ -1,6 +1,8 @@
 """PostgreSQL: the sink, and the ledger for drivers on several machines.
 
 sink        rows in a table, once each
+messages    the sink for what a batch of messages changes; the registry; what a pass asks
+message_statements   its list of statements, and the tables that they name
 staging     staging mode: one table per task, one final transaction; the way out if it is refused
 prepared    prepared mode: a prepared transaction per task
 database    the sink's sessions, fences, locks and held transactions

@@ -244,7 +244,7 @@ class SinkBooks:
             **more,
         }
         values = ", ".join(map(_constant, row.values()))
-        return f"INSERT INTO {self.table(table)} ({', '.join(row)}) VALUES ({values})"
+        return f"INSERT INTO {self.table(table)} ({', '.join(row)}) SELECT {values}"
 
     def questions(self, txn: SinkTxnId) -> list[str]:
         """Return the statements whose answers `known` reads."""
@@ -363,14 +363,30 @@ class SinkBooks:
         run(connection, ["BEGIN", *changes, "COMMIT"])
 
     def remember(
-        self, txn: SinkTxnId, state: str, mode: str, digest: str, pieces: Sequence[str]
+        self,
+        txn: SinkTxnId,
+        state: str,
+        mode: str,
+        digest: str,
+        pieces: Sequence[str],
+        epoch: int | None = None,
     ) -> str:
-        """Return the statement that records an attempt's state."""
+        """Return the statement that records an attempt's state.
+
+        With *epoch* it changes nothing if the attempt was aborted, or a newer owner is known:
+        its own may have been stopped meanwhile.
+        """
         row = {"state": state, "mode": mode, "digest": digest, "pieces": pieces}
+        insert = self.insert("sink_attempt", txn, **row)
         changes = ", ".join(f"{name} = EXCLUDED.{name}" for name in (*row, "since"))
+        again = f"ON CONFLICT (scope, sink, generation, batch, attempt) DO UPDATE SET {changes}"
+        if epoch is None:
+            return f"{insert} {again}"
+        fence = f"SELECT epoch FROM {self.table('sink_fence')} WHERE {self.where(txn.scope)}"
         return (
-            f"{self.insert('sink_attempt', txn, **row)} "
-            f"ON CONFLICT (scope, sink, generation, batch, attempt) DO UPDATE SET {changes}"
+            f"WITH fence AS ({fence} FOR SHARE) {insert} "
+            f"WHERE NOT EXISTS (SELECT FROM fence WHERE epoch > {epoch}) "
+            f"{again} WHERE sink_attempt.state <> 'aborted'"
         )
 
     def proof(self, txn: SinkTxnId, promise: PreparedToken, *, finished: bool) -> str:

@@ -89,7 +89,7 @@ def check(connection: Connection, wanted: Wanted, schema: Any) -> Checked | None
     if fitted is not None:
         _warn_about_nulls(wanted, schema, fitted)
     mode = _mode(connection, wanted, found, fitted)
-    return Checked(found, mode, _weaknesses(connection), rejects)
+    return Checked(found, mode, weaknesses(connection), rejects)
 
 
 def _rejects(connection: Connection, wanted: Wanted, target: TargetTable) -> str:
@@ -298,7 +298,8 @@ def slots_of(connection: Connection) -> tuple[int, int]:
     return slots, used
 
 
-def _weaknesses(connection: Connection) -> tuple[str, ...]:
+def weaknesses(connection: Connection) -> tuple[str, ...]:
+    """Return settings of the server that weaken what it promises."""
     rows = connection.execute(
         "SELECT name FROM pg_catalog.pg_settings "
         "WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off'"

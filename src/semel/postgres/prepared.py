@@ -191,7 +191,8 @@ class Prepared:
                 return answers
             for part in new:
                 reach(CrashPoint.POSTGRES_PREPARE_RAN, part.sink)
-            run(connection, [*(part.remember(txn, "prepared") for part in new), "COMMIT"])
+            epoch = self._database.epoch(txn.scope)
+            run(connection, [*(part.remember(txn, "prepared", epoch) for part in new), "COMMIT"])
             promised = {piece for part in parts for piece in part.promise.pieces}
             roll_back(connection, sorted(present - promised))
         return answers | {part.sink: SinkOK(part.promise.token()) for part in new}

@@ -51,7 +51,7 @@ Answer = TypeVar("Answer")
 
 Mode = Literal["staging", "prepared", "auto"]
 
-_LOCK_SECONDS: Final = 10.0
+LOCK_SECONDS: Final = 10.0
 
 # Each attempt needs a lock, and a few more per table; the server's default allows thousands.
 _ABORTED_AT_ONCE: Final = 100
@@ -97,7 +97,7 @@ class PostgresSink:
         create_table: Literal["never", "if-missing"] = "never",
         rejects: str | None = None,
         password: Password = None,
-        lock_seconds: float = _LOCK_SECONDS,
+        lock_seconds: float = LOCK_SECONDS,
         bookkeeping_schema: str = "semel",
         connections: int | None = None,
         connect: Mapping[str, Any] | None = None,
@@ -187,8 +187,13 @@ class PostgresSink:
             if self._wanted.mode != "prepared" or not self._database.has_books(connection):
                 self._books.check_rights(connection)
             check_connections(self.name, connection, self._login.most_connections)
-            self._checked = check(connection, self._wanted, schema)
+            self._checked = self._look(connection, self._wanted, schema)
         self._schema = schema
+
+    def _look(
+        self, connection: Connection, wanted: Wanted, schema: Schema | None
+    ) -> Checked | None:
+        return check(connection, wanted, schema)
 
     def fence(self, scope: Scope, epoch: int) -> None:
         """Refuse older owners of *scope* and end their sessions."""
@@ -228,7 +233,7 @@ class PostgresSink:
         if self._checked is None:
             # A table that was dropped since the first check is not created a second time.
             wanted = replace(self._wanted, create_table="never")
-            self._checked = check(connection, wanted, self._schema)
+            self._checked = self._look(connection, wanted, self._schema)
             assert self._checked is not None
         return self._checked
 
@@ -299,7 +304,9 @@ class PostgresSink:
         receipts: Mapping[str, Sequence[Receipt]],
     ) -> Mapping[str, SinkOutcome]:
         def prepare() -> Outcomes:
-            parts = _of_one_mode(txn, [sink._part(txn, receipts[sink.name]) for sink in sinks])
+            all_of = [(sink, receipts[sink.name]) for sink in sinks]
+            parts = [sink._part(sink._promise(txn, theirs), theirs) for sink, theirs in all_of]
+            parts = _of_one_mode(txn, parts)
             return self._way(parts[0].promise.mode).prepare(txn, parts)
 
         outcomes = self._outcomes("prepare", sinks, prepare)
@@ -317,8 +324,8 @@ class PostgresSink:
                 sink._checked = None  # perhaps the table was altered
         return outcomes
 
-    def _part(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> Part:
-        return Part(self._books, self._promise(txn, receipts), receipts)
+    def _part(self, promise: PreparedToken, receipts: Sequence[Receipt] = ()) -> Part:
+        return Part(self._books, promise, receipts)
 
     def commit(self, txn: SinkTxnId, token: Token) -> SinkOutcome:
         """Make the prepared rows visible, or find the proof that they are."""
@@ -333,7 +340,7 @@ class PostgresSink:
         self, sinks: Sequence[PostgresSink], txn: SinkTxnId, tokens: Mapping[str, Token]
     ) -> Mapping[str, SinkOutcome]:
         def commit() -> Outcomes:
-            parts = [Part(sink._books, sink._read(tokens[sink.name], txn)) for sink in sinks]
+            parts = [sink._part(sink._read(tokens[sink.name], txn)) for sink in sinks]
             outcomes: dict[str, SinkOutcome] = {}
             for mode in sorted({part.promise.mode for part in parts}):
                 same = [part for part in parts if part.promise.mode == mode]
@@ -506,7 +513,11 @@ class PostgresSink:
                 "SELECT system_identifier, current_database() FROM pg_catalog.pg_control_system()"
             ).fetchone()
             assert found is not None
-            return f"table {self._table(connection)} of database {found[1]} (server {found[0]})"
+            return (
+                f"{self._kind} {self._table(connection)} of database {found[1]} (server {found[0]})"
+            )
+
+    _kind = "table"
 
     def _table(self, connection: Connection) -> str:
         """Return the table's full name; it need not exist yet."""
@@ -615,7 +626,7 @@ class PostgresSink:
         promise = self._read(token, txn)
         if promise.mode != "staging":
             raise Misuse(f"{txn} was staged in {promise.mode} mode: there is nothing to divert")
-        return self._staging.divert(txn, Part(self._books, promise), reject_table)
+        return self._staging.divert(txn, self._part(promise), reject_table)
 
 
 def _of_one_mode(txn: SinkTxnId, parts: Sequence[Part]) -> list[Part]:

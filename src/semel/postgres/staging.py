@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
@@ -120,6 +120,8 @@ class Part:
     books: SinkBooks
     promise: PreparedToken
     receipts: Sequence[Receipt] = ()
+    bring: Bring | None = None
+    """Writes the rows, of a sink that has statements of its own."""
 
     @property
     def sink(self) -> str:
@@ -131,10 +133,22 @@ class Part:
         """The staging tables."""
         return [self.books.table(piece) for piece in self.promise.pieces]
 
-    def remember(self, txn: SinkTxnId, mode: str) -> str:
-        """Return the statement that records the attempt as prepared."""
+    def remember(self, txn: SinkTxnId, mode: str, epoch: int) -> str:
+        """Return the statement that records the attempt as prepared by the owner of *epoch*."""
         promise = self.promise
-        return self.books.remember(txn, "prepared", mode, promise.seal, promise.pieces)
+        return self.books.remember(txn, "prepared", mode, promise.seal, promise.pieces, epoch)
+
+
+Bring: TypeAlias = Callable[[Connection, SinkTxnId, Part], SinkOutcome | None]
+"""Writes the proof and the rows of a part; None if all constraints accept them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken(SinkRetryable):
+    """What the rows were computed from has changed: compute them again.
+
+    After the decision that is impossible, and the cycle is stuck.
+    """
 
 
 Outcomes: TypeAlias = Mapping[str, SinkOutcome]
@@ -181,9 +195,9 @@ class Staging:
                 return together(parts, failed) if failed else answers
             for part in new:
                 reach(CrashPoint.POSTGRES_PREPARE_RAN, part.sink)
-            with self._database.another(txn.scope) as another:
-                # This commit is synced to disk, and with it all staging before it in the log.
-                run(another, [part.remember(txn, "staging") for part in new])
+            if failed := self._remember(connection, txn, new):
+                give_back(connection)
+                return together(parts, failed)
         except BaseException:
             give_back(connection)
             raise
@@ -193,6 +207,22 @@ class Staging:
         return answers | {
             part.sink: SinkOK(promise.token()) for part, promise in zip(new, promises, strict=True)
         }
+
+    def _remember(
+        self, connection: Connection, txn: SinkTxnId, parts: Sequence[Part]
+    ) -> tuple[str, SinkOutcome] | None:
+        """Record the attempt as prepared, unless it was aborted or its owner is fenced."""
+        with self._database.another(txn.scope) as another:
+            # This commit is synced to disk, and with it all staging before it in the log.
+            epoch = self._database.epoch(txn.scope)
+            counts = affected(another, [part.remember(txn, "staging", epoch) for part in parts])
+        if 0 in counts:
+            self._database.check_fence(txn.scope)
+            return parts[0].sink, SinkFatal(f"{txn} was aborted by another process")
+        # If the session ended before the record was visible, a process that waited for its rows
+        # has found no record, and may have changed them.
+        connection.execute("SELECT")
+        return None
 
     def commit(self, txn: SinkTxnId, parts: Sequence[Part]) -> Outcomes:
         """Commit the held transaction; if it is lost, look for the proof or run it again."""
@@ -262,7 +292,7 @@ class Staging:
                 if not isinstance(found, int):
                     return part.sink, found
                 rejected[part.sink] = found
-            elif (answer := self._bring_one(connection, txn, part)) is not None:
+            elif (answer := (part.bring or self._bring_one)(connection, txn, part)) is not None:
                 return part.sink, answer
         try:
             run(connection, ["SET CONSTRAINTS ALL IMMEDIATE"])
@@ -480,12 +510,14 @@ def _missing(known: Known, receipts: Sequence[Receipt]) -> SinkOutcome | None:
 
 
 def _stuck(txn: SinkTxnId, answer: SinkOutcome) -> SinkOutcome:
-    if not isinstance(answer, SinkFatal):
-        return answer
-    return SinkFatal(
-        f"the decision for {txn} is COMMIT, and it is stuck: {answer.reason}; remove the cause "
-        f"and retry, or divert the rows with `semel cycle resolve`"
-    )
+    match answer:
+        case Overtaken(reason):
+            way = "set back what was changed, and retry with `semel cycle resolve`"
+        case SinkFatal(reason):
+            way = "remove the cause and retry, or divert the rows with `semel cycle resolve`"
+        case _:
+            return answer
+    return SinkFatal(f"the decision for {txn} is COMMIT, and it is stuck: {reason}; {way}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,29 @@
+"""Message changes as Arrow batches: what a pass over messages gives to their sink."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from operator import attrgetter
+from typing import Any, Final
+
+from semel.errors import require
+from semel.messaging.changes import NAMES, TYPES, MessageChange
+from semel.pipeline.sink import Batch, Schema
+
+pa: Any = require("pyarrow", "files")
+
+_ROW: Final = attrgetter(*NAMES)
+
+
+@cache
+def arrow_schema() -> Schema:
+    """Return the schema of message changes."""
+    kinds = {"integer": pa.int32(), "bigint": pa.int64(), "text": pa.string()}
+    return pa.schema([(name, kinds[TYPES.get(name, "text")]) for name in NAMES])
+
+
+def to_batch(changes: Sequence[MessageChange]) -> Batch:
+    """Return changes as one batch, in their order."""
+    columns = list(zip(*map(_ROW, changes), strict=True)) or [()] * len(NAMES)
+    return pa.record_batch(list(map(list, columns)), schema=arrow_schema())
