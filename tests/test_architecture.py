@@ -87,6 +87,7 @@ BETWEEN_BINDINGS = {
 OTHER_EXCEPTIONS = {
     ("spark", "ledgers"): "ExactlyOnce takes a ledger's URL",
     ("__main__", "cli"): "python -m semel is the command",
+    ("cli", "testing"): "semel receiver check runs the contract of receivers",
 }
 CLIENTS = {
     "psycopg": {"postgres"},

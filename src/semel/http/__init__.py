@@ -3,5 +3,6 @@
 sink        chunks are sent by tasks; prepare, commit and abort are one request each
 client      the requests, their repetition, and what each answer means: one table
 receiver    an ASGI application that keeps the contract, for Starlette and FastAPI
+openapi     the protocol as a document, for receivers in other languages
 store       what the receiver remembers, in SQLite or PostgreSQL
 """

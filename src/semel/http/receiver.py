@@ -8,11 +8,12 @@ Authentication is the service's: its middleware runs before.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 from semel.errors import require
 from semel.http.client import EPOCH
+from semel.http.openapi import CALLS, document
 from semel.http.store import Apply, ReceiverStore, Refusal, keep_rows
 from semel.pipeline.txn import ID
 
@@ -37,22 +38,16 @@ def receiver(url: str, apply: Apply = keep_rows) -> Any:
     commit's transaction; without it, they go into the table ``semel_received``.
     """
     store = ReceiverStore(url, apply)
-    app = applications.Starlette(
-        routes=[
-            _route("/chunks/{txn}/{task}/{number:int}", "PUT", store, _put_chunk),
-            _route("/chunks/{txn}/{task}", "DELETE", store, _drop_task),
-            _route("/prepare/{txn}", "POST", store, _prepare),
-            _route("/commit/{txn}", "POST", store, _commit),
-            _route("/abort/{txn}", "POST", store, _abort),
-            _route("/tidy/{txn}", "POST", store, _tidy),
-            _route("/txn/{txn}", "GET", store, _look_up),
-            _route("/pending/{scope}", "GET", store, _pending),
-            _route("/fence/{scope}", "POST", store, _fence),
-            _route("/rename/{scope}", "POST", store, _rename),
-            _route("/scopes", "GET", store, _scopes),
-            _route("/scopes/{scope}", "GET", store, _scope),
-        ]
-    )
+    routes = [
+        _route(
+            call.path.replace("{number}", "{number:int}"),
+            call.method,
+            store,
+            HANDLERS[call.handler],
+        )
+        for call in CALLS
+    ]
+    app = applications.Starlette(routes=[*routes, _route("/openapi.json", "GET", store, _document)])
     app.state.store = store
     return app
 
@@ -72,7 +67,7 @@ class _Call:
         self.number = path.get("number", 0)
 
 
-Handler = Callable[[ReceiverStore, _Call], Any]
+Handler: TypeAlias = Callable[[ReceiverStore, _Call], Any]
 
 
 def _route(path: str, method: str, store: ReceiverStore, handle: Handler) -> Any:
@@ -173,3 +168,17 @@ def _scopes(store: ReceiverStore, call: _Call) -> Any:
 def _scope(store: ReceiverStore, call: _Call) -> Any:
     found = [scope for scope in store.scopes() if scope["slug"] == call.scope]
     return found[0] if found else {"mark": None}
+
+
+def _document(store: ReceiverStore, call: _Call) -> Any:
+    return document()
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    handle.__name__: handle
+    for handle in (
+        *(_put_chunk, _drop_task, _prepare, _commit, _abort, _tidy, _look_up),
+        *(_pending, _fence, _rename, _scopes, _scope),
+    )
+}
+"""What answers each request of the protocol."""

@@ -1,6 +1,7 @@
 """The kit that proves a sink, a ledger, a broker, a database or a consumer right.
 
     SinkContract, LedgerContract, BrokerContract, ClaimsContract    derive a test class
+    ReceiverContract           a receiver of HTTP sinks, by its URL
     prove, ChaosContract       a sink of yours through every crash and every failing call
     Trial                      a consumer of yours, killed at the worst moments
     crash_at, Crash, CrashPoint    crash in this process, at a named point
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from semel.testing.contracts.broker import BrokerContract
     from semel.testing.contracts.claims import ClaimsContract
     from semel.testing.contracts.ledger import LedgerContract
+    from semel.testing.contracts.receiver import ReceiverContract
     from semel.testing.contracts.sink import SinkContract
     from semel.testing.crash import Crash, crash_at
     from semel.testing.local import local_stage
@@ -45,6 +47,7 @@ __all__ = [
     "CrashPoint",
     "FileBroker",
     "LedgerContract",
+    "ReceiverContract",
     "SimulatedClock",
     "SinkContract",
     "Trial",
@@ -66,6 +69,7 @@ __getattr__ = lazily(
         "CrashPoint": "semel.crashpoints",
         "FileBroker": "semel.memory.broker",
         "LedgerContract": "semel.testing.contracts.ledger",
+        "ReceiverContract": "semel.testing.contracts.receiver",
         "SimulatedClock": "semel.testing.clock",
         "SinkContract": "semel.testing.contracts.sink",
         "Trial": "semel.testing.trial",

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import ipaddress
 import json
+import pickle
+import re
+from itertools import count
 
 import pyarrow as pa
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 from test_http_sink import Served, Service
@@ -196,5 +207,88 @@ def test_wrong_settings_of_an_http_sink_are_refused_at_once(url, options):
     assert "secret" not in str(refused.value)
 
 
-def test_a_mount_is_one_line(service):
-    Starlette(routes=[Mount("/semel", service.app)])
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A certificate for this machine that nobody but its file vouches for, and its key."""
+    found = [tmp_path_factory.mktemp("tls") / name for name in ("key.pem", "certificate.pem")]
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "receiver")])
+    now = dt.datetime.now(dt.UTC)
+    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + dt.timedelta(1))
+    signed = made.add_extension(here, critical=False).sign(key, hashes.SHA256())
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    found[0].write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.TraditionalOpenSSL, plain)
+    )
+    found[1].write_bytes(signed.public_bytes(pem))
+    return found
+
+
+def test_a_receiver_by_tls_is_trusted_by_its_certificate_and_not_without(tmp_path, certificate):
+    key, trusted = map(str, certificate)
+    app = receiver(f"sqlite:///{tmp_path / 'received.db'}")
+    with Served(app, ssl_keyfile=key, ssl_certfile=trusted) as served:
+        stranger = HttpSink(served.url, tries=1)
+        with pytest.raises(Retryable, match="CERTIFICATE_VERIFY_FAILED"):
+            stranger.check(None)
+
+        sink = HttpSink(served.url, ca_file=trusted)
+        sink.fence(SCOPE, 1)
+        txn, token = prepared(sink)
+        assert sink.commit(txn, token) == SinkOK()
+        sink.close()
+        stranger.close()
+    app.state.store.close()
+
+
+TOKENS = count(1)
+
+
+def next_token():
+    return {"Authorization": f"Bearer {next(TOKENS)}"}
+
+
+def test_a_service_checks_logins_before_the_receiver_and_every_request_has_a_fresh_one(tmp_path):
+    seen = []
+
+    class Login(BaseHTTPMiddleware):
+        async def dispatch(self, request, call_next):
+            token = request.headers.get("Authorization")
+            seen.append(token)
+            return await call_next(request) if token else JSONResponse({}, 401)
+
+    app = receiver(f"sqlite:///{tmp_path / 'received.db'}")
+    with Served(Starlette(routes=[Mount("/semel", app)], middleware=[Middleware(Login)])) as served:
+        with pytest.raises(Permanent, match="401, the receiver wants other credentials"):
+            HttpSink(f"{served.url}/semel").check(None)
+        seen.clear()
+        sink = HttpSink(f"{served.url}/semel", headers=next_token)
+        sink.fence(SCOPE, 1)
+        txn, token = prepared(pickle.loads(pickle.dumps(sink)))
+        assert sink.commit(txn, token) == SinkOK()
+        sink.close()
+    app.state.store.close()
+
+    assert len(seen) == len(set(seen)) == 4
+
+
+def test_the_document_of_the_protocol_names_every_request_that_the_receiver_answers(service):
+    client = ReceiverClient(service.url)
+
+    found = client.request("GET", "/openapi.json")
+
+    client.close()
+    named = {(path, method.upper()) for path, calls in found["paths"].items() for method in calls}
+    answered = {
+        (route.path.replace(":int", ""), method)
+        for route in service.app.routes
+        for method in route.methods - {"HEAD"}
+    }
+    assert answered - named == {("/openapi.json", "GET")}
+    assert named <= answered
+    schemas = found["components"]["schemas"]
+    used = set(re.findall("schemas/([A-Za-z]+)", json.dumps(found["paths"])))
+    assert used == set(schemas)
+    put = found["paths"]["/chunks/{txn}/{task}/{number}"]["put"]
+    assert {"200", "409", "413", "425", "429"} <= put["responses"].keys()

@@ -28,11 +28,11 @@ def secret_headers():
 class Served:
     """An application at `url`, in a thread of this process."""
 
-    def __init__(self, app):
+    def __init__(self, app, **tls):
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
         config = uvicorn.Config(
-            app, host="127.0.0.1", port=self.port, log_level="critical", lifespan="off"
+            app, host="127.0.0.1", port=self.port, log_level="critical", lifespan="off", **tls
         )
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, daemon=True)

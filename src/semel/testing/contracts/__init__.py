@@ -4,6 +4,7 @@ sink     sink_phases sink_world
 ledger   ledger_decisions ledger_world
 broker   broker_sharing broker_world
 claims
+receiver
 contract    what all of them have
 
 The first file of a line is the whole contract; its parts follow, and the last one (…_world)

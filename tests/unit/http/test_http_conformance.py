@@ -1,0 +1,134 @@
+"""The contract of receivers: the reference keeps it, and each broken receiver is convicted."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from test_http_sink import SECRET, Served
+from typer.testing import CliRunner
+
+from semel.cli.app import app as cli
+from semel.errors import Retryable
+from semel.http.receiver import receiver
+from semel.http.store import ReceiverStore, Refusal
+from semel.testing import ReceiverContract
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    app = receiver(f"sqlite:///{tmp_path_factory.mktemp('receiver') / 'received.db'}")
+    with Served(app) as served:
+        yield served
+    app.state.store.close()
+
+
+class TestReference(ReceiverContract):
+    @pytest.fixture(autouse=True)
+    def _there(self, reference, monkeypatch):
+        monkeypatch.setattr(type(self), "url", reference.url)
+
+
+class Forgets(ReceiverStore):
+    """Says done of a commit that it has forgotten."""
+
+    def commit(self, txn, token):
+        with contextlib.suppress(Refusal):
+            super().commit(txn, token)
+
+
+class ShowsTwo(ReceiverStore):
+    """Looks for a proof of the attempt and not of the cycle."""
+
+    def _proof(self, connection, cycle):
+        return None
+
+
+class TakesAnyChunk(ReceiverStore):
+    """Does not compare what is sent again, nor what is prepared."""
+
+    def put_chunk(self, txn, task, number, body, encoding):
+        with contextlib.suppress(Refusal):
+            super().put_chunk(txn, task, number, body, encoding)
+
+    def prepare(self, txn, epoch, token, chunks):
+        super().prepare(txn, epoch, token, [])
+
+
+class IgnoresEpochs(ReceiverStore):
+    """Takes any owner for the newest."""
+
+    def prepare(self, txn, epoch, token, chunks):
+        super().prepare(txn, 10**6, token, chunks)
+
+
+class DropsTheCommitted(ReceiverStore):
+    """Aborts what is committed, too."""
+
+    def abort(self, txn):
+        with self.engine.begin() as connection:
+            self._forget(connection, txn)
+            connection.exec_driver_sql("DELETE FROM semel_receiver_proof WHERE txn = ?", (txn,))
+
+
+class LowersTheMark(ReceiverStore):
+    """Takes the last committed cycle for the highest."""
+
+    def commit(self, txn, token):
+        super().commit(txn, token)
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql(
+                "UPDATE semel_receiver_scope SET mark = ?", (txn.partition(".")[2],)
+            )
+
+
+BROKEN = {
+    Forgets: "what is not prepared cannot be committed",
+    ShowsTwo: "only one attempt of a cycle is committed",
+    TakesAnyChunk: "a chunk may be sent again but not with other rows",
+    IgnoresEpochs: "an older epoch is refused",
+    DropsTheCommitted: "what is committed cannot be aborted",
+    LowersTheMark: "the mark is the highest committed cycle and nothing goes below it",
+}
+
+
+@contextlib.contextmanager
+def broken(folder, monkeypatch, store):
+    monkeypatch.setattr("semel.http.receiver.ReceiverStore", store)
+    app = receiver(f"sqlite:///{folder / 'received.db'}")
+    with Served(app) as served:
+        yield served
+    app.state.store.close()
+
+
+@pytest.mark.parametrize("store", BROKEN)
+def test_a_broken_receiver_is_convicted_by_its_url(tmp_path, monkeypatch, store):
+    with broken(tmp_path, monkeypatch, store) as served:
+        there = type("There", (ReceiverContract,), {"url": served.url})
+        with pytest.raises((AssertionError, Retryable)):
+            there().follow(f"test_{BROKEN[store].replace(' ', '_')}")
+
+
+def test_the_report_says_of_each_rule_whether_a_receiver_keeps_it(tmp_path, monkeypatch):
+    login = f"Authorization: Bearer {SECRET}"
+    with broken(tmp_path, monkeypatch, DropsTheCommitted) as served:
+        command = ["receiver", "check", served.url, "--header", login]
+        said = CliRunner().invoke(cli, command)
+
+    assert said.exit_code == 1, said.output
+    assert f"{served.url}: 23 rules, 1 broken" in said.stdout
+    assert "what is committed cannot be aborted" in said.stdout
+    assert "was answered 200 and not 409" in said.stdout
+    assert SECRET not in said.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["http://127.0.0.1:9"], 75),
+        (["ftp://host"], 2),
+        (["http://host", "--header", "nonsense"], 2),
+    ],
+)
+def test_a_receiver_that_cannot_be_asked_is_told_apart_from_a_broken_one(arguments, code):
+    assert CliRunner().invoke(cli, ["receiver", "check", *arguments]).exit_code == code
