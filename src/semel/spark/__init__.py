@@ -2,7 +2,8 @@
 
 exactly_once  the function that Spark calls for every batch
 staging       one pass of the plan for all sinks; another, for `semel verify`, that only counts
-query         the running query: its checkpoint, its sources, its topics' ids, what is refused
+query         the running query: its checkpoint, its sources, what is refused
+kafka         its Kafka sources: the ids of their topics, where they start, a group's offsets
 checkpoint    what a batch covers, read from the checkpoint
 supervise     restarts the query, and knows when not to
 """

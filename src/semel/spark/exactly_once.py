@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +11,17 @@ from semel.crashpoints import CrashPoint, reach
 from semel.errors import Misuse, NeedsOperator, Retryable
 from semel.events import EVENTS, Events
 from semel.ledgers import open_ledger
-from semel.pipeline.cycle import CommitAborted, CommitFatal, CycleRefused
+from semel.pipeline.cycle import CommitAborted, CommitFatal, CommitSucceeded, CycleRefused
 from semel.pipeline.driver import CycleOutcome, CycleReplayed, Driver, Heartbeat, Settings
 from semel.pipeline.generation import settle_generation
 from semel.pipeline.ledger import Generation, Ledger
 from semel.pipeline.recovery import RecoveryReport
 from semel.pipeline.sink import MindsSpeculation, TwoPhaseSink
+from semel.pipeline.source import BatchRange
 from semel.pipeline.txn import CycleId, Scope, checked_name
 from semel.spark.checkpoint import Checkpoint, open_checkpoint
-from semel.spark.query import TopicIds, has_speculation, is_connect, refuse_unsafe, running_query
+from semel.spark.kafka import KafkaSources, starting_offsets
+from semel.spark.query import has_speculation, is_connect, refuse_unsafe, running_query
 from semel.spark.staging import arrow_schemas, select_rows, stage
 
 if TYPE_CHECKING:
@@ -61,7 +63,9 @@ class ExactlyOnce:
 
     *ledger* is a URL (``sqlite:///payments.ledger``, ``postgresql://…``) or a ledger.
     Recovery runs before the first batch; `run` supervises a query and recovers before
-    it starts.  *checkpoint* is needed on Spark Connect only.
+    it starts.  *checkpoint* is needed on Spark Connect only.  *consumer_group* is a Kafka
+    group, without members, whose offsets follow the committed cycles, so that lag tools see
+    the query.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class ExactlyOnce:
         checkpoint: str | None = None,
         stateful: bool | None = None,
         fails_on_data_loss: bool | None = None,
+        consumer_group: str | None = None,
         settings: Settings | None = None,
         events: Events = EVENTS,
     ) -> None:
@@ -91,6 +96,7 @@ class ExactlyOnce:
         self._checkpoint = checkpoint
         self._stateful = stateful
         self._fails_on_data_loss = fails_on_data_loss
+        self._consumer_group = consumer_group
         self._events = events
         self._forget()
 
@@ -151,6 +157,26 @@ class ExactlyOnce:
         """The scope of this pipeline."""
         return self.driver.scope
 
+    def starting_offsets(self, options: Mapping[str, str], source: int = 0) -> str:
+        """Return the ``startingOffsets`` with which a Kafka source goes on where the ledger ends.
+
+        *options* are the source's own (``kafka.bootstrap.servers`` and ``subscribe``, for
+        example), *source* its place in the query.  Spark uses the value for a new checkpoint
+        only: with it, a lost checkpoint neither skips nor repeats a record.  ``earliest`` before
+        the first cycle, and for partitions that the ledger does not know.
+
+        Raises:
+            NeedsOperator: a topic was deleted and created again.
+            Retryable: the cluster does not answer.
+        """
+        from pyspark.sql import SparkSession
+
+        session = SparkSession.getActiveSession()
+        if session is None:
+            raise Misuse("starting_offsets asks the cluster through Spark: start a session first")
+        positions = self.ledger.positions(self.scope, BatchRange())
+        return starting_offsets(session, options, positions, source)
+
     def recover(self) -> RecoveryReport:
         """Take the scope and settle everything that earlier owners left, before the query starts.
 
@@ -210,9 +236,10 @@ class ExactlyOnce:
         cycle = CycleId(self.scope, run.generation.number, batch_id)
         self.outcome = self.driver.run_cycle(
             cycle,
-            lambda: run.topics.added_to(run.checkpoint.range(batch_id)),
+            lambda: run.kafka.added_to(run.checkpoint.range(batch_id)),
             lambda txn: stage(df, self.sinks, txn),
         )
+        self._publish(run, batch_id)
         match self.outcome:
             case CycleReplayed():
                 if run.is_stateful or run.checkpoint.is_stateful:
@@ -227,6 +254,10 @@ class ExactlyOnce:
                 if isinstance(self.outcome.cause, CycleRefused):
                     raise self.outcome.cause
                 raise CycleFatal(str(cycle), reason) from self.outcome.cause
+
+    def _publish(self, run: _Run, batch_id: int) -> None:
+        if self._consumer_group and isinstance(self.outcome, CommitSucceeded | CycleReplayed):
+            run.kafka.publish(self._consumer_group, run.checkpoint.range(batch_id))
 
     def _run_of(self, df: DataFrame, batch_id: int) -> _Run:
         """Return the facts about this run of the query, read at its first batch."""
@@ -259,15 +290,20 @@ class ExactlyOnce:
                 self.driver.settings, interval_seconds=query.interval_seconds
             )
         stateful = self._stateful if self._stateful is not None else query.is_stateful
-        topics = TopicIds(spark, query.source_options)
+        kafka = KafkaSources(spark, query.source_options)
+        if self._consumer_group and not kafka:
+            raise Misuse(
+                "consumer_group is for queries that read Kafka, and needs Spark's own JVM: none of "
+                "the sources is a Kafka source here; leave it out"
+            )
         view = checkpoint.view(batch_id)
         view = replace(
             view,
-            range=topics.added_to(view.range),
+            range=kafka.added_to(view.range),
             is_stateful=view.is_stateful or stateful,
         )
         generation = settle_generation(self.ledger, self.driver.lease, view)
-        self._run = _Run(run_id, checkpoint, generation, view.is_stateful, topics)
+        self._run = _Run(run_id, checkpoint, generation, view.is_stateful, kafka)
         return self._run
 
     def _start(self, is_active: Callable[[], bool]) -> RecoveryReport:
@@ -309,7 +345,7 @@ class _Run:
     checkpoint: Checkpoint
     generation: Generation
     is_stateful: bool
-    topics: TopicIds
+    kafka: KafkaSources
 
 
 def _run_id(df: DataFrame) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from semel.pipeline.source import BatchRange, SourceKind, SourceRange, Span
-from semel.spark.query import TopicIds, TopicIdsUnknown
+from semel.spark.kafka import KafkaSources, TopicIdsUnknown
 
 LEFT, RIGHT = {"kafka.bootstrap.servers": "left:9092"}, {"kafka.bootstrap.servers": "right:9092"}
 
 
-class Clusters(TopicIds):
+class Clusters(KafkaSources):
     """Two clusters that answer without a JVM."""
 
     def __init__(self, source_options, topics):
