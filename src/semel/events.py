@@ -121,7 +121,7 @@ class RowsRejected(Event):
 
 @dataclass(frozen=True, slots=True)
 class SinkReturned(Event):
-    """A sink that was not configured for some cycles is back; it never gets their rows."""
+    """A sink that was not configured for some cycles is back; `semel sink add` writes them."""
 
     sink: str
     missed: int

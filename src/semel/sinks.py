@@ -10,7 +10,7 @@ TwoPhaseSink                            the methods of a sink
 SinkTxnId, Receipt, Tally               its arguments
 SinkOK, SinkRetryable, SinkFatal        its answers
 SinkFinding, Found, Guarantee           its answers to questions
-CountsVisibleRows, KnowsItsPlace        two more abilities that a sink can have
+CountsVisibleRows, KnowsItsPlace, ReplacesRows    three more abilities that a sink can have
 """
 
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Guarantee,
         KnowsItsPlace,
         Receipt,
+        ReplacesRows,
         SinkFatal,
         SinkFinding,
         SinkOK,
@@ -61,6 +62,7 @@ __all__ = [
     "MessagesSink",
     "PostgresSink",
     "Receipt",
+    "ReplacesRows",
     "S3Sink",
     "SinkFatal",
     "SinkFinding",
@@ -93,6 +95,7 @@ __getattr__ = lazily(
         "MessagesSink": "semel.postgres.messages",
         "PostgresSink": "semel.postgres.sink",
         "Receipt": "semel.pipeline.sink",
+        "ReplacesRows": "semel.pipeline.sink",
         "S3Sink": "semel.s3.sink",
         "SinkFatal": "semel.pipeline.sink",
         "SinkFinding": "semel.pipeline.sink",

@@ -106,7 +106,7 @@ PANELS: Final[Mapping[str, str]] = {
 
 GROUPS: Final[Mapping[str, tuple[str, str]]] = {
     "cycle": (PIPELINES, "Work on a single cycle."),
-    "sink": (PIPELINES, "Change the name or the place of a sink."),
+    "sink": (PIPELINES, "Give a new sink its past; change the name or the place of a sink."),
     "app": (PIPELINES, "Change the name of an app."),
     "ledger": (PIPELINES, "Look after the ledger itself."),
     "receiver": (PIPELINES, "Check a service that takes rows by HTTP."),

@@ -17,6 +17,7 @@ Of a pipeline (`Pipeline.of(driver)` says which sinks are asked):
     adoption       plan_adoption, adopt: go on with a checkpoint (`open_checkpoint`) that does
                    not follow from the ledger
     resolution     plan_resolution, resolve: carry a stuck cycle through
+    backfill       add_sink: write the cycles that were committed without a sink
     places         rename_sink, move_sink, rename_app: names and places change
     ledger         check, copy and restore the ledger itself
 
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from semel.operate import (
         adoption,
         audit,
+        backfill,
         completeness,
         consumers,
         deadletters,
@@ -81,6 +83,7 @@ __all__ = [
     "acting_from",
     "adoption",
     "audit",
+    "backfill",
     "completeness",
     "consumers",
     "deadletters",

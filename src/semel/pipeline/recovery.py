@@ -241,7 +241,7 @@ def check_marks(ledger: Ledger, scope: Scope, sinks: Iterable[TwoPhaseSink]) -> 
 def missed_cycles(ledger: Ledger, scope: Scope, sink: TwoPhaseSink) -> list[CycleId]:
     """List the remembered cycles that were committed without *sink* after its own last one.
 
-    It was not configured for them, and never gets their rows.
+    It was not configured for them, and gets their rows only by `semel sink add`.
     """
     mark, newest = sink.mark(scope), mark_of(ledger, scope)
     if mark is None or newest is None or mark.cycle >= newest.cycle:

@@ -240,6 +240,15 @@ class CountsVisibleRows(Protocol):
 
 
 @runtime_checkable
+class ReplacesRows(Protocol):
+    """A sink in which a later cycle's row may take the place of an earlier one's."""
+
+    @property
+    def replaces_rows(self) -> bool:
+        """Whether it matters in which order cycles are written."""
+
+
+@runtime_checkable
 class MindsSpeculation(Protocol):
     """A sink that must know whether a task may run twice at the same time."""
 

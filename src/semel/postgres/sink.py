@@ -180,6 +180,11 @@ class PostgresSink:
         """Use staging mode for a table with a unique index: a task's copy would wait for it."""
         self._wanted = replace(self._wanted, speculates=True)
 
+    @property
+    def replaces_rows(self) -> bool:
+        """Whether a row takes the place of a newer one with its key, if it is written later."""
+        return self._wanted.write is Write.UPSERT and not self._wanted.version_column
+
     def check(self, schema: Schema | None) -> None:
         """Check that rows of *schema* can be written; create the table if configured."""
         with self._database.asking() as connection, self._database.asking() as another:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import NEVER_PASSES, Misuse, Permanent, Retryable, SemelError, reason_of
+from semel.pipeline.driver import Stage
 from semel.pipeline.sink import Receipt, Stager, StagingWriter, Tally, TwoPhaseSink
 from semel.pipeline.txn import SinkTxnId
 
@@ -314,6 +315,31 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else "a staging task failed"
 
 
+def check_static(frame: DataFrame | Any, reader: str) -> None:
+    """Check that *frame*, which the function *reader* returned, can be read as a whole.
+
+    Raises:
+        Misuse: it is not a static DataFrame.
+    """
+    if getattr(frame, "isStreaming", None) is not False:
+        raise Misuse(
+            f"{reader} returned {type(frame).__name__}, and must return a static DataFrame with "
+            f"the stream's columns (spark.read…, not spark.readStream…)"
+        )
+
+
+def stage_of(frame: DataFrame | Any, sink: TwoPhaseSink, reader: str) -> Stage:
+    """Return the staging of a static DataFrame for one sink, which is asked whether it can be.
+
+    Raises:
+        Misuse: *frame* is not a static DataFrame.
+        Permanent: the sink cannot keep its rows.
+    """
+    check_static(frame, reader)
+    sink.check(arrow_schemas(select_rows(frame, [sink]), [sink])[sink.name])
+    return lambda txn: stage(frame, [sink], txn)
+
+
 # The hash is an unsigned 64-bit number, which Spark's integers cannot hold.
 TALLIES: Final = "sink int, rows bigint, hash string"
 
@@ -330,11 +356,7 @@ def tally_source(
     Raises:
         Misuse: it is not a static DataFrame.
     """
-    if getattr(frame, "isStreaming", None) is not False:
-        raise Misuse(
-            f"{reader} returned {type(frame).__name__}, and must return a static DataFrame with "
-            f"the stream's columns (spark.read…, not spark.readStream…)"
-        )
+    check_static(frame, reader)
     found = dict.fromkeys((sink.name for sink in sinks), Tally())
     for row in select_rows(frame, sinks).mapInArrow(_Count(len(sinks)), TALLIES).collect():
         name = sinks[row["sink"]].name
