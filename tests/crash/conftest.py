@@ -7,17 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from semel.testing.kill import Zygote
-
-MODULES = (
-    "semel.files.sink",
-    "semel.iceberg.sink",
-    "pyiceberg.catalog.sql",
-    "semel.s3.sink",
-    "semel.postgres.sink",
-    "semel.postgres.ledger",
-    "semel.ledger.sqlite",
-    "pyarrow",
-)
+from tests.crash.local_scene import MODULES
 
 
 @pytest.fixture(scope="session")

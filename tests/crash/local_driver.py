@@ -30,6 +30,7 @@ from semel.pipeline.source import BatchRange
 from semel.pipeline.twophase import Backoff
 from semel.pipeline.txn import CycleId, SinkTxnId
 from semel.testing.local import local_stage
+from semel.testing.services import SeaweedServer
 
 APP: Final = "local"
 TABLE: Final = "entries"
@@ -69,7 +70,8 @@ def sink_of(spec: str) -> TwoPhaseSink:
     if kind == "iceberg":
         from semel.iceberg.sink import IcebergSink
 
-        return IcebergSink(f"db.{TABLE}", catalog="lake", properties=sql_catalog(where))
+        properties, namespace = lake_of(where)
+        return IcebergSink(f"{namespace}.{TABLE}", catalog="lake", properties=properties)
     if kind in ("postgres-staging", "postgres-prepared"):
         from semel.postgres.sink import PostgresSink
 
@@ -82,13 +84,71 @@ def sink_of(spec: str) -> TwoPhaseSink:
         )
     if kind == "s3":
         from semel.s3.sink import S3Sink
-        from semel.testing.services import SeaweedServer
 
         os.environ["AWS_ACCESS_KEY_ID"] = SeaweedServer.access_key
         os.environ["AWS_SECRET_ACCESS_KEY"] = SeaweedServer.secret_key
         endpoint, _, url = where.partition(",")
         return S3Sink(url, name=kind, endpoint=endpoint, region=SeaweedServer.region)
+    if kind == "delta":
+        from semel.delta.sink import DeltaSink
+
+        table, options = delta_of(where)
+        return DeltaSink(table, options=options, name=kind)
+    if kind == "http":
+        from semel.http.sink import HttpSink
+
+        return HttpSink(where, name=kind, tries=2)
+    if kind == "kafka":
+        return _kafka_sink(where)
     raise SystemExit(f"no sink is called {kind!r}")
+
+
+def _kafka_sink(where: str) -> TwoPhaseSink:
+    """Make a sink whose records have a row's id as the key, and the row as the value."""
+    import pyarrow as pa
+
+    from semel.kafka.sink import KafkaSink
+
+    class RowSink(KafkaSink):
+        def stager(self, txn: SinkTxnId) -> Any:
+            return Recording(super().stager(txn))
+
+    class Recording:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def open(self, task: str) -> Any:
+            writer = self._inner.open(task)
+            write = writer.write
+            writer.write = lambda batch: write(pa.RecordBatch.from_pylist(records(batch)))
+            return writer
+
+    def records(batch: Any) -> list[dict[str, str]]:
+        return [{"key": str(row["id"]), "value": json.dumps(row)} for row in batch.to_pylist()]
+
+    bootstrap, topic, staging = where.split(",")
+    return RowSink(bootstrap, topic, staging=staging, name="kafka")
+
+
+def lake_of(where: str) -> tuple[dict[str, str], str]:
+    """Describe a catalog: ``folder``, or ``catalog,store,namespace`` of SeaweedFS."""
+    if "," not in where:
+        return sql_catalog(where), "db"
+    catalog, store, namespace = where.split(",")
+    return SeaweedServer.properties_of(catalog, store), namespace
+
+
+def delta_of(where: str) -> tuple[str, dict[str, str]]:
+    """Describe a table of Delta: ``folder``, or ``store,s3://…`` of SeaweedFS."""
+    store, _, url = where.rpartition(",")
+    options = {
+        "aws_endpoint": store,
+        "aws_access_key_id": SeaweedServer.access_key,
+        "aws_secret_access_key": SeaweedServer.secret_key,
+        "aws_region": SeaweedServer.region,
+        "aws_allow_http": "true",
+    }
+    return url, options if store else {}
 
 
 def sql_catalog(folder: str) -> dict[str, str]:

@@ -5,22 +5,17 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
 import pytest
-from local_scene import KINDS, Scene
+from local_scene import KINDS, Scene, Way, ways
 
 from semel.crashpoints import PIPELINE_POINTS, CrashPoint
 from semel.testing.kill import Zygote
 from tests.crash.local_driver import DONE, FENCED
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kill, pytest.mark.timeout(600)]
-
-# What must have happened before, for a restart to pass these windows.
-UNDECIDED = "pre_commit_2pc:after"
-DECIDED = "commit_txn:after"
 
 
 @pytest.fixture
@@ -51,8 +46,8 @@ def test_the_audit_convicts_every_kind_of_sink(all_sinks):
     sink.close()
     lines = next((scene.folder / "jsonl").glob("cycle=*/*.jsonl"))
     lines.write_text(lines.read_text().replace("row", "raw"))
-    with scene._lake() as lake:
-        lake.load_table("db.entries").delete("id = 7")
+    with scene.lake_table() as table:
+        table.delete("id = 7")
 
     files, jsonl, staging, prepared, iceberg, s3 = scene.audit().sinks
 
@@ -61,33 +56,6 @@ def test_the_audit_convicts_every_kind_of_sink(all_sinks):
     assert len(staging.duplicated) == 1
     assert (len(prepared.missing), len(prepared.torn)) == (1, 1)
     assert len(iceberg.missing) == 1
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a process gets to a window: after another kill, or after a failure."""
-
-    window: str
-    killed_before_at: str = ""
-    options: tuple[str, ...] = ()
-
-    def kill(self, scene: Scene, occurrence: int = 1) -> None:
-        if self.killed_before_at:
-            scene.program.run(crash_at=self.killed_before_at)
-        ended = scene.program.run(*self.options, crash_at=f"{self.window}#{occurrence}")
-        assert ended.was_killed, f"{self} was not reached:\n{ended.output}"
-
-
-def ways(make_scene) -> list[Way]:
-    """Find every window that the driver can pass, by walking."""
-    found: dict[str, Way] = {}
-    for before, options in [("", ()), (UNDECIDED, ()), (DECIDED, ()), ("", ("--fail-first",))]:
-        scene = make_scene()
-        if before:
-            scene.program.run(crash_at=before)
-        for window in scene.windows(*options):
-            found.setdefault(window, Way(window, before, options))
-    return list(found.values())
 
 
 @pytest.fixture(scope="module")

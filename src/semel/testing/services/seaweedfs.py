@@ -56,16 +56,21 @@ class SeaweedServer(Lifetime):
 
     def catalog_properties(self) -> dict[str, str]:
         """Return the arguments of pyiceberg's ``load_catalog`` after the name."""
+        return self.properties_of(self.catalog_uri, self.endpoint)
+
+    @classmethod
+    def properties_of(cls, catalog: str, endpoint: str) -> dict[str, str]:
+        """Return them for the URLs of any such server, or of proxies before it."""
         return {
             "type": "rest",
-            "uri": self.catalog_uri,
-            "oauth2-server-uri": f"{self.catalog_uri}/v1/oauth/tokens",
-            "warehouse": self.warehouse,
-            "credential": f"{self.access_key}:{self.secret_key}",
-            "s3.endpoint": self.endpoint,
-            "s3.access-key-id": self.access_key,
-            "s3.secret-access-key": self.secret_key,
-            "s3.region": self.region,
+            "uri": catalog,
+            "oauth2-server-uri": f"{catalog}/v1/oauth/tokens",
+            "warehouse": cls.warehouse,
+            "credential": f"{cls.access_key}:{cls.secret_key}",
+            "s3.endpoint": endpoint,
+            "s3.access-key-id": cls.access_key,
+            "s3.secret-access-key": cls.secret_key,
+            "s3.region": cls.region,
         }
 
     def _launch(self) -> None:
