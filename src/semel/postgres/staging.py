@@ -286,7 +286,9 @@ class Staging:
         *rejected* gets how many rows went to reject tables, by sink.
         """
         run(connection, [OWN_PATH])
-        for part in parts:
+        # Sinks that find out whether they were overtaken come first: an effect that another
+        # process had meanwhile may be in the way of the other sinks' rows.
+        for part in sorted(parts, key=lambda part: part.bring is None):
             if part.promise.rejects:
                 found = self._bring_or_reject(connection, txn, part)
                 if not isinstance(found, int):

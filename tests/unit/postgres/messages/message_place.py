@@ -11,6 +11,7 @@ from semel.arrow.changes import to_batch
 from semel.messaging.changes import MessageChange, Op, detail_of
 from semel.pipeline.sink import SinkOK
 from semel.pipeline.txn import CycleId, Scope
+from semel.postgres.message_statements import TABLES
 from semel.postgres.messages import MessagesSink
 from semel.sql.database import SqlDatabase
 
@@ -28,6 +29,18 @@ def make_tables(url):
         await database.close()
 
     asyncio.run(create())
+
+
+def empty(url, *more):
+    """Empty semel's tables and *more*, and the books if there are any; drop what is staged."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        asked = "SELECT tablename FROM pg_tables WHERE schemaname = 'semel'"
+        books = [f"semel.{name}" for (name,) in rows_of(connection, asked)]
+        staged = [name for name in books if ".stg_" in name]
+        kept = [name for name in (*TABLES, *books, *more) if name not in staged]
+        statements = [f"DROP TABLE {name}" for name in staged]
+        statements += [f"DELETE FROM {name}" for name in kept]
+        connection.execute("; ".join(statements).encode())
 
 
 def make_sink(url, **settings):

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import psycopg
 import pytest
 
 from semel.errors import Misuse
 from semel.messaging.changes import MessageChange, Op, detail_of
 from semel.pipeline.sink import SinkFatal, SinkOK, SinkRetryable
-from semel.postgres.connect import pool
-from semel.postgres.message_statements import STATEMENTS, TABLES
-from tests.unit.postgres.message_place import (
+from semel.postgres.message_statements import STATEMENTS
+from tests.unit.postgres.messages.message_place import (
     CONSUMER,
     claim,
     committed,
     left_behind,
     make_sink,
-    make_tables,
     of_waiting,
     prepared,
     rows_of,
@@ -26,39 +23,6 @@ from tests.unit.postgres.message_place import (
 )
 
 pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture(scope="module")
-def tables(quick_postgres_server):
-    """A database with the messaging tables, which every test finds empty."""
-    url = quick_postgres_server.create_database("messages")
-    make_tables(url)
-    yield url
-    pool().close_all()
-    quick_postgres_server.drop_database("messages")
-
-
-@pytest.fixture
-def url(tables):
-    with psycopg.connect(tables, autocommit=True) as connection:
-        books = "SELECT tablename FROM pg_tables WHERE schemaname = 'semel'"
-        kept = [*TABLES, *(f"semel.{name}" for (name,) in rows_of(connection, books))]
-        connection.execute(f"TRUNCATE {', '.join(kept)}".encode())
-    yield tables
-    pool().close_all()
-
-
-@pytest.fixture
-def database(url):
-    with psycopg.connect(url, autocommit=True) as connection:
-        yield connection
-
-
-@pytest.fixture
-def sink(url):
-    sink = make_sink(url)
-    yield sink
-    sink.close()
 
 
 def claims_of(database):
