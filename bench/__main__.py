@@ -22,6 +22,7 @@ MODULES: Final[Mapping[str, str]] = {
     "cycle-overhead": "bench.cycle_overhead",
     "two-sinks": "bench.two_sinks",
     "many-tables": "bench.many_tables",
+    "table-sinks": "bench.table_sinks",
     "recovery": "bench.recovery",
     "memory": "bench.memory",
     "relay": "bench.relay",
