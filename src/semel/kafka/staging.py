@@ -118,7 +118,9 @@ class Area:
         return known
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"uri": self.uri, "sink": self.sink}
+        # Executors have another working folder, in which a relative path would mean another one.
+        uri = self.uri if "://" in self.uri else os.path.abspath(self.uri)
+        return {"uri": uri, "sink": self.sink}
 
     @contextlib.contextmanager
     def faults(self) -> Iterator[Any]:
