@@ -86,6 +86,7 @@ BETWEEN_BINDINGS = {
 }
 OTHER_EXCEPTIONS = {
     ("spark", "ledgers"): "ExactlyOnce takes a ledger's URL",
+    ("spark", "sinks"): "MessagePipeline makes the sink of semel's own tables",
     ("__main__", "cli"): "python -m semel is the command",
     ("cli", "testing"): "semel receiver check runs the contract of receivers",
 }

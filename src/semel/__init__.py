@@ -3,6 +3,7 @@
 One batch at a time, under one decision:
 
     ExactlyOnce              what a Spark query is given as `foreachBatch`
+    MessagePipeline          a policy and a handler of messages, run by Spark
     Driver                   the same without Spark
     run_commit_cycle         the seven steps, over a coordinator of your own
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from semel.pipeline.txn import CycleId
     from semel.policy.model import Policy
     from semel.spark.exactly_once import ExactlyOnce
+    from semel.spark.messages.handling import Send
+    from semel.spark.messages.pipeline import MessagePipeline
     from semel.sql.claims import SqlAlchemyProcessedMessageStore
     from semel.sql.database import SqlDatabase
 
@@ -63,12 +66,14 @@ __all__ = [
     "IdempotentConsumerBase",
     "Message",
     "MessageEnvelope",
+    "MessagePipeline",
     "NonRetryableMessageError",
     "Outbox",
     "Policy",
     "RecoveryDecision",
     "RetryableMessageError",
     "Runner",
+    "Send",
     "Settings",
     "SqlAlchemyProcessedMessageStore",
     "SqlDatabase",
@@ -95,12 +100,14 @@ __getattr__ = lazily(
         "IdempotentConsumerBase": "semel.messaging.classic",
         "Message": "semel.message",
         "MessageEnvelope": "semel.messaging.classic",
+        "MessagePipeline": "semel.spark.messages.pipeline",
         "NonRetryableMessageError": "semel.messaging.failure",
         "Outbox": "semel.outboxes",
         "Policy": "semel.policy.model",
         "RecoveryDecision": "semel.pipeline.recovery",
         "RetryableMessageError": "semel.messaging.failure",
         "Runner": "semel.messaging.receive.runner",
+        "Send": "semel.spark.messages.handling",
         "Settings": "semel.pipeline.driver",
         "SqlAlchemyProcessedMessageStore": "semel.sql.claims",
         "SqlDatabase": "semel.sql.database",

@@ -78,9 +78,11 @@ class FilesSink:
         format: str = "parquet",
         compression: str | None = None,
         file_bytes: int = DEFAULT_FILE_BYTES,
+        schema: str | None = None,
     ) -> None:
         self.name = checked_name("sink", name)
         self.rows = rows
+        self.schema = schema
         self.path = _local_path(os.fspath(path))
         self.format = checked_format(f"files sink {name}", format)
         self.compression = checked_compression(self.format, compression)

@@ -81,7 +81,8 @@ class MessageChange:
     """The coordinates of the record, as a claim has them."""
 
     state: str = ""
-    """The claim's new state; COUNT: the outcome."""
+    """The claim's new state.  WAIT: ``held`` if the row holds its key, and then its place is
+    compared.  COUNT: the outcome.  CLOSE: how."""
 
     attempts: int = 0
     """The claim's, and the waiting row's, new number of attempts."""

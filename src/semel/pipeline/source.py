@@ -30,6 +30,9 @@ class SourceKind(StrEnum):
     EPHEMERAL = "ephemeral"
     """Positions that are useless without their checkpoint (rate, sockets)."""
 
+    SIGNAL = "signal"
+    """No rows at all: it only says that a batch is due, so nothing continues it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

@@ -77,6 +77,9 @@ class PostgresSink:
     a failed constraint) go there, with the reason, in the same transaction, instead of failing
     the batch.  It is created if it is missing; without a schema it is in the target's.
 
+    *schema*, such as ``id string, version long``, says what a handler's rows have, in a pipeline
+    of messages.
+
     Sinks of one server, database, role and bookkeeping schema share one transaction, in the
     order in which the pipeline lists them: parents first.  *connections* is the most that one
     process opens to the database, 16 if not given.
@@ -96,6 +99,7 @@ class PostgresSink:
         cycle_column: str | None = None,
         create_table: Literal["never", "if-missing"] = "never",
         rejects: str | None = None,
+        schema: str | None = None,
         password: Password = None,
         lock_seconds: float = LOCK_SECONDS,
         bookkeeping_schema: str = "semel",
@@ -104,6 +108,8 @@ class PostgresSink:
     ) -> None:
         self.name = checked_name("sink", name)
         self.rows = rows
+        self.schema = schema
+        self.table = TableName.parse(table).table
         keys = (key,) if isinstance(key, str) else tuple(key or ())
         self._wanted = Wanted(
             sink=name,

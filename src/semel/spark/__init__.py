@@ -6,6 +6,7 @@ query         the running query: its checkpoint, its sources, what is refused
 kafka         its Kafka sources: the ids of their topics, where they start, a group's offsets
 checkpoint    what a batch covers, read from the checkpoint
 supervise     restarts the query, and knows when not to
+messages/     a consumer that Spark runs: `MessagePipeline`
 """
 
 from typing import TYPE_CHECKING
@@ -14,9 +15,10 @@ from semel.lazy import lazily
 
 if TYPE_CHECKING:
     from semel.spark.exactly_once import CycleFatal, CycleGaveUp, ExactlyOnce
+    from semel.spark.messages.pipeline import MessagePipeline
     from semel.spark.supervise import Exit
 
-__all__ = ["CycleFatal", "CycleGaveUp", "ExactlyOnce", "Exit"]
+__all__ = ["CycleFatal", "CycleGaveUp", "ExactlyOnce", "Exit", "MessagePipeline"]
 
 __getattr__ = lazily(
     __name__,
@@ -25,5 +27,6 @@ __getattr__ = lazily(
         "CycleGaveUp": "semel.spark.exactly_once",
         "ExactlyOnce": "semel.spark.exactly_once",
         "Exit": "semel.spark.supervise",
+        "MessagePipeline": "semel.spark.messages.pipeline",
     },
 )

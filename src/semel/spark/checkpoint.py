@@ -30,6 +30,9 @@ from semel.pipeline.source import BatchRange, Position, SourceKind, SourceRange,
 NO_DATA: Final = "-"
 """Spark's entry for a source without data so far."""
 
+SIGNAL: Final = "semel_waiting"
+"""The only key in the positions of the source that wakes a pipeline of messages."""
+
 
 class CheckpointFiles(Protocol):
     """Where a checkpoint's files are read from; paths are relative to its root."""
@@ -328,6 +331,8 @@ class Checkpoint:
         if is_kafka(end):
             begun = start if start is not None else self._first_offsets(index)
             return SourceRange(source, SourceKind.OFFSETS, kafka_spans(begun, end))
+        if isinstance(end, Mapping) and set(end) == {SIGNAL}:
+            return SourceRange(source, SourceKind.SIGNAL, raw=json.dumps([start, end]))
         if isinstance(end, int):
             return SourceRange(source, SourceKind.EPHEMERAL, {"": Span(start or 0, end)})
         return SourceRange(source, SourceKind.EPHEMERAL, raw=json.dumps([start, end]))

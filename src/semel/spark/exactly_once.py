@@ -16,9 +16,9 @@ from semel.pipeline.driver import CycleOutcome, CycleReplayed, Driver, Heartbeat
 from semel.pipeline.generation import settle_generation
 from semel.pipeline.ledger import Generation, Ledger
 from semel.pipeline.recovery import RecoveryReport
-from semel.pipeline.sink import MindsSpeculation, TwoPhaseSink
+from semel.pipeline.sink import MindsSpeculation, Receipt, TwoPhaseSink
 from semel.pipeline.source import BatchRange
-from semel.pipeline.txn import CycleId, Scope, checked_name
+from semel.pipeline.txn import CycleId, Scope, SinkTxnId, checked_name
 from semel.spark.checkpoint import Checkpoint, open_checkpoint
 from semel.spark.kafka import KafkaSources, starting_offsets
 from semel.spark.query import has_speculation, is_connect, refuse_unsafe, running_query
@@ -237,7 +237,7 @@ class ExactlyOnce:
         self.outcome = self.driver.run_cycle(
             cycle,
             lambda: run.kafka.added_to(run.checkpoint.range(batch_id)),
-            lambda txn: stage(df, self.sinks, txn),
+            lambda txn: self._stage(df, txn),
         )
         self._publish(run, batch_id)
         match self.outcome:
@@ -259,6 +259,14 @@ class ExactlyOnce:
         if self._consumer_group and isinstance(self.outcome, CommitSucceeded | CycleReplayed):
             run.kafka.publish(self._consumer_group, run.checkpoint.range(batch_id))
 
+    def _stage(self, df: DataFrame, txn: SinkTxnId) -> Mapping[str, Sequence[Receipt]]:
+        """Write the rows of one attempt for every sink; return the winning tasks' receipts."""
+        return stage(df, self.sinks, txn)
+
+    def _schemas(self, df: DataFrame) -> Mapping[str, Any]:
+        """Return the Arrow schema of every sink's rows."""
+        return arrow_schemas(select_rows(df, self.sinks), self.sinks)
+
     def _run_of(self, df: DataFrame, batch_id: int) -> _Run:
         """Return the facts about this run of the query, read at its first batch."""
         run_id = _run_id(df)
@@ -274,7 +282,7 @@ class ExactlyOnce:
         refuse_unsafe(df, query, self._fails_on_data_loss)
         spark = None if is_connect(df) else df.sparkSession
         checkpoint = open_checkpoint(query.checkpoint, spark)
-        schemas = arrow_schemas(select_rows(df, self.sinks), self.sinks)
+        schemas = self._schemas(df)
         speculates = has_speculation(df)
         for sink in self.sinks:
             if speculates and isinstance(sink, MindsSpeculation):

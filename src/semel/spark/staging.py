@@ -18,7 +18,7 @@ import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.crashpoints import CrashPoint, reach
 from semel.errors import NEVER_PASSES, Misuse, Permanent, Retryable, SemelError, reason_of
@@ -114,15 +114,26 @@ def stage(
         StagingFailed: a task failed in every attempt that Spark allows; it may pass later.
         Permanent, Fenced, NeedsOperator, Misuse: it would fail again.
     """
-    from pyspark.errors import PySparkException
-
-    session = df.sparkSession
-    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_PER_ARROW_BATCH))
     different, places = shared_rows(sinks)
     stagers = [(sink.name, sink.stager(txn)) for sink in sinks]
-    tee = Tee(stagers, places, attempts=_task_attempts(session))
+    return run_tasks(
+        select_rows(df, different), Tee(stagers, places, attempts=task_attempts(df.sparkSession))
+    )
+
+
+def run_tasks(frame: DataFrame, tee: Tee) -> Mapping[str, Sequence[Receipt]]:
+    """Run *tee* over every partition of *frame*; return the winning tasks' receipts, by sink.
+
+    Raises:
+        StagingFailed: a task failed in every attempt that Spark allows; it may pass later.
+        Permanent, Fenced, NeedsOperator, Misuse: it would fail again.
+    """
+    from pyspark.errors import PySparkException
+
+    conf = frame.sparkSession.conf
+    conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_PER_ARROW_BATCH))
     try:
-        collected = select_rows(df, different).mapInArrow(_in_task(tee), RECEIPTS).collect()
+        collected = frame.mapInArrow(_in_task(tee), RECEIPTS).collect()
     except PySparkException as error:
         # Without its cause: the text of Spark's errors may quote a row.
         raise _translated(error) from None
@@ -130,9 +141,9 @@ def stage(
     # An error that would come again is raised before one that may pass.
     for row in sorted(failed, key=lambda row: row["failure"] == StagingFailed.__name__):
         raise _GROUPS[row["failure"]](row["receipt"])
-    receipts: dict[str, list[Receipt]] = {sink.name: [] for sink in sinks}
+    receipts: dict[str, list[Receipt]] = {name: [] for name in tee.names}
     for row in collected:
-        receipts[sinks[row["sink"]].name].append(Receipt.from_json(row["receipt"]))
+        receipts[tee.names[row["sink"]]].append(Receipt.from_json(row["receipt"]))
     return receipts
 
 
@@ -195,7 +206,7 @@ def _in_task(tee: Tee) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Recor
     return run
 
 
-def _task_attempts(session: Any) -> int:
+def task_attempts(session: Any) -> int:
     """Return how often Spark tries a task; a local master has a number of its own."""
     master = str(session.conf.get("spark.master", ""))
     if master.startswith("local") and not master.startswith("local-cluster"):
@@ -221,6 +232,9 @@ def _translated(error: PySparkException) -> SemelError:
     return Permanent(f"{error.getCondition()}{where} (SQLSTATE {state}; the value is not shown)")
 
 
+SinkRows: TypeAlias = "tuple[int, pa.RecordBatch]"
+
+
 class Tee:
     """The function that runs in a task: every Arrow batch goes to every sink's writer.
 
@@ -237,6 +251,17 @@ class Tee:
         self._stagers = stagers
         self._places = range(len(stagers)) if places is None else places
         self._attempts = attempts
+
+    @property
+    def names(self) -> list[str]:
+        """The sinks' names, in order."""
+        return [name for name, _ in self._stagers]
+
+    def parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Iterator[SinkRows]]:
+        """Yield what each batch brings: rows, with the place of their sink."""
+        for batch in batches:
+            columns = [rows_of(column) for column in batch.columns]
+            yield ((sink, columns[place]) for sink, place in enumerate(self._places))
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write all of the partition, then return one receipt per sink, or the failure."""
@@ -265,12 +290,10 @@ class Tee:
             for name, stager in self._stagers:
                 reach(CrashPoint.STAGE_BEFORE, name)
                 writers.append(stager.open(task))
-            for batch in batches:
-                columns = [rows_of(column) for column in batch.columns]
-                for place, writer in zip(self._places, writers, strict=True):
-                    rows = columns[place]
+            for part in self.parts(batches):
+                for sink, rows in part:
                     if rows.num_rows:
-                        writer.write(rows)
+                        writers[sink].write(rows)
                 reach(CrashPoint.STAGE_WRITTEN)
             receipts = []
             for (name, _), writer in zip(self._stagers, writers, strict=True):

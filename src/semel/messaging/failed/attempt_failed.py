@@ -336,16 +336,46 @@ async def fence_to_park(unit: Unit, consumer: Consumer, request: ClaimRequest) -
     return answer.fence if isinstance(answer, Claimed) else None
 
 
-async def write_conflict(
-    unit: Unit, consumer: Consumer, message: Message, expected: str
-) -> Conflicted:
-    """Dead-letter a message whose id is known with another payload; the claim stays."""
-    failure = Classified(
+def conflict_with(expected: str, message: Message) -> Classified:
+    """Return the failure of a message whose id is known with another payload."""
+    return Classified(
         FailureClass.POISON,
         "PAYLOAD_CONFLICT",
         f"the id is known with the payload {expected[:12]}…, this one is {message.digest[:12]}…",
         "",
     )
+
+
+def why_unread(record: Unreadable) -> tuple[Classified, Told]:
+    """Return the failure of a record that cannot be read, and the name of its outcome."""
+    is_schema = record.why is Unread.SCHEMA_INCOMPATIBLE
+    code = "MESSAGE_ID_MISSING" if record.why is Unread.NO_ID else "DESERIALIZATION_FAILED"
+    told = Told.SCHEMA_INCOMPATIBLE if is_schema else Told.DESERIALIZATION_FAILURE
+    return Classified(FailureClass.SCHEMA, code, record.reason, ""), told
+
+
+def unread_message(record: Unreadable) -> Message:
+    """Return a record that cannot be read as a message, with its bytes and nothing decoded."""
+    found = record.record
+    if isinstance(found, StoredRecord):
+        return found.message
+    return Message(
+        id=record.id,
+        payload=None,
+        raw=found.value or b"",
+        key=None if found.key is None else text_of(found.key),
+        headers=found.headers,
+        source=found.at,
+        timestamp=found.timestamp,
+        digest=digest_of(found.value),
+    )
+
+
+async def write_conflict(
+    unit: Unit, consumer: Consumer, message: Message, expected: str
+) -> Conflicted:
+    """Dead-letter a message whose id is known with another payload; the claim stays."""
+    failure = conflict_with(expected, message)
     failed = FailedMessage(unit, consumer, message, failure)
     first = await unit.claims.look_up(consumer.name, message.id)
     letter = await failed.letter(Told.CONFLICT, first)
@@ -360,26 +390,7 @@ async def write_unreadable(unit: Unit, consumer: Consumer, record: Unreadable) -
 
     If other bytes are known under its id, as after a topic was made anew, it is a conflict.
     """
-    told = (
-        Told.SCHEMA_INCOMPATIBLE
-        if record.why is Unread.SCHEMA_INCOMPATIBLE
-        else Told.DESERIALIZATION_FAILURE
-    )
-    code = "MESSAGE_ID_MISSING" if record.why is Unread.NO_ID else "DESERIALIZATION_FAILED"
-    failure = Classified(FailureClass.SCHEMA, code, record.reason, "")
-    found = record.record
-    message = Message(
-        id=record.id,
-        payload=None,
-        raw=found.value or b"",
-        key=None if found.key is None else text_of(found.key),
-        headers=found.headers,
-        source=found.at,
-        timestamp=found.timestamp,
-        digest=digest_of(found.value),
-    )
-    if isinstance(found, StoredRecord):
-        message = found.message
+    message, (failure, told) = unread_message(record), why_unread(record)
     failed = FailedMessage(unit, consumer, message, failure)
     claim = await failed.fail(ClaimState.FAILED_TERMINAL)
     if claim is None:

@@ -1,0 +1,7 @@
+"""Messages on Spark: a policy and a handler, one decision per batch.
+
+pipeline   `MessagePipeline`: what a user makes, and what runs for every batch
+handling   the pass: decode, deduplicate, order, handle, route; without Spark
+frames     the batch as the pass needs it, and the pass as a task runs it
+wakeup     the source that wakes an idle query
+"""

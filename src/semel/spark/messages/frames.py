@@ -1,0 +1,397 @@
+"""The batch as the pass needs it: rows of a key together and in order, with those that come back.
+
+batch ∪ waiting messages ──▶ route ──▶ repartition, sort ──▶ mapInArrow: the pass ──▶ stagers
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from semel.arrow.changes import to_batch
+from semel.codec import (
+    FromCoordinates,
+    FromHeader,
+    FromKey,
+    FromPayload,
+    JsonCodec,
+    Place,
+    Reading,
+    Unreadable,
+)
+from semel.errors import Misuse, Permanent
+from semel.events import EVENTS, Measurement
+from semel.message import Coordinates, Message, Record, headers_from, raw_of
+from semel.messaging.changes import (
+    ComeBack,
+    MessageChange,
+    MessagesReader,
+    SeenWaiting,
+)
+from semel.messaging.failure import OUTAGES
+from semel.messaging.outcome import Handled, Outcome, tell, tell_received
+from semel.messaging.records import Waits
+from semel.pipeline.sink import Receipt, Stager
+from semel.spark.messages.handling import Arrival, MessagePass, PassSettings, stored_record
+from semel.spark.staging import SinkRows, Tee
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+KAFKA: Final = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+    "headers array<struct<key:string,value:binary>>"
+)
+"""The columns of a batch: those of Spark's Kafka source, with its headers."""
+
+_ROW: Final = (
+    "route string, place bigint, topic string, partition int, offset bigint, timestamp double, "
+    "key binary, value binary, headers array<struct<key:string,value:binary>>, waiting string"
+)
+_ROW_NAMES: Final = tuple(one.split()[0] for one in _ROW.split(", "))
+
+# A key with more rows in one batch is handled in several parts: memory is bounded, and only
+# versions that overtake others are not looked for beyond a part.
+_MOST_OF_A_ROUTE: Final = 50_000
+
+
+def kafka_columns(df: DataFrame) -> DataFrame:
+    """Return the columns of *df* that a batch of messages needs.
+
+    Raises:
+        Misuse: one of them is missing, or the source does not read headers.
+    """
+    missing = [name for name in ("topic", "partition", "offset", "value") if name not in df.columns]
+    if missing:
+        raise Misuse(
+            f"the stream has no column {missing[0]!r}: a pipeline of messages reads the columns of "
+            f"Spark's Kafka source (topic, partition, offset, key, value, timestamp, headers); "
+            f"for another source, .select(…) its columns under these names"
+        )
+    from pyspark.sql import functions as f
+
+    columns = []
+    for column in KAFKA.split(", "):
+        name, kind = column.split(" ", 1)
+        found = f.col(name) if name in df.columns else f.lit(None)
+        columns.append(found.cast(kind).alias(name))
+    return df.select(*columns)
+
+
+def rows_of_batch(df: DataFrame, reading: Reading, come_back: ComeBack) -> DataFrame:
+    """Return the rows of one attempt: those of the batch, and the waiting messages."""
+    from pyspark.sql import functions as f
+
+    route = _route(reading)
+    new = df.select(
+        (f.lit(None).cast("string") if route is None else route).alias("route"),
+        f.lit(None).cast("bigint").alias("place"),
+        "topic",
+        "partition",
+        "offset",
+        (f.unix_micros("timestamp") / f.lit(1e6)).alias("timestamp"),
+        "key",
+        "value",
+        "headers",
+        f.lit(None).cast("string").alias("waiting"),
+    )
+    if route is None:
+        new = new.mapInArrow(_Routes(reading), _ROW)
+    if not come_back.rows:
+        return new
+    listed = [_waiting_row(one) for one in come_back.rows]
+    return df.sparkSession.createDataFrame(listed, _ROW).unionByName(new)
+
+
+def in_order(rows: DataFrame, tasks: int) -> DataFrame:
+    """Bring the rows of a key into one task, waiting ones first, then as they came."""
+    from pyspark.sql import functions as f
+
+    shared = rows.repartition(1) if tasks == 1 else rows.repartition(tasks, "route")
+    return shared.sortWithinPartitions(
+        "route", f.col("place").asc_nulls_last(), "topic", "partition", "offset"
+    )
+
+
+def _route(reading: Reading) -> Column | None:
+    """Return the column by which rows are shared out; None if only Python can read it."""
+    from pyspark.sql import functions as f
+
+    parts = [_column_of(reading.key_from, reading), _column_of(reading.id_from, reading)]
+    if parts[0] is None or parts[1] is None:
+        return None
+    # A message without a key has no order: its id brings its repetitions together.
+    coordinates = f.concat_ws("/", "topic", "partition", "offset")
+    return f.coalesce(*(part for part in parts if part is not None), coordinates)
+
+
+def _column_of(place: Place, reading: Reading) -> Column | None:
+    from pyspark.sql import functions as f
+
+    match place:
+        case FromKey():
+            return f.col("key").cast("string")
+        case FromHeader(name):
+            same = f.filter("headers", lambda one: one["key"] == name)
+            return f.get(same, f.size(same) - 1)["value"].cast("string")
+        case FromCoordinates():
+            return f.concat_ws("/", "topic", "partition", "offset")
+        case FromPayload(path) if isinstance(reading.codec, JsonCodec):
+            steps = "".join(f"['{step}']" for step in path.split("."))
+            return f.get_json_object(f.col("value").cast("string"), f"${steps}")
+        case _:
+            return None
+
+
+class _Routes:
+    """The function that adds the route where only the codec can read the key or the id."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            read = [self._reading.read(arrival.record) for arrival in _arrivals(batch)]
+            routes = [
+                one.key or one.id if isinstance(one, Message) else str(one.record.at)
+                for one in read
+            ]
+            plain = [raw_of(route).decode("utf-8", "replace") for route in routes]
+            yield batch.set_column(0, "route", pa.array(plain, pa.string()))
+
+
+def _waiting_row(one: SeenWaiting) -> tuple[Any, ...]:
+    record = stored_record(one)
+    route = record.message.key or record.message.id
+    told = {f.name: getattr(one, f.name) for f in fields(one) if f.name != "payload"}
+    return (
+        raw_of(route).decode("utf-8", "replace"),
+        one.place,
+        one.topic,
+        one.partition,
+        one.offset,
+        one.timestamp,
+        None,
+        one.payload,
+        None,
+        json.dumps(told),
+    )
+
+
+def _arrivals(batch: pa.RecordBatch) -> Iterator[Arrival]:
+    columns = [batch.column(name).to_pylist() for name in _ROW_NAMES]
+    for route, _, topic, partition, offset, at, key, value, headers, waiting in zip(
+        *columns, strict=True
+    ):
+        if waiting is not None:
+            told = json.loads(waiting)
+            told["waits"] = Waits(told["waits"])
+            seen = SeenWaiting(payload=value, **told)
+            yield Arrival(stored_record(seen), route, seen)
+            continue
+        pairs = headers_from((one["key"], one["value"]) for one in headers or ())
+        record = Record(Coordinates(topic, partition, offset), value, key, pairs, at or 0.0)
+        yield Arrival(record, route or "")
+
+
+@dataclass
+class PassCounts:
+    """What the passes of an attempt have counted: for metrics, and whether it met an outage."""
+
+    tried: int = 0
+    outages: int = 0
+    metrics: Counter[tuple[str, ...]] = field(default_factory=Counter)
+
+    def note(
+        self, group: str, arrival: Arrival, one: Message | Unreadable, outcome: Outcome
+    ) -> None:
+        """Count one outcome."""
+        failure = getattr(outcome, "failure", None)
+        self.tried += isinstance(outcome, Handled) or failure is not None
+        self.outages += failure is not None and failure.failure_class in OUTAGES
+        if arrival.waiting is None:
+            tell_received(one, group)
+        tell(one, outcome, group)
+
+    def measured(self, found: Any) -> None:
+        """Add one measurement."""
+        self.metrics[found.metric.value, *found.labels.values()] += found.value
+
+    def to_json(self) -> list[Any]:
+        """Return the counts as plain values."""
+        return [self.tried, self.outages, [[*key, n] for key, n in sorted(self.metrics.items())]]
+
+    @classmethod
+    def of(cls, receipts: Iterable[Receipt]) -> PassCounts:
+        """Add up what the receipts of the messages sink say."""
+        total = cls()
+        for receipt in receipts:
+            tried, outages, metrics = receipt.detail.get(COUNTS, [0, 0, []])
+            total.tried += tried
+            total.outages += outages
+            for *key, number in metrics:
+                total.metrics[tuple(key)] += number
+        return total
+
+
+COUNTS: Final = "counts"
+"""The key in the detail of the messages sink's receipts."""
+
+
+class PassTee(Tee):
+    """The function that runs in a task: the pass, and what it makes to every sink's writer.
+
+    The messages sink is the last one.
+    """
+
+    def __init__(
+        self,
+        stagers: Sequence[tuple[str, Stager]],
+        settings: PassSettings,
+        reader: MessagesReader,
+        held: Mapping[str, int],
+        schemas: Sequence[pa.Schema],
+        *,
+        attempts: int,
+        is_careful: bool,
+    ) -> None:
+        super().__init__(stagers, attempts=attempts)
+        self._settings = settings
+        self._reader = reader
+        self._held = held
+        self._schemas = schemas
+        self._is_careful = is_careful
+        self._counts = PassCounts()
+
+    def parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Iterator[SinkRows]]:
+        """Handle the messages, and yield the rows and changes of each Arrow batch."""
+        self._counts = counts = PassCounts()
+        group = self._settings.consumer
+        passed = MessagePass(
+            self._settings,
+            self._reader,
+            self._held,
+            lambda *outcome: counts.note(group, *outcome),
+            is_careful=self._is_careful,
+        )
+        unsubscribe = EVENTS.subscribe(counts.measured, Measurement)
+        try:
+            for arrivals in _by_route(batches):
+                made = passed.run(arrivals)
+                yield self._rows(made.rows, made.changes)
+            yield self._rows({}, passed.finish())
+        finally:
+            unsubscribe()
+
+    def write(self, batches: Iterable[pa.RecordBatch], task: str) -> list[Receipt]:
+        """Stage what the pass makes; the last receipt has its counts, too."""
+        *receipts, messages = super().write(batches, task)
+        detail = {**messages.detail, COUNTS: self._counts.to_json()}
+        return [*receipts, replace(messages, detail=detail)]
+
+    def _rows(
+        self, rows: Mapping[int, Sequence[Mapping[str, Any]]], changes: Sequence[MessageChange]
+    ) -> Iterator[SinkRows]:
+        import pyarrow as pa
+
+        for place, some in rows.items():
+            yield place, pa.RecordBatch.from_pylist(list(some), schema=self._schemas[place])
+        if changes:
+            yield len(self._schemas), to_batch(changes)
+
+
+def _by_route(batches: Iterable[pa.RecordBatch]) -> Iterator[list[Arrival]]:
+    """Yield the rows in groups that end where a route ends."""
+    kept: list[Arrival] = []
+    for batch in batches:
+        kept += _arrivals(batch)
+        last = kept[-1].route if kept else ""
+        first = next((at for at in range(len(kept), 0, -1) if kept[at - 1].route != last), 0)
+        if first == 0 and len(kept) >= _MOST_OF_A_ROUTE:
+            first = len(kept)
+        if first:
+            yield kept[:first]
+            kept = kept[first:]
+    if kept:
+        yield kept
+
+
+@dataclass(frozen=True)
+class RowCheck:
+    """Checks that a handler's row fits its sink's schema, before its message counts as handled."""
+
+    sink: str
+    names: Sequence[str]
+    schema: Any = None
+    """The Arrow schema; None where it is not known, as without Spark."""
+
+    def __call__(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the row.
+
+        Raises:
+            Permanent: it has a column that the schema has not, or a value of another type.
+        """
+        unknown = row.keys() - set(self.names)
+        if unknown and self.names:
+            raise Permanent(
+                f"the row for sink {self.sink!r} has the column {min(unknown)!r}; its schema has "
+                f"{', '.join(self.names)}"
+            )
+        for column in self.schema or ():
+            value = row.get(column.name)
+            if value is None:
+                if not column.nullable:
+                    raise Permanent(f"the row for sink {self.sink!r} has no {column.name!r}")
+            elif not _fits(value, column.type):
+                raise Permanent(
+                    f"the row for sink {self.sink!r} has a {type(value).__name__} in column "
+                    f"{column.name!r}, which is {column.type}"
+                )
+        return row
+
+
+_COLUMN: Final = re.compile(r"\s*`?([^\s:`]+)`?\s*:?\s+(.+?)\s*", re.DOTALL)
+
+
+def columns_of(ddl: str) -> dict[str, str]:
+    """Return the columns of a schema in SQL's words, each with its type.
+
+    Raises:
+        Misuse: it cannot be read.
+    """
+    depth, parts = 0, [""]
+    for sign in ddl:
+        depth += (sign in "<(") - (sign in ">)")
+        if sign == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    found = [_COLUMN.fullmatch(part) for part in parts]
+    if not all(found):
+        raise Misuse(f"schema={ddl!r} cannot be read: write 'id string, version long'")
+    return {one[1]: one[2] for one in found if one}
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether Arrow takes a value as it is; Arrow is asked about the less common types."""
+    import pyarrow as pa
+
+    given = type(value)
+    if given is str and value.isascii() and kind == pa.string():
+        return True
+    if given is int and kind == pa.int64():
+        return bool(-(2**63) <= value < 2**63)
+    if given is bool:
+        return bool(pa.types.is_boolean(kind))
+    try:
+        pa.scalar(value, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return False
+    return True

@@ -1,0 +1,377 @@
+"""`MessagePipeline`: a policy and a handler, one decision per batch."""
+
+from __future__ import annotations
+
+import json
+import random
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from semel.arrow.changes import arrow_schema
+from semel.clock import SYSTEM_CLOCK
+from semel.codec import FromHeader, FromKey, FromPayload, Place, Reading, Unreadable
+from semel.errors import Misuse, Retryable
+from semel.events import CircuitClosed, CircuitOpened, Metric
+from semel.message import Coordinates, Message, Record
+from semel.messaging.changes import ComeBack, MessageChange, MessagesReader, Op, SeenClaim
+from semel.messaging.failure import (
+    CLASSIFICATION,
+    FailureClass,
+    Rule,
+    listed_codes,
+)
+from semel.messaging.outcome import Outcome, told
+from semel.messaging.send.outbox import MESSAGE_ID_HEADER, value_of_payload
+from semel.messaging.settings import ConsumerSettings, id_place_of, settings_of
+from semel.pipeline.cycle import CommitSucceeded
+from semel.pipeline.sink import Receipt, TwoPhaseSink
+from semel.pipeline.txn import SinkTxnId
+from semel.policy.model import Policy
+from semel.policy.vocabulary import RetryMode
+from semel.spark.exactly_once import ExactlyOnce
+from semel.spark.messages.frames import (
+    PassCounts,
+    PassTee,
+    RowCheck,
+    columns_of,
+    in_order,
+    kafka_columns,
+    rows_of_batch,
+)
+from semel.spark.messages.handling import (
+    Arrival,
+    MessagePass,
+    PassSettings,
+)
+from semel.spark.staging import run_tasks, task_attempts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+LONGEST_PAUSE_SECONDS: Final = 60.0
+
+
+class OutageMet(Retryable):
+    """A share of a batch failed because a dependency is down; nothing of it was written."""
+
+    def __init__(self, outages: int, tried: int) -> None:
+        super().__init__(outages, tried)
+        self.outages = outages
+        self.tried = tried
+
+    def __str__(self) -> str:
+        return (
+            f"{self.outages} of {self.tried} messages failed because a dependency is down; none "
+            f"of the batch is written, and it is tried again"
+        )
+
+
+class MessagePipeline(ExactlyOnce):
+    """A consumer that Spark runs: claims, retries, dead letters and effects in one decision.
+
+    *handler* is called for each message, in a task, and yields pairs of a sink's name (or its
+    table) and a row, and `Send` messages.  It may be an async function.  It may be called
+    again for the same message until its batch is decided: what it does itself is not covered.
+
+    *policy* is a file, a `Policy`, or `ConsumerSettings`; *database* is the PostgreSQL database
+    of semel's messaging tables.  A handler's rows have no schema of their own: it is the sink's
+    ``schema=``, or in *schemas* by the sink's name.
+
+    What fails waits in the retry table, for every ``retry.mode`` of the policy.  While a dependency
+    is down (the policy's ``circuit``), a batch stands still and nothing of it is written.
+    """
+
+    def __init__(
+        self,
+        consumer: str,
+        *,
+        policy: str | Path | Policy | ConsumerSettings | None = None,
+        database: str,
+        handler: Callable[..., Any],
+        sinks: Sequence[TwoPhaseSink],
+        ledger: Any = None,
+        reading: Reading | None = None,
+        id_from: Place | None = None,
+        key_from: Place | None = None,
+        version_from: Place | None = None,
+        rules: Mapping[type[BaseException], Rule] | None = None,
+        codes: Mapping[str, FailureClass] | None = None,
+        fetch_missing: Callable[..., Any] | None = None,
+        rebuild: Callable[..., Any] | None = None,
+        outbox: str = "outbox",
+        concurrency: int | None = None,
+        tasks: int | None = None,
+        come_back_rows: int = 10_000,
+        come_back_bytes: int = 32 * 2**20,
+        schemas: Mapping[str, str] | None = None,
+        messages: TwoPhaseSink | None = None,
+        **options: Any,
+    ) -> None:
+        if isinstance(policy, str | Path):
+            policy = Policy.load(policy)
+        settings, most_at_once, place = _settings_of(policy, consumer)
+        reading = reading or Reading(
+            id_from=id_from or place or FromHeader(MESSAGE_ID_HEADER),
+            key_from=key_from or FromKey(),
+            version_from=version_from or (FromPayload("version") if settings.versioned else None),
+        )
+        if place is not None and reading.id_from != place:
+            raise Misuse(
+                f"consumer {consumer}: its policy takes the id from the {place}, the code from the "
+                f"{reading.id_from}"
+            )
+        if messages is None:
+            from semel.sinks import MessagesSink
+
+            messages = MessagesSink(database, consumer)
+        super().__init__(consumer, ledger or database, [*sinks, messages], **options)
+        self._messages: Any = messages
+        self._user_sinks = tuple(sinks)
+        self._ddl = {sink.name: getattr(sink, "schema", None) for sink in sinks}
+        self._ddl |= schemas or {}
+        self._tasks = tasks
+        self._limits = come_back_rows, come_back_bytes
+        self._tries: tuple[str, int] = ("", 0)
+        self._counts = PassCounts()
+        known = CLASSIFICATION.codes
+        classification = CLASSIFICATION.extended(
+            rules, {**listed_codes(settings.retry, known), **(codes or {})}
+        )
+        self.pass_settings = PassSettings(
+            consumer,
+            handler,
+            reading,
+            settings,
+            classification,
+            _places(self._user_sinks),
+            outbox=outbox,
+            concurrency=concurrency or most_at_once,
+            fetch_missing=fetch_missing,
+            rebuild=rebuild,
+        )
+
+    def write(self, df: DataFrame) -> DataStreamWriter:
+        """Return the writer of a query over *df*, the columns of Spark's Kafka source.
+
+        The query wakes up for messages that are due, too.
+        """
+        from semel.spark.messages.wakeup import waiting_stream
+
+        messages = self._messages
+        idle = waiting_stream(df.sparkSession, self.app, messages.is_due)
+        return kafka_columns(df).unionByName(idle).writeStream.foreachBatch(self)
+
+    def try_out(self, messages: Iterable[Any]) -> TriedOut:
+        """Run the pass over a list, without Spark and without a database.
+
+        A message is its value (bytes, text, or what JSON can represent) or a `Record`.
+        """
+        checks = [
+            RowCheck(sink.name, [*columns_of(text)] if (text := self._ddl[sink.name]) else [])
+            for sink in self._user_sinks
+        ]
+        tried = TriedOut()
+        passed = MessagePass(replace(self.pass_settings, checks=checks), _Nothing(), {}, tried.note)
+        arrivals = [_arrival(offset, one, self.app) for offset, one in enumerate(messages)]
+        read = [self.pass_settings.reading.read(one.record) for one in arrivals]
+        routes = [
+            one.key or one.id if isinstance(one, Message) else str(one.record.at) for one in read
+        ]
+        made = passed.run([replace(a, route=r) for a, r in zip(arrivals, routes, strict=True)])
+        tried.changes = [*made.changes, *passed.finish()]
+        for place, rows in made.rows.items():
+            tried.rows[self._user_sinks[place].name] = rows
+        return tried
+
+    # One batch
+
+    def _batch(self, df: DataFrame, batch_id: int) -> None:
+        self._tries = ("", 0)
+        super()._batch(df, batch_id)
+        if isinstance(self.outcome, CommitSucceeded):
+            for (name, *labels), number in self._counts.metrics.items():
+                self.events.measure(Metric(name), *labels, value=number)
+
+    def _schemas(self, df: DataFrame) -> Mapping[str, Any]:
+        found = {sink.name: _arrow_schema(sink.name, self._ddl) for sink in self._user_sinks}
+        checks = [RowCheck(name, schema.names, schema) for name, schema in found.items()]
+        self.pass_settings = replace(self.pass_settings, checks=checks)
+        return {**found, self._messages.name: arrow_schema()}
+
+    def _stage(self, df: DataFrame, txn: SinkTxnId) -> Mapping[str, Sequence[Receipt]]:
+        """Run the pass, again and again while a dependency is down."""
+        cycle = txn.cycle.label
+        number = self._tries[1] + 1 if self._tries[0] == cycle else 1
+        self._tries = (cycle, number)
+        pause, since = 1.0, 0.0
+        clock = SYSTEM_CLOCK
+        while True:
+            receipts = self._stage_once(df, txn, is_again=number > 1)
+            self._counts = counts = PassCounts.of(receipts[self._messages.name])
+            settings = self.pass_settings.settings
+            share = settings.circuit_share * counts.tried
+            if not settings.circuit_failures or counts.outages < max(
+                settings.circuit_failures, share
+            ):
+                break
+            if not since:
+                since = clock.monotonic()
+                self.events.emit(CircuitOpened(self.app, self.app, "DEPENDENCY_UNAVAILABLE"))
+            if not self._is_active():
+                raise OutageMet(counts.outages, counts.tried)
+            clock.sleep(random.uniform(pause / 2, pause))
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+        if since:
+            self.events.emit(CircuitClosed(self.app, self.app, clock.monotonic() - since))
+        return receipts
+
+    def _stage_once(
+        self, df: DataFrame, txn: SinkTxnId, *, is_again: bool
+    ) -> Mapping[str, Sequence[Receipt]]:
+        session = df.sparkSession
+        reader: MessagesReader = self._messages.reader()
+        is_careful = bool(reader.suspects())
+        back: ComeBack = self._messages.come_back(*self._limits)
+        rows = rows_of_batch(df, self.pass_settings.reading, back)
+        tasks = self._tasks or session.sparkContext.defaultParallelism
+        schemas = [_arrow_schema(sink.name, self._ddl) for sink in self._user_sinks]
+        tee = PassTee(
+            [(sink.name, sink.stager(txn)) for sink in self.sinks],
+            self.pass_settings,
+            reader,
+            back.held,
+            schemas,
+            attempts=task_attempts(session),
+            is_careful=is_careful or is_again,
+        )
+        # The ids of one message may have come under two keys, which only one task can see.
+        return run_tasks(in_order(rows, 1 if is_again else tasks), tee)
+
+
+def _settings_of(
+    policy: Policy | ConsumerSettings | None, consumer: str
+) -> tuple[ConsumerSettings, int, Place | None]:
+    """Return the settings as Spark keeps them: what fails waits in the retry table."""
+    place, most_at_once = None, 8
+    if isinstance(policy, Policy):
+        settings, runner = settings_of(policy, consumer)
+        place, most_at_once = id_place_of(policy, consumer), max(runner.concurrency, most_at_once)
+    else:
+        settings = policy or ConsumerSettings()
+    if settings.keeps_results:
+        raise Misuse(
+            f"consumer {consumer}: keepResult keeps what a handler returns; on Spark a handler "
+            f"yields rows, so keep the result in a row of a sink"
+        )
+    retry = replace(settings.retry, mode=RetryMode.RETRY_TABLE)
+    return replace(settings, retry=retry, holds_keys=None), most_at_once, place
+
+
+def _places(sinks: Sequence[TwoPhaseSink]) -> dict[str, int]:
+    """Return the place of every sink, by its name, and by its table if only one writes to it."""
+    tables = [getattr(sink, "table", None) for sink in sinks]
+    found = {
+        str(table): place
+        for place, table in enumerate(tables)
+        if table is not None and tables.count(table) == 1
+    }
+    return {**found, **{sink.name: place for place, sink in enumerate(sinks)}}
+
+
+def _arrow_schema(sink: str, ddl: Mapping[str, str | None]) -> Any:
+    """Return the Arrow schema of a sink's rows.
+
+    Raises:
+        Misuse: the sink has no schema, or Spark cannot read it.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    text = ddl[sink]
+    if text is None:
+        raise Misuse(
+            f"sink {sink!r} needs schema=: a handler's rows have none of their own; for "
+            f"example schema='id string, version long'"
+        )
+    try:
+        parsed: Any = StructType.fromDDL(text)
+        return to_arrow_schema(parsed, timezone="UTC")
+    except PySparkException as error:
+        raise Misuse(f"sink {sink!r}: schema={text!r} cannot be read: {error}") from error
+
+
+# Without Spark
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What became of one message that was tried out."""
+
+    message_id: str
+    outcome: str
+    reason: str = ""
+
+
+@dataclass
+class TriedOut:
+    """What a pass over a list of messages has made."""
+
+    messages: list[Tried] = field(default_factory=list)
+    """In the order in which they were handled: by key, then as they came."""
+
+    rows: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
+    """By the sink's name."""
+
+    changes: list[MessageChange] = field(default_factory=list)
+    """What semel's own tables would get."""
+
+    @property
+    def outcomes(self) -> dict[str, str]:
+        """By message id: what became of its last delivery."""
+        return {one.message_id: one.outcome for one in self.messages}
+
+    @property
+    def outgoing(self) -> list[Mapping[str, Any]]:
+        """The outgoing messages: topic, key, and payload as text."""
+        found: list[Mapping[str, Any]] = []
+        for change in self.changes:
+            if change.op == Op.SEND and change.detail is not None:
+                told = json.loads(change.detail)
+                value = None if told["payload"] is None else b64decode(told["payload"])
+                found.append({"topic": told["topic"], "key": change.key, "payload": value})
+        return found
+
+    def note(self, arrival: Arrival, one: Message | Unreadable, outcome: Outcome) -> None:
+        """Keep one outcome."""
+        failure = getattr(outcome, "failure", None)
+        self.messages.append(Tried(one.id, told(outcome).value, failure.reason if failure else ""))
+
+
+class _Nothing:
+    """The stores of a pass without a database: every message is new."""
+
+    def claims(self, message_ids: Sequence[str]) -> Mapping[str, SeenClaim]:
+        return {}
+
+    def versions(self, keys: Iterable[str]) -> Mapping[str, int | None]:
+        return {}
+
+    def suspects(self) -> Mapping[str, int]:
+        return {}
+
+    def note(self, message_ids: Sequence[str]) -> None:
+        """Nothing dies here."""
+
+    def clear(self, message_ids: Sequence[str]) -> None:
+        """Nothing was noted."""
+
+
+def _arrival(offset: int, given: Any, topic: str) -> Arrival:
+    if isinstance(given, Record):
+        return Arrival(given)
+    return Arrival(Record(Coordinates(topic, 0, offset), value_of_payload(given)))

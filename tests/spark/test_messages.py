@@ -1,0 +1,229 @@
+"""Consumers that Spark runs, on a real broker and a real database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from semel import (
+    MessagePipeline,
+    NonRetryableMessageError,
+    Policy,
+    RetryableMessageError,
+    Send,
+    SqlDatabase,
+)
+from semel.sinks import PostgresSink
+from semel.testing.services import KafkaServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]
+
+_numbers = count(1)
+
+SEED = """
+deliverySemantics:
+  topics:
+    case-events:
+      defaultGuarantee: at-least-once
+      key: caseId
+      ordering: per-key
+      retention: 7d
+      replayAllowed: true
+  consumers:
+    search-indexer:
+      idempotency: {strategy: aggregate-version-upsert, duplicateHandling: skip}
+      offsetCommit: {timing: after-db-transaction}
+      retry: {maxAttempts: 5, backoff: exponential-jitter}
+      dlq: {enabled: true, topic: case-events.search-indexer.dlq, owner: search-team}
+      poison: {maxAttemptsBeforePark: 5}
+      lagSlo: {maxLagSeconds: 60}
+    notification-sender:
+      idempotency: {strategy: notification-id, externalProviderIdempotency: true}
+      replay: {allowed: false-for-side-effect}
+      dlq: {enabled: true, manualReviewRequired: true, owner: customer-care}
+"""
+"""The production template of the source document; the second consumer has got an owner."""
+
+QUICK = """
+deliverySemantics:
+  topics: {cases: {key: caseId, ordering: per-key}}
+  consumers:
+    indexer:
+      versioned: true
+      gaps: retry
+      retry: {maxAttempts: 4, initialDelayMs: 1, maxDelayMs: 50, mode: retry-table}
+      dlq: {enabled: true, owner: search-team}
+"""
+
+
+class Topic:
+    """A topic with two partitions, a database with semel's tables, and queries over both."""
+
+    def __init__(self, broker: KafkaServer, spark: SparkSession, url: str, folder: Path) -> None:
+        self.name = f"cases-{next(_numbers)}"
+        self.broker, self.spark, self.url, self.folder = broker, spark, url, folder
+        self._producer = Producer({"bootstrap.servers": broker.bootstrap})
+        broker.create_topic(self.name, 2)
+        asyncio.run(_create_tables(url))
+        self.ask("create table documents (id text primary key, version bigint, title text)")
+
+    def put(self, message_id: str | None, value: Any, key: str = "k") -> None:
+        raw = value if isinstance(value, bytes) else json.dumps(value).encode()
+        headers = [] if message_id is None else [("message-id", message_id.encode())]
+        self._producer.produce(self.name, raw, key, headers=headers)
+        assert self._producer.flush(30) == 0
+
+    def stream(self) -> Any:
+        reader = self.spark.readStream.format("kafka").option("subscribe", self.name)
+        reader = reader.option("kafka.bootstrap.servers", self.broker.bootstrap)
+        return reader.option("startingOffsets", "earliest").option("includeHeaders", "true").load()
+
+    def run(self, pipeline: MessagePipeline, until: Callable[[], bool] | None = None) -> None:
+        """Run the query over all that is there; with *until*, as long as that is false."""
+        writer = pipeline.write(self.stream()).option("checkpointLocation", f"{self.folder}/ck")
+        if until is None:
+            query = writer.trigger(availableNow=True).start()
+        else:
+            query = writer.trigger(processingTime="200 milliseconds").start()
+        deadline = time.monotonic() + 90
+        try:
+            if until is None:
+                assert query.awaitTermination(90)
+            while until is not None and not until():
+                assert query.isActive, query.exception()
+                assert time.monotonic() < deadline, "it did not come so far"
+                query.awaitTermination(0.2)
+        finally:
+            query.stop()
+            pipeline.stop()
+
+    def ask(self, statement: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            found = connection.execute(statement)  # type: ignore[call-overload]
+            return found.fetchall() if found.description else []
+
+    def documents(self) -> list[tuple[Any, ...]]:
+        return self.ask("select id, version, title from documents order by id")
+
+    def sink(self, name: str = "postgres") -> PostgresSink:
+        schema = "id string, version long, title string"
+        return PostgresSink(
+            self.url, "documents", key=["id"], version_column="version", schema=schema, name=name
+        )
+
+    def pipeline(self, handler: Any, consumer: str = "indexer", text: str = QUICK) -> Any:
+        return MessagePipeline(
+            consumer,
+            policy=Policy.parse(text),
+            database=self.url,
+            handler=handler,
+            sinks=[self.sink()],
+            tasks=2,
+        )
+
+
+async def _create_tables(url: str) -> None:
+    database = SqlDatabase(url)
+    await database.create_tables()
+    await database.close()
+
+
+@pytest.fixture
+def topic(
+    kafka_server: KafkaServer, spark: SparkSession, postgres_url: str, tmp_path: Path
+) -> Iterator[Topic]:
+    return Topic(kafka_server, spark, postgres_url, tmp_path)
+
+
+def indexing() -> Callable[..., Any]:
+    """Return a handler that Spark pickles by value: its workers cannot import this module."""
+
+    def index(message):
+        case = message.payload
+        title = case["title"]
+        if title == "fails once" and message.attempt == 1:
+            raise RetryableMessageError("not yet")
+        if title == "poison":
+            raise NonRetryableMessageError("no")
+        yield "documents", {"id": message.key, "version": case["version"], "title": title}
+        yield Send("indexed", {"id": message.id}, key=message.key)
+
+    return index
+
+
+def test_messages_are_deduplicated_ordered_and_routed_in_one_decision(topic: Topic) -> None:
+    topic.put("a1", {"version": 1, "title": "one"}, "a")
+    topic.put("a1", {"version": 1, "title": "one"}, "a")
+    topic.put("a2", {"version": 2, "title": "fails once"}, "a")
+    topic.put("a3", {"version": 3, "title": "three"}, "a")
+    topic.put("b2", {"version": 2, "title": "early"}, "b")
+    topic.put("b1", {"version": 1, "title": "late"}, "b")
+    topic.put("c1", {"version": 1, "title": "poison"}, "c")
+    topic.put("d", b"{", "d")
+    topic.put(None, {"version": 1, "title": "no id"}, "e")
+
+    waiting = "select count(*) from waiting_message"
+    pipeline = topic.pipeline(indexing())
+    topic.run(pipeline, lambda: len(topic.documents()) == 2 and topic.ask(waiting) == [(0,)])
+
+    assert topic.documents() == [("a", 3, "three"), ("b", 2, "early")]
+    letters = topic.ask("select message_id, error_code from dead_letter order by error_code")
+    assert [code for _, code in letters] == [
+        "DESERIALIZATION_FAILED",
+        "MESSAGE_ID_MISSING",
+        "REJECTED",
+    ]
+    claims = dict(topic.ask("select message_id, state from processed_message"))
+    assert {claims[one] for one in ("a1", "a2", "a3", "b1", "b2")} == {"COMPLETED"}
+    assert claims["c1"] == "FAILED_TERMINAL"
+    sent = topic.ask("select key from outbox_message order by place")
+    assert sorted(key for (key,) in sent) == ["a", "a", "a", "b", "b"]
+    counts = topic.ask("select outcome, sum(total)::int from cycle_outcome group by 1 order by 1")
+    assert dict(counts)["duplicate_skipped"] == 1
+    assert sum(number for _, number in counts) == 9
+
+
+def test_a_second_start_skips_what_was_handled(topic: Topic) -> None:
+    topic.put("a1", {"version": 1, "title": "one"}, "a")
+    topic.run(topic.pipeline(indexing()))
+    topic.put("a1", {"version": 1, "title": "one"}, "a")
+    topic.put("a2", {"version": 2, "title": "two"}, "a")
+
+    topic.run(topic.pipeline(indexing()))
+
+    assert topic.documents() == [("a", 2, "two")]
+    assert topic.ask("select count(*) from processed_message") == [(2,)]
+
+
+def test_the_policy_of_the_source_document_runs_both_its_consumers(topic: Topic) -> None:
+    def send(message):
+        yield Send("mail", {"to": message.payload["to"]}, key=message.key)
+
+    topic.put("m1", {"caseId": "k", "version": 1, "title": "one", "to": "ann"}, "k")
+    topic.put("m1", {"caseId": "k", "version": 1, "title": "one", "to": "ann"}, "k")
+
+    topic.run(topic.pipeline(indexing(), "search-indexer", SEED))
+    sender = MessagePipeline(
+        "notification-sender",
+        policy=Policy.parse(SEED),
+        database=topic.url,
+        handler=send,
+        sinks=[],
+        tasks=1,
+    )
+    topic.folder = topic.folder / "sender"
+    topic.run(sender)
+
+    assert topic.documents() == [("k", 1, "one")]
+    sent = topic.ask("select topic, key from outbox_message order by topic")
+    assert sent == [("indexed", "k"), ("mail", "k")]

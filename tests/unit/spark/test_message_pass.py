@@ -1,0 +1,422 @@
+"""The pass over a batch of messages, without Spark and without a database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+import pytest
+
+from semel import MessagePipeline, NonRetryableMessageError, RetryableMessageError, Send
+from semel.codec import FromPayload, Reading
+from semel.memory.sink import MemorySink
+from semel.message import Coordinates, Record, digest_of
+from semel.messaging.changes import MessageChange, Op, SeenClaim, SeenWaiting
+from semel.messaging.failure import CLASSIFICATION
+from semel.messaging.handle.claims import ClaimState
+from semel.messaging.outcome import told
+from semel.messaging.records import Waits
+from semel.messaging.settings import ConsumerSettings, RetryPolicy
+from semel.policy.vocabulary import GapPolicy, GiveUp, RetryMode
+from semel.spark.messages.handling import (
+    Arrival,
+    BeingHandled,
+    MessagePass,
+    PassSettings,
+    stored_record,
+)
+
+READING = Reading(FromPayload("id"), key_from=FromPayload("key"))
+VERSIONED = Reading(FromPayload("id"), key_from=FromPayload("key"), version_from=FromPayload("v"))
+RETRY = RetryPolicy(mode=RetryMode.RETRY_TABLE, max_attempts=3, jitter=False)
+
+
+class Known:
+    """What a pass reads, as a test says it."""
+
+    def __init__(
+        self,
+        claims: Mapping[str, SeenClaim] | None = None,
+        versions: Mapping[str, int] | None = None,
+        suspects: Mapping[str, int] | None = None,
+    ) -> None:
+        self._claims, self._versions, self._suspects = claims or {}, versions or {}, suspects or {}
+        self.noted: list[str] = []
+
+    def claims(self, message_ids: Sequence[str]) -> Mapping[str, SeenClaim]:
+        return {one: self._claims[one] for one in message_ids if one in self._claims}
+
+    def versions(self, keys: Iterable[str]) -> Mapping[str, int | None]:
+        return {key: self._versions[key] for key in keys if key in self._versions}
+
+    def suspects(self) -> Mapping[str, int]:
+        return self._suspects
+
+    def note(self, message_ids: Sequence[str]) -> None:
+        self.noted += message_ids
+
+    def clear(self, message_ids: Sequence[str]) -> None:
+        for one in message_ids:
+            self.noted.remove(one)
+
+
+def value(message_id: str, key: str = "k", **more: object) -> bytes:
+    return json.dumps({"id": message_id, "key": key, **more}).encode()
+
+
+def new(offset: int, raw: bytes | None, key: str = "k") -> Arrival:
+    return Arrival(Record(Coordinates("t", 0, offset), raw), key)
+
+
+def back(place: int, raw: bytes, key: str = "k", **more: object) -> Arrival:
+    told = json.loads(raw)
+    seen = {
+        "waits": Waits.RETRY,
+        "attempts": 1,
+        "payload": raw,
+        "payload_hash": digest_of(raw),
+        "headers": "",
+        "topic": "t",
+        "partition": 0,
+        "offset": place,
+        "timestamp": 0.0,
+        "claim_state": "FAILED_RETRYABLE",
+        **more,
+    }
+    waiting = SeenWaiting(place, told["id"], key, **seen)  # type: ignore[arg-type]
+    return Arrival(stored_record(waiting), key, waiting)
+
+
+class World:
+    """One pass, and what it made."""
+
+    def __init__(
+        self,
+        handler: object,
+        *,
+        known: Known | None = None,
+        held: Mapping[str, int] | None = None,
+        reading: Reading = READING,
+        is_careful: bool = False,
+        **settings: object,
+    ) -> None:
+        self.outcomes: dict[str, str] = {}
+        of = PassSettings(
+            "c",
+            handler,  # type: ignore[arg-type]
+            reading,
+            ConsumerSettings(**{"retry": RETRY, **settings}),  # type: ignore[arg-type]
+            CLASSIFICATION,
+            {"rows": 0},
+            [lambda row: row],
+            concurrency=4,
+        )
+        self._pass = MessagePass(
+            of, known or Known(), held or {}, self._note, is_careful=is_careful
+        )
+        self.rows: list[object] = []
+        self.changes: list[MessageChange] = []
+
+    def _note(self, arrival: Arrival, one: object, outcome: object) -> None:
+        self.outcomes[one.id] = told(outcome).value  # type: ignore[attr-defined, arg-type]
+
+    def run(self, *arrivals: Arrival) -> World:
+        made = self._pass.run(arrivals)
+        self.rows += made.rows.get(0, [])
+        self.changes += made.changes
+        return self
+
+    def of(self, op: Op) -> list[MessageChange]:
+        return [change for change in self.changes if change.op == op]
+
+
+def rows_of(message):
+    yield "rows", {"id": message.id}
+
+
+def failing_once(*ids: str, error: type[Exception] = RetryableMessageError):
+    def handle(message):
+        if message.id in ids:
+            raise error("no")
+        yield "rows", {"id": message.id}
+
+    return handle
+
+
+def test_a_new_message_has_a_claim_and_its_rows():
+    world = World(rows_of).run(new(0, value("a")))
+
+    assert world.rows == [{"id": "a"}]
+    assert [(c.op, c.message_id, c.state, c.source) for c in world.changes] == [
+        ("claim", "a", "COMPLETED", "t/0/0")
+    ]
+
+
+def test_a_repetition_in_the_batch_and_of_an_earlier_batch_is_skipped():
+    raw = value("b")
+    known = Known({"b": SeenClaim(ClaimState.COMPLETED, 1, digest_of(raw), False)})
+
+    world = World(rows_of, known=known).run(new(0, value("a")), new(1, value("a")), new(2, raw))
+
+    assert world.rows == [{"id": "a"}]
+    assert world.outcomes == {"a": "duplicate_skipped", "b": "duplicate_skipped"}
+    assert len(world.changes) == 1
+
+
+def test_one_id_with_two_payloads_is_a_conflict_with_a_letter_of_its_own():
+    world = World(rows_of).run(new(0, value("a")), new(1, value("a", x=1)))
+
+    assert world.rows == [{"id": "a"}]
+    (letter,) = world.of(Op.LETTER)
+    assert letter.message_id.startswith("conflict:")
+    assert json.loads(letter.detail or "")["expected_hash"] == digest_of(value("a"))
+
+
+def test_an_unreadable_record_becomes_a_dead_letter_with_its_bytes():
+    world = World(rows_of).run(new(7, b"{"))
+
+    assert [c.op for c in world.changes] == ["attempt", "claim", "letter"]
+    (letter,) = world.of(Op.LETTER)
+    assert (letter.message_id, letter.error_code) == ("unreadable:t/0/7", "DESERIALIZATION_FAILED")
+    assert json.loads(letter.detail or "")["payload"] == "ew=="
+    assert world.of(Op.CLAIM)[0].state == "FAILED_TERMINAL"
+
+
+def test_behind_a_failed_message_its_key_waits_and_others_go_on():
+    world = World(failing_once("a")).run(
+        new(0, value("a")), new(1, value("b")), new(2, value("x", "other"), "other")
+    )
+
+    assert world.rows == [{"id": "x"}]
+    a, b = world.of(Op.WAIT)
+    assert (a.message_id, json.loads(a.detail or "")["waits"]) == ("a", "retry")
+    assert (b.message_id, json.loads(b.detail or "")["waits"]) == ("b", "behind")
+    assert [(c.message_id, c.state, c.attempts) for c in world.of(Op.CLAIM)] == [
+        ("a", "FAILED_RETRYABLE", 1),
+        ("b", "PARKED", 0),
+        ("x", "COMPLETED", 1),
+    ]
+
+
+def test_new_messages_wait_behind_a_key_that_is_held():
+    world = World(rows_of, held={"k": 41}).run(new(0, value("a")))
+
+    assert world.rows == []
+    (wait,) = world.of(Op.WAIT)
+    assert (wait.state, wait.place) == ("held", 41)
+
+
+def test_a_queue_is_drained_in_order_and_then_the_new_ones():
+    world = World(rows_of).run(
+        back(1, value("a")),
+        back(2, value("b"), waits=Waits.BEHIND, attempts=0, claim_state="PARKED"),
+        new(9, value("c")),
+    )
+
+    assert [row["id"] for row in world.rows] == ["a", "b", "c"]
+    assert [(c.message_id, c.place, c.seen_waits, c.seen_state) for c in world.of(Op.TAKE)] == [
+        ("a", 1, "retry", "FAILED_RETRYABLE"),
+        ("b", 2, "behind", "PARKED"),
+    ]
+
+
+def test_a_waiting_message_that_fails_again_keeps_its_queue_waiting():
+    world = World(failing_once("a")).run(
+        back(1, value("a")), back(2, value("b"), waits=Waits.BEHIND), new(9, value("c"))
+    )
+
+    assert world.rows == []
+    (again,) = world.of(Op.AGAIN)
+    assert (again.message_id, again.attempts, again.seen_attempts) == ("a", 2, 1)
+    (behind,) = world.of(Op.WAIT)
+    assert (behind.message_id, behind.place) == ("c", 2)
+
+
+def test_after_its_last_attempt_a_message_is_a_dead_letter_and_its_key_goes_on():
+    world = World(failing_once("a")).run(
+        back(1, value("a"), attempts=2), back(2, value("b"), waits=Waits.BEHIND)
+    )
+
+    assert world.rows == [{"id": "b"}]
+    assert world.outcomes == {"a": "dlq", "b": "success"}
+    assert [c.message_id for c in world.of(Op.LETTER)] == ["a"]
+    assert world.of(Op.TAKE)[0].state == "FAILED_TERMINAL"
+
+
+def test_what_will_never_pass_is_a_dead_letter_at_once_or_parked_by_policy():
+    handler = failing_once("a", error=NonRetryableMessageError)
+
+    dead = World(handler).run(new(0, value("a")))
+    parked = World(handler, on_hopeless=GiveUp.PARK).run(new(0, value("a")), new(1, value("b")))
+
+    assert dead.outcomes == {"a": "dlq"}
+    assert parked.outcomes == {"a": "parked", "b": "retryable_failure"}
+
+
+def test_rows_of_a_handler_that_fails_half_way_are_dropped():
+    def handle(message):
+        yield "rows", {"id": message.id}
+        raise RetryableMessageError("no")
+
+    world = World(handle).run(new(0, value("a")))
+
+    assert world.rows == []
+
+
+def test_a_row_for_no_sink_is_a_failure_that_names_the_sinks():
+    world = World(lambda message: [("tables", {})]).run(new(0, value("a")))
+
+    (attempt,) = world.of(Op.ATTEMPT)
+    assert "'tables'; there are sinks: 'rows'" in json.loads(attempt.detail or "")["reason"]
+
+
+def test_outgoing_messages_have_the_same_ids_in_every_attempt():
+    def handle(message):
+        yield Send("mails", {"to": 1}, key="u")
+        yield Send("mails", {"to": 2}, key="u")
+
+    first, second = (World(handle).run(new(0, value("a"))) for _ in range(2))
+
+    assert [c.ordinal for c in first.of(Op.SEND)] == [0, 1]
+    assert len({c.message_id for c in first.of(Op.SEND)}) == 2
+    assert [c.message_id for c in first.changes] == [c.message_id for c in second.changes]
+
+
+def test_versions_are_applied_in_order_and_old_ones_passed_over():
+    world = World(rows_of, reading=VERSIONED, versioned=True, known=Known(versions={"k": 3}))
+
+    world.run(new(0, value("old", v=3)), new(1, value("four", v=4)), new(2, value("five", v=5)))
+
+    assert [row["id"] for row in world.rows] == ["four", "five"]
+    assert world.outcomes["old"] == "duplicate_skipped"
+    version, _, _ = world._pass.finish()
+    assert (version.op, version.seen_version, version.version) == ("version", 3, 5)
+
+
+def test_a_gap_holds_its_key_until_the_missing_version_comes():
+    world = World(rows_of, reading=VERSIONED, versioned=True, gaps=GapPolicy.PARK_KEY)
+
+    world.run(new(0, value("two", v=2)), new(1, value("three", v=3)), new(2, value("one", v=1)))
+
+    assert [row["id"] for row in world.rows] == ["one"]
+    assert world.outcomes == {"two": "parked", "three": "retryable_failure", "one": "success"}
+    (gap,) = world.of(Op.GAP)
+    assert (gap.version, gap.seen_version) == (1, 2)
+
+
+def test_a_waiting_version_that_others_wait_for_overtakes_them():
+    world = World(
+        rows_of,
+        reading=VERSIONED,
+        versioned=True,
+        known=Known(versions={"k": 1}),
+    ).run(back(1, value("three", v=3)), back(2, value("two", v=2), waits=Waits.BEHIND))
+
+    assert [row["id"] for row in world.rows] == ["two", "three"]
+
+
+def test_a_message_that_a_service_handles_brings_the_batch_back():
+    claim = SeenClaim(ClaimState.IN_PROGRESS, 1, "", False)
+
+    with pytest.raises(BeingHandled, match="'a'"):
+        World(rows_of, known=Known({"a": claim})).run(new(0, value("a")))
+
+
+def test_an_open_claim_without_a_waiting_row_is_taken_again():
+    claim = SeenClaim(ClaimState.FAILED_RETRYABLE, 2, "", True)
+
+    world = World(rows_of, known=Known({"a": claim})).run(new(0, value("a")))
+
+    (retake,) = world.of(Op.RETAKE)
+    assert (retake.seen_state, retake.seen_attempts, retake.attempts) == ("FAILED_RETRYABLE", 2, 3)
+
+
+def test_a_redelivery_of_a_waiting_message_is_a_duplicate():
+    claim = SeenClaim(ClaimState.FAILED_RETRYABLE, 1, "", True, waits=True)
+
+    world = World(rows_of, known=Known({"a": claim})).run(new(0, value("a")))
+
+    assert (world.rows, world.changes) == ([], [])
+
+
+def test_async_handlers_run_at_once_for_different_keys_and_in_order_for_one():
+    import asyncio
+
+    running, most, order = set(), [0], []
+
+    async def handle(message):
+        assert message.key not in running
+        running.add(message.key)
+        most[0] = max(most[0], len(running))
+        await asyncio.sleep(0.001)
+        running.remove(message.key)
+        order.append(message.id)
+        return [("rows", {"id": message.id})]
+
+    arrivals = [new(n, value(f"{k}{n}", k), k) for n in range(3) for k in "abc"]
+    World(handle).run(*arrivals)
+
+    assert most[0] == 3
+    assert [one for one in order if one[0] == "a"] == ["a0", "a1", "a2"]
+
+
+def test_messages_are_noted_while_they_are_tried_after_the_process_died():
+    known = Known(suspects={"a": 1})
+    seen: list[list[str]] = []
+
+    def handle(message):
+        seen.append(sorted(known.noted))
+
+    World(handle, known=known, is_careful=True).run(
+        new(0, value("a")), new(1, value("b", "l"), "l"), new(2, value("c", "m"), "m")
+    )
+
+    assert seen == [["a"], ["b", "c"], ["b", "c"]]
+    assert known.noted == []
+
+
+def test_a_message_that_killed_the_process_too_often_is_parked_untried():
+    world = World(rows_of, known=Known(suspects={"a": 3}), is_careful=True).run(new(0, value("a")))
+
+    assert (world.rows, world.outcomes) == ([], {"a": "parked"})
+    assert world.of(Op.CLAIM)[0].error_code == "CRASHED"
+
+
+def test_every_offset_is_counted_by_its_outcome():
+    world = World(failing_once("b")).run(
+        new(3, value("a")), new(4, value("b")), new(6, value("c")), new(8, value("a"))
+    )
+
+    counts = {(c.state, c.seen_version, c.version, c.total) for c in world._pass.finish()}
+    assert counts == {
+        ("success", 3, 3, 1),
+        ("retryable_failure", 4, 6, 2),
+        ("duplicate_skipped", 8, 8, 1),
+    }
+
+
+def test_a_pipeline_is_tried_out_on_a_list_without_spark():
+    def handle(message):
+        if message.payload["amount"] < 0:
+            raise NonRetryableMessageError("negative")
+        yield "payments", {"id": message.id, "amount": message.payload["amount"]}
+        yield Send("receipts", {"of": message.id}, key=message.key)
+
+    pipeline = MessagePipeline(
+        "billing",
+        database="postgresql://nowhere/none",
+        id_from=FromPayload("id"),
+        handler=handle,
+        sinks=[MemorySink("payments")],
+        schemas={"payments": "id string, amount long"},
+        messages=MemorySink("messages"),
+    )
+
+    tried = pipeline.try_out(
+        [{"id": "a", "amount": 1}, {"id": "b", "amount": -1}, b"{", {"id": "a", "amount": 1}]
+    )
+
+    assert tried.rows == {"payments": [{"id": "a", "amount": 1}]}
+    assert tried.outcomes["b"] == "dlq"
+    assert [one.outcome for one in tried.messages].count("deserialization_failure") == 1
+    assert [one["topic"] for one in tried.outgoing] == ["receipts"]
