@@ -123,6 +123,16 @@ class TokenTellsASecret(MemorySink):
         return super().commit(txn, {k: v for k, v in token.items() if k != "password"})
 
 
+class TokenListsTheTasks(MemorySink):
+    """The token has a name for every task."""
+
+    def prepare(self, txn, receipts):
+        outcome = super().prepare(txn, receipts)
+        if isinstance(outcome, SinkOK):
+            return SinkOK({**outcome.token, "tasks": [receipt.task for receipt in receipts]})
+        return outcome
+
+
 class TokenHoldsTheRows(MemorySink):
     """The token grows with the batch."""
 
@@ -235,6 +245,7 @@ CONVICTED_BY = {
     IgnoresTheMark: "preparing_below_the_mark_is_fatal",
     TokenIsNotJson: "a_token_is_json",
     TokenTellsASecret: "no_secret_is_told",
+    TokenListsTheTasks: "a_token_is_small_however_many_tasks_it_stands_for",
     TokenHoldsTheRows: "a_token_is_small_however_many_rows_it_stands_for",
     KeepsStateInTheObject: "another_process_commits_what_a_dead_one_prepared",
     CannotBePickled: "a_sink_can_be_pickled_at_any_time",

@@ -12,7 +12,7 @@ ledger are refused again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -20,7 +20,7 @@ from typing import Final
 
 from semel.clock import SYSTEM_CLOCK, Clock
 from semel.crashpoints import CrashPoint, reach
-from semel.errors import LeaseLost, NeedsOperator, Retryable, SemelError, reason_of
+from semel.errors import LeaseLost, Misuse, NeedsOperator, Retryable, SemelError, reason_of
 from semel.events import (
     EVENTS,
     CycleRecovered,
@@ -42,6 +42,7 @@ from semel.pipeline.ledger import (
 from semel.pipeline.sink import (
     AbortsTogether,
     KnowsItsPlace,
+    SharesTransaction,
     SinkFatal,
     SinkOK,
     SinkOutcome,
@@ -90,15 +91,20 @@ def check_places(
 
     Raises:
         NeedsOperator: both facts, and the command that settles it.
+        Misuse: two sinks at one place have a transaction each.
     """
     known = places_of(ledger, scope)
     found = dict(known)
     configured = {*names, *(sink.name for sink in sinks)}
     is_adopted = _accepted(ledger, scope) is None
+    holders: dict[str, tuple[str, Hashable]] = {}
     for sink in sinks:
         if not isinstance(sink, KnowsItsPlace):
             continue
         place, was = sink.find_place(), known.get(sink.name)
+        if isinstance(sink, SharesTransaction):
+            other, key = holders.setdefault(place, (sink.name, sink.transaction_key))
+            _refuse_apart(sink, place, other, key)
         if place and was not in (None, place):
             raise NeedsOperator(
                 f"sink {sink.name!r} of {scope} has written to {was} until now, and is set to "
@@ -112,6 +118,17 @@ def check_places(
             _refuse_known(sink.name, scope, place, known, configured)
             _refuse_filled(sink.name, scope, place, sink.tenants(), configured)
     return found
+
+
+def _refuse_apart(sink: SharesTransaction, place: str, other: str, key: Hashable) -> None:
+    """Refuse two sinks at one place whose held transactions would wait for each other."""
+    if sink.transaction_key != key:
+        name = getattr(sink, "name", "")
+        raise Misuse(
+            f"sinks {other!r} and {name!r} both write to {place}, each in a transaction of its own "
+            f"because their URLs, roles or bookkeeping schemas differ, and would wait for each "
+            f"other's rows: give them the same ones, or write the rows with one of the two"
+        )
 
 
 def _refuse_known(

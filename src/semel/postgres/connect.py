@@ -84,6 +84,8 @@ SELECT pg_catalog.set_config(name, wanted, false)
 """
 
 
+PINNED_PATH: Final = "SET LOCAL search_path TO pg_catalog, pg_temp"
+
 OWN_PATH: Final = "SET LOCAL search_path TO DEFAULT"
 """The role's own search path, for a table without its schema, and for triggers."""
 

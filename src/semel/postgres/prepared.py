@@ -168,11 +168,6 @@ class Prepared:
         found = [Gid.parse(scope, self._sinks, name) for (name,) in rows]
         return [gid for gid in found if gid is not None and of in (scope, gid.txn)]
 
-    def is_piece(self, txn: SinkTxnId, name: str) -> bool:
-        """Return whether *name* can be a prepared transaction of this attempt."""
-        gid = Gid.parse(txn.scope, self._sinks, name)
-        return gid is not None and gid.txn == txn
-
     def prepare(self, txn: SinkTxnId, parts: Sequence[Part]) -> Outcomes:
         """Check that every winner is prepared, record the attempt, and roll the losers back."""
         books = self._books.of([part.sink for part in parts])
@@ -193,7 +188,7 @@ class Prepared:
                 reach(CrashPoint.POSTGRES_PREPARE_RAN, part.sink)
             epoch = self._database.epoch(txn.scope)
             run(connection, [*(part.remember(txn, "prepared", epoch) for part in new), "COMMIT"])
-            promised = {piece for part in parts for piece in part.promise.pieces}
+            promised = {piece for part in parts for piece in part.pieces}
             roll_back(connection, sorted(present - promised))
         return answers | {part.sink: SinkOK(part.promise.token()) for part in new}
 
@@ -204,20 +199,20 @@ class Prepared:
             known = self._database.begin(connection, txn, books, with_cycle=True)
             present = {gid.name for gid in self.gids(connection, txn)}
             answers: dict[str, SinkOutcome] = {}
+            left: list[Part] = []
             for part in parts:
                 of = known[part.sink]
                 answer = of.settled(part.promise) or of.not_held(part.promise)
+                if answer is None:
+                    left.append(part.found_in(of))
+                    lost = {*left[-1].pieces} - present - self.done(connection, txn, part.books)
+                    if lost:
+                        answer = self._settled_or_lost(connection, txn, part, lost)
                 if answer is not None:
                     answers[part.sink] = answer
-                elif (
-                    lost := set(part.promise.pieces)
-                    - present
-                    - self.done(connection, txn, part.books)
-                ):
-                    answers[part.sink] = self._settled_or_lost(connection, txn, part, lost)
             if failed := not_ok(answers):
                 return together(parts, failed)
-            left = [part for part in parts if part.sink not in answers]
+            left = [part for part in left if part.sink not in answers]
             if not left:
                 return answers
             proofs = [
@@ -227,7 +222,7 @@ class Prepared:
             ]
             run(connection, [*proofs, "COMMIT"])
             reach(CrashPoint.POSTGRES_PROOF_WRITTEN, self._sink)
-            owners = {piece: part for part in left for piece in part.promise.pieces}
+            owners = {piece: part for part in left for piece in part.pieces}
             for piece, part in owners.items():
                 if piece in present and not self._commit_one(connection, txn, part, piece):
                     answer = self._settled_or_lost(connection, txn, part, {piece})

@@ -42,8 +42,16 @@ from semel.postgres.checks import (
 from semel.postgres.connect import OWN_PATH, Address, Connection, Login, outcome_of
 from semel.postgres.database import SinkDatabase
 from semel.postgres.prepared import Prepared, TaskTransaction, roll_back, shared_name
-from semel.postgres.staging import Diverted, Outcomes, Part, Staging, TaskTable, drop
-from semel.postgres.statements import PreparedToken, TableName, Write, cycle_text, literal, quoted
+from semel.postgres.staging import Diverted, Outcomes, Part, Staging, TaskTable, drop, pieces_of
+from semel.postgres.statements import (
+    PreparedToken,
+    TableName,
+    Write,
+    cycle_text,
+    hash_of,
+    literal,
+    quoted,
+)
 from semel.postgres.writer import TaskStager
 from semel.secrets import Password
 
@@ -274,8 +282,6 @@ class PostgresSink:
         differing = [name for name, value in own.items() if getattr(promise, name) != value]
         if not all(target.takes(name, cast) for name, cast in promise.columns):
             differing.append("columns")
-        if not all(self._way(promise.mode).is_piece(txn, piece) for piece in promise.pieces):
-            differing.append("pieces")
         if promise.rejected and not promise.rejects:
             differing.append("rejected")
         if differing:
@@ -316,7 +322,10 @@ class PostgresSink:
     ) -> Mapping[str, SinkOutcome]:
         def prepare() -> Outcomes:
             all_of = [(sink, receipts[sink.name]) for sink in sinks]
-            parts = [sink._part(sink._promise(txn, theirs), theirs) for sink, theirs in all_of]
+            parts = [
+                replace(sink._part(sink._promise(txn, theirs), theirs), pieces=pieces_of(theirs))
+                for sink, theirs in all_of
+            ]
             parts = _of_one_mode(txn, parts)
             return self._way(parts[0].promise.mode).prepare(txn, parts)
 
@@ -460,7 +469,7 @@ class PostgresSink:
         detail: Mapping[str, Any] = (
             full[0].detail if full else {"mode": "staging", "columns": [], "numbered": []}
         )
-        tally, wanted = tally_of(receipts), self._wanted
+        tally, wanted, pieces = tally_of(receipts), self._wanted, pieces_of(receipts)
         checked = self._checked_now(txn.scope)
         return PreparedToken(
             mode=detail["mode"],
@@ -470,7 +479,8 @@ class PostgresSink:
             rows=tally.rows,
             row_hash=tally.hash,
             target=str(checked.target.name),
-            pieces=tuple(r.detail["piece"] for r in sorted(full, key=_in_order_of_tasks)),
+            tasks=len(pieces),
+            pieces=hash_of(pieces),
             columns=tuple((name, cast) for name, cast in detail["columns"]),
             write=wanted.write.value,
             key=wanted.key,
@@ -642,19 +652,11 @@ class PostgresSink:
 
 def _of_one_mode(txn: SinkTxnId, parts: Sequence[Part]) -> list[Part]:
     """Let sinks without rows follow the mode of the others."""
-    modes = {part.promise.mode for part in parts if part.promise.pieces} or {"staging"}
+    modes = {part.promise.mode for part in parts if part.pieces} or {"staging"}
     if len(modes) > 1:
         raise NeedsOperator(f"{txn}: its sinks have staged rows in different modes")
     (mode,) = modes
     return [replace(part, promise=replace(part.promise, mode=mode)) for part in parts]
-
-
-def _in_order_of_tasks(receipt: Receipt) -> tuple[int, str]:
-    """Sort t9-… before t10-…, as Spark numbers the tasks of a job.
-
-    A batch that is sorted by key then arrives sorted, and its index is built a third faster.
-    """
-    return len(receipt.task), receipt.task
 
 
 pa: Any = require("pyarrow", "postgres")

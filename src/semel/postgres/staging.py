@@ -26,6 +26,7 @@ from semel.pipeline.txn import Scope, SinkTxnId
 from semel.postgres.books import Known, SinkBooks, affected, is_staging_table, run
 from semel.postgres.connect import (
     OWN_PATH,
+    PINNED_PATH,
     TWO_ROWS_FOR_ONE_KEY,
     Connection,
     is_permanent,
@@ -40,7 +41,9 @@ from semel.postgres.statements import (
     PreparedToken,
     TableName,
     Write,
+    as_json,
     cycle_text,
+    hash_of,
     insert,
     inserts,
     literal,
@@ -123,6 +126,9 @@ class Part:
     bring: Bring | None = None
     """Writes the rows, of a sink that has statements of its own."""
 
+    pieces: Sequence[str] = ()
+    """Staging tables, or prepared transactions; of a token: empty until `found_in` the books."""
+
     @property
     def sink(self) -> str:
         """The sink's name."""
@@ -131,12 +137,35 @@ class Part:
     @property
     def tables(self) -> list[str]:
         """The staging tables."""
-        return [self.books.table(piece) for piece in self.promise.pieces]
+        return [self.books.table(piece) for piece in self.pieces]
 
     def remember(self, txn: SinkTxnId, mode: str, epoch: int) -> str:
         """Return the statement that records the attempt as prepared by the owner of *epoch*."""
-        promise = self.promise
-        return self.books.remember(txn, "prepared", mode, promise.seal, promise.pieces, epoch)
+        return self.books.remember(txn, "prepared", mode, self.promise.seal, self.pieces, epoch)
+
+    def found_in(self, known: Known) -> Part:
+        """Return the part with the pieces that the books name.
+
+        Raises:
+            NeedsOperator: they are not those of the token.
+        """
+        if hash_of(known.pieces) != self.promise.pieces:
+            raise NeedsOperator(
+                f"{known.txn}: the books of sink {self.sink} name {len(known.pieces)} pieces that "
+                f"are not those of the token"
+            )
+        return replace(self, pieces=known.pieces)
+
+
+def pieces_of(receipts: Sequence[Receipt]) -> tuple[str, ...]:
+    """Return the pieces of tasks with rows, in the order in which Spark numbers the tasks.
+
+    A batch that is sorted by key then arrives sorted, and its index is built a third faster.
+    """
+    full = [receipt for receipt in receipts if receipt.tally.rows]
+    # t9-… comes before t10-….
+    full.sort(key=lambda receipt: (len(receipt.task), receipt.task))
+    return tuple(receipt.detail["piece"] for receipt in full)
 
 
 Bring: TypeAlias = Callable[[Connection, SinkTxnId, Part], SinkOutcome | None]
@@ -267,6 +296,7 @@ class Staging:
                 if any(of.state for of in known.values()):
                     self.tidy(connection, txn, parts)
                 return answers
+            left = [part.found_in(known[part.sink]) for part in left]
             if failed := self._bring(connection, txn, left, {}):
                 return together(parts, (failed[0], _stuck(txn, failed[1])))
             connection.execute("COMMIT")
@@ -323,7 +353,7 @@ class Staging:
     ) -> int | SinkOutcome:
         """Write what the table accepts, divert the rest, and return how many rows were diverted."""
         promise, tables = part.promise, part.tables
-        sharing = _Diversion(connection, part.books, txn, promise, TableName.parse(promise.rejects))
+        sharing = _Diversion(connection, txn, part, TableName.parse(promise.rejects))
         try:
             run(connection, [part.books.proof(txn, promise, finished=True)])
             rejected = sharing.divert_unencoded()
@@ -393,7 +423,7 @@ class Staging:
                 if known.is_proved:
                     return Diverted(0, 0, str(reject))
                 raise NeedsOperator(getattr(refused, "reason", str(txn)))
-            counts = _Diversion(connection, self._books, txn, promise, reject).run()
+            counts = _Diversion(connection, txn, part.found_in(known), reject).run()
             self.tidy(connection, txn, [part])
         return Diverted(*counts, str(reject))
 
@@ -406,10 +436,6 @@ class Staging:
             [self._books.schema, f"stg_{txn.slug}_"],
         ).fetchall()
         return {name for (name,) in rows}
-
-    def is_piece(self, txn: SinkTxnId, name: str) -> bool:
-        """Return whether *name* can be a staging table of this attempt."""
-        return is_staging_table(txn, name)
 
     def abort(self, connection: Connection, txn: SinkTxnId) -> SinkOutcome:
         """Drop this attempt's tables, and record that it was aborted."""
@@ -548,10 +574,17 @@ class _Diversion:
     """The rows of a stuck cycle in one transaction: the accepted in the target, the others not."""
 
     connection: Connection
-    books: SinkBooks
     txn: SinkTxnId
-    promise: PreparedToken
+    part: Part
     reject: TableName
+
+    @property
+    def books(self) -> SinkBooks:
+        return self.part.books
+
+    @property
+    def promise(self) -> PreparedToken:
+        return self.part.promise
 
     def run(self) -> tuple[int, int]:
         """Commit all that the target accepts; return how many rows it has taken, and has not."""
@@ -561,7 +594,7 @@ class _Diversion:
                 OWN_PATH,
                 f"CREATE TABLE IF NOT EXISTS {self.reject} (sink_table text, cycle text, "
                 f"reason text, sqlstate text, rejected jsonb, "
-                f"at timestamptz DEFAULT clock_timestamp())",
+                f"at timestamptz DEFAULT pg_catalog.clock_timestamp())",
                 self.books.proof(self.txn, self.promise, finished=True),
             ],
         )
@@ -573,23 +606,23 @@ class _Diversion:
 
     def divert_unencoded(self) -> int:
         """Divert the rows that tasks could not encode; return their number."""
-        if not self.promise.rejects or not self.promise.pieces:
+        if not self.promise.rejects or not self.part.pieces:
             return 0
-        tables = map(self.books.table, self.promise.pieces)
-        cycle = self.txn.cycle
-        statements = [reject(self.promise, self.books.sink, cycle, table) for table in tables]
+        facts = (self.promise, self.books.sink, self.txn.cycle)
+        statements = [reject(*facts, table) for table in self.part.tables]
         return sum(affected(self.connection, statements))
 
     def count(self, diverted: int) -> None:
         """Write the number of diverted rows into the proof."""
         where = self.books.where(self.txn.cycle)
         proof = self.books.table("sink_proof")
-        run(self.connection, [f"UPDATE {proof} SET diverted = {diverted} WHERE {where}"])
+        change = f"UPDATE {proof} SET diverted = {diverted} WHERE {where}"
+        run(self.connection, [PINNED_PATH, change, OWN_PATH])
 
     def share_out(self) -> tuple[int, int]:
         """Insert smaller and smaller groups of rows until the refused rows are single."""
         written = diverted = 0
-        for table in map(self.books.table, self.promise.pieces):
+        for table in self.part.tables:
             where = f" WHERE {REASON} IS NULL" if self.promise.rejects else ""
             listed = run(self.connection, [f"SELECT ctid::text FROM {table}{where}"])[0]
             rows = [row for (row,) in listed]
@@ -629,7 +662,8 @@ class _Diversion:
 
     def _reject(self, table: str, row: str, error: psycopg.Error) -> None:
         if self.promise.rejects:
-            one = f"(SELECT * FROM {table} WHERE ctid = {literal(row)}::tid)"
+            place = f"ctid OPERATOR(pg_catalog.=) {literal(row)}::tid"
+            one = f"(SELECT * FROM {table} WHERE {place})"
             facts = (self.promise, self.books.sink, self.txn.cycle, one)
             run(self.connection, [reject(*facts, words(error), error.sqlstate or "")])
             return
@@ -640,7 +674,7 @@ class _Diversion:
             self.connection,
             [
                 f"INSERT INTO {self.reject} (sink_table, cycle, reason, sqlstate, rejected) "
-                f"SELECT {listed}, to_jsonb(s) FROM {table} AS s "
+                f"SELECT {listed}, {as_json()} FROM {table} AS s "
                 f"WHERE s.ctid OPERATOR(pg_catalog.=) {literal(row)}::tid"
             ],
         )

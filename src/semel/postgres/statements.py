@@ -90,8 +90,11 @@ class PreparedToken:
     rows: int
     row_hash: int
     target: str
-    pieces: tuple[str, ...]
-    """Staging tables, or the names of prepared transactions."""
+    tasks: int
+    """The number of pieces: of staging tables, or of prepared transactions."""
+
+    pieces: str
+    """A hash of their names, which are in the books: a thousand would not fit into a token."""
 
     columns: tuple[tuple[str, str], ...] = ()
     """Names, each with the type to cast to or an empty text."""
@@ -144,6 +147,11 @@ class PreparedToken:
                 f"{txn}: the token belongs to {promise.cycle}.{promise.attempt[:8]}"
             )
         return promise
+
+
+def hash_of(pieces: Sequence[str]) -> str:
+    """Return a hash of the names of pieces, in their order."""
+    return hashlib.sha256("\n".join(pieces).encode()).hexdigest()
 
 
 def _as_tuples(value: Any) -> Any:
@@ -199,7 +207,7 @@ def create_rejects(rejects: TableName | str) -> str:
     """Return the statement for a table of rejected rows."""
     return (
         f"CREATE TABLE {rejects} (sink text, target text, cycle text, reason text, "
-        f"sqlstate text, rejected json, at timestamptz DEFAULT clock_timestamp())"
+        f"sqlstate text, rejected json, at timestamptz DEFAULT pg_catalog.clock_timestamp())"
     )
 
 
@@ -212,12 +220,18 @@ def reject(
     """
     facts = ", ".join(literal(fact) for fact in (sink, promise.target, cycle_text(cycle)))
     reason = literal(why) if why else f"s.{REASON}"
-    row = f"(to_jsonb(s) - '{REASON}' - '{ROW}')::json" if why else f"s.{ROW}::json"
+    row = f"{as_json(REASON, ROW)}::json" if why else f"s.{ROW}::json"
     where = "" if why else f" WHERE s.{REASON} IS NOT NULL"
     return (
         f"INSERT INTO {promise.rejects} (sink, target, cycle, reason, sqlstate, rejected) "
         f"SELECT {facts}, {reason}, {literal(state)}, {row} FROM {table} AS s{where}"
     )
+
+
+def as_json(*without: str) -> str:
+    """Return the row *s* as JSON; it runs with the role's own path, so names are qualified."""
+    less = "".join(f" OPERATOR(pg_catalog.-) '{name}'" for name in without)
+    return f"(pg_catalog.to_jsonb(s){less})"
 
 
 def newest(promise: PreparedToken, rows: str) -> str:
@@ -238,8 +252,8 @@ def repeated_keys(promise: PreparedToken, rows: str) -> str:
     """Return the query for the keys that occur more than once."""
     keys = ", ".join(cast(promise, name, "u") for name in promise.key)
     return (
-        f"SELECT concat_ws(', ', {keys}), count(*) FROM {rows} AS u "
-        f"GROUP BY {keys} HAVING count(*) > 1 ORDER BY 1 LIMIT 3"
+        f"SELECT pg_catalog.concat_ws(', ', {keys}), pg_catalog.count(*) FROM {rows} AS u "
+        f"GROUP BY {keys} HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 1 ORDER BY 1 LIMIT 3"
     )
 
 

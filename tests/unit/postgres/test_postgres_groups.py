@@ -329,6 +329,39 @@ def test_two_sinks_on_one_table_do_not_wait_for_each_other(url, database, mode):
     driver.stop()
 
 
+@pytest.mark.parametrize("differing", ["books", "host"])
+def test_two_sinks_on_one_table_with_a_transaction_each_are_refused_at_the_start(
+    url, database, differing
+):
+    database.execute("CREATE TABLE parents (id bigint PRIMARY KEY)")
+    other = (
+        PostgresSink(url, "public.parents", name="two", bookkeeping_schema="other")
+        if differing == "books"
+        else PostgresSink(url.replace("127.0.0.1", "localhost"), "parents", name="two")
+    )
+
+    with pytest.raises(Misuse, match=r"'one' and 'two' both write to table .*would wait"):
+        started([PostgresSink(url, "parents", name="one"), other])
+
+    assert rows_of(database, "SELECT count(*) FROM pg_namespace WHERE nspname = 'other'") == [(0,)]
+
+
+def test_a_record_of_pieces_that_were_not_prepared_writes_nothing(url, database):
+    sink, of = PostgresSink(url, "entries"), txn()
+    sink.fence(of.scope, 1)
+    token = prepared(sink, of, [row(1)], [row(2)])
+    pool().close_all()
+    database.execute("UPDATE semel.sink_attempt SET pieces = pieces[1:1]")
+    successor = PostgresSink(url, "entries")
+    successor.fence(of.scope, 2)
+
+    outcome = successor.commit(of, token)
+
+    assert isinstance(outcome, SinkFatal)
+    assert "1 pieces that are not those of the token" in outcome.reason
+    assert rows_of(database) == []
+
+
 def test_a_limit_of_connections_beyond_the_servers_is_refused_at_the_start(url, database):
     database.execute("CREATE TABLE parents (id bigint)")
     with pytest.raises(Permanent, match=r"connections=5000 .*server allows \d+"):
@@ -387,7 +420,7 @@ def test_a_record_that_names_a_foreign_table_drops_nothing(url, database):
         ("target", '"public"."precious"'),
         ("columns", [["id", "bigint); DROP TABLE precious; --"], ["amount", ""], ["note", ""]]),
         ("write", "ignore"),
-        ("pieces", ["entries"]),
+        ("pieces", "of other tables"),
     ],
 )
 @pytest.mark.parametrize("is_held", [True, False])

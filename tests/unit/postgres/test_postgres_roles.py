@@ -18,6 +18,7 @@ from semel.pipeline.txn import CycleId
 from semel.postgres.books import lock_key
 from semel.postgres.connect import pool
 from semel.postgres.sink import PostgresSink
+from semel.postgres.statements import create_rejects
 from tests.unit.postgres.postgres_place import (
     SCOPE,
     left_behind,
@@ -150,6 +151,44 @@ def test_functions_of_another_role_are_never_called(url, database, roles, mode):
 
     assert sink.mark(SCOPE) == of
     assert len(rows_of(database)) == 1
+
+
+TRAPS = (
+    ("=", "same", "tid, tid"),
+    ("=", "same", "text, text"),
+    ("=", "same", "bigint, integer"),
+    ("-", "less", "jsonb, text"),
+    (">", "more", "bigint, integer"),
+)
+
+
+def test_operators_of_another_role_are_not_called_for_rejected_rows(url, database, roles):
+    database.execute("GRANT USAGE ON SCHEMA trap TO payer")
+    body = "LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'trapped'; END $$"
+    for operator, name, types in TRAPS:
+        database.execute(f"CREATE FUNCTION trap.{name}({types}) RETURNS boolean {body}")
+        left, right = types.split(", ")
+        database.execute(
+            f"CREATE OPERATOR trap.{operator} (leftarg = {left}, rightarg = {right}, "
+            f"function = trap.{name})"
+        )
+    for function in ("to_jsonb(anyelement)", "concat_ws(text, bigint)", "clock_timestamp()"):
+        database.execute(f"CREATE FUNCTION trap.{function} RETURNS jsonb {body}")
+    database.execute("ALTER TABLE entries ADD CHECK (amount > 0)")
+    database.execute(create_rejects("public.bad"))
+    database.execute("GRANT INSERT ON bad TO payer")
+    database.execute("ALTER ROLE payer SET search_path = trap, public, pg_catalog")
+    sink = PostgresSink(as_role(url, "payer"), "entries", rejects="bad")
+    sink.fence(SCOPE, 1)
+    of = txn()
+
+    token = prepared(sink, of, [row(1), row(2, "-1.00"), row(1)])
+    assert isinstance(sink.commit(of, token), SinkOK)
+
+    assert rows_of(database, "SELECT id FROM entries") == [(1,)]
+    states = rows_of(database, "SELECT sqlstate FROM bad ORDER BY 1")
+    assert states == [("23505",), ("23514",)]
+    assert rows_of(database, "SELECT diverted FROM semel.sink_proof") == [(2,)]
 
 
 @pytest.mark.parametrize("mode", ["staging", "prepared"])

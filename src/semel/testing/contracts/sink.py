@@ -594,6 +594,15 @@ class SinkObjects(SinkWorld):
 
         assert len(json.dumps(many)) < len(json.dumps(one)) + 1000
 
+    def test_a_token_is_small_however_many_tasks_it_stands_for(self) -> None:
+        sink, small, large = self.process(), self.txn(1), self.txn(2)
+
+        few = self.prepared(sink, small, [1], [2])
+        many = self.prepared(sink, large, *([number] for number in range(20)))
+
+        # Less than the shortest name for each task: a batch may have a thousand.
+        assert len(json.dumps(many)) < len(json.dumps(few)) + 50
+
     def test_no_secret_is_told(self) -> None:
         sink, txn = self.process(), self.txn()
         receipts = self.stage(sink, txn, [1])
