@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 import uuid
@@ -10,7 +11,7 @@ from itertools import count
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from semel.errors import Misuse, Permanent
 from semel.kafka.sink import KafkaSink
@@ -106,8 +107,11 @@ def topic(kafka_server):
     return name
 
 
+SCOPE = Scope("ledger", "app", "main")
+
+
 def txn_of(batch=0):
-    return CycleId(Scope("ledger", "app", "main"), 1, batch).attempt()
+    return CycleId(SCOPE, 1, batch).attempt()
 
 
 def staged(sink, txn, *rows, schema=None):
@@ -283,4 +287,29 @@ def test_shards_may_wait_in_an_object_store(kafka_server, topic, seaweedfs):
     assert [record.value() for record in read(kafka_server, topic)] == [b"once"]
     assert sink.recover(txn.scope) == []
     assert seaweedfs.secret_key not in repr((sink, outcome, held, sink._area, sink.guarantee()))
+    sink.close()
+
+
+def test_a_topic_tells_who_has_sent_to_it_and_strange_markers_are_passed_over(
+    kafka_server, topic, tmp_path
+):
+    about = ["ledger", "An app", "main", "kafka", f"topic {topic}"]
+    strange = (b"no json", b"[]", json.dumps({"about": about, "proofs": [["g1.b0", "a", "d"]]}))
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap})
+    for number, value in enumerate(strange):
+        name = f"semel-markers-{topic}-{number}"
+        kafka_server.create_topic(name)
+        producer.produce(name, value)
+    producer.flush()
+    sink = KafkaSink(kafka_server.bootstrap, topic, staging=str(tmp_path), name=topic)
+    sink.fence(SCOPE, 1)
+    assert sink.tenants() == []
+
+    sent(sink, {"value": "one"})
+
+    found = KafkaSink(kafka_server.bootstrap, topic, staging=str(tmp_path), name="other").tenants()
+    assert [(tenant.scope, tenant.sink) for tenant in found] == [(SCOPE, topic)]
+    elsewhere = KafkaSink(kafka_server.bootstrap, staging=str(tmp_path), name="other")
+    assert elsewhere.tenants() == []
+    assert elsewhere.find_place() != sink.find_place()
     sink.close()

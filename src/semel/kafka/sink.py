@@ -7,6 +7,7 @@ Spark's own Kafka writer sends at least once.  `semel.kafka.slots` has the trans
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -24,7 +25,7 @@ from semel.errors import (
     reason_of,
 )
 from semel.kafka.client import CALL_SECONDS, bootstrap_of, make, settings_for
-from semel.kafka.slots import Marker, Proof, Slots, admin, answered
+from semel.kafka.slots import Marker, Proof, Slots, admin, answered, markers_of
 from semel.kafka.staging import Area, ShardStager, check_columns
 from semel.pipeline.sink import (
     Found,
@@ -37,6 +38,7 @@ from semel.pipeline.sink import (
     SinkOutcome,
     SinkRetryable,
     Tally,
+    Tenant,
     Token,
     digest_of,
     tally_of,
@@ -113,13 +115,16 @@ class KafkaSink:
         """Check the shards and the topics, and write down which shards will be sent."""
         return self._outcome(lambda: self._prepare(txn, receipts))
 
+    def _token(self, txn: SinkTxnId, digest: str) -> dict[str, str]:
+        return {"attempt": txn.attempt, "digest": digest, "place": self._target}
+
     def _prepare(self, txn: SinkTxnId, receipts: Sequence[Receipt]) -> SinkOutcome:
         attempts = self._area.attempts(txn.scope)
         mine, newest = self._epochs.get(txn.scope, 0), attempts.epoch()
         if mine < newest:
             return SinkFatal(self._fenced(txn.scope, mine, newest))
         digest = digest_of(receipts)
-        token = _token(txn, digest)
+        token = self._token(txn, digest)
         marker = self._of(txn.scope).seen()
         proof = marker.of(txn.cycle)
         if proof == Proof(txn.cycle.label, txn.attempt, digest):
@@ -182,8 +187,9 @@ class KafkaSink:
                     f"{txn} cannot be committed: its promise is not in {self._area.label}, and "
                     f"Kafka has no proof of it: never prepared, aborted, or lost"
                 )
-            return SinkOK() if token == _token(txn, proof.digest) else SinkFatal(_forged(txn))
-        if token != _token(txn, promise["digest"]):
+            is_right = token == self._token(txn, proof.digest)
+            return SinkOK() if is_right else SinkFatal(_forged(txn))
+        if token != self._token(txn, promise["digest"]):
             return SinkFatal(_forged(txn))
         lost = self._area.missing(txn, promise["shards"])
         if lost and not _is_done(slots.seen(), txn):
@@ -263,6 +269,42 @@ class KafkaSink:
     def mark(self, scope: Scope) -> SinkTxnId | None:
         return self._of(scope).seen().last(scope)
 
+    def find_place(self) -> str:
+        client = make("AdminClient", self._settings)
+        with answered(f"sink {self.name}"):
+            cluster = client.list_topics(timeout=CALL_SECONDS).cluster_id
+        return f"{self._target} of Kafka cluster {cluster}"
+
+    @property
+    def _target(self) -> str:
+        return f"topic {self.topic}" if self.topic else "topics by row"
+
+    def tenants(self) -> list[Tenant]:
+        found = []
+        for marker in markers_of(self._settings, f"sink {self.name}"):
+            *names, sink, target = marker.about or ("", "")
+            if not marker.proofs or target != self._target:
+                continue
+            with contextlib.suppress(TypeError, ValueError):  # semel did not write it
+                scope = Scope(*names)
+                last = marker.last(scope)
+                found.append(Tenant(scope, sink, last.label if last else ""))
+        return found
+
+    def rename(self, old: Tenant, new: Tenant) -> None:
+        """Give the markers and the epoch to the new name; the old markers stay, empty."""
+        before, after = (Area(self._area.uri, sink) for sink in (old.sink, new.sink))
+        with self._area.faults():
+            epoch = before.attempts(old.scope).epoch()
+            after.attempts(new.scope).raise_epoch(max(epoch, after.attempts(new.scope).epoch()))
+        self.close()  # their producers have the same transactional ids
+        was, will = (self._slots_of(tenant.sink, tenant.scope) for tenant in (old, new))
+        try:
+            was.copy_to(will)
+        finally:
+            was.close()
+            will.close()
+
     def guarantee(self) -> Guarantee:
         return Guarantee(
             effect=f"the records of a cycle in topic {self.topic or '(by row)'}, once each",
@@ -274,8 +316,8 @@ class KafkaSink:
             not_covered=(
                 f"a place {self._area.label} that loses what it has confirmed",
                 "a topic that is deleted, or loses the right to be written, after the decision",
-                "another name of the sink, a new ledger, a deleted topic of markers: a topic "
-                "does not tell who has sent to it",
+                "a deleted topic of markers: then a new ledger is not noticed, and a cycle that "
+                "was being recovered is sent again",
             ),
             weakened_by=()
             if self._count == 1
@@ -291,9 +333,11 @@ class KafkaSink:
     def _of(self, scope: Scope) -> Slots:
         found = self._slots.get(scope)
         if found is None:
-            found = Slots(self._settings, self.name, scope, self._count, self._seconds)
-            found = self._slots.setdefault(scope, found)
+            found = self._slots.setdefault(scope, self._slots_of(self.name, scope))
         return found
+
+    def _slots_of(self, sink: str, scope: Scope) -> Slots:
+        return Slots(self._settings, sink, scope, self._count, self._seconds, self._target)
 
     def _fenced(self, scope: Scope, mine: int, newest: int) -> str:
         return (
@@ -312,12 +356,8 @@ class KafkaSink:
             return SinkRetryable(f"sink {self.name}: {reason_of(error)}")
 
 
-def _token(txn: SinkTxnId, digest: str) -> dict[str, str]:
-    return {"attempt": txn.attempt, "digest": digest}
-
-
 def _forged(txn: SinkTxnId) -> str:
-    return f"{txn}: its token is not the one that prepare returned"
+    return f"{txn}: its token is not the one that prepare returned for this topic"
 
 
 def _is_done(marker: Marker, txn: SinkTxnId) -> bool:

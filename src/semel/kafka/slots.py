@@ -25,6 +25,8 @@ from semel.pipeline.txn import CycleId, Scope, SinkTxnId
 
 admin: Any = require("confluent_kafka.admin", "kafka")
 
+_PREFIX: Final = "semel-markers-"
+
 # The proofs of so many cycles stay in a marker; older ones are only known to be at or below it.
 _REMEMBERED: Final = 16
 
@@ -44,6 +46,18 @@ class Marker(NamedTuple):
     """The last cycles that a slot has sent, oldest first."""
 
     proofs: tuple[Proof, ...] = ()
+    about: tuple[str, ...] = ()
+    """Who has sent them, and where: ledger, app, query, sink and topic."""
+
+    @classmethod
+    def parse(cls, value: bytes) -> Marker:
+        """Read the value of a record."""
+        content = json.loads(value)
+        return cls(tuple(Proof(*fields) for fields in content["proofs"]), tuple(content["about"]))
+
+    def to_bytes(self) -> bytes:
+        """Write the value of a record."""
+        return json.dumps({"about": self.about, "proofs": self.proofs}).encode()
 
     def of(self, cycle: CycleId) -> Proof | None:
         """Return the proof of a cycle."""
@@ -58,18 +72,25 @@ class Marker(NamedTuple):
 
     def with_one(self, proof: Proof) -> Marker:
         """Return the marker with one more proof."""
-        return Marker((*self.proofs, proof)[-_REMEMBERED:])
+        return self._replace(proofs=(*self.proofs, proof)[-_REMEMBERED:])
 
 
 class Slots:
     """The slots of one sink and scope, and their markers."""
 
     def __init__(
-        self, settings: Mapping[str, Any], sink: str, scope: Scope, count: int, seconds: float
+        self,
+        settings: Mapping[str, Any],
+        sink: str,
+        scope: Scope,
+        count: int,
+        seconds: float,
+        target: str,
     ) -> None:
         self._settings, self._sink, self._scope = settings, sink, scope
         self._count, self._seconds = count, seconds
-        self.topic = f"semel-markers-{scope.slug}-{sink}"
+        self._about = (scope.ledger, scope.app, scope.query, sink, target)
+        self.topic = f"{_PREFIX}{scope.slug}-{sink}"
         self._slots: dict[int, Slot] = {}
         self._lock = threading.Lock()
         self._consumer: Any = None
@@ -105,7 +126,7 @@ class Slots:
                     f"sink {self._sink}",
                     (self.topic, number),
                     self._seconds,
-                    self.read,
+                    lambda number: self.read(number)._replace(about=self._about),
                 )
             return self._slots[number]
 
@@ -139,6 +160,20 @@ class Slots:
                         raise
                     self._consumer.poll(0.05)
 
+    def copy_to(self, other: Slots) -> None:
+        """Give every marker to the slots of another name, and empty these; repeatable."""
+        known = make("AdminClient", self._settings).list_topics(timeout=CALL_SECONDS).topics
+        count = len(known[self.topic].partitions) if self.topic in known else 0
+        markers = [self.read(number) for number in range(count)]
+        if not any(marker.proofs for marker in markers):
+            return
+        other._count = max(count, other._count)
+        other.make_topic()
+        for number, marker in enumerate(markers):
+            other.slot(number).settle(marker.proofs)
+        for number in range(count):
+            self.slot(number).settle(())
+
     def close(self) -> None:
         """Close the clients; an open transaction is ended by whoever comes next."""
         with self._lock:
@@ -165,10 +200,34 @@ def _last_marker(consumer: Any, topic: str, number: int) -> Marker:
         begin = max(first, end - back)
         value = _last_value(consumer, kafka.TopicPartition(topic, number, begin))
         if value is not None:
-            return Marker(tuple(Proof(*fields) for fields in json.loads(value)))
+            return Marker.parse(value)
         if begin == first:
             return Marker()
         back *= _FIRST_LOOK
+
+
+def markers_of(settings: Mapping[str, Any], what: str) -> Iterator[Marker]:
+    """Read the first marker of every sink that has sent to this cluster, as far as is allowed."""
+    with answered(what):
+        own = {"group.id": "semel-markers", "fetch.wait.max.ms": 5}
+        consumer = make("Consumer", {**CONSUMER, **settings, **own})
+        try:
+            for topic in sorted(consumer.list_topics(timeout=CALL_SECONDS).topics):
+                if topic.startswith(_PREFIX):
+                    # Whoever may create topics may give one any name and any records.
+                    with contextlib.suppress(ValueError, KeyError, TypeError), _as_far_as_allowed():
+                        yield _last_marker(consumer, topic, 0)
+        finally:
+            consumer.close()
+
+
+@contextlib.contextmanager
+def _as_far_as_allowed() -> Iterator[None]:
+    try:
+        yield
+    except kafka.KafkaException as error:
+        if error.args[0].code() != kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise
 
 
 def _last_value(consumer: Any, begin: Any) -> bytes | None:
@@ -259,12 +318,29 @@ class Slot:
         for record in records():
             self._produce(*record)
         marker = self._known.with_one(Proof(txn.cycle.label, txn.attempt, digest))
-        value = json.dumps(marker.proofs).encode()
-        self._produce(self._topic, self._number, self._name.encode(), value, None)
+        self._mark(marker)
         reach(CrashPoint.KAFKA_SLOT_COMMIT_BEFORE, self._what.removeprefix("sink "))
         producer.commit_transaction(self._seconds)
         reach(CrashPoint.KAFKA_SLOT_COMMIT_AFTER, self._what.removeprefix("sink "))
         self._known = marker
+
+    def settle(self, proofs: tuple[Proof, ...]) -> None:
+        """Replace the marker, in a transaction of its own."""
+        with self.lock:
+            try:
+                with answered(self._what):
+                    if self._producer is None:
+                        self._open()
+                    self._known = self._known._replace(proofs=proofs)
+                    self._producer.begin_transaction()
+                    self._mark(self._known)
+                    self._producer.commit_transaction(self._seconds)
+            except BaseException:
+                self.drop()
+                raise
+
+    def _mark(self, marker: Marker) -> None:
+        self._produce(self._topic, self._number, self._name.encode(), marker.to_bytes(), None)
 
     def _produce(
         self, topic: str, partition: int | None, key: Any, value: Any, headers: Any
