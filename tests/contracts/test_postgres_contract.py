@@ -27,7 +27,10 @@ PASSWORD = "s3cr:t/p@ss"
 
 
 class PostgresSinkContract(SinkContract):
-    """One database for all tests of a class; every test has its own table and its own books."""
+    """One database for all tests of a class; every test has its own table and its own books.
+
+    The sink's role has few rights: a schema for the books, and INSERT on the table.
+    """
 
     mode = "staging"
     secrets = (PASSWORD, "s3cr%3At%2Fp%40ss")
@@ -38,7 +41,11 @@ class PostgresSinkContract(SinkContract):
         self.port = server.port
         self.books = f"books_{next(NUMBERS)}"
         self.database = psycopg.connect(server.url, autocommit=True)
-        self.execute('CREATE SCHEMA {0}; CREATE TABLE {0}."Entries" (id bigint, text text)')
+        self.database.execute(
+            "DO $$ BEGIN CREATE ROLE payer LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
+        )
+        self.execute("CREATE SCHEMA {0} AUTHORIZATION payer")
+        self.make_table("Entries")
         yield
         pool().close_all()
         for (gid,) in self.execute("SELECT gid FROM pg_prepared_xacts").fetchall():
@@ -50,10 +57,19 @@ class PostgresSinkContract(SinkContract):
         cursor = self.database.cursor(row_factory=dict_row if "SELECT id" in statement else None)
         return cursor.execute(sql.SQL(statement).format(sql.Identifier(self.books)))
 
+    def make_table(self, name: str) -> None:
+        self.execute(
+            f'CREATE TABLE IF NOT EXISTS {{0}}."{name}" (id bigint, text text); '
+            f'GRANT INSERT ON {{0}}."{name}" TO payer'
+        )
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://payer@127.0.0.1:{self.port}/postgres"
+
     def make_sink(self) -> PostgresSink:
-        url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
         return PostgresSink(
-            url,
+            self.url,
             f"{self.books}.Entries",
             mode=self.mode,
             password=PASSWORD,
@@ -207,11 +223,11 @@ class PostgresGroupContract(PostgresSinkContract):
     server = "quick_postgres_server"
 
     def make_sink(self):
-        self.execute("CREATE TABLE IF NOT EXISTS {0}.others (id bigint, text text)")
+        self.make_table("others")
         first = super().make_sink()
         settings = {"mode": self.mode, "password": PASSWORD, "bookkeeping_schema": self.books}
-        url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
-        return Couple(first, PostgresSink(url, f"{self.books}.others", name="others", **settings))
+        other = PostgresSink(self.url, f"{self.books}.others", name="others", **settings)
+        return Couple(first, other)
 
     def visible_rows(self, sink):
         rows = super().visible_rows(sink)

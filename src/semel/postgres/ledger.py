@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -69,6 +70,10 @@ _END_LOST: Final = """
       FROM pg_stat_activity
      WHERE datname = current_database() AND pid = %(pid)s AND application_name = %(name)s
 """
+
+
+_TRY_SCHEMA: Final = "SELECT pg_try_advisory_xact_lock(hashtext('semel_ledger')) AS locked"
+_POLL_SECONDS: Final = 0.02
 
 
 class _RolledBack(psycopg.errors.TransactionRollback):
@@ -250,7 +255,11 @@ class PostgresSession:
 
     def lock_schema(self) -> None:
         """Keep other processes from changing the tables meanwhile; create the schema."""
-        self.run("SELECT pg_advisory_xact_lock(hashtext('semel_ledger'))")
+        # Making the tables takes a moment; whoever holds the lock for longer does not make any,
+        # and a role that may not touch this schema could hold it for ever.
+        deadline = time.monotonic() + self.lock_seconds
+        while not self.run(_TRY_SCHEMA)[0]["locked"] and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
         values = {"name": self.schema}
         if not self.run("SELECT 1 FROM pg_namespace WHERE nspname = %(name)s", values):
             self.connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self.schema)))

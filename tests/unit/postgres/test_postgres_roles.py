@@ -8,15 +8,16 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from semel.lease import Takeover
+from semel.lease import Owner, Takeover
 from semel.ledger.sqlite import SqliteLedger
 from semel.pipeline.cycle import CommitSucceeded
 from semel.pipeline.driver import Driver
 from semel.pipeline.sink import Found, SinkOK
 from semel.pipeline.source import BatchRange
-from semel.pipeline.txn import CycleId
+from semel.pipeline.txn import CycleId, Scope
 from semel.postgres.books import lock_key
 from semel.postgres.connect import pool
+from semel.postgres.ledger import PostgresLedger
 from semel.postgres.sink import PostgresSink
 from semel.postgres.statements import create_rejects
 from tests.unit.postgres.postgres_place import (
@@ -123,6 +124,21 @@ def test_sessions_that_imitate_ours_block_neither_a_fence_nor_a_commit(url, data
     assert time.monotonic() - began < 10
     assert len(rows_of(database)) == 1
     assert left_behind(database) == []
+
+
+def test_sessions_that_imitate_a_ledgers_keep_nobody_from_making_or_taking_it(url, database, roles):
+    ledgers = [PostgresLedger(as_role(url, "payer"), lock_seconds=1) for _ in "ab"]
+    with mallory(url, "semel:schema") as session:
+        session.execute("SELECT pg_advisory_lock(hashtext('semel_ledger'))")
+
+        scope = Scope(ledgers[0].ledger_id, "payments", "main")
+        first = ledgers[0].acquire(scope, Owner.here(), 30)
+        session.execute(f"SET application_name = 'semel:{scope.slug}:{first.epoch + 9}'")
+        second = ledgers[1].acquire(scope, Owner.here(), 30, Takeover.FORCE)
+
+        assert second.epoch == first.epoch + 1
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            session.execute("SELECT FROM semel.semel_scope FOR UPDATE")
 
 
 @pytest.mark.parametrize("mode", ["staging", "prepared"])
