@@ -54,6 +54,7 @@ def read(server, topic, isolation="read_committed"):
 
 class TestKafkaSink(SinkContract):
     slots = 1
+    secrets = ("can4ry",)
 
     @pytest.fixture(autouse=True)
     def topic_and_place(self, kafka_server, tmp_path):
@@ -73,6 +74,7 @@ class TestKafkaSink(SinkContract):
             slots=self.slots,
             # All tests have the same scope, by which a broker finds the markers.
             name=self.topic,
+            config={"sasl.password": self.secrets[0]},
         )
         self.made.append(sink)
         return sink
