@@ -13,6 +13,7 @@ from semel import ExactlyOnce
 from semel.errors import Misuse, NeedsOperator
 from semel.memory.ledger import MemoryLedger
 from semel.memory.sink import MemorySink
+from semel.operate.adoption import leave_out, plan_adoption
 from semel.pipeline.generation import CheckpointRefused, adopt
 from semel.spark.checkpoint import open_checkpoint
 from tests.spark.world import World, deduplicated, ids_in
@@ -217,7 +218,7 @@ def test_a_checkpoint_on_another_file_system_is_read_through_spark(
     assert (there.id, there.last_finished) == (here.id, 1)
 
 
-def test_a_torn_checkpoint_on_another_file_system_shows_as_an_overlap(
+def test_a_torn_checkpoint_on_another_file_system_shows_as_an_overlap_and_can_leave_files_out(
     world: World, ledger: MemoryLedger, elsewhere: str
 ) -> None:
     sink = MemorySink()
@@ -226,12 +227,20 @@ def test_a_torn_checkpoint_on_another_file_system_shows_as_an_overlap(
     world.lose("elsewhere")
 
     refused = ExactlyOnce("app", ledger, [sink])
+    world.put(3)
     with pytest.raises(StreamingQueryException):
         run_at(world, refused, elsewhere)
     refused.stop()
 
     assert isinstance(refused.failure, CheckpointRefused)
-    assert ids_in(sink.visible) == world.ids
+    assert ids_in(sink.visible) == [1, 2]
+
+    there = open_checkpoint(elsewhere, world.spark)
+    plan = plan_adoption(ledger, refused.scope, elsewhere, there, there.adoptable())
+    adopt(ledger, refused.scope, leave_out(ledger, plan, there), who="ann", why="test")
+    run_at(world, ExactlyOnce("app", ledger, [sink]), elsewhere)
+
+    assert ids_in(sink.visible) == world.ids == [1, 2, 3]
 
 
 def test_a_file_system_that_spark_does_not_have_is_named(world: World) -> None:

@@ -43,6 +43,9 @@ class CheckpointFiles(Protocol):
     def names(self, path: str) -> list[str]:
         """List a folder; empty if there is no such folder."""
 
+    def write(self, path: str, text: str) -> None:
+        """Replace a file."""
+
 
 class LocalFiles:
     """A checkpoint on a file system that this process can read."""
@@ -118,6 +121,21 @@ class HadoopFiles:
             self._raise_unless_absent(path, error)
             return []
         return [str(status.getPath().getName()) for status in found]
+
+    def write(self, path: str, text: str) -> None:
+        """Replace a file: at once on an object store, but not on HDFS."""
+        try:
+            stream = self._fs.create(self._path(path), True)
+            try:
+                stream.write(bytearray(text, "utf-8"))
+            finally:
+                stream.close()
+        except Exception as error:
+            words = _java_words(error)
+            raise CheckpointUnreadable(
+                f"checkpoint {self._root}: {path} was not written: {words}; remove this new "
+                f"checkpoint, start the query once more, and repeat the command"
+            ) from error
 
     def _raise_unless_absent(self, path: str, error: Exception) -> None:
         java = getattr(error, "java_exception", None)
@@ -285,16 +303,15 @@ class Checkpoint:
         """
         ends = self._offsets(0) or []
         if (
-            not isinstance(self._files, LocalFiles)
-            or self.last_planned != 0
+            self.last_planned != 0
             or self.last_finished is not None
             or self.is_stateful
             or not all(is_file_log(end) for end in ends)
         ):
             raise NeedsOperator(
-                f"checkpoint {self.root}: files can be left out only of a new checkpoint on this "
-                f"host that has planned its first batch and not finished it, of a query without "
-                f"state whose sources are all of files"
+                f"checkpoint {self.root}: files can be left out only of a new checkpoint that has "
+                f"planned its first batch and not finished it, of a query without state whose "
+                f"sources are all of files"
             )
         for index in range(len(ends)):
             entry = f"sources/{index}/0"
