@@ -70,9 +70,11 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 #
 # Names and operators that other roles create must not be found instead of the server's own, so
 # the search path is pinned; `OWN_PATH` is for statements that find or fire what users wrote.
+# It is pinned first, because the second statement has an operator.
 _SESSION: Final = """
+SET search_path TO pg_catalog, pg_temp;
 SELECT pg_catalog.set_config(name, wanted, false)
-  FROM pg_catalog.pg_settings JOIN (VALUES ('search_path', 'pg_catalog, pg_temp'),
+  FROM pg_catalog.pg_settings JOIN (VALUES
        ('idle_in_transaction_session_timeout', '0'),
        ('idle_session_timeout', '0'), ('statement_timeout', '0'), ('transaction_timeout', '0'),
        ('default_transaction_isolation', 'read committed'),
