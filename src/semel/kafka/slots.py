@@ -214,7 +214,7 @@ def markers_of(settings: Mapping[str, Any], what: str) -> Iterator[Marker]:
         try:
             for topic in sorted(consumer.list_topics(timeout=CALL_SECONDS).topics):
                 if topic.startswith(_PREFIX):
-                    # Whoever may create topics may give one any name and any records.
+                    # Every client that may create topics may give one any name and any records.
                     with contextlib.suppress(ValueError, KeyError, TypeError), _as_far_as_allowed():
                         yield _last_marker(consumer, topic, 0)
         finally:

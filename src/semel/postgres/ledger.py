@@ -255,8 +255,8 @@ class PostgresSession:
 
     def lock_schema(self) -> None:
         """Keep other processes from changing the tables meanwhile; create the schema."""
-        # Making the tables takes a moment; whoever holds the lock for longer does not make any,
-        # and a role that may not touch this schema could hold it for ever.
+        # Making the tables takes a moment; a session that holds the lock for longer makes none,
+        # and it may be that of a role without rights in this schema.
         deadline = time.monotonic() + self.lock_seconds
         while not self.run(_TRY_SCHEMA)[0]["locked"] and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
