@@ -60,15 +60,18 @@ API_KEYS = {"produce": 0, "fetch": 1, "commit": 8}
 @pytest.mark.parametrize(
     ("request_name", "fault", "protocol"),
     [
+        ("fetch", "hold_reply_to", "consumer"),
         pytest.param("fetch", "lose_request", "consumer", marks=pytest.mark.soak),
-        ("fetch", "swallow_reply_to", "classic"),
+        pytest.param("fetch", "swallow_reply_to", "classic", marks=pytest.mark.soak),
+        pytest.param("commit", "hold_reply_to", "classic", marks=pytest.mark.soak),
         pytest.param("commit", "lose_request", "classic", marks=pytest.mark.soak),
         ("commit", "swallow_reply_to", "consumer"),
-        pytest.param("produce", "lose_request", "consumer", marks=pytest.mark.soak),
-        ("produce", "swallow_reply_to", "classic"),
+        pytest.param("produce", "hold_reply_to", "consumer", marks=pytest.mark.soak),
+        ("produce", "lose_request", "classic"),
+        pytest.param("produce", "swallow_reply_to", "classic", marks=pytest.mark.soak),
     ],
 )
-def test_a_lost_request_or_reply_costs_no_message(
+def test_a_request_or_reply_that_is_lost_or_late_costs_no_message(
     make_scene, kafka_server, request_name, fault, protocol
 ):
     scene = make_scene(
@@ -85,6 +88,8 @@ def test_a_lost_request_or_reply_costs_no_message(
         scene.send_mixed(10, 10 + cut)
 
         assert kafka_server.proxy.wait_until_swallowed()
+        scene.send_mixed(5, 20 + cut)
+        kafka_server.proxy.release()
 
     finish(scene, *running)
 

