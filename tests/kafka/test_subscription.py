@@ -83,6 +83,44 @@ def test_the_start_of_a_new_group_is_known_without_waiting_behind_a_fetch(kafka_
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("protocol", GroupProtocol)
+def test_a_static_member_comes_back_without_a_rebalance_and_keeps_its_partitions_meanwhile(
+    kafka_server, protocol
+):
+    topic = f"static-{protocol}"
+    kafka_server.create_topic(topic, 2)
+    url = f"kafka://{kafka_server.bootstrap}?protocol={protocol}&instance_id="
+
+    async def join(name):
+        member = await KafkaBroker(url + name).subscribe(topic, [topic])
+        async with asyncio.timeout(30):
+            while len(member.assignment) != 1:
+                assert not await other.fetch(1, 0.05)
+        return member
+
+    async def scenario():
+        nonlocal other
+        other = await KafkaBroker(f"{url}b").subscribe(topic, [topic])
+        await assigned(other)
+        member = await join("a")
+        kept, revoked = (member.assignment, other.assignment), []
+        other.on_revoked(lambda partitions: revoked.append(partitions))
+        await member.close()
+        (group,) = KafkaBroker(url)._admin().describe_consumer_groups([topic]).values()
+        members = {one.group_instance_id for one in group.result(30).members}
+
+        member = await join("a")
+
+        assert members == {"a", "b"}, "the price: a clean stop frees nothing"
+        assert (member.assignment, other.assignment) == kept
+        assert not revoked
+        for one in (member, other):
+            await one.close()
+
+    other = None
+    asyncio.run(scenario())
+
+
 def test_a_topic_that_was_deleted_and_made_again_stops_the_group(kafka_server, topic):
     async def scenario():
         group, broker = f"group-{topic}", KafkaBroker(kafka_server.bootstrap)
@@ -157,8 +195,9 @@ def test_wrong_settings_and_places_are_named(kafka_server):
     asyncio.run(scenario())
     with pytest.raises(Misuse, match=r"enable.auto.commit.*never by a timer"):
         KafkaBroker("x:1", config={"enable.auto.commit": True})
-    with pytest.raises(Misuse, match="start must be one of beginning, end, got 'latest'"):
-        KafkaBroker("x:1", start="latest")
+    for url, start in (("x:1", "latest"), ("kafka://x:1?start=latest", "end")):
+        with pytest.raises(Misuse, match="start must be one of beginning, end, got 'latest'"):
+            KafkaBroker(url, start=start)
 
 
 def test_a_broker_that_is_not_there_is_named(monkeypatch):

@@ -54,14 +54,16 @@ class KafkaBroker:
         session's time keeps its partitions without a rebalance.  The price: after a clean stop,
         nobody else gets them until that time is over.
 
+        A URL may say all three, and wins: ``kafka://host:port?start=end&instance_id=billing-1``.
+
         Raises:
             Misuse: a setting is unknown, or is one that only semel may choose.
         """
         self.bootstrap, given = bootstrap_of(bootstrap)
+        self._start = member_of(Start, given.pop("start", start), "start")
+        self._protocol = member_of(GroupProtocol, given.pop("protocol", protocol), "protocol")
+        self._instance_id = given.pop("instance_id", instance_id)
         self._settings = settings_for(self.bootstrap, {**given, **(config or {})})
-        self._start = member_of(Start, start, "start")
-        self._protocol = member_of(GroupProtocol, protocol, "protocol")
-        self._instance_id = instance_id
 
     async def subscribe(self, group: str, topics: Sequence[str]) -> KafkaSubscription:
         """Join a consumer group.
@@ -70,7 +72,7 @@ class KafkaBroker:
             Permanent: a topic does not exist.
             Retryable: no broker answers.
         """
-        await asyncio.to_thread(self._check_topics, topics)
+        await asyncio.to_thread(self.topic_ids, topics)
         settings = {**CONSUMER, **self._settings}
         if self._instance_id is not None:
             settings["group.instance.id"] = self._instance_id
@@ -90,31 +92,24 @@ class KafkaBroker:
         """Ask for the ids of topics: a topic that is deleted and made again gets another one.
 
         Raises:
+            Permanent: a topic does not exist.
             Retryable: no broker answers.
         """
         # Held until the answers are there: without it, the client ends at once.
         admin = self._admin()
-        try:
-            asked = admin.describe_topics(
-                kafka.TopicCollection(list(topics)), request_timeout=CALL_SECONDS
-            )
-            return {topic: str(answer.result().topic_id) for topic, answer in asked.items()}
-        except kafka.KafkaException as error:
-            raise meaning(error, f"Kafka at {self.bootstrap}") from error
-
-    def _check_topics(self, topics: Sequence[str]) -> None:
-        try:
-            known = self._admin().list_topics(timeout=CALL_SECONDS).topics
-        except kafka.KafkaException as error:
-            raise Retryable(
-                f"no Kafka broker answers at {self.bootstrap}: {error.args[0].str()}"
-            ) from error
-        missing = [topic for topic in topics if topic not in known]
-        if missing:
-            raise Permanent(
-                f"Kafka at {self.bootstrap} has no topic {', '.join(missing)}: create it first "
-                f"(kafka-topics.sh --create --topic {missing[0]})"
-            )
+        named, found = kafka.TopicCollection(list(topics)), {}
+        asked = admin.describe_topics(named, request_timeout=CALL_SECONDS)
+        for topic, answer in asked.items():
+            try:
+                found[topic] = str(answer.result().topic_id)
+            except kafka.KafkaException as error:
+                if error.args[0].code() == kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise Permanent(
+                        f"Kafka at {self.bootstrap} has no topic {topic}: create it first "
+                        f"(kafka-topics.sh --create --topic {topic})"
+                    ) from error
+                raise meaning(error, f"no Kafka broker answers at {self.bootstrap}") from error
+        return found
 
     def _admin(self) -> Any:
         # A new one each time: it is needed a few times in a day, and its threads would stay.
@@ -148,7 +143,7 @@ class KafkaPublisher:
         with self._lock:
             answers: list[Exception | None] = [Retryable("the broker did not answer")] * len(batch)
             failed: set[tuple[str, bytes]] = set()
-            producer = self._open()
+            producer = self._producer = self._producer or make("Producer", self._settings)
             for number, message in enumerate(batch):
                 place = None if message.key is None else (message.topic, message.key)
                 if place in failed:
@@ -187,11 +182,6 @@ class KafkaPublisher:
                 return _answer(error.args[0], message.topic)
             else:
                 return None  # `flush` serves the answers: a poll for each message costs a third
-
-    def _open(self) -> Any:
-        if self._producer is None:
-            self._producer = make("Producer", self._settings)
-        return self._producer
 
     def _close(self) -> None:
         with self._lock:

@@ -126,7 +126,7 @@ def test_a_signal_during_the_start_ends_it_without_an_error(monkeypatch, number)
         os.kill(os.getpid(), number)
         time.sleep(0.3)
 
-    monkeypatch.setattr(KafkaBroker, "_check_topics", interrupted)
+    monkeypatch.setattr(KafkaBroker, "topic_ids", interrupted)
     before = signal.getsignal(number)
 
     served = ask("run_shop:billing", "-t", "t", "--create-tables", code=0)
