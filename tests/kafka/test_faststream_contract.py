@@ -12,9 +12,9 @@ pytest.importorskip("faststream")
 from faststream.kafka import KafkaBroker
 from faststream.kafka.subscriber.usecase import DefaultSubscriber
 
-from semel.faststream.binding import make_subscriber
-from semel.faststream.subscription import ConsumerSubscription
+from semel.faststream.aiokafka import ConsumerSubscription, make_subscriber
 from semel.kafka.client import GroupProtocol
+from semel.messaging import RunnerSettings
 from semel.testing.contracts.broker_world import BrokerAbility
 from tests.kafka.test_broker_contract import OnKafka
 
@@ -48,7 +48,12 @@ class TestFastStreamConsumer(OnKafka):
     async def subscribe(self, group, topics):
         broker = KafkaBroker(self.server.cut_bootstrap, logger=None)
         subscriber = make_subscriber(
-            broker, tuple(topics), group, session_timeout_ms=6_000, heartbeat_interval_ms=300
+            broker,
+            tuple(topics),
+            group,
+            RunnerSettings(),
+            session_timeout_ms=6_000,
+            heartbeat_interval_ms=300,
         )
         subscriber.__class__ = Idle
         subscriber(handle)

@@ -9,24 +9,18 @@ FastStream never sees a message outside of the runner's transaction, and never a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final, Literal, TypeVar
 
-from aiokafka import AIOKafkaConsumer, ConsumerRecord
 from faststream._internal.broker.registrator import Registrator
-from faststream.kafka.broker.registrator import KafkaRegistrator
-from faststream.kafka.subscriber.usecase import DefaultSubscriber
-from faststream.message import AckStatus, StreamMessage
 
 from semel.codec import Codec, FromPayload, Place, Reading
 from semel.errors import Misuse
-from semel.faststream.delivery import PUBLISHER, RUNNER_OPTIONS, OnRunner, taken_apart, through
-from semel.faststream.subscription import ConsumerSubscription, record_of
+from semel.faststream.delivery import taken_apart, through
 from semel.memory.broker import MemoryBroker
-from semel.message import Coordinates, Message, pairs_of, raw_of, value_of
 from semel.messaging.consumer import Consumer
 from semel.messaging.consumer import consumer as make_consumer
 from semel.messaging.failure import FailureClass, Rule
@@ -35,37 +29,15 @@ from semel.policy.model import Policy
 from semel.policy.vocabulary import RetryMode
 from semel.sql.database import SqlDatabase
 
-rabbit: Any = import_module("semel.faststream.rabbit") if find_spec("aio_pika") else None
-confluent: Any = None
-if find_spec("confluent_kafka"):
-    confluent = import_module("semel.faststream.confluent")
+PACKAGES: Final = {"aiokafka": "aiokafka", "confluent": "confluent_kafka", "rabbit": "aio_pika"}
+CLIENTS: Final = [
+    import_module(f"semel.faststream.{name}")
+    for name, package in PACKAGES.items()
+    if find_spec(package)
+]
+"""What each client does its own way: the modules of this part with `make_subscriber`."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-REFUSED: Final[Mapping[str, str]] = {
-    "ack_policy": "offsets are committed after the database; FastStream acknowledges nothing",
-    "batch": "use runner=RunnerSettings(mode=Mode.BATCHED); the function stays as it is",
-    "max_workers": "use runner=RunnerSettings(concurrency=…), which keeps the order of a key",
-    "max_records": "use runner=RunnerSettings(max_records=…)",
-    "batch_timeout_ms": "use runner=RunnerSettings(wait_seconds=…)",
-    "pattern": "name the topics: a new topic would move partitions between running members",
-    "partitions": "without a group, two processes would handle the same partition",
-    "listener": "semel listens itself, to commit before partitions are revoked",
-    "parser": "use reading= or codec=; headers and tombstones arrive as they were sent",
-    "decoder": "use reading= or codec=",
-    "value_deserializer": "use reading= or codec=",
-    "key_deserializer": "use reading= with key_from",
-    "no_reply": f"semel never replies: {PUBLISHER}",
-    "auto_commit_interval_ms": "offsets are committed after the database, never by a timer",
-}
-"""FastStream's options that a user may not give, and why."""
-
-# aiokafka leaves the group if nothing was fetched for so long; but a slow handler is not a dead
-# one, and a dead process sends no heartbeats.
-NEVER_MS: Final = 2**31 - 1
-
-MARGIN_SECONDS: Final = 10.0
-"""How much longer the group waits for a member than the member for its handlers."""
 
 
 class Semel:
@@ -75,9 +47,8 @@ class Semel:
     """
 
     def __init__(self, broker: Registrator[Any, Any], *, database: SqlDatabase | str) -> None:
-        self._is_confluent = confluent is not None and confluent.fits(broker)
-        self._is_kafka = self._is_confluent or isinstance(broker, KafkaRegistrator)
-        if not self._is_kafka and not (rabbit and rabbit.fits(broker)):
+        self._client: Any = next((one for one in CLIENTS if one.fits(broker)), None)
+        if self._client is None:
             raise Misuse(
                 f"semel needs a KafkaBroker of faststream.kafka, one of faststream.confluent and "
                 f"pip install 'semel[kafka]', or a RabbitBroker and pip install 'semel[rabbit]', "
@@ -123,7 +94,7 @@ class Semel:
         Raises:
             Misuse: an option or the function contradicts the guarantee; the error says why.
         """
-        refused = REFUSED if rabbit is None or self._is_kafka else rabbit.REFUSED
+        client, refused = self._client, self._client.REFUSED
         ours = {"group_id": group_id or None, "auto_offset_reset": auto_offset_reset}
         asked = options.keys() | {name for name, value in ours.items() if value is not None}
         for name in sorted(asked & refused.keys()):
@@ -133,7 +104,7 @@ class Semel:
                 f"consumer {consumer}: a second subscriber has this name; their claims would be "
                 f"the same, and each would skip what the other handled"
             )
-        if not self._is_kafka:
+        if "group_id" in refused:
             group_id = consumer
         begins = "earliest" if auto_offset_reset is None else auto_offset_reset
         if not topics or not group_id or begins not in ("earliest", "latest"):
@@ -146,22 +117,12 @@ class Semel:
         elif reading is None:
             id_from = id_from or FromPayload("id")
         settings = runner or RunnerSettings()
-        # A revocation waits for the running messages; the group must wait for it.
-        patience = settings.stop_seconds + settings.cancel_seconds + MARGIN_SECONDS
-        if self._is_kafka and not self._is_confluent:
-            options.setdefault("rebalance_timeout_ms", round(patience * 1_000))
-        elif rabbit is not None and not self._is_kafka:
-            policy = rabbit.checked(consumer, policy, settings, id_from, reading)
+        if hasattr(client, "checked"):
+            policy = client.checked(consumer, policy, settings, id_from, reading)
 
         def decorate(function: Function) -> Function:
             given, seen, model = taken_apart(consumer, function, settings.mode)
-            subscriber: Any
-            if self._is_confluent:
-                subscriber = confluent.make_subscriber(self.broker, topics, group_id, **options)
-            elif self._is_kafka:
-                subscriber = make_subscriber(self.broker, topics, group_id, **options)
-            else:
-                subscriber = rabbit.make_subscriber(self.broker, topics, settings, **options)
+            subscriber = client.make_subscriber(self.broker, topics, group_id, settings, **options)
             made = make_consumer(
                 consumer,
                 policy=policy,
@@ -201,66 +162,3 @@ class Semel:
         """
         if self._is_own and all(one.work is None for one in self._subscribers):
             await self.database.close()
-
-
-class RunnerSubscriber(OnRunner, DefaultSubscriber):
-    """A subscriber of FastStream whose messages a runner fetches and handles."""
-
-    read = staticmethod(record_of)
-
-    async def start(self) -> None:
-        """Join the group, and start the runner."""
-        await self.semel.open()
-        group, begins = self.group_id or "", self.begins
-        self._listener = ConsumerSubscription(group, begins, lambda: self.consumer)
-        await super().start()
-
-    async def _run_consume_loop(self, consumer: AIOKafkaConsumer) -> None:
-        assert isinstance(self._listener, ConsumerSubscription)
-        await self.run(self._listener)
-
-    def incoming(self, message: Message) -> ConsumerRecord[Any, Any]:
-        """Return the message as a record of aiokafka."""
-        return _record_from(message)
-
-
-def make_subscriber(
-    broker: Any, topics: tuple[Any, ...], group_id: str, **options: Any
-) -> RunnerSubscriber:
-    """Register a subscriber; its attributes and its function are still to be set."""
-    subscriber = broker.subscriber(
-        *topics,
-        group_id=group_id,
-        parser=_parse,
-        auto_offset_reset="none",
-        **RUNNER_OPTIONS,
-        **{"isolation_level": "read_committed", "max_poll_interval_ms": NEVER_MS, **options},
-    )
-    # FastStream has no way to register a class of one's own; start and stop must be ours, because
-    # the runner drains while the consumer still runs.
-    subscriber.__class__ = RunnerSubscriber
-    assert isinstance(subscriber, RunnerSubscriber)
-    return subscriber
-
-
-async def _parse(
-    record: ConsumerRecord[Any, Any], original: Callable[[Any], Awaitable[StreamMessage[Any]]]
-) -> StreamMessage[Any]:
-    """Let FastStream see headers as text: its parser fails on other bytes, and on null."""
-    texts = [(n, (v or b"").decode(errors="replace").encode()) for n, v in record.headers]
-    message = await original(replace(record, headers=texts))
-    message.raw_message = record
-    # `message.ack()` would commit the consumer's position, whatever is still running.
-    message.committed = AckStatus.ACKED
-    return message
-
-
-def _record_from(message: Message) -> ConsumerRecord[Any, Any]:
-    at = message.source or Coordinates("", 0, 0)
-    value = value_of(message.raw, message.digest)
-    key = None if message.key is None else raw_of(message.key)
-    sizes = len(key or b""), len(value or b"")
-    time_ms, headers = round(message.timestamp * 1_000), pairs_of(message.headers)
-    return ConsumerRecord(
-        at.topic, at.partition, at.offset, time_ms, 0, key, value, None, *sizes, headers
-    )

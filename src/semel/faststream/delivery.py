@@ -11,24 +11,32 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar
 
 from fast_depends.utils import get_typed_signature
 from faststream import AckPolicy
 from faststream._internal.broker import BrokerUsecase
 from faststream._internal.endpoint.call_wrapper import HandlerCallWrapper
 from faststream._internal.endpoint.subscriber import SubscriberUsecase
-from faststream.message import StreamMessage
+from faststream.message import AckStatus, StreamMessage
 from faststream.response import Response, ensure_response
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.errors import Misuse
-from semel.message import Message, Record
+from semel.message import (
+    Coordinates,
+    Message,
+    Record,
+    headers_from,
+    pairs_of,
+    raw_of,
+    value_of,
+)
 from semel.messaging.consumer import SECOND, Consumer
 from semel.messaging.failure import NonRetryableMessageError
 from semel.messaging.handle.lease import Lease
@@ -38,6 +46,9 @@ from semel.messaging.settings import RunnerSettings
 from semel.policy.vocabulary import Mode
 
 log = logging.getLogger("semel.faststream")
+
+Kind = TypeVar("Kind", bound="Delivering")
+Parser: TypeAlias = Callable[..., Awaitable[StreamMessage[Any]]]
 
 PUBLISHER: Final = (
     "a publisher sends after the database's commit, so a crash between them loses the message; "
@@ -117,6 +128,9 @@ class OnRunner(Delivering):
     read: Callable[[Any], Record]
     """Make a record of the client's message."""
 
+    write: Callable[[Record], Any]
+    """Make a message as the client delivers them; it belongs to no consumer."""
+
     group_id: str | None
     runner: Runner | None = None
     work: asyncio.Task[None] | None = None
@@ -150,6 +164,13 @@ class OnRunner(Delivering):
             await super().stop()
             self.runner = self.work = None
             await self.semel.close()
+
+    def incoming(self, message: Message) -> Any:
+        """Return the message as the client would have delivered it."""
+        at = message.source or Coordinates("", 0, 0)
+        value = value_of(message.raw, message.digest)
+        key = None if message.key is None else raw_of(message.key)
+        return self.write(Record(at, value, key, message.headers, message.timestamp))
 
     async def process_message(self, msg: Any) -> Response:
         """Handle a record that `TestKafkaBroker` delivers, by a runner without Kafka."""
@@ -253,5 +274,50 @@ async def decode(message: StreamMessage[Any], original: Any) -> Any:
     return CALL.get().message.payload
 
 
-RUNNER_OPTIONS: Final = {"ack_policy": AckPolicy.MANUAL, "no_reply": True, "decoder": decode}
-"""What every subscriber behind a runner tells FastStream."""
+def registered(kind: type[Kind], broker: Any, places: tuple[Any, ...], **options: Any) -> Kind:
+    """Register a subscriber; its attributes and its function are still to be set."""
+    subscriber = broker.subscriber(
+        *places, ack_policy=AckPolicy.MANUAL, no_reply=True, decoder=decode, **options
+    )
+    # FastStream has no way to register a class of one's own; start and stop must be ours, because
+    # what runs must end while the consumer is still there.
+    subscriber.__class__ = kind
+    assert isinstance(subscriber, kind)
+    return subscriber
+
+
+def parser_of(kind: type[OnRunner]) -> Parser:
+    """Return a parser that lets FastStream see headers as text: its own fails on other bytes."""
+
+    async def parse(raw: Any, original: Parser) -> StreamMessage[Any]:
+        record = kind.read(raw)
+        texts = [
+            (name, (value or b"").decode(errors="replace").encode())
+            for name, value in pairs_of(record.headers)
+        ]
+        message = await original(kind.write(replace(record, headers=headers_from(texts))))
+        message.raw_message = raw
+        # `message.ack()` would commit the consumer's position, whatever is still running.
+        message.committed = AckStatus.ACKED
+        return message
+
+    return parse
+
+
+NOT_ON_KAFKA: Final[Mapping[str, str]] = {
+    "ack_policy": "offsets are committed after the database; FastStream acknowledges nothing",
+    "batch": "use runner=RunnerSettings(mode=Mode.BATCHED); the function stays as it is",
+    "max_workers": "use runner=RunnerSettings(concurrency=…), which keeps the order of a key",
+    "max_records": "use runner=RunnerSettings(max_records=…)",
+    "batch_timeout_ms": "use runner=RunnerSettings(wait_seconds=…)",
+    "pattern": "name the topics: a new topic would move partitions between running members",
+    "partitions": "without a group, two processes would handle the same partition",
+    "listener": "semel listens itself, to commit before partitions are revoked",
+    "parser": "use reading= or codec=; headers and tombstones arrive as they were sent",
+    "decoder": "use reading= or codec=",
+    "value_deserializer": "use reading= or codec=",
+    "key_deserializer": "use reading= with key_from",
+    "no_reply": f"semel never replies: {PUBLISHER}",
+    "auto_commit_interval_ms": "offsets are committed after the database, never by a timer",
+}
+"""Options of FastStream's Kafka brokers that a user may not give, and why."""

@@ -15,12 +15,11 @@ import hashlib
 import json
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from aio_pika import IncomingMessage
 from aiormq.abc import DeliveredMessage
-from faststream import AckPolicy
 from faststream.message import AckStatus, StreamMessage
 from faststream.rabbit import Channel, RabbitQueue
 from faststream.rabbit.broker.registrator import RabbitRegistrator
@@ -32,7 +31,7 @@ from pamqp.header import ContentHeader
 from semel.clock import SYSTEM_CLOCK
 from semel.codec import FromCoordinates, Reading, Unreadable
 from semel.errors import Misuse, Retryable
-from semel.faststream.delivery import PUBLISHER, Delivering, decode
+from semel.faststream.delivery import PUBLISHER, Delivering, Parser, registered
 from semel.lease import Owner
 from semel.message import Coordinates, Message, Record, headers_from, pairs_of, value_of
 from semel.messaging.database import TransactionEnded
@@ -102,23 +101,12 @@ def checked(
 
 
 def make_subscriber(
-    broker: Any, place: tuple[Any, ...], settings: RunnerSettings, **options: Any
+    broker: Any, place: tuple[Any, ...], group: str, settings: RunnerSettings, **options: Any
 ) -> DeliverySubscriber:
     """Register a subscriber; its attributes and its function are still to be set."""
-    subscriber = broker.subscriber(
-        *place,
-        ack_policy=AckPolicy.MANUAL,
-        no_reply=True,
-        parser=_parse,
-        decoder=decode,
-        # No more deliveries than are handled at once: the others stay in the queue, in order.
-        channel=Channel(prefetch_count=settings.concurrency),
-        **options,
-    )
-    # FastStream has no way to register a class of one's own.
-    subscriber.__class__ = DeliverySubscriber
-    assert isinstance(subscriber, DeliverySubscriber)
-    return subscriber
+    # No more deliveries than are handled at once: the others stay in the queue, in order.
+    channel = Channel(prefetch_count=settings.concurrency)
+    return registered(DeliverySubscriber, broker, place, parser=_parse, channel=channel, **options)
 
 
 class DeliverySubscriber(Delivering, RabbitSubscriber):
@@ -280,9 +268,7 @@ def _text(value: bytes | None) -> Any:
         return value
 
 
-async def _parse(
-    msg: IncomingMessage, original: Callable[[Any], Awaitable[StreamMessage[Any]]]
-) -> StreamMessage[Any]:
+async def _parse(msg: IncomingMessage, original: Parser) -> StreamMessage[Any]:
     message = await original(msg)
     message.committed = AckStatus.ACKED
     return message

@@ -1,4 +1,4 @@
-"""FastStream's consumer (aiokafka) as one member of a consumer group.
+"""FastStream's Kafka broker on aiokafka: its consumer is a member of the group for a runner.
 
     FastStream   makes, starts and stops the consumer
     the runner   fetches, seeks, pauses and commits through this object
@@ -18,11 +18,15 @@ from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
 from aiokafka import errors as kafka
+from faststream.kafka.broker.registrator import KafkaRegistrator
+from faststream.kafka.subscriber.usecase import DefaultSubscriber
 
 from semel.errors import Fenced, NeedsOperator, Permanent, Retryable, SemelError
-from semel.message import Coordinates, Partition, Record, headers_from
+from semel.faststream.delivery import NOT_ON_KAFKA, OnRunner, parser_of, registered
+from semel.message import Coordinates, Partition, Record, headers_from, pairs_of
 from semel.messaging.handle.cancel import rung
 from semel.messaging.receive.broker import Revoked
+from semel.messaging.settings import RunnerSettings
 
 log = logging.getLogger("semel.faststream")
 
@@ -31,7 +35,16 @@ Answer = TypeVar("Answer")
 CALL_SECONDS: Final = 10.0
 """How long the broker may take to answer a question; aiokafka itself would ask for ever."""
 
-REFUSED: Final = (
+REFUSED: Final = NOT_ON_KAFKA
+
+# aiokafka leaves the group if nothing was fetched for so long; but a slow handler is not a dead
+# one, and a dead process sends no heartbeats.
+NEVER_MS: Final = 2**31 - 1
+
+MARGIN_SECONDS: Final = 10.0
+"""How much longer the group waits for a member than the member for its handlers."""
+
+NOT_ALLOWED: Final = (
     kafka.TopicAuthorizationFailedError,
     kafka.GroupAuthorizationFailedError,
     kafka.SaslAuthenticationFailed,
@@ -237,7 +250,7 @@ class ConsumerSubscription(ConsumerRebalanceListener):  # type: ignore[misc]
         sentence = f"group {self._group}: {type(error).__name__}: {error}"
         if isinstance(error, kafka.UnsupportedCodecError):
             return Permanent(f"{sentence}; pip install 'aiokafka[all]'")
-        if isinstance(error, REFUSED):
+        if isinstance(error, NOT_ALLOWED):
             return Permanent(sentence)
         # In a rebalance the partitions are still this member's until it has joined again.
         is_rebalance = isinstance(error.__cause__, kafka.RebalanceInProgressError)
@@ -259,3 +272,54 @@ def record_of(record: ConsumerRecord[Any, Any]) -> Record:
         headers_from(record.headers),
         record.timestamp / 1_000,
     )
+
+
+def record_from(record: Record) -> ConsumerRecord[Any, Any]:
+    """Make a record of aiokafka."""
+    at, key, value = record.at, record.key, record.value
+    sizes, time_ms = (len(key or b""), len(value or b"")), round(record.timestamp * 1_000)
+    headers = pairs_of(record.headers)
+    return ConsumerRecord(
+        at.topic, at.partition, at.offset, time_ms, 0, key, value, None, *sizes, headers
+    )
+
+
+def fits(broker: object) -> bool:
+    """Return whether this is FastStream's broker on aiokafka, or a router of it."""
+    return isinstance(broker, KafkaRegistrator)
+
+
+def make_subscriber(
+    broker: Any, topics: tuple[Any, ...], group: str, settings: RunnerSettings, **options: Any
+) -> RunnerSubscriber:
+    """Register a subscriber; its attributes and its function are still to be set."""
+    # A revocation waits for the running messages; the group must wait for it.
+    patience = settings.stop_seconds + settings.cancel_seconds + MARGIN_SECONDS
+    ours = {
+        "isolation_level": "read_committed",
+        "max_poll_interval_ms": NEVER_MS,
+        "rebalance_timeout_ms": round(patience * 1_000),
+        **options,
+        "group_id": group,
+        "parser": parser_of(RunnerSubscriber),
+        "auto_offset_reset": "none",
+    }
+    return registered(RunnerSubscriber, broker, topics, **ours)
+
+
+class RunnerSubscriber(OnRunner, DefaultSubscriber):
+    """A subscriber of FastStream whose messages a runner fetches and handles."""
+
+    read = staticmethod(record_of)
+    write = staticmethod(record_from)
+
+    async def start(self) -> None:
+        """Join the group, and start the runner."""
+        await self.semel.open()
+        group, begins = self.group_id or "", self.begins
+        self._listener = ConsumerSubscription(group, begins, lambda: self.consumer)
+        await super().start()
+
+    async def _run_consume_loop(self, consumer: AIOKafkaConsumer) -> None:
+        assert isinstance(self._listener, ConsumerSubscription)
+        await self.run(self._listener)
